@@ -1,0 +1,1 @@
+"""What an attacker does with what it sees."""

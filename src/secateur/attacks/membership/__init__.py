@@ -1,0 +1,1 @@
+"""Was an example in the training data? One file an attack."""

@@ -1,0 +1,104 @@
+"""`@method` makes a method known; everything that lists methods reads it from here.
+
+A package listed in `PACKAGES` is imported whole the first time its kind is asked for, so that adding a method touches
+its own file and its test and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from secateur.errors import WrongInput, unknown
+
+PACKAGES = {
+    "attack": "secateur.attacks.membership",
+    "defense": "secateur.defenses",
+    "pruner": "secateur.pruning",
+    "model": "secateur.models",
+    "dataset": "secateur.data",
+}
+PAPERS = ("samia_ppb", "dgp", "priprune", "mapp_fl")
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: what makes it, and what a list says of it."""
+
+    kind: str
+    name: str
+    paper: str
+    make: Callable[..., Any]
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The hyper-parameters and their defaults: a dataclass's fields or a function's keywords."""
+        if dataclasses.is_dataclass(self.make):
+            return {f.name: f.default for f in dataclasses.fields(self.make) if f.init}
+        parameters = inspect.signature(self.make).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Make it, refusing hyper-parameters that it does not have."""
+        for name in arguments:
+            if name not in self.defaults:
+                raise unknown(f"{self.kind} {self.name}", name, self.defaults or ["(no hyper-parameters)"])
+        return self.make(**arguments)
+
+    def describe(self) -> dict[str, Any]:
+        """What `secateur list` prints."""
+        row = {"name": self.name, "summary": self.summary, "paper": self.paper, "defaults": self.defaults}
+        return row | {key: value() if callable(value) else value for key, value in self.info.items()}
+
+
+_known: dict[str, dict[str, Method]] = {kind: {} for kind in PACKAGES}
+_loaded: set[str] = set()
+
+
+def method(kind: str, name: str, paper: str, **info: Any) -> Callable[[T], T]:
+    """Make a function or a dataclass known under `name`; `info` is shown by `list` (callables are called then)."""
+    if kind not in _known:
+        raise unknown("kind", kind, _known)
+
+    def register(make: T) -> T:
+        entry = Method(kind, name, paper, make, info)
+        earlier = _known[kind].get(name)
+        if earlier is not None and earlier.make.__module__ != make.__module__:
+            raise WrongInput(kind, f"{name!r} is defined in {earlier.make.__module__} and in {make.__module__}")
+        _known[kind][name] = entry
+        return make
+
+    return register
+
+
+def methods(kind: str) -> dict[str, Method]:
+    """All methods of a kind by name, in alphabetical order."""
+    if kind not in _known:
+        raise unknown("kind", kind, _known)
+    if kind not in _loaded:
+        package = importlib.import_module(PACKAGES[kind])
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{PACKAGES[kind]}.{module.name}")
+        _loaded.add(kind)
+    return dict(sorted(_known[kind].items()))
+
+
+def find(kind: str, name: str) -> Method:
+    """One method, or an error that names the nearest known one."""
+    known = methods(kind)
+    if name not in known:
+        raise unknown(kind, name, known)
+    return known[name]

@@ -1,0 +1,1 @@
+"""Real data sets in their public layouts, and how they are split and partitioned."""

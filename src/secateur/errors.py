@@ -1,0 +1,41 @@
+"""The one exception that is the user's to mend: it becomes one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class WrongInput(Exception):  # noqa: N818 - named for what it tells the user
+    """Something the user gave is wrong: names the field and says what is allowed.
+
+    Example:
+        >>> str(WrongInput("sparsity", "1.2 is not allowed; give a number from 0 up to, not including, 1"))
+        'sparsity: 1.2 is not allowed; give a number from 0 up to, not including, 1'
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+def unknown(field: str, name: str, known: Iterable[str]) -> WrongInput:
+    """The error for a name that isn't known, with the nearest known one.
+
+    Example:
+        >>> str(unknown("pruner", "snp", ["snip", "grasp"]))
+        "pruner: 'snp' is not known; did you mean 'snip'? Allowed: grasp, snip"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    return WrongInput(field, f"{name!r} is not known{hint} Allowed: {', '.join(names)}")
+
+
+def require(package: str, extra: str) -> None:
+    """Say clearly which extra brings an optional package that is missing."""
+    import importlib.util
+
+    if importlib.util.find_spec(package) is None:
+        raise WrongInput(package, f"is not installed; install it with: pip install 'secateur[{extra}]'")

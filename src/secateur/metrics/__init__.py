@@ -1,0 +1,1 @@
+"""Leakage, utility and cost, as pure functions."""

@@ -1,0 +1,66 @@
+"""Arithmetic on Params and Mask: dictionaries of tensors by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from secateur.interfaces import Mask, Params
+
+
+def params_of(net: nn.Module) -> Params:
+    """Copies of a module's parameters."""
+    return {name: value.detach().clone() for name, value in net.named_parameters()}
+
+
+def state_of(net: nn.Module) -> Params:
+    """Copies of a module's parameters and of those buffers that are saved with it."""
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def clone(tree: Mapping[str, Tensor]) -> Params:
+    """A copy that shares nothing."""
+    return {name: value.detach().clone() for name, value in tree.items()}
+
+
+def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Params:
+    """The same on a device."""
+    return {name: value.to(device) for name, value in tree.items()}
+
+
+def stack(trees: Sequence[Mapping[str, Tensor]]) -> Params:
+    """Many trees as one with a leading axis."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def unstack(tree: Mapping[str, Tensor]) -> list[Params]:
+    """The inverse of `stack`; copies."""
+    count = next(iter(tree.values())).shape[0]
+    return [{name: value[i].clone() for name, value in tree.items()} for i in range(count)]
+
+
+def masked(tree: Mapping[str, Tensor], mask: Mask) -> Params:
+    """The tree with the entries that the mask drops set to exactly zero; names without a mask are kept whole."""
+    return {name: torch.where(mask[name], value, 0) if name in mask else value for name, value in tree.items()}
+
+
+def apply_mask(net: nn.Module, mask: Mask) -> nn.Module:
+    """Set what the mask drops to zero in the module itself, and return it."""
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            if name in mask:
+                value.masked_fill_(~mask[name].to(value.device), 0)
+    return net
+
+
+def kept(mask: Mask) -> float:
+    """The share of entries that a mask keeps, over the tensors it names."""
+    total = sum(value.numel() for value in mask.values())
+    return sum(int(value.sum()) for value in mask.values()) / total if total else 1.0
+
+
+def count(tree: Mapping[str, Tensor]) -> int:
+    """How many numbers a tree holds."""
+    return sum(value.numel() for value in tree.values())
