@@ -101,13 +101,20 @@ class Candidates:
     population: Batch | None = field(default=None)
 
 
+class Guesses(NamedTuple):
+    """What a membership attack says of each candidate."""
+
+    scores: Tensor  # (N,) high = member: the ranking that AUC and TPR at a fixed FPR are made of
+    members: Tensor  # (N,) bool: the decision at the threshold the attack learnt from its shadows
+
+
 class MembershipAttack(Protocol):
-    """Tells members from non-members. A high score means member."""
+    """Tells members from non-members."""
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Learn from the attacker's own models; returns the fitted attack."""
+        """Learn from the attacker's own models; returns the fitted attack, a new object."""
         ...
 
-    def score(self, box: BlackBox, candidates: Candidates) -> Tensor:
-        """(N,) scores, above zero where the attack decides `member`."""
+    def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
+        """Score and decide every candidate. Ranking and decision differ: thresholds may differ by class."""
         ...

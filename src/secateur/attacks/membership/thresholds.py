@@ -1,0 +1,89 @@
+"""Thresholds learnt from shadow models: the one search that every threshold attack shares."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.errors import WrongInput
+from secateur.interfaces import BlackBox, Candidates, Guesses, InOut, Shadow
+
+Feature = Callable[[Tensor, Tensor], Tensor]  # ((N, K) probabilities, (N,) labels) -> (N,), high = member
+
+
+def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
+    """The t for which `feature >= t means member` has the highest balanced accuracy; O(n log n).
+
+    Only the features themselves need trying. Among equally good ones the highest is taken, which accuses least.
+
+    Example:
+        >>> best_threshold(torch.tensor([0.9, 0.8, 0.4]), torch.tensor([0.5, 0.3]))
+        0.800000011920929
+    """
+    values, order = torch.cat([members, nonmembers]).sort(descending=True)
+    is_member = (torch.arange(values.numel(), device=values.device) < members.numel())[order]
+    gain = torch.where(is_member, 1 / members.numel(), -1 / nonmembers.numel()).double().cumsum(0)
+    last_of_tie = torch.ones_like(is_member)
+    last_of_tie[:-1] = values[1:] != values[:-1]  # examples that tie are accepted together
+    return float(values[torch.where(last_of_tie, gain, -torch.inf).argmax()])
+
+
+def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tuple[Tensor, Tensor, Tensor, int]:
+    """The feature, label and membership of every shadow's own examples, and the number of classes."""
+    if isinstance(shadows, InOut):
+        sides = [
+            (box, shadows.pool[rows], truth)
+            for box, inside in zip(shadows.boxes, shadows.membership, strict=True)
+            for rows, truth in ((inside, True), (~inside, False))
+        ]
+    else:
+        sides = [(s.box, part, truth) for s in shadows for part, truth in ((s.members, True), (s.nonmembers, False))]
+    if not sides:
+        raise WrongInput("shadows", "this attack needs at least one shadow model")
+    answers = [box.predict(batch.inputs) for box, batch, _ in sides]
+    values = [feature(p, batch.labels) for p, (_, batch, _) in zip(answers, sides, strict=True)]
+    labels = [batch.labels for _, batch, _ in sides]
+    truths = [torch.full_like(batch.labels, truth, dtype=torch.bool) for _, batch, truth in sides]
+    return torch.cat(values), torch.cat(labels), torch.cat(truths), answers[0].shape[1]
+
+
+def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> Tensor:
+    """(K,) the best threshold of each class; a class without members or non-members takes the global one."""
+    everyone = best_threshold(values[is_member], values[~is_member])
+    thresholds = torch.full((classes,), everyone, dtype=values.dtype, device=values.device)
+    missing = []
+    for label in range(classes):
+        inside, outside = values[is_member & (labels == label)], values[~is_member & (labels == label)]
+        if inside.numel() and outside.numel():
+            thresholds[label] = best_threshold(inside, outside)
+        else:
+            missing.append(label)
+    if missing:
+        warnings.warn(f"classes {missing} have no shadow members or no non-members: global threshold", stacklevel=2)
+    return thresholds
+
+
+@dataclass(frozen=True)
+class ThresholdAttack:
+    """A feature of the prediction, compared with a threshold per class that was learnt from shadows."""
+
+    feature: Feature
+    thresholds: Tensor | None = None  # (K,) after fit
+
+    def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
+        """Learn the threshold of every class from the shadows' members and non-members."""
+        values, labels, is_member, classes = shadow_features(shadows, self.feature)
+        return replace(self, thresholds=class_thresholds(values, labels, is_member, classes))
+
+    def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
+        """Rank by the feature, decide by the class's threshold."""
+        if self.thresholds is None:
+            raise WrongInput("attack", "fit it on shadow models first")
+        labels = candidates.batch.labels
+        values = self.feature(box.predict(candidates.batch.inputs), labels)
+        return Guesses(values, values >= self.thresholds[labels])
