@@ -1,0 +1,120 @@
+"""Make a model by name, fill it with saved weights, and see that it answers as a classifier should."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur.catalogue import find
+from secateur.errors import WrongInput
+
+
+def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator, **arguments: Any) -> nn.Module:
+    """A model of the catalogue, or the user's own `module:function`, initialised from `rng` alone.
+
+    The user's function gets `input_shape` and `classes` where it has parameters of these names.
+    """
+    shape = {"input_shape": tuple(input_shape), "classes": classes}
+    make: Callable[..., Any] = _users(name) if ":" in name else find("model", name)
+    shape = {key: value for key, value in shape.items() if _accepts(make, key)}
+    seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
+    with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
+        torch.default_generator.manual_seed(seed)
+        net = _call(name, make, **shape, **arguments)
+    if not isinstance(net, nn.Module):
+        raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
+    return net
+
+
+def _users(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names; the module may lie in the current folder."""
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that a user's file never hides an installed module
+    try:
+        make = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise WrongInput("model", f"{name!r} cannot be imported ({reason}); give module:function") from error
+    if isinstance(make, nn.Module) or not callable(make):
+        raise WrongInput("model", f"{name} is {type(make).__name__}; it must be a function that returns a model")
+    return make  # type: ignore[no-any-return]
+
+
+def _accepts(make: Callable[..., Any], key: str) -> bool:
+    parameters = inspect.signature(make).parameters
+    return key in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _call(name: str, make: Callable[..., Any], **arguments: Any) -> Any:
+    try:
+        return make(**arguments)
+    except WrongInput:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise WrongInput("model", f"{name}({given}) raised {type(error).__name__}: {error}") from error
+
+
+def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a model that does not give (2, classes) finite numbers for two random rows; leaves it as it was."""
+    first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
+    rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = net.eval()(rows)
+    except Exception as error:
+        wanted = f"it must take inputs of the shape {tuple(input_shape)}"
+        raise WrongInput("model", f"{wanted}, and raised {type(error).__name__}: {error}") from error
+    finally:
+        for module, training in modes:
+            module.training = training
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if got != (2, classes):
+        raise WrongInput("model", f"it must return (rows, classes) = {(2, classes)} logits, and returned {got}")
+    if not bool(torch.isfinite(output).all()):
+        raise WrongInput("model", "it must return finite numbers, and returned NaN or infinity")
+
+
+def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
+    """Fill a model with the tensors of a .safetensors file, and return it; refuses what does not fit exactly."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if Path(path).suffix != ".safetensors":
+        raise WrongInput("weights", f"{path} is not allowed; give a .safetensors file (no pickle is ever read)")
+    try:
+        saved = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WrongInput("weights", f"{path} cannot be read as a .safetensors file: {error}") from error
+    wanted = net.state_dict()
+    shapes = [
+        f"{name} {tuple(saved[name].shape)} for {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in saved and saved[name].shape != wanted[name].shape
+    ]
+    wrong = {
+        "missing": [name for name in wanted if name not in saved],
+        "unexpected": [name for name in saved if name not in wanted],
+        "of another shape": shapes,
+    }
+    found = [f"{what}: {_few(names)}" for what, names in wrong.items() if names]
+    if found:
+        raise WrongInput("weights", f"{path} does not fit the model; {'; '.join(found)}")
+    net.load_state_dict(saved)
+    return net
+
+
+def _few(names: Iterable[str], most: int = 3) -> str:
+    names = list(names)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
