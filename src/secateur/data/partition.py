@@ -1,0 +1,115 @@
+"""Which rows each client of a federation holds: lists of indices, disjoint, complete, none of them empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from secateur.errors import WrongInput
+
+FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers a client in MaPP-FL; a tenth client takes the rest
+
+
+def iid(n: int, clients: int, rng: Generator) -> list[Tensor]:
+    """Equal shares of n shuffled rows."""
+    _positive(clients)
+    return _none_empty(list(torch.randperm(n, generator=rng).tensor_split(clients)))
+
+
+def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator) -> list[Tensor]:
+    """Label skew: every class is dealt in shares drawn from Dir(alpha); a small alpha gives clients few classes."""
+    _positive(clients, alpha)
+    numpy_rng = _numpy(rng)
+    dealt = []
+    for rows in _by_value(labels):
+        shares = numpy_rng.dirichlet([alpha] * clients)
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+        dealt.append(_shuffled(rows, numpy_rng).tensor_split(cuts.tolist()))
+    return _joined(dealt)
+
+
+def dirichlet_sizes(labels: Tensor, clients: int, alpha: float = 0.85, seed: int = 41) -> list[Tensor]:
+    """Clients of unequal sizes and equal class balance, biggest first (MaPP-FL, Section 5.3 and Table 2).
+
+    One draw of shares from Dir(alpha) serves every class. Seed 41 gives ten clients of CIFAR-10 the paper's sizes.
+    """
+    _positive(clients, alpha)
+    numpy_rng = np.random.default_rng(seed)
+    shares = np.sort(numpy_rng.dirichlet([alpha] * clients))[::-1]
+    dealt = []
+    for rows in _by_value(labels):
+        counts = _counts(shares, len(rows))
+        dealt.append(_shuffled(rows, numpy_rng).split_with_sizes(counts))
+    return _biggest_first(_joined(dealt))
+
+
+def _counts(shares: np.ndarray, n: int) -> list[int]:
+    """N rows in rounded shares: what is too many the biggest gives up, what is left over goes to the last.
+
+    Example:
+        >>> _counts(np.array([0.5, 0.25, 0.25]), 6), _counts(np.array([0.5, 0.25, 0.25]), 5)
+        ([2, 2, 2], [2, 1, 2])
+    """
+    counts: list[int] = np.rint(shares * n).astype(int).tolist()
+    over = sum(counts) - n
+    for client, count in enumerate(counts):  # past the first only for a class with fewer rows than clients
+        given = max(0, min(count, over))
+        counts[client] -= given
+        over -= given
+    counts[-1] -= over
+    return counts
+
+
+def by_writer(writers: Tensor) -> list[Tensor]:
+    """One client a writer, in the order of the writers' numbers."""
+    return _by_value(writers)
+
+
+def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list[Tensor]:
+    """Clients of `sizes` shuffled writers each and one of all other writers, biggest first (MaPP-FL's FEMNIST)."""
+    rows = _by_value(writers)
+    if min(sizes, default=1) < 1 or sum(sizes) >= len(rows):
+        raise WrongInput("sizes", f"give positive numbers that add up to less than the {len(rows)} writers")
+    order = torch.randperm(len(rows), generator=rng).split_with_sizes([*sizes, len(rows) - sum(sizes)])
+    return _biggest_first([torch.cat([rows[writer] for writer in group]) for group in order])
+
+
+def _by_value(values: Tensor) -> list[Tensor]:
+    """The rows of each value that occurs, in the order of the values."""
+    _, counts = torch.unique(values, return_counts=True)
+    return list(values.argsort(stable=True).split_with_sizes(counts.tolist()))
+
+
+def _numpy(rng: Generator) -> np.random.Generator:
+    return np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
+
+
+def _shuffled(rows: Tensor, rng: np.random.Generator) -> Tensor:
+    return rows[torch.from_numpy(rng.permutation(len(rows)))]
+
+
+def _joined(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Each client's rows over all classes."""
+    return _none_empty([torch.cat(parts) for parts in zip(*dealt, strict=True)])
+
+
+def _biggest_first(parts: list[Tensor]) -> list[Tensor]:
+    return sorted(parts, key=len, reverse=True)
+
+
+def _none_empty(parts: list[Tensor]) -> list[Tensor]:
+    empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
+    if empty:
+        few = "more rows, fewer clients or, where there is one, a bigger alpha"
+        raise WrongInput("clients", f"no rows are left for client {', '.join(empty)} of {len(parts)}; give {few}")
+    return parts
+
+
+def _positive(clients: int, alpha: float = 1.0) -> None:
+    if clients < 1:
+        raise WrongInput("clients", f"{clients} is not allowed; give 1 or more")
+    if not 0 < alpha < float("inf"):
+        raise WrongInput("alpha", f"{alpha} is not allowed; give a number above 0")

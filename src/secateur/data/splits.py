@@ -1,0 +1,60 @@
+"""Who knows which rows: the victim's and the shadows' parts, and the in/out design of online attacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.errors import WrongInput
+
+SMALLEST = 8  # rows: with fewer, a half's training part is empty
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one model: train are its members, test its non-members, validation stops its training."""
+
+    train: Tensor  # int64 indices, as the other two
+    validation: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """The victim's part and those of the attacker's shadow models, which share no row with it."""
+
+    victim: Part
+    shadows: tuple[Part, ...]
+
+
+def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
+    """Split a pool of n rows as SAMIA does (USENIX Security 2022, Section 5.1.1).
+
+    Half for the victim and half for the shadows, each half 45/10/45; every shadow splits the shadow half anew.
+    """
+    if n < SMALLEST:
+        raise WrongInput("data", f"{n} rows cannot be split for a victim and its shadows; give at least {SMALLEST}")
+    if shadows < 0:
+        raise WrongInput("shadows", f"{shadows} is not allowed; give 0 or more")
+    order = torch.randperm(n, generator=rng)
+    victim, pool = order[: n // 2], order[n // 2 :]
+    drawn = [_part(pool[torch.randperm(len(pool), generator=rng)]) for _ in range(shadows)]
+    return Split(_part(victim), tuple(drawn))
+
+
+def _part(rows: Tensor) -> Part:
+    """45/10/45 of shuffled rows: test and validation are rounded up, train is what is left."""
+    test = -(-len(rows) * 45 // 100)
+    validation = -(-len(rows) // 10)
+    train = len(rows) - validation - test
+    return Part(*rows.split_with_sizes([train, validation, test]))
+
+
+def in_out(n: int, models: int, rng: Generator) -> Tensor:
+    """(models, n) bool: which rows train which model, every row in exactly half of them (online LiRA and RMIA)."""
+    if models < 2 or models % 2:
+        raise WrongInput("models", f"{models} is not allowed; give an even number, so that each row is in half of them")
+    ranks = torch.rand(models, n, generator=rng).argsort(dim=0)  # a random order of the models for every row
+    return ranks < models // 2
