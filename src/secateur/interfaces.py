@@ -23,9 +23,9 @@ class Batch(NamedTuple):
     inputs: Tensor  # (N, ...)
     labels: Tensor  # (N,) int64
 
-    def __getitem__(self, rows: object) -> Batch:  # type: ignore[override]
-        """The same rows of both."""
-        return Batch(self.inputs[rows], self.labels[rows])  # type: ignore[index]
+    def take(self, rows: Tensor) -> Batch:
+        """The same rows of both: indices or a bool mask."""
+        return Batch(self.inputs[rows], self.labels[rows])
 
     def to(self, device: torch.device | str) -> Batch:
         """Both on a device."""

@@ -37,7 +37,7 @@ def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tupl
     """The feature, label and membership of every shadow's own examples, and the number of classes."""
     if isinstance(shadows, InOut):
         sides = [
-            (box, shadows.pool[rows], truth)
+            (box, shadows.pool.take(rows), truth)
             for box, inside in zip(shadows.boxes, shadows.membership, strict=True)
             for rows, truth in ((inside, True), (~inside, False))
         ]

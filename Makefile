@@ -1,0 +1,48 @@
+# Each target does all of its own set-up: a .venv in the checkout, made once, reused while nothing changed.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread per process: two threads on a busy two-core machine can be 50 times slower.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test test-system check format bench clean help
+
+help:  ## show the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+.venv/core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Secateur needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	@touch $@
+
+demo: .venv/core  ## audit a small network on embedded data and write a page
+	$(BIN)/secateur audit --out runs/demo
+
+test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not system"
+
+test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m system
+
+check: .venv/dev  ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev  ## print ratios against plain references, measured in one run
+	$(BIN)/python benchmarks/training.py
+
+clean:  ## remove the environment and the caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

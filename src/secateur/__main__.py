@@ -1,0 +1,5 @@
+"""`python -m secateur`."""
+
+from secateur.cli import entry
+
+entry()

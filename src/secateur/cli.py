@@ -1,0 +1,211 @@
+"""The command line: parses, calls, prints; no logic. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from secateur.errors import WrongInput, unknown
+
+if TYPE_CHECKING:
+    from secateur.rows import Row
+
+app = typer.Typer(
+    name="secateur",
+    help="Measure what a compressed neural network gives away about its training data.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+KINDS = ("attacks", "defenses", "pruners", "models", "datasets")
+
+File = Annotated[
+    Path | None, typer.Argument(help="A run file (YAML); the flags are laid over it.", metavar="FILE.yaml")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="The run file, as a flag.")]
+Out = Annotated[Path, typer.Option(help="The run's folder; started again, it goes on where it was.")]
+Model = Annotated[str | None, typer.Option(help="A model of ours (secateur list models) or module:function.")]
+Weights = Annotated[Path | None, typer.Option(help="A trained model's weights, .safetensors.")]
+Data = Annotated[str | None, typer.Option(help="A data set's name, an .npz, an image folder, or module:function.")]
+DataFolder = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
+Many = Annotated[list[str] | None, typer.Option(help="Comma-separated, repeatable.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the file: field.part=value.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Measure what a compressed neural network gives away about its training data."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("secateur"))
+        raise typer.Exit
+
+
+@app.command()
+def audit(
+    file: File = None,
+    config: Config = None,
+    out: Out = Path("runs/audit"),
+    model: Model = None,
+    data: Data = None,
+    data_folder: DataFolder = None,
+    pruner: Many = None,
+    sparsity: Many = None,
+    defense: Many = None,
+    attack: Many = None,
+    adaptive: Annotated[bool | None, typer.Option(help="The attacker's shadows use the defense too.")] = None,
+    shadows: Annotated[str | None, typer.Option(help="How many shadow models the attacker trains.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
+    device: Device = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Train, prune, fine-tune and attack: what does each way of pruning give away?"""
+    from secateur.audit import run_audit
+    from secateur.config import Audit, read
+    from secateur.report.terminal import print_audit
+
+    flags = {
+        "model": model,
+        "data": data,
+        "data_folder": data_folder,
+        "pruner": _joined(pruner),
+        "sparsity": _joined(sparsity),
+        "defense": _joined(defense),
+        "attack": _joined(attack),
+        "adaptive": adaptive,
+        "shadows": shadows,
+        "seeds": seeds,
+        "device": device,
+    }
+    rows = run_audit(read(Audit, _file(file, config), flags, set_), out)
+    _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
+
+
+@app.command()
+def prune(
+    file: File = None,
+    config: Config = None,
+    out: Annotated[Path, typer.Option(help="Where the pruned model goes.")] = Path("model.safetensors"),
+    model: Model = None,
+    weights: Weights = None,
+    data: Data = None,
+    data_folder: DataFolder = None,
+    pruner: Annotated[str | None, typer.Option(help="One pruner (secateur list pruners).")] = None,
+    sparsity: Annotated[str | None, typer.Option(help="The share to remove, from 0 up to, not including, 1.")] = None,
+    defense: Annotated[str | None, typer.Option(help="One defense (secateur list defenses).")] = None,
+    remove: Annotated[bool | None, typer.Option(help="Take dead channels out for real.")] = None,
+    seed: Annotated[str | None, typer.Option(help="The seed of every draw.")] = None,
+    device: Device = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Make a pruned, fine-tuned model: .safetensors with the recipe that made it."""
+    from secateur.config import Prune, read
+    from secateur.prune import run_prune
+    from secateur.report.terminal import print_measures
+
+    flags = {
+        "model": model,
+        "weights": weights,
+        "data": data,
+        "data_folder": data_folder,
+        "pruner": pruner,
+        "sparsity": sparsity,
+        "defense": defense,
+        "remove": remove,
+        "seed": seed,
+        "device": device,
+    }
+    rows = run_prune(read(Prune, _file(file, config), flags, set_), out)
+    _print(rows, json_, print_measures, f"the model: {out}")
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
+    json_: Annotated[bool, typer.Option("--json", help="Print objects on standard output.")] = False,
+) -> None:
+    """List the methods of a kind with their papers and defaults."""
+    from secateur import catalogue
+
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    rows = [entry.describe() for entry in catalogue.methods(kind.removesuffix("s")).values()]
+    if json_:
+        typer.echo(json.dumps(rows, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [name for name in rows[0] if name != "defaults"] if rows else []
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(str(row.get(name, "")) for name in columns))
+    Console().print(table)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,
+) -> None:
+    """Write the page of one run, or one page of several."""
+    from secateur.report.page import write_page
+
+    typer.echo(write_page(folders, out))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit code is 0 done, 1 a limit passed, 2 wrong input."""
+    # Two threads on a busy two-core machine can be 50 times slower; must be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except WrongInput as error:
+        print(f"secateur: {error}", file=sys.stderr)
+    except click.ClickException as error:
+        print(f"secateur: {error.format_message()}", file=sys.stderr)
+    except (KeyboardInterrupt, click.Abort):
+        print("secateur: stopped; what was finished is kept, start it again to go on", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], None], last: str) -> None:
+    if as_json:
+        typer.echo(json.dumps([row.to_json() for row in rows]))
+        return
+    show(rows)
+    typer.echo(last)
+
+
+def _joined(values: list[str] | None) -> str | None:
+    return ",".join(values) if values else None
+
+
+def _file(argument: Path | None, option: Path | None) -> Path | None:
+    if argument is not None and option is not None:
+        raise WrongInput("config", "give the run file once: as the first argument or with --config")
+    return argument or option
+
+
+def entry() -> Any:
+    """The installed command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,213 @@
+"""The schema of run files: what may be set, what is allowed, and one clear sentence when something is wrong.
+
+The only importer of pydantic. A run file is YAML; the command line's flags are laid over it, so both say the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
+
+from secateur import catalogue
+from secateur.errors import WrongInput, unknown
+from secateur.training import Recipe
+
+
+class _Base(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method by name with the hyper-parameters that differ from its defaults; as text `name:key=value:key=value`."""
+
+    kind: str
+    name: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def make(self) -> Any:
+        """The method itself."""
+        return catalogue.find(self.kind, self.name)(**dict(self.arguments))
+
+    @property
+    def method(self) -> catalogue.Method:
+        """The catalogue's entry."""
+        return catalogue.find(self.kind, self.name)
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.arguments)])
+
+
+def choice(kind: str, value: Any) -> Choice:
+    """Read a choice from `name`, `name:key=value` or `{name: ..., key: ...}`; unknown names and keys are refused."""
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, str):
+        name, *pairs = value.strip().split(":")
+        if any("=" not in pair for pair in pairs):
+            raise WrongInput(kind, f"{value!r} is not readable; write name or name:key=value")
+        given = {key: yaml.safe_load(text) for key, text in (pair.split("=", 1) for pair in pairs)}
+    elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        name, given = value["name"], {str(key): item for key, item in value.items() if key != "name"}
+    else:
+        raise WrongInput(kind, f"{value!r} is not readable; write name, name:key=value or {{name: ..., key: ...}}")
+    entry = catalogue.find(kind, name)
+    for key in given:
+        if key not in entry.defaults:
+            raise unknown(f"{kind}.{name}", key, entry.defaults or ["(it has no hyper-parameters)"])
+    if dataclasses.is_dataclass(entry.make):
+        try:
+            TypeAdapter(entry.make).validate_python(given)
+        except ValidationError as error:
+            raise _sentence(error, f"{kind}.{name}") from None
+    return Choice(kind, name, tuple(sorted(given.items())))
+
+
+def _listed(value: Any) -> Any:
+    """Lists are comma-separated in text, and one value is a list of one."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _default(text: str | int) -> Any:
+    """A default in the form a user writes; pydantic validates it like any other value."""
+    return Field(default=text)
+
+
+def _seeds(value: Any) -> Any:
+    """A number N means the seeds 0 to N - 1."""
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    return list(range(value)) if isinstance(value, int) else _listed(value)
+
+
+OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
+OneDefense = Annotated[Choice, BeforeValidator(partial(choice, "defense")), PlainSerializer(str)]
+OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
+Sparsity = Annotated[float, Field(ge=0, lt=1)]
+_MANY = (BeforeValidator(_listed), Field(min_length=1))
+
+
+class Training(_Base):
+    """How a model is trained; what isn't given is the paper's (samia_ppb 5.1)."""
+
+    epochs: Annotated[int, Field(ge=1)] = 100
+    batch_size: Annotated[int, Field(ge=1)] = 128
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    patience: Annotated[int, Field(ge=1)] | None = 5
+
+    def over(self, base: Recipe) -> Recipe:
+        """The base recipe with what was given laid over it."""
+        return dataclasses.replace(base, **{name: getattr(self, name) for name in self.model_fields_set})
+
+
+class Common(_Base):
+    """What every run file may set."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    model: str = "digits-cnn"  # a name of ours, or module:function
+    weights: Path | None = None  # .safetensors of a trained model
+    data: str = "digits"  # a name, an .npz, an image folder, or module:function
+    data_folder: Path | None = None  # where the data set's files are; else SECATEUR_DATA, else the cache
+    download: bool = True
+    train: Training = Training()
+    finetune: Training = Training()
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: Annotated[int, Field(ge=1)] = 1  # results are equal bit for bit only at one thread count
+    way: Literal["auto", "sequential", "stacked", "ray"] = "auto"
+
+    def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:
+        """Training and fine-tuning: at most 100 epochs for images, 50 for tables, and half of that (samia_ppb 5.1)."""
+        train = self.train.over(Recipe(epochs=50 if tabular else 100))
+        return train, self.finetune.over(dataclasses.replace(train, epochs=max(1, train.epochs // 2)))
+
+
+class Audit(Common):
+    """`secateur audit`: what do these ways of pruning give away?"""
+
+    pruner: Annotated[list[OnePruner], *_MANY] = _default("l1-unstructured,l1-structured,l2-structured,slimming")
+    sparsity: Annotated[list[Sparsity], *_MANY] = [0.7]
+    defense: Annotated[list[OneDefense], *_MANY] = _default("basic")
+    attack: Annotated[list[OneAttack], *_MANY] = _default("conf,mentr")
+    adaptive: bool = False  # the attacker's shadows use the defense too
+    shadows: Annotated[int, Field(ge=1)] = 5
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_seeds), Field(min_length=1)] = _default(1)
+
+
+class Prune(Common):
+    """`secateur prune`: make one pruned, fine-tuned model."""
+
+    pruner: OnePruner = _default("l1-unstructured")
+    sparsity: Sparsity = 0.7
+    defense: OneDefense = _default("basic")
+    remove: bool = False  # take dead channels out for real
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+C = TypeVar("C", bound=Common)
+
+
+def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: list[str] | None = None) -> C:
+    """The run file with the flags laid over it, then `a.b=value` overrides; WrongInput says what is wrong."""
+    given = _load(file) if file is not None else {}
+    given |= {key: value for key, value in flags.items() if value is not None}
+    for text in overrides or []:
+        path, found, value = text.partition("=")
+        if not found:
+            raise WrongInput("set", f"{text!r} is not readable; write field=value or field.part=value")
+        *parents, last = path.split(".")
+        node = given
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = yaml.safe_load(value)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _sentence(error, model=kind) from None
+
+
+def dump(config: Common) -> dict[str, Any]:
+    """Plain values, with every default written out, from which the same run can be started again."""
+    return config.model_dump(mode="json", by_alias=True)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongInput("config", f"{file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise WrongInput("config", f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise WrongInput("config", f"{file} must hold fields and values, not a {type(given).__name__}")
+    return given
+
+
+def _sentence(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> WrongInput:
+    """The first of pydantic's complaints as one sentence that names the field and what is allowed."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    field = ".".join([prefix, *where] if prefix else where)
+    if first["type"] == "extra_forbidden":
+        for part in where[:-1]:
+            inner = model.model_fields[part].annotation if model else None
+            model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+        known = [f.alias or name for name, f in model.model_fields.items()] if model else []
+        wrong = unknown("field", where[-1], known)
+        return WrongInput(field, wrong.message)
+    if first["type"] == "missing":
+        return WrongInput(field, "must be given")
+    return WrongInput(field, f"{first['input']!r} is not allowed; {first['msg'].lower()}")

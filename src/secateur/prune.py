@@ -1,0 +1,137 @@
+"""Make one pruned, fine-tuned model: a .safetensors file that carries the recipe that made it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.artifacts import explained, version, write
+from secateur.chance import derive
+from secateur.config import Prune, dump
+from secateur.data.dataset import Dataset
+from secateur.data.splits import Part
+from secateur.errors import WrongInput
+from secateur.interfaces import Mask, TrainsWithPenalty
+from secateur.models.create import create, load_weights
+from secateur.pipeline import Bench, mask_of, model_rows, prepare, prune_and_finetune, state_of, train_originals
+from secateur.pruning.removal import remove
+from secateur.runs import Result, Row, open_run
+
+SCHEMA = 1
+
+
+def run_prune(config: Prune, out: Path) -> list[Row]:
+    """Train (or take the given weights), prune, fine-tune and write `out`; the stages are kept beside it."""
+    if out.suffix != ".safetensors":
+        raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
+    data, device = prepare(config)
+    with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
+        bench = Bench(run, config, data, device, config.seed)
+        part = public_split(data, config.seed)
+        parts = {"model": part}
+        if config.weights is None:
+            own = config.pruner if isinstance(config.pruner.make(), TrainsWithPenalty) else None
+            originals = train_originals(bench, parts, own)
+        else:
+            originals = {"model": run.stage("weights", {"sha256": _sha256(config.weights)}, lambda: _given(bench))}
+        pruned = prune_and_finetune(bench, originals, parts, config.pruner, config.sparsity, config.defense)["model"]
+        labels = {
+            "model": config.model,
+            "dataset": data.name,
+            "pruner": str(config.pruner),
+            "sparsity": config.sparsity,
+        }
+        labels |= {"defense": str(config.defense), "seed": config.seed}
+        run.add(model_rows(bench, labels, pruned, {"test_accuracy": bench.rows(part.test)}))
+        net = bench.initial("structure")
+        net.load_state_dict(state_of(pruned))
+        if config.remove:
+            net = remove(net, mask_of(pruned), data.input_shape)
+        save(out, net, mask_of(pruned), config, data)
+    return run.rows
+
+
+def public_split(data: Dataset, seed: int) -> Part:
+    """A tenth of the public train part to stop by, the rest to train on, the public test part to judge by.
+
+    Data without a test part gives a tenth of itself for that.
+    """
+    rng = derive(seed, "public split")
+    order = torch.randperm(data.train_size, generator=rng)
+    test = torch.arange(data.train_size, len(data.inputs))
+    if test.numel() == 0:
+        test, order = order[: order.numel() // 10], order[order.numel() // 10 :]
+    held = max(1, order.numel() // 10)
+    return Part(train=order[held:], validation=order[:held], test=test)
+
+
+def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) -> None:
+    """Write the weights, with the recipe and the shape in the file's metadata."""
+    from safetensors.torch import save as encode
+
+    recipe = {
+        "schema": SCHEMA,
+        "secateur": version(),
+        "config": dump(config),
+        "input_shape": list(data.input_shape),
+        "classes": data.classes,
+        "pruned": {name: int((~kept).sum()) for name, kept in mask.items()},
+    }
+    tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, encode(tensors, metadata={"secateur": json.dumps(recipe)}))
+
+
+def load_pruned(path: Path | str) -> nn.Module:
+    """The model that `secateur prune` wrote, ready to use; a removed one has its smaller layers."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WrongInput("weights", f"{path} cannot be read as a .safetensors file: {error}") from None
+    if "secateur" not in metadata:
+        raise WrongInput("weights", f"{path} was not written by secateur prune: it carries no recipe")
+    recipe: dict[str, Any] = json.loads(metadata["secateur"])
+    rng = derive(recipe["config"]["seed"], "load")
+    net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
+    return load_weights(_resized(net, shapes), path)
+
+
+def _resized(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
+    """The structure with layers of the sizes that the saved tensors have."""
+    for prefix, module in net.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            for name, value in getattr(module, kind).items():
+                shape = shapes.get(f"{prefix}.{name}" if prefix else name)
+                if value is not None and shape is not None and tuple(value.shape) != shape:
+                    empty = value.new_empty(shape)
+                    getattr(module, kind)[name] = nn.Parameter(empty) if kind == "_parameters" else empty
+        if isinstance(module, nn.Conv2d):
+            module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.affine:
+            module.num_features = module.weight.shape[0]
+    return net
+
+
+def _given(bench: Bench) -> Result:
+    assert bench.config.weights is not None
+    return Result(load_weights(bench.initial("structure"), bench.config.weights).state_dict())
+
+
+def _sha256(path: Path) -> str:
+    import hashlib
+
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise WrongInput("weights", f"{path} cannot be read: {error.strerror}") from None
