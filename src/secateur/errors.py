@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class WrongInput(Exception):  # noqa: N818 - named for what it tells the user
+class WrongInput(Exception):
     """Something the user gave is wrong: names the field and says what is allowed.
 
     Example:
@@ -18,6 +18,9 @@ class WrongInput(Exception):  # noqa: N818 - named for what it tells the user
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+    def __reduce__(self) -> tuple[type[WrongInput], tuple[str, str]]:
+        return WrongInput, (self.field, self.message)  # so that it comes back whole from another process
 
 
 def unknown(field: str, name: str, known: Iterable[str]) -> WrongInput:

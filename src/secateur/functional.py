@@ -1,0 +1,118 @@
+"""A network as a function of its tensors and of its chance: nothing inside draws, nothing of the given net changes.
+
+Dropout is the chance inside a network. A dry forward asks which noise a batch needs, the caller draws it from a
+generator of its own, and the forward takes it in the same order. So one lane and many stacked lanes see equal noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Size, Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from secateur import tree
+from secateur.errors import WrongInput
+from secateur.interfaces import Params
+
+WHOLE_CHANNELS = {F.dropout: False, F.dropout1d: True, F.dropout2d: True, F.dropout3d: True}
+
+
+class Ask(NamedTuple):
+    """What one dropout of a forward needs."""
+
+    shape: Size
+    rate: float
+    dtype: torch.dtype
+
+    def draw(self, rng: Generator) -> Tensor:
+        """Zero with probability `rate`, else 1 / (1 - rate), on the generator's device."""
+        keep = torch.rand(self.shape, generator=rng, device=rng.device) >= self.rate
+        return keep.to(self.dtype).mul_(1 / (1 - self.rate) if self.rate < 1 else 0)
+
+
+class _Dropouts(TorchFunctionMode):
+    """Answers every dropout of a forward with `answer(inputs, ask)`."""
+
+    def __init__(self, answer: Callable[[Tensor, Ask], Tensor]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in WHOLE_CHANNELS:
+            return func(*args, **kwargs)
+        inputs, rate = args[0], float(kwargs["p"])
+        if not kwargs["training"] or rate == 0:
+            return inputs
+        shape = inputs.shape
+        if WHOLE_CHANNELS[func]:
+            shape = Size([*shape[:2], *(1 for _ in shape[2:])])
+        return self.answer(inputs, Ask(shape, rate, inputs.dtype))
+
+
+@contextmanager
+def _own_draws_forbidden(device: torch.device) -> Iterator[None]:
+    """Refuse a network that draws other than by dropout, and leave the global generators as they were."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        before = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cuda)]
+        yield
+        after = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cuda)]
+    if not all(map(torch.equal, before, after)):
+        message = "draws random numbers in its forward other than by nn.Dropout or torch.nn.functional.dropout"
+        raise WrongInput("model", f"{message} (attention dropout counts; set it to 0), so a run could not be repeated")
+
+
+class Functional:
+    """`net`'s structure as a function `(tensors, inputs, noise) -> outputs`; BatchNorm updates the given tensors."""
+
+    def __init__(self, net: nn.Module, *, training: bool, device: torch.device | str) -> None:
+        self.structure = copy.deepcopy(net).to(device).train(training)
+
+    def __call__(self, tensors: Params, inputs: Tensor, noise: Sequence[Tensor] = ()) -> Tensor:
+        """The outputs; `noise` holds one tensor for each of `asks`."""
+        given = iter(noise)
+        with _Dropouts(lambda x, _: x * next(given)) if noise else nullcontext():
+            outputs: Tensor = functional_call(self.structure, tensors, (inputs,))
+        return outputs
+
+    @torch.no_grad()
+    def asks(self, tensors: Params, inputs: Tensor) -> list[Ask]:
+        """Which noise a batch of this shape needs, in the order of the forward."""
+        asked: list[Ask] = []
+
+        def note(x: Tensor, ask: Ask) -> Tensor:
+            asked.append(ask)
+            return x
+
+        with _own_draws_forbidden(inputs.device), _Dropouts(note):
+            functional_call(self.structure, tree.clone(tensors), (inputs,))
+        return asked
+
+
+def split(net: nn.Module, state: Params) -> tuple[Params, Params]:
+    """The tensors of a state that are trained, and all others that the network has: buffers, frozen parameters."""
+    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    for name, tensor in net.state_dict().items():
+        if name not in state or state[name].shape != tensor.shape:
+            found = f"has shape {tuple(state[name].shape)}" if name in state else "is missing"
+            raise WrongInput("weights", f"{name} {found}; the model needs shape {tuple(tensor.shape)}")
+    trained = {name for name, value in net.named_parameters() if value.requires_grad}
+    tensors = {name: state.get(name, value).detach() for name, value in own.items()}
+    return {n: t for n, t in tensors.items() if n in trained}, {n: t for n, t in tensors.items() if n not in trained}
+
+
+def joined(net: nn.Module, tensors: Params) -> Params:
+    """A state_dict of copies: every name that the net saves (names that share a tensor get equal copies)."""
+    first = {id(value): name for name, value in reversed([*net.named_parameters(), *net.named_buffers()])}
+    saved = net.state_dict(keep_vars=True)
+    return {name: tensors[first[id(value)]].detach().clone() for name, value in saved.items()}

@@ -1,0 +1,72 @@
+"""What a model says: logits, probabilities, per-example gradients. Always in eval mode, always of a given state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn, vmap
+from torch.func import grad
+from torch.nn.functional import cross_entropy
+
+from secateur.errors import WrongInput
+from secateur.functional import Functional, split
+from secateur.interfaces import Batch, Loss, Params
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Real float32 on a GPU: TF32 errs by 9 % in the sensitivity at eps = 1e-3."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def arranged(tensors: Params) -> Params:
+    """Images and filters on a CPU in channels_last: convolutions are 1.4x faster there."""
+    return {
+        name: value.contiguous(memory_format=torch.channels_last)
+        if value.ndim == 4 and value.device.type == "cpu"
+        else value
+        for name, value in tensors.items()
+    }
+
+
+@torch.no_grad()
+def outputs(function: Functional, tensors: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
+    """What a function gives for all inputs, in batches that suit the device."""
+    size = batch_size or (1024 if inputs.device.type == "cuda" else 256)
+    return torch.cat([function(tensors, part) for part in torch.split(inputs, size)])
+
+
+def logits(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
+    """(N, K) outputs of `net` with the tensors of `state`, in full float32."""
+    function = Functional(net, training=False, device=inputs.device)
+    params, others = split(net, {name: value.to(inputs.device) for name, value in state.items()})
+    with full_precision():
+        given = outputs(function, arranged(params | others), arranged({"": inputs})[""], batch_size)
+    if not given.isfinite().all():
+        raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
+    return given
+
+
+def predict(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
+    """(N, K) probabilities of `net` with the tensors of `state`."""
+    return logits(net, state, inputs, batch_size).softmax(1)
+
+
+def per_example_gradients(net: nn.Module, state: Params, batch: Batch, loss: Loss = cross_entropy) -> Params:
+    """Every example's own gradient, (B, ...) by parameter name, with BatchNorm in eval mode."""
+    function = Functional(net, training=False, device=batch.inputs.device)
+    params, others = split(net, {name: value.to(batch.inputs.device) for name, value in state.items()})
+
+    def one(params: Params, example: Tensor, label: Tensor) -> Tensor:
+        return loss(function(params | others, example[None]), label[None])
+
+    found: Params = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.inputs, batch.labels)
+    return found

@@ -1,0 +1,88 @@
+"""What a training is told and what it gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+from torch.optim import SGD, Adam, Optimizer
+
+from secateur import tree
+from secateur.errors import WrongInput, unknown
+from secateur.interfaces import Batch, Mask, Params
+
+Row = dict[str, float]
+Progress = Callable[[int, Row], None]  # after every epoch: the task's index and the epoch's row
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained; the defaults are samia_ppb's."""
+
+    epochs: int = 100
+    batch_size: int = 128
+    optimiser: str = "adam"
+    learning_rate: float = 1e-3
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 5e-4
+    patience: int | None = 5  # epochs without a better one before stopping; None: all epochs, the last state is kept
+    monitor: str = "loss"  # of the validation split: loss or accuracy
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise WrongInput(name, f"{value} is not allowed; give a whole number from 1")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise WrongInput("learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise WrongInput(
+                "momentum", f"{self.momentum} is not allowed; give a number from 0 up to, not including, 1"
+            )
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise WrongInput("weight_decay", f"{self.weight_decay} is not allowed; give a number from 0")
+        for name, known in (("optimiser", ("adam", "sgd")), ("monitor", ("loss", "accuracy"))):
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+
+    def make_optimiser(self, leaves: list[Tensor]) -> Optimizer:
+        """One optimiser over all leaves; fused is 4x faster than torch's default on a CPU."""
+        if self.optimiser == "sgd":
+            return SGD(leaves, self.learning_rate, self.momentum, weight_decay=self.weight_decay, fused=True)
+        capturable = leaves[0].is_cuda
+        return Adam(leaves, self.learning_rate, weight_decay=self.weight_decay, fused=True, capturable=capturable)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model to train. The generator is copied, so a task gives the same result whenever it is run."""
+
+    state: Params  # the start: a full state_dict
+    train: Batch
+    validation: Batch
+    rng: Generator  # on the CPU
+    mask: Mask | None = None
+
+    def to(self, device: torch.device | str) -> Task:
+        """The same on a device."""
+        mask = None if self.mask is None else tree.to(self.mask, device)
+        return replace(
+            self,
+            state=tree.to(self.state, device),
+            train=self.train.to(device),
+            validation=self.validation.to(device),
+            mask=mask,
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained model: the best epoch's state, or the last one's where the recipe has no patience."""
+
+    state: Params
+    history: list[Row]  # an epoch each: epoch, train_loss, validation_loss, validation_accuracy
+    best_epoch: int  # from 1
+    stopped: bool  # ended by patience, before the recipe's last epoch
