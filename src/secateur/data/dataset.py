@@ -1,0 +1,69 @@
+"""A data set in memory: one pool of examples, normalised, with what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Train and test part together as one pool; the first `train_size` rows are the public train part."""
+
+    name: str
+    inputs: Tensor  # (N, ...) float32, normalised
+    labels: Tensor  # (N,) int64 in [0, classes)
+    classes: int
+    train_size: int
+    writers: Tensor | None = None  # (N,) int64: who wrote each example, where that is known
+    mean: tuple[float, ...] = ()  # per channel, in [0, 1] pixels; empty for tabular data
+    std: tuple[float, ...] = ()
+    verified: bool = False  # every file had its published checksum
+
+    def __post_init__(self) -> None:
+        rows = len(self.inputs)
+        if rows == 0:
+            raise WrongInput("inputs", f"{self.name} is empty; give at least one example")
+        if self.inputs.dtype != torch.float32:
+            raise WrongInput("inputs", f"{self.name} has {self.inputs.dtype}; allowed is float32")
+        if not all(bool(torch.isfinite(part).all()) for part in torch.split(self.inputs, 4096)):
+            raise WrongInput("inputs", f"{self.name} has NaN or infinite values; every value must be finite")
+        for field, value in (("labels", self.labels), ("writers", self.writers)):
+            if value is not None and (value.dtype != torch.int64 or value.shape != (rows,)):
+                shape = tuple(value.shape)
+                raise WrongInput(field, f"{self.name} has {value.dtype} of shape {shape}; allowed is int64 ({rows},)")
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= self.classes:
+            raise WrongInput("labels", f"{self.name} has labels from {low} to {high}; allowed: 0 to {self.classes - 1}")
+        if not 0 < self.train_size <= rows:
+            raise WrongInput(
+                "train_size", f"{self.train_size} is not allowed; {self.name} has 1 to {rows} rows to train"
+            )
+
+    @property
+    def batch(self) -> Batch:
+        """All examples."""
+        return Batch(self.inputs, self.labels)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.inputs.shape[1:])
+
+
+def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(N, C, H, W) bytes -> (bytes / 255 - mean) / std as float32, with one copy in memory.
+
+    Example:
+        >>> normalised(np.full((1, 1, 1, 1), 255, dtype=np.uint8), (0.5,), (0.5,)).item()
+        1.0
+    """
+    inputs = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.float32)
+    per_channel = (1, -1, 1, 1)
+    return inputs.div_(255).sub_(torch.tensor(mean).view(per_channel)).div_(torch.tensor(std).view(per_channel))
