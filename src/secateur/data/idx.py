@@ -1,0 +1,127 @@
+"""MNIST, Fashion-MNIST and QMNIST: images and labels in IDX files, plain or .gz."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from secateur.catalogue import method
+from secateur.data.archives import read_idx
+from secateur.data.dataset import Dataset, normalised
+from secateur.data.fetch import Source, fetch, find, md5, md5_of
+from secateur.errors import WrongInput
+
+MNIST_STATS = (0.1307,), (0.3081,)
+FASHION_STATS = (0.2860,), (0.3530,)
+
+
+@dataclass(frozen=True)
+class Idx(Source):
+    """An IDX file is published as .gz; `raw` is the md5 of what is inside ('' for not published)."""
+
+    raw: str = ""
+
+
+def _files(folder: str, address: str, checksums: dict[str, tuple[str, str]]) -> list[Idx]:
+    return [Idx(f"{folder}/raw/{name}.gz", f"{address}{name}.gz", *sums) for name, sums in checksums.items()]
+
+
+MNIST = _files(
+    "MNIST",
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    {
+        "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
+        "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
+        "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
+        "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+    },
+)
+FASHION = _files(
+    "FashionMNIST",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    {
+        "train-images-idx3-ubyte": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        "train-labels-idx1-ubyte": ("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
+        "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
+        "t10k-labels-idx1-ubyte": ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
+    },
+)
+QMNIST = _files(
+    "QMNIST",
+    "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
+    {
+        "qmnist-train-images-idx3-ubyte": ("ed72d4157d28c017586c42bc6afe6370", ""),
+        "qmnist-train-labels-idx2-int": ("0058f8dd561b90ffdd0f734c6a30e5e4", ""),
+        "qmnist-test-images-idx3-ubyte": ("1394631089c404de565df7b7aeaf9412", ""),
+        "qmnist-test-labels-idx2-int": ("5b5b05890a5e13444e108efe57b788aa", ""),
+    },
+)
+
+
+@method("dataset", "mnist", "-", classes=10, input_shape=(1, 28, 28), source=MNIST[0].address)
+def mnist(folder: Path | None = None, download: bool = True) -> Dataset:
+    """70 000 handwritten digits of 28 x 28 pixels (LeCun, Cortes and Burges 1998), from MNIST/raw."""
+    return _load("mnist", MNIST, MNIST_STATS, folder, download)
+
+
+@method("dataset", "fashion-mnist", "-", classes=10, input_shape=(1, 28, 28), source=FASHION[0].address)
+def fashion_mnist(folder: Path | None = None, download: bool = True) -> Dataset:
+    """70 000 pieces of clothing of 28 x 28 pixels (Xiao, Rasul and Vollgraf 2017), from FashionMNIST/raw."""
+    return _load("fashion-mnist", FASHION, FASHION_STATS, folder, download)
+
+
+@method("dataset", "qmnist", "-", classes=10, input_shape=(1, 28, 28), source=QMNIST[0].address)
+def qmnist(folder: Path | None = None, download: bool = True) -> Dataset:
+    """Handwritten digits with their writers (Yadav and Bottou 2019), from QMNIST/raw.
+
+    With QMNIST's own images the test part has 60 000 rows. Where only its label files lie beside MNIST's images, those
+    are used: the train parts match row by row, and MNIST's test images are the first 10 000 of QMNIST's.
+    """
+    own = find([QMNIST[0].path, QMNIST[0].path.removesuffix(".gz")], folder)
+    shared = find([MNIST[0].path, MNIST[0].path.removesuffix(".gz")], folder)
+    if own is None and shared is not None:
+        return _load("qmnist", [MNIST[0], QMNIST[1], MNIST[2], QMNIST[3]], MNIST_STATS, folder, download)
+    return _load("qmnist", QMNIST, MNIST_STATS, folder, download)
+
+
+def _load(
+    name: str, files: list[Idx], stats: tuple[tuple[float], tuple[float]], folder: Path | None, download: bool
+) -> Dataset:
+    read = [_read(file, folder, download) for file in files]
+    (train, train_labels, test, test_labels), verified = [array for array, _ in read], all(good for _, good in read)
+    table = np.concatenate([_rows(train_labels, train, files[1]), _rows(test_labels, test, files[3])])
+    labels = torch.from_numpy(table.astype(np.int64))
+    pixels = np.concatenate([train, test])[:, None]
+    return Dataset(
+        name,
+        normalised(pixels, *stats),
+        labels[:, 0].contiguous(),
+        10,
+        len(train),
+        writers=labels[:, 2].contiguous() if labels.shape[1] > 2 else None,
+        mean=stats[0],
+        std=stats[1],
+        verified=verified,
+    )
+
+
+def _read(file: Idx, folder: Path | None, download: bool) -> tuple[np.ndarray, bool]:
+    path = fetch(file, folder, download, [file.path.removesuffix(".gz")])
+    array, data = read_idx(path)
+    if ("images" in file.name) != (array.ndim == 3 and array.shape[1:] == (28, 28) and array.dtype.itemsize == 1):
+        raise WrongInput("data", f"{path} has shape {array.shape}; images are bytes of shape (N, 28, 28)")
+    return array, md5(data) == file.raw or md5_of(path) == file.md5
+
+
+def _rows(labels: np.ndarray, images: np.ndarray, file: Idx) -> np.ndarray:
+    """(N, columns) labels for N images; only QMNIST's labels may have rows for images that MNIST left out."""
+    table = labels[:, None] if labels.ndim == 1 else labels
+    enough = len(table) >= len(images) if file.path.startswith("QMNIST") else len(table) == len(images)
+    if table.ndim != 2 or table.shape[1] == 2 or not enough:
+        raise WrongInput(
+            "data", f"{file.name} has shape {labels.shape} and there are {len(images)} images; get it again"
+        )
+    return table[: len(images)]
