@@ -118,7 +118,7 @@ def test_the_order_of_places(tmp_path, monkeypatch):
     assert find(wanted, named) is None  # a named folder is the only one looked into
     in_named = put(named / "a/b/file")
     assert find(wanted, named) == in_named
-    with pytest.raises(WrongInput, match="does not exist"):
+    with pytest.raises(WrongInput, match="is not a folder"):
         find(wanted, tmp_path / "nowhere")
 
 

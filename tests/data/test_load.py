@@ -70,8 +70,11 @@ def test_constant_pictures_stay_finite(tmp_path):
         ("inputs", {"x": np.zeros((3, 2)), "y": np.array([0, 1])}),
         ("inputs", {"x": np.array(["a", "b"]), "y": np.array([0, 1])}),
         ("inputs", {"x": np.full((2, 2), np.nan), "y": np.array([0, 1])}),
+        ("inputs", {"x": np.zeros((2, 0, 3), dtype=np.uint8), "y": np.array([0, 1])}),
         ("inputs", {"x": np.zeros((0, 2)), "y": np.zeros(0, dtype=int)}),
+        ("labels", {"x": np.zeros((2, 2)), "y": np.array([0, 10**9])}),
         ("train_size", {"x": np.zeros((2, 2)), "y": np.array([0, 1]), "train_size": 3}),
+        ("train_size", {"x": np.zeros((2, 2)), "y": np.array([0, 1]), "train_size": np.zeros(0, dtype=int)}),
         ("writers", {"x": np.zeros((2, 2)), "y": np.array([0, 1]), "writers": np.array([1])}),
     ],
 )
@@ -92,6 +95,12 @@ def test_a_folder_of_colour_images(tmp_path):
     assert data.input_shape == (3, 4, 5)
     back = data.inputs[:, :, 0, 0] * torch.tensor(data.std) + torch.tensor(data.mean)
     assert (back * 255).round().tolist() == [[128, 128, 128], [0, 255, 0], [255, 0, 0]]
+
+
+def test_the_current_folder(tmp_path, monkeypatch):
+    picture(tmp_path / "pets/a/1.png")
+    monkeypatch.chdir(tmp_path / "pets")
+    assert load(".").name == "pets"
 
 
 def test_a_folder_of_gray_images(tmp_path):
@@ -121,12 +130,17 @@ def test_a_function_of_the_user(tmp_path, monkeypatch):
         "from secateur.data.dataset import Dataset\n"
         "def pair(): return torch.ones(4, 2), torch.tensor([0, 1, 1, 0])\n"
         "def whole(): return Dataset('whole', torch.ones(4, 2), torch.tensor([0, 1, 1, 0]), 5, 2)\n"
+        "def graph(): return torch.ones(4, 2, requires_grad=True), [0, 1, 1, 0]\n"
+        "def ragged(): return [[1.0], [1.0, 2.0]], [0, 1]\n"
         "def wrong(): return 3\n"
         "def fails(): raise KeyError('gone')\n"
     )
     monkeypatch.chdir(tmp_path)
     assert load("my_own_data:pair").classes == 2
     assert load("my_own_data:whole").classes == 5
+    assert not load("my_own_data:graph").inputs.requires_grad
+    with pytest.raises(WrongInput, match="inputs: not readable"):
+        load("my_own_data:ragged")
     with pytest.raises(WrongInput, match="returned int"):
         load("my_own_data:wrong")
     with pytest.raises(WrongInput, match="failed with KeyError: 'gone'"):

@@ -169,9 +169,17 @@ def test_cifar_with_a_payload(tmp_path):
 
 
 def test_cifar_pickles_of_the_wrong_shape(tmp_path):
-    for content in ({"data": 1, "labels": 2}, {}, {"data": np.zeros((2, 5), np.uint8), "labels": [1, 2]}):
+    pixels = np.zeros((2, 3072), np.uint8)
+    for content in (
+        {},
+        {"data": 1, "labels": 2},
+        {"data": pixels[:, :5], "labels": [1, 2]},
+        {"data": [[300] * 3072] * 2, "labels": [1, 2]},
+        {"data": pixels, "labels": [[1], [1, 2]]},
+        {"data": pixels, "labels": [1, 2, 3]},
+    ):
         unpacked(tmp_path, {"cifar-10-batches-py/data_batch_1": pickle.dumps(content, 2)})
-        with pytest.raises(WrongInput, match="3072 pixels and a label"):
+        with pytest.raises(WrongInput, match=r"3072 pixels and a label|truncated, damaged"):
             read("cifar10", tmp_path)
 
 

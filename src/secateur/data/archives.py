@@ -82,7 +82,7 @@ def contents(path: Path, limits: Limits = LIMITS) -> Iterator[tuple[PurePosixPat
     if path.is_dir():
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
             with reading(path), file.open("rb") as stream:
-                yield PurePosixPath(path.name, *file.relative_to(path).parts), stream
+                yield PurePosixPath(path.resolve().name, *file.relative_to(path).parts), stream
     elif not path.name.lower().endswith(ARCHIVES):
         with reading(path), path.open("rb") as stream:
             yield PurePosixPath(path.name), stream

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from secateur.catalogue import method
-from secateur.data.archives import contents
+from secateur.data.archives import contents, reading
 from secateur.data.dataset import Dataset, normalised
 from secateur.data.fetch import Source, fetch, md5
 from secateur.data.pickles import read_pickle
@@ -124,7 +124,8 @@ def _load(layout: Layout, folder: Path | None, download: bool) -> Dataset:
 def _batch(layout: Layout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path.suffix != ".bin":
         found = read_pickle(data, path)
-        pixels, labels = np.asarray(found.get("data")), np.asarray(found.get(layout.key))
+        with reading(path):
+            pixels, labels = np.asarray(found.get("data")), np.asarray(found.get(layout.key))
     else:
         width = PIXELS + (2 if layout.classes == 100 else 1)  # CIFAR-100 has a coarse label before the fine one
         if len(data) % width:
@@ -133,6 +134,7 @@ def _batch(layout: Layout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndar
             )
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, width)
         pixels, labels = records[:, -PIXELS:], records[:, -PIXELS - 1]
-    if pixels.shape != (len(labels) if labels.ndim else -1, PIXELS) or labels.dtype.kind not in "iu":
+    fits = labels.ndim == 1 and labels.dtype.kind in "iu" and pixels.shape == (len(labels), PIXELS)
+    if not fits or pixels.dtype != np.uint8:
         raise WrongInput("data", f"{path} must hold {PIXELS} pixels and a label for every image; get it again")
     return pixels, labels

@@ -43,7 +43,7 @@ class Dataset:
             raise WrongInput("labels", f"{self.name} has labels from {low} to {high}; allowed: 0 to {self.classes - 1}")
         if not 0 < self.train_size <= rows:
             raise WrongInput(
-                "train_size", f"{self.train_size} is not allowed; {self.name} has 1 to {rows} rows to train"
+                "train_size", f"{self.train_size} is not allowed; {self.name} has {rows} rows: give 1 to {rows}"
             )
 
     @property

@@ -55,8 +55,8 @@ def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
     """
     if folder is not None:
         if not folder.is_dir():
-            raise WrongInput("data", f"the folder {folder} does not exist; name one that holds {paths[0]}")
-        tries = [where for path in paths for where in _inside(folder, Path(path).parts)]
+            raise WrongInput("data", f"{folder} is not a folder; name one that holds {paths[0]}")
+        tries = [where for path in paths for where in _inside(folder.resolve(), Path(path).parts)]
     else:
         named = os.environ.get("SECATEUR_DATA")
         roots = [Path(named), cache()] if named else [cache()]
@@ -66,7 +66,7 @@ def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
 
 def _inside(folder: Path, parts: tuple[str, ...]) -> list[Path]:
     found = [folder.joinpath(*parts), folder / parts[-1]]
-    found += [folder.joinpath(*parts[i:]) for i in range(1, len(parts)) if folder.absolute().parts[-i:] == parts[:i]]
+    found += [folder.joinpath(*parts[i:]) for i in range(1, len(parts)) if folder.parts[-i:] == parts[:i]]
     return [*found, folder] if folder.name == parts[-1] else found
 
 

@@ -35,17 +35,21 @@ def from_arrays(name: str, inputs: Any, labels: Any, train_size: Any = None, wri
     Bytes (uint8) with three or four axes are pictures, (N, H, W), (N, H, W, C) or (N, C, H, W): they are scaled to
     [0, 1], then every channel is standardised to mean 0 and deviation 1 over the pool. All else is taken as it is.
     """
-    values, targets = np.asarray(inputs), _integers("labels", labels)
-    if values.dtype.kind not in "biuf" or values.ndim < 2 or len(values) != len(targets):
+    values, targets = _array("inputs", inputs), _integers("labels", labels)
+    if values.dtype.kind not in "biuf" or values.ndim < 2 or values.size == 0 or len(values) != len(targets):
         shape = f"{values.dtype} of shape {values.shape}"
         raise WrongInput(
             "inputs", f"{name} has {shape} and {len(targets)} labels; wanted: numbers, one row for every label"
         )
-    size = len(values) if train_size is None else int(_integers("train_size", np.reshape(train_size, -1))[0])
+    size = len(values) if train_size is None else int(_integers("train_size", [train_size])[0])
     authors = None if writers is None else _integers("writers", writers)
     classes = int(targets.max()) + 1 if len(targets) else 0
+    if classes > len(targets):
+        raise WrongInput(
+            "labels", f"{name} has a label {classes - 1} and {len(targets)} rows; number the classes from 0"
+        )
     if values.dtype != np.uint8 or values.ndim not in (3, 4):
-        return Dataset(name, torch.from_numpy(values.astype(np.float32)), targets, classes, size, authors)
+        return Dataset(name, torch.from_numpy(values.astype(np.float32, order="C")), targets, classes, size, authors)
     pixels = _channels_first(values)
     mean, std = zip(*(_statistics(pixels[:, channel]) for channel in range(pixels.shape[1])), strict=True)
     return Dataset(name, normalised(pixels, mean, std), targets, classes, size, authors, mean, std)
@@ -62,10 +66,17 @@ def _statistics(channel: np.ndarray) -> tuple[float, float]:
 
 
 def _integers(field: str, values: Any) -> Tensor:
-    array = np.asarray(values)
+    array = _array(field, values)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise WrongInput(field, f"{array.dtype} of shape {array.shape} is not allowed; give whole numbers in one axis")
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _array(field: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WrongInput(field, f"not readable as an array of numbers ({error})") from error
 
 
 def _channels_first(pixels: np.ndarray) -> np.ndarray:
@@ -103,7 +114,7 @@ def from_image_folder(path: Path) -> Dataset:
         raise WrongInput("data", f"{path} holds no pictures; wanted: one sub-folder a class, with pictures in it")
     channels = max(len(picture) for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (channels, *picture.shape[1:])) for picture in pictures])
-    return from_arrays(path.name, pixels, labels)
+    return from_arrays(path.resolve().name, pixels, labels)
 
 
 def from_function(reference: str) -> Dataset:
