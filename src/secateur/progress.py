@@ -1,0 +1,51 @@
+"""How far long work is: bars with the time left on a terminal, one line per stage elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_shown: list[Progress] = []  # the display of the outermost; a terminal has room for one, and inner bars join it
+
+
+@contextmanager
+def progress(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Show work of `total` steps (None: unknown); yields a function that advances by a number of steps.
+
+    Example:
+        >>> with progress("shadows", 5) as advance:
+        ...     for _ in range(5):
+        ...         advance(1)
+    """
+    if not _shown and not sys.stderr.isatty():  # while bars are shown, stderr is rich's and denies being a terminal
+        print(description if total is None else f"{description} ({total})", file=sys.stderr, flush=True)
+        yield lambda steps: None
+        return
+    with _display() as bars:
+        task = bars.add_task(description, total=total)
+        try:
+            yield lambda steps: bars.advance(task, steps)
+        finally:
+            bars.remove_task(task)
+
+
+@contextmanager
+def _display() -> Iterator[Progress]:
+    if _shown:
+        yield _shown[0]
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}")
+    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        _shown.append(bars)
+        try:
+            yield bars
+        finally:
+            _shown.clear()

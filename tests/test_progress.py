@@ -1,0 +1,52 @@
+import os
+import pty
+import subprocess
+import sys
+
+from secateur.progress import progress
+
+NESTED = """
+import time
+from secateur.progress import progress
+with progress("models", 2) as outer:
+    for _ in range(2):
+        with progress("epochs", 4) as inner:
+            for _ in range(4):
+                time.sleep(0.1)
+                inner(1)
+        outer(1)
+with progress("again", 1) as advance:
+    advance(1)
+"""
+
+
+def test_one_line_and_nothing_on_stdout_where_there_is_no_terminal(capsys):
+    with progress("shadows", 3) as advance:
+        for _ in range(3):
+            advance(1)
+    with progress("reading"):
+        pass
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "shadows (3)\nreading\n"
+
+
+def test_bars_with_time_left_on_a_real_terminal():
+    terminal, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", NESTED], stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(terminal, 4096):
+            shown += part
+    except OSError:
+        pass  # how Linux says that a terminal's last writer is gone
+    os.close(terminal)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "")
+    text = shown.decode()
+    for expected in ("models", "epochs", "again", "1/2", "2/4", "0:00:0"):
+        assert expected in text, text
