@@ -1,0 +1,99 @@
+"""From scores to masks: what every pruner shares."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import WrongInput, unknown
+from secateur.interfaces import Mask
+from secateur.pruning.operations import CONVS
+
+SCOPES = ("layer", "global")
+LAYERS = (*CONVS, nn.Linear)
+
+
+def check_sparsity(sparsity: float) -> None:
+    """Refuse a sparsity outside [0, 1)."""
+    if not 0 <= sparsity < 1:
+        raise WrongInput("sparsity", f"{sparsity} is not allowed; give a number from 0 up to, not including, 1")
+
+
+def one_of(field: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuse a name that isn't one of those allowed."""
+    if value not in allowed:
+        raise unknown(field, value, allowed)
+
+
+def weights_of(net: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that unstructured pruning chooses from: every Conv's and Linear's, first and last included."""
+    own = dict(net.named_parameters())  # a tensor that two layers share appears once
+    names = [f"{name}.weight" if name else "weight" for name, m in net.named_modules() if isinstance(m, LAYERS)]
+    found = {name: own[name] for name in names if name in own}
+    if not found:
+        raise WrongInput("model", "it has no Conv or Linear layer, so there is nothing to prune")
+    return found
+
+
+def prune_lowest(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> Mask:
+    """Drop exactly int(sparsity * n) entries, those of the lowest scores; of equal ones the first in position.
+
+    With scope "layer" n is counted in every tensor by itself, with "global" over all of them; there a tensor that
+    would lose everything keeps its best entry (the next lowest elsewhere goes instead) and a warning says so.
+
+    Example:
+        >>> prune_lowest({"a": torch.tensor([3., 1.]), "b": torch.tensor([2., 4.])}, .5, "global")
+        {'a': tensor([ True, False]), 'b': tensor([False,  True])}
+    """
+    mask, floored = select(scores, sparsity, scope)
+    warn_of_floor(floored)
+    return mask
+
+
+def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[Mask, list[str]]:
+    """`prune_lowest` without its warning: the mask, and the names of the tensors that met the floor of one."""
+    check_sparsity(sparsity)
+    one_of("scope", scope, SCOPES)
+    for name, value in scores.items():
+        if not value.isfinite().all():
+            raise WrongInput("model", f"the pruning scores of {name} are not finite; check its weights and the data")
+    if scope == "layer":
+        return {name: _lowest({name: value}, sparsity)[name] for name, value in scores.items()}, []
+    mask = _lowest(scores, sparsity)
+    empty = [name for name, value in mask.items() if not value.any()]
+    if not empty:
+        return mask, []
+    total = sum(value.numel() for value in scores.values())
+    if int(sparsity * total) > total - len(scores):
+        most = 1 - len(scores) / total
+        raise WrongInput("sparsity", f"{sparsity} would empty a layer; with this model and scope at most {most:.6g}")
+    return _lowest({name: _protect_best(value) for name, value in scores.items()}, sparsity), empty
+
+
+def warn_of_floor(names: Iterable[str]) -> None:
+    """Say which layers pruning would have emptied."""
+    if names := sorted(set(names)):
+        warnings.warn(f"pruning would have emptied {', '.join(names)}: the best of each was kept", stacklevel=3)
+
+
+def _lowest(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
+    flat = torch.cat([value.detach().flatten() for value in scores.values()])
+    count = int(sparsity * flat.numel())
+    keep = torch.ones_like(flat, dtype=torch.bool)
+    if count:
+        limit = flat.kthvalue(count).values  # many times faster than sorting millions of weights
+        keep = flat >= limit
+        ties = (flat == limit).nonzero().flatten()
+        keep[ties[: count - int((~keep).sum())]] = False
+    parts = torch.split_with_sizes(keep, [value.numel() for value in scores.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(scores.items(), parts, strict=True)}
+
+
+def _protect_best(value: Tensor) -> Tensor:
+    flat = value.detach().flatten().clone()
+    best = (flat == flat.max()).nonzero()[-1]  # the last of equals: the one that goes last
+    flat[best] = torch.inf
+    return flat.view(value.shape)

@@ -1,0 +1,130 @@
+"""Network slimming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur.catalogue import method
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, Mask, Params
+from secateur.pruning.channels import Channels, Norm, analyse
+from secateur.pruning.masks import check_sparsity, one_of, prune_lowest, warn_of_floor
+from secateur.pruning.operations import NORMS
+from secateur.pruning.structure import GROUPS, MASKS, channel_mask, coupled_layers
+
+
+@method("pruner", "slimming", "samia_ppb")
+@dataclass(frozen=True)
+class Slimming:
+    """Drops the channels of least |gamma| under one global threshold (network slimming; Liu et al. 2017, in samia_ppb).
+
+    The original is trained with `l1` * sum |gamma| (the paper's Eq. 1; `penalty`). A filter goes when every BatchNorm
+    that reads it drops its channel and nothing else reads it. `groups` and `mask` are those of l1-structured; in
+    "coupled" a group's score is the mean of its |gamma|, so that large and small groups stand under one threshold.
+    """
+
+    l1: float = 1e-4
+    groups: str = "per-conv"
+    mask: str = "full"
+
+    def penalty(self, net: nn.Module) -> Callable[[Params], Tensor]:
+        """`l1` * sum |gamma|, to be added to the loss that the original is trained with."""
+        names = [f"{name}.weight" for name, module in net.named_modules() if _has_gamma(module)]
+        if not names:
+            raise _no_gamma()
+        return lambda params: self.l1 * torch.stack([params[name].abs().sum() for name in names]).sum()
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """The mask."""
+        check_sparsity(sparsity)
+        one_of("groups", self.groups, GROUPS)
+        one_of("mask", self.mask, MASKS)
+        if not any(_has_gamma(module) for module in net.modules()):
+            raise _no_gamma()
+        channels = analyse(net, tuple(batch.inputs.shape[1:]))
+        gammas: Params = {
+            name: net.get_submodule(name).weight.detach().abs().cpu()  # type: ignore[operator]
+            for name in channels.norms
+            if _has_gamma(net.get_submodule(name))
+        }
+        choose = _coupled if self.groups == "coupled" else _per_conv
+        return channel_mask(net, channels, choose(channels, gammas, sparsity), self.mask)
+
+
+def _has_gamma(module: nn.Module) -> bool:
+    return isinstance(module, NORMS) and module.weight is not None
+
+
+def _no_gamma() -> WrongInput:
+    return WrongInput("pruner", "slimming needs BatchNorm layers with a gamma, and this model has none")
+
+
+def _per_conv(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
+    """(atoms,) bool: dead, when every BatchNorm's channels are chosen by themselves.
+
+    In a DenseNet many BatchNorms read one channel and one reads many layers: a layer that the choices of several
+    would empty keeps the best of its channels.
+    """
+    dead, floored = _silence(channels, gammas, prune_lowest(gammas, sparsity, "global"))
+    heard = channels.raw.clone()
+    for norm in channels.norms.values():
+        heard[norm.reads[~dead[norm.gives]]] = True
+    for name, atoms in channels.makes.items():
+        if not heard[atoms].any() and (readers := _readers(channels, gammas, atoms)):
+            floored.append(name)
+            _, norm_name, position = max(readers)
+            norm = channels.norms[norm_name]
+            dead[norm.gives[position]] = False
+            heard[norm.reads[position]] = True
+        dead[atoms] = ~heard[atoms]
+    warn_of_floor(floored)
+    return dead
+
+
+def _silence(channels: Channels, gammas: Params, kept: Mask) -> tuple[Tensor, list[str]]:
+    """The atoms that are zero behind the BatchNorms, and the BatchNorms that met the floor of one channel.
+
+    A channel that is dead before a BatchNorm is dead behind it, whatever its gamma.
+    """
+    dead = torch.zeros(len(channels.group), dtype=torch.bool)
+    floored = []
+    for step in channels.steps:
+        if not isinstance(step, Norm):
+            dead[step.gives] = dead[step.left] & dead[step.right]
+            continue
+        arrives = ~dead[step.reads]
+        alive = kept.get(step.name, arrives) & arrives
+        if not alive.any():
+            floored.append(step.name)
+            alive[gammas[step.name].where(arrives, -1).argmax()] = True
+        dead[step.gives] = ~alive
+    return dead, floored
+
+
+def _readers(channels: Channels, gammas: Params, atoms: Tensor) -> list[tuple[float, str, int]]:
+    """The BatchNorm channels that read some atoms, each with its |gamma|."""
+    return [
+        (float(gammas[name][position]), name, position)
+        for name in gammas
+        for position in torch.isin(channels.norms[name].reads, atoms).nonzero().flatten().tolist()
+    ]
+
+
+def _coupled(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
+    """(atoms,) bool: dead, when a whole group is chosen by the mean of its |gamma|."""
+    total, count = torch.zeros(2, len(channels.group), dtype=torch.float64)
+    for name, gamma in gammas.items():
+        groups = channels.group[channels.norms[name].gives]
+        total.index_add_(0, groups, gamma.double())
+        count.index_add_(0, groups, torch.ones_like(gamma, dtype=torch.float64))
+    layers = {name: ids[count[ids] > 0] for name, ids in coupled_layers(channels, channels.makes).items()}
+    layers = {name: ids for name, ids in layers.items() if len(ids)}
+    chosen = prune_lowest({name: total[ids] / count[ids] for name, ids in layers.items()}, sparsity, "global")
+    gone = torch.zeros(len(channels.group), dtype=torch.bool)
+    for name, ids in layers.items():
+        gone[ids] = ~chosen[name]
+    return gone[channels.group]
