@@ -14,6 +14,7 @@ from torch import nn
 
 from secateur.catalogue import methods
 from secateur.errors import WrongInput
+from secateur.pruning.removal import remove
 
 PRUNERS = methods("pruner")
 SCOPED = [name for name, pruner in PRUNERS.items() if "scope" in pruner.defaults]
@@ -31,6 +32,7 @@ def net_of(first: int = 8, second: int = 10) -> nn.Module:
     return made(make)
 
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 BATCH = rows_of((2, 6, 6), count=12)
 
 
@@ -51,12 +53,18 @@ def test_it_is_a_frozen_record_with_a_summary(name):
     assert len(PRUNERS[name].summary) > 20
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", PRUNERS)
-def test_a_mask_is_of_bools_in_the_shapes_of_parameters(name):
-    net = net_of()
+def test_a_mask_is_of_bools_in_the_shapes_and_on_the_device_of_parameters(name, device):
+    net = net_of().to(device)
     parameters = dict(net.named_parameters())
-    for parameter, mask in prune(name, net, 0.5).items():
-        assert mask.dtype == torch.bool and mask.shape == parameters[parameter].shape
+    mask = prune(name, net, 0.5)
+    for parameter, kept in mask.items():
+        assert kept.dtype == torch.bool and kept.shape == parameters[parameter].shape
+        assert kept.device == parameters[parameter].device
+    if name in STRUCTURED:
+        small = remove(net, mask, (2, 6, 6))
+        assert {value.device.type for value in small.state_dict().values()} == {device}
 
 
 @pytest.mark.parametrize("name", PRUNERS)
