@@ -20,7 +20,7 @@ help:  ## show the targets
 	@touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,dp]'
 	@touch $@
 
 demo: .venv/core  ## audit a small network on embedded data and write a page

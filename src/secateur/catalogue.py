@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -102,3 +104,18 @@ def find(kind: str, name: str) -> Method:
     if name not in known:
         raise unknown(kind, name, known)
     return known[name]
+
+
+def users_own(field: str, reference: str) -> Callable[..., Any]:
+    """The user's function that `module:function` names; the module may lie in the current folder."""
+    module, _, function = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that a user's file never hides an installed module
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever the user's own code raises
+        reason = f"{type(error).__name__}: {error}"
+        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); give module:function") from error
+    if not inspect.isroutine(found) and not inspect.isclass(found):
+        raise WrongInput(field, f"{reference} is {type(found).__name__}; it must be a function")
+    return found

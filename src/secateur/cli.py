@@ -149,11 +149,12 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    columns = [name for name in rows[0] if name != "defaults"] if rows else []
-    table = Table(*columns)
+    table = Table(box=None, header_style="bold")
+    for name in ("name", "paper", "summary"):
+        table.add_column(name, no_wrap=name != "summary")
     for row in rows:
-        table.add_row(*(str(row.get(name, "")) for name in columns))
-    Console().print(table)
+        table.add_row(row["name"], row["paper"], row["summary"])
+    Console(highlight=False).print(table)
 
 
 @app.command()

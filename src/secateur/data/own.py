@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.catalogue import users_own
 from secateur.data.archives import contents, read_npz
 from secateur.data.dataset import Dataset, normalised
 from secateur.data.images import read_image
@@ -122,17 +121,13 @@ def from_function(reference: str) -> Dataset:
 
     It returns a Dataset or (inputs, labels), which `from_arrays` takes.
     """
-    module_name, _, name = reference.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    function = users_own("data", reference)
     try:
-        made = getattr(importlib.import_module(module_name), name)()
+        made = function()
     except Exception as error:  # whatever the user's own code raises
         raise WrongInput("data", f"{reference} failed with {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(here)
     if isinstance(made, Dataset):
         return made
     if not isinstance(made, tuple) or len(made) != 2:
         raise WrongInput("data", f"{reference} returned {type(made).__name__}; allowed: a Dataset or (inputs, labels)")
-    return from_arrays(name, *made)
+    return from_arrays(reference, *made)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.catalogue import find
+from secateur.catalogue import find, users_own
 from secateur.errors import WrongInput
 
 
@@ -23,7 +20,7 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     The user's function gets `input_shape` and `classes` where it has parameters of these names.
     """
     shape = {"input_shape": tuple(input_shape), "classes": classes}
-    make: Callable[..., Any] = _users(name) if ":" in name else find("model", name)
+    make: Callable[..., Any] = users_own("model", name) if ":" in name else find("model", name)
     shape = {key: value for key, value in shape.items() if _accepts(make, key)}
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
@@ -32,21 +29,6 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     if not isinstance(net, nn.Module):
         raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
     return net
-
-
-def _users(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; the module may lie in the current folder."""
-    module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that a user's file never hides an installed module
-    try:
-        make = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise WrongInput("model", f"{name!r} cannot be imported ({reason}); give module:function") from error
-    if isinstance(make, nn.Module) or not callable(make):
-        raise WrongInput("model", f"{name} is {type(make).__name__}; it must be a function that returns a model")
-    return make  # type: ignore[no-any-return]
 
 
 def _accepts(make: Callable[..., Any], key: str) -> bool:

@@ -11,7 +11,7 @@ def _layer(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
-@model("digits-cnn", "ours")
+@model("digits-cnn", "-")
 def digits_cnn(input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
     """Three convolutions with BatchNorm (16-32-64) for 8x8 digits, trained in seconds on one CPU thread; our own."""
     first = _layer(channels("digits-cnn", input_shape, smallest=4), 16)

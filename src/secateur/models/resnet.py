@@ -56,7 +56,7 @@ def resnet18_pool(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10)
     return _resnet18(channels("resnet18-pool", input_shape), classes, width=64, pool=True)
 
 
-@model("resnet18-w16", "ours")
+@model("resnet18-w16", "-")
 def resnet18_w16(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
     """ResNet18 a quarter as wide (16-32-64-128), for CPUs; our own, after He et al. 2016."""
     return _resnet18(channels("resnet18-w16", input_shape), classes, width=16, pool=False)

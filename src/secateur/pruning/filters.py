@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,8 +11,8 @@ from torch import Generator, Tensor, nn
 from secateur.catalogue import method
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import Channels, analyse
-from secateur.pruning.masks import check_sparsity, one_of, prune_lowest
-from secateur.pruning.structure import GROUPS, MASKS, channel_mask, coupled_layers, filter_layers, filter_mask
+from secateur.pruning.masks import Scope, check_sparsity, one_of, prune_lowest
+from secateur.pruning.structure import Form, Groups, channel_mask, coupled_layers, filter_layers, filter_mask
 
 
 @method("pruner", "l1-structured", "samia_ppb")
@@ -25,9 +26,9 @@ class L1Structured:
     the weight alone, as the authors' code (the BatchNorm's shift still speaks, and it is never removed for real).
     """
 
-    scope: str = "layer"
-    groups: str = "per-conv"
-    mask: str = "full"
+    scope: Scope = "layer"
+    groups: Groups = "per-conv"
+    mask: Form = "full"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """The mask."""
@@ -42,9 +43,9 @@ class L2Structured:
     The fields are those of l1-structured.
     """
 
-    scope: str = "layer"
-    groups: str = "per-conv"
-    mask: str = "full"
+    scope: Scope = "layer"
+    groups: Groups = "per-conv"
+    mask: Form = "full"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """The mask."""
@@ -53,8 +54,8 @@ class L2Structured:
 
 def _prune(how: L1Structured | L2Structured, net: nn.Module, batch: Batch, sparsity: float, order: int) -> Mask:
     check_sparsity(sparsity)
-    one_of("groups", how.groups, GROUPS)
-    one_of("mask", how.mask, MASKS)
+    one_of("groups", how.groups, get_args(Groups))
+    one_of("mask", how.mask, get_args(Form))
     norms = filter_norms(net, order)
     if (how.groups, how.mask) == ("per-conv", "conv-only"):  # needs no graph, so any module will do
         return filter_mask(net, prune_lowest(norms, sparsity, how.scope), bias=False)

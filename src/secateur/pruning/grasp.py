@@ -10,7 +10,7 @@ from torch import Generator, nn
 from secateur.catalogue import method
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.gradients import batch_loss
-from secateur.pruning.masks import prune_lowest
+from secateur.pruning.masks import Scope, prune_lowest
 
 
 @method("pruner", "grasp", "priprune")
@@ -24,7 +24,7 @@ class Grasp:
 
     temperature: float = 200.0
     samples_per_class: int = 10
-    scope: str = "global"
+    scope: Scope = "global"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
         """The paper's score with its sign turned, w * Hg, so that the lowest are pruned."""

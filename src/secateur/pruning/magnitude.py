@@ -8,7 +8,7 @@ from torch import Generator, nn
 
 from secateur.catalogue import method
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.masks import prune_lowest, weights_of
+from secateur.pruning.masks import Scope, prune_lowest, weights_of
 
 
 @method("pruner", "l1-unstructured", "samia_ppb")
@@ -19,7 +19,7 @@ class L1Unstructured:
     Every Conv and Linear weight takes part, first and last included; biases and BatchNorm are left alone.
     """
 
-    scope: str = "layer"
+    scope: Scope = "layer"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
         """|w|."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Mask
 from secateur.pruning.operations import CONVS
 
-SCOPES = ("layer", "global")
+Scope = Literal["layer", "global"]
 LAYERS = (*CONVS, nn.Linear)
 
 
@@ -56,7 +57,7 @@ def prune_lowest(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> M
 def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[Mask, list[str]]:
     """`prune_lowest` without its warning: the mask, and the names of the tensors that met the floor of one."""
     check_sparsity(sparsity)
-    one_of("scope", scope, SCOPES)
+    one_of("scope", scope, get_args(Scope))
     for name, value in scores.items():
         if not value.isfinite().all():
             raise WrongInput("model", f"the pruning scores of {name} are not finite; check its weights and the data")

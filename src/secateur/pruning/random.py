@@ -9,7 +9,7 @@ from torch import Generator, nn
 
 from secateur.catalogue import method
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.masks import prune_lowest, weights_of
+from secateur.pruning.masks import Scope, prune_lowest, weights_of
 
 
 @method("pruner", "random", "priprune")
@@ -17,7 +17,7 @@ from secateur.pruning.masks import prune_lowest, weights_of
 class Random:
     """Drops weights at random, drawn over the whole network (the Random base pruning of priprune)."""
 
-    scope: str = "global"
+    scope: Scope = "global"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
         """Uniform draws; in float64, where equal ones do not occur."""

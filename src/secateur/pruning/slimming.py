@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,7 +15,7 @@ from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import Channels, Norm, analyse
 from secateur.pruning.masks import check_sparsity, one_of, prune_lowest, warn_of_floor
 from secateur.pruning.operations import NORMS
-from secateur.pruning.structure import GROUPS, MASKS, channel_mask, coupled_layers
+from secateur.pruning.structure import Form, Groups, channel_mask, coupled_layers
 
 
 @method("pruner", "slimming", "samia_ppb")
@@ -28,8 +29,8 @@ class Slimming:
     """
 
     l1: float = 1e-4
-    groups: str = "per-conv"
-    mask: str = "full"
+    groups: Groups = "per-conv"
+    mask: Form = "full"
 
     def penalty(self, net: nn.Module) -> Callable[[Params], Tensor]:
         """`l1` * sum |gamma|, to be added to the loss that the original is trained with."""
@@ -41,8 +42,8 @@ class Slimming:
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """The mask."""
         check_sparsity(sparsity)
-        one_of("groups", self.groups, GROUPS)
-        one_of("mask", self.mask, MASKS)
+        one_of("groups", self.groups, get_args(Groups))
+        one_of("mask", self.mask, get_args(Form))
         if not any(_has_gamma(module) for module in net.modules()):
             raise _no_gamma()
         channels = analyse(net, tuple(batch.inputs.shape[1:]))

@@ -10,7 +10,7 @@ from torch import Generator, nn
 from secateur.catalogue import method
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.gradients import batch_loss
-from secateur.pruning.masks import prune_lowest
+from secateur.pruning.masks import Scope, prune_lowest
 
 
 @method("pruner", "snip", "priprune")
@@ -18,7 +18,7 @@ from secateur.pruning.masks import prune_lowest
 class Snip:
     """Drops the weights whose removal changes one batch's loss least, |w * dL/dw| (SNIP; Lee et al. 2019, Eq. 5)."""
 
-    scope: str = "global"
+    scope: Scope = "global"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
         """|w * g|; the paper divides by the sum, which leaves the order as it is."""

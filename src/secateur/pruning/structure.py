@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from secateur.interfaces import Mask
 from secateur.pruning.channels import Channels
 from secateur.pruning.operations import CONVS
 
-GROUPS = ("per-conv", "coupled")
-MASKS = ("full", "conv-only")
+Groups = Literal["per-conv", "coupled"]
+Form = Literal["full", "conv-only"]  # of a mask
 
 
 def filter_layers(net: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from secateur.catalogue import method
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.masks import check_sparsity, select, warn_of_floor, weights_of
+from secateur.pruning.masks import Scope, check_sparsity, select, warn_of_floor, weights_of
 
 
 @method("pruner", "synflow", "priprune")
@@ -24,7 +24,7 @@ class SynFlow:
     """
 
     rounds: int = 100
-    scope: str = "global"
+    scope: Scope = "global"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """The mask."""

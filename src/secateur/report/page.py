@@ -90,7 +90,7 @@ def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
     if cell is None or cell.value is None:
         return "-"
     if metric in SHARES:
-        return _number(cell, interval, 100, 1, " %")
+        return _number(cell, interval, 100, 1, "%")
     if metric == "auc":
         return _number(cell, interval, 1, 3, "")
     if metric.startswith("seconds"):

@@ -1,0 +1,77 @@
+"""Every method keeps the catalogue's promises, and adding a file adds a method everywhere."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import secateur
+from secateur import catalogue
+from secateur.errors import WrongInput
+
+ALL = [(kind, name) for kind in catalogue.PACKAGES for name in catalogue.methods(kind)]
+
+NEW = '''"""A pruner of somebody's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secateur.catalogue import method
+
+
+@method("pruner", "mine", "-")
+@dataclass(frozen=True)
+class Mine:
+    """Prunes what I like."""
+
+    taste: float = 0.5
+'''
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_every_method_says_what_it_is(kind, name):
+    entry = catalogue.find(kind, name)
+    row = json.loads(json.dumps(entry.describe(), default=str))
+    assert row["name"] == name and name == name.lower() and " " not in name
+    assert row["paper"] in (*catalogue.PAPERS, "-"), "a paper of the project, or - for none"
+    assert len(row["summary"]) > 20 and row["summary"].endswith((".", ")", ":")), "one line that says what it does"
+    assert isinstance(row["defaults"], dict)
+
+
+@pytest.mark.parametrize("name", catalogue.methods("defense"))
+def test_every_defense_says_where_it_acts(name):
+    entry = catalogue.find("defense", name)
+    assert entry.info["acts_on"] in ("recipe", "loss", "fine-tuning", "training")
+    assert "Acts on:" in (entry.make.__doc__ or "")
+
+
+def test_a_hyper_parameter_that_a_method_does_not_have_is_refused():
+    with pytest.raises(WrongInput, match="did you mean 'strength'"):
+        catalogue.find("defense", "ppb")(stength=1)
+
+
+def test_a_name_belongs_to_one_file():
+    with pytest.raises(WrongInput, match="snip"):
+        catalogue.method("pruner", "snip", "-")(lambda: None)
+
+
+def test_adding_a_file_adds_a_method_everywhere(tmp_path):
+    source = Path(secateur.__file__).parent
+    shutil.copytree(source, tmp_path / "secateur", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "secateur" / "pruning" / "mine.py").write_text(NEW)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "secateur", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+
+    rows = {row["name"]: row for row in json.loads(run("list", "pruners", "--json").stdout)}
+    assert rows["mine"] == {"name": "mine", "summary": "Prunes what I like.", "paper": "-", "defaults": {"taste": 0.5}}
+    assert "snip" in rows
+    refused = run("audit", "--pruner", "mine:tase=1")
+    assert refused.returncode == 2 and "did you mean 'taste'" in refused.stderr

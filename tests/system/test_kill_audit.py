@@ -1,0 +1,86 @@
+"""An audit killed at many random moments ends with the rows of one that was never killed."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from secateur.runs import comparable, load_rows
+
+pytestmark = pytest.mark.system
+
+SETTINGS = "--shadows 2 --pruner l1-unstructured,l1-structured --sparsity .5".split()
+EPOCHS = ["--set", "train.epochs=20", "--set", "finetune.epochs=10"]
+
+
+def start(folder):
+    command = [sys.executable, "-m", "secateur", "audit", "--out", str(folder), *SETTINGS, *EPOCHS]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def finish(folder):
+    process = start(folder)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+
+
+@pytest.mark.timeout(1200)
+def test_killed_many_times_and_still_the_same_rows(tmp_path):
+    begun = time.monotonic()
+    finish(tmp_path / "whole")
+    seconds = time.monotonic() - begun
+
+    moments, killed, folder = random.Random(0), 0, tmp_path / "killed"
+    whole = comparable(load_rows(tmp_path / "whole"))
+    while killed < 12:
+        process = start(folder)
+        try:
+            process.wait(timeout=moments.uniform(0.2, 0.9) * seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+        else:  # it got through: compare, and begin anew for the kills that are left
+            assert comparable(load_rows(folder)) == whole
+            shutil.rmtree(folder)
+        process.stderr.close()
+    finish(folder)
+    assert comparable(load_rows(folder)) == whole
+    assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_two_runs_may_not_write_one_folder(tmp_path):
+    first = start(tmp_path / "run")
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "run.json").exists():
+            assert time.monotonic() < deadline and first.poll() is None
+            time.sleep(0.05)
+        second = start(tmp_path / "run")
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert "in use by another run" in said and "Traceback" not in said
+    finally:
+        first.kill()
+        first.wait()
+        first.stderr.close()
+
+
+def test_a_damaged_artifact_is_computed_again(tmp_path):
+    folder = tmp_path / "run"
+    finish(folder)
+    before = comparable(load_rows(folder))
+    damaged = sorted((folder / "artifacts").glob("prune-*"))[0]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    process = start(folder)
+    _, said = process.communicate()
+    assert process.returncode == 0
+    assert damaged.name in said and "damaged" in said
+    assert comparable(load_rows(folder)) == before

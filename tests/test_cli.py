@@ -1,0 +1,129 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from secateur.cli import main
+
+TINY = ["--set", "train.epochs=2", "--set", "finetune.epochs=1", "--shadows", "1"]
+
+
+def audit(*arguments):
+    return main(["audit", *TINY, *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "audit"
+    assert audit("--out", folder, "--pruner", "l1-unstructured", "--attack", "conf") == 0
+    return folder
+
+
+def test_an_audit_writes_its_folder(finished):
+    assert {"config.yaml", "results.jsonl", "report.html", "run.json"} <= {p.name for p in finished.iterdir()}
+    rows = [json.loads(line) for line in (finished / "results.jsonl").read_text().splitlines()]
+    needed = {"schema", "model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack", "seed", "metric"}
+    assert all(needed | {"value", "low", "high"} <= row.keys() for row in rows)
+    assert {row["pruner"] for row in rows} == {"none", "l1-unstructured"}
+    assert {"auc", "test_accuracy", "flops_masked"} <= {row["metric"] for row in rows}
+    assert all(row["timing"] == row["metric"].startswith("seconds") for row in rows)
+
+
+def test_json_prints_the_rows_and_nothing_else(finished, capsys):
+    assert audit("--out", finished, "--pruner", "l1-unstructured", "--attack", "conf", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == [json.loads(line) for line in (finished / "results.jsonl").read_text().splitlines()]
+
+
+def test_the_written_configuration_gives_the_same_rows(finished, tmp_path):
+    def rows(folder):
+        found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+        return [row for row in found if not row["timing"]]
+
+    assert main(["audit", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
+    assert rows(tmp_path / "again") == rows(finished)
+
+
+def test_a_changed_setting_recomputes_only_what_it_must(finished):
+    before = {p.name: p.stat().st_mtime_ns for p in (finished / "artifacts").iterdir()}
+    assert audit("--out", finished, "--pruner", "l1-unstructured", "--attack", "conf,mentr") == 0
+    after = {p.name: p.stat().st_mtime_ns for p in (finished / "artifacts").iterdir()}
+    assert all(after[name] == time for name, time in before.items())
+    assert {name.split("-")[0] for name in after.keys() - before.keys()} == {"attack"}
+
+
+def test_a_report_can_be_written_again_and_of_several(finished, tmp_path, capsys):
+    page = tmp_path / "both.html"
+    assert main(["report", str(finished), str(finished), "--out", str(page)]) == 0
+    assert "l1-unstructured 0.7" in page.read_text()
+    assert main(["report", str(finished), str(finished)]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["attacks", "defenses", "pruners", "models", "datasets"])
+def test_lists_as_a_table_and_as_objects(kind, capsys):
+    assert main(["list", kind, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows and all({"name", "summary", "paper", "defaults"} <= row.keys() for row in rows)
+    assert main(["list", kind]) == 0
+    assert rows[0]["name"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["audit", "--sparsity", "1.5"], "sparsity"),
+        (["audit", "--pruner", "l1"], "pruner: 'l1' is not known; did you mean"),
+        (["audit", "--model", "resnet19"], "model: 'resnet19' is not known; did you mean 'resnet18"),
+        (["audit", "--data", "digit"], "did you mean 'digits'"),
+        (["audit", "--device", "cuda:99"], "device"),
+        (["audit", "nowhere.yaml"], "config: nowhere.yaml cannot be read"),
+        (["audit", "a.yaml", "--config", "b.yaml"], "config: give the run file once"),
+        (["audit", "--spasity", ".5"], "Did you mean '--sparsity'?"),
+        (["adit"], "No such command 'adit'"),
+        (["list", "attack"], "kind: 'attack' is not known; did you mean 'attacks'"),
+        (["prune", "--out", "model.pt"], "out: model.pt is not allowed"),
+        (["prune", "--weights", "nowhere.safetensors"], "weights"),
+        (["report", "nowhere"], "run"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert expected in said.err
+    assert said.err.count("\n") == 1 and "Traceback" not in said.err
+    assert said.out == ""
+
+
+def test_a_folder_that_belongs_to_something_else(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("precious")
+    assert audit("--out", tmp_path) == 2
+    assert "out" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_models_of_the_users_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_models.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def good(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+        "def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))\n"
+        "class Broken(nn.Linear):\n    def forward(self, x): return super().forward(x.flatten(1)) * float('nan')\n"
+        "def broken(): return Broken(64, 10)\n"
+    )
+    pruner = ["--pruner", "l1-unstructured"]
+    assert audit("--model", "own_models:good", "--out", tmp_path / "good", *pruner) == 0
+    capsys.readouterr()
+    for name, expected in (("narrow", "(2, 9)"), ("broken", "NaN"), ("missing", "cannot be imported")):
+        assert audit("--model", f"own_models:{name}", "--out", tmp_path / name, *pruner) == 2
+        assert expected in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from secateur.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "audit" in done.stdout

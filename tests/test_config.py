@@ -1,0 +1,87 @@
+import pytest
+import yaml
+
+from secateur.config import Audit, Prune, choice, dump, read
+from secateur.errors import WrongInput
+
+
+def wrong(**flags):
+    with pytest.raises(WrongInput) as caught:
+        read(Audit, None, flags)
+    return str(caught.value)
+
+
+def test_flags_are_laid_over_the_file(tmp_path):
+    file = tmp_path / "audit.yaml"
+    file.write_text("sparsity: [.5, .7]\npruner: snip\ntrain: {epochs: 7}\n")
+    config = read(Audit, file, {"sparsity": ".9", "model": None}, ["train.batch_size=32", "shadows=2"])
+    assert config.sparsity == [0.9]
+    assert [str(p) for p in config.pruner] == ["snip"]
+    assert (config.train.epochs, config.train.batch_size, config.shadows) == (7, 32, 2)
+
+
+def test_what_is_written_reads_back_the_same():
+    config = read(Audit, None, {"pruner": "l1-structured:groups=coupled,snip", "seeds": "3", "attack": ["conf"]})
+    again = Audit.model_validate(yaml.safe_load(yaml.safe_dump(dump(config))))
+    assert again == config
+    assert config.seeds == [0, 1, 2]
+    assert config.pruner[0].make().groups == "coupled"
+
+
+def test_recipes_are_the_papers_unless_told_otherwise():
+    train, finetune = read(Audit, None, {}).recipes(tabular=False)
+    assert (train.epochs, finetune.epochs, train.weight_decay, train.patience) == (100, 50, 5e-4, 5)
+    assert read(Audit, None, {}).recipes(tabular=True)[0].epochs == 50
+    config = read(Audit, None, {}, ["train.epochs=8", "finetune.learning_rate=0.01", "finetune.patience=null"])
+    train, finetune = config.recipes(tabular=True)
+    assert (train.epochs, finetune.epochs, finetune.learning_rate, finetune.patience) == (8, 4, 0.01, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"sparsity": "1.0"}, ["sparsity", "less than 1"]),
+        ({"sparsity": "-.1"}, ["sparsity", "greater than or equal to 0"]),
+        ({"sparsity": "half"}, ["sparsity", "half", "number"]),
+        ({"pruner": "l1-unstructred"}, ["pruner", "did you mean 'l1-unstructured'"]),
+        ({"attack": "confidence"}, ["attack", "did you mean 'conf'"]),
+        ({"defense": "ppp"}, ["defense", "did you mean 'ppb'"]),
+        ({"pruner": "l1-structured:grups=coupled"}, ["pruner.l1-structured", "did you mean 'groups'"]),
+        ({"pruner": "l1-structured:groups=both"}, ["groups", "both", "coupled"]),
+        ({"pruner": "snip:"}, ["pruner", "name:key=value"]),
+        ({"pruner": {"kind": "snip"}}, ["pruner", "name"]),
+        ({"sparsities": ".5"}, ["sparsities", "did you mean 'sparsity'"]),
+        ({"train": {"epoch": 3}}, ["train.epoch", "did you mean 'epochs'"]),
+        ({"train": {"epochs": 0}}, ["train.epochs", "greater than or equal to 1"]),
+        ({"device": "tpu"}, ["device", "tpu"]),
+        ({"seeds": "0"}, ["seeds"]),
+        ({"shadows": 0}, ["shadows", "greater than or equal to 1"]),
+    ],
+)
+def test_wrong_input_is_one_sentence_that_names_the_field(flags, expected):
+    sentence = wrong(**flags)
+    assert "\n" not in sentence
+    for part in expected:
+        assert part in sentence, sentence
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    broken, listed = tmp_path / "broken.yaml", tmp_path / "listed.yaml"
+    broken.write_text("a: [")
+    listed.write_text("- a")
+    for file, expected in ((broken, "is not YAML"), (listed, "fields and values"), (tmp_path / "no", "cannot be read")):
+        with pytest.raises(WrongInput, match=expected):
+            read(Audit, file, {})
+    with pytest.raises(WrongInput, match="field=value"):
+        read(Audit, None, {}, ["sparsity"])
+
+
+def test_a_newer_schema_is_refused():
+    assert "schema" in wrong(schema=2)
+
+
+def test_a_method_can_be_given_as_text_or_as_fields():
+    text, fields = choice("defense", "ppb:strength=16"), choice("defense", {"name": "ppb", "strength": 16})
+    assert text == fields
+    assert text.make().strength == 16
+    assert str(read(Prune, None, {}).defense) == "basic"
