@@ -82,16 +82,15 @@ class Lanes:
         return [{name: value[i] for name, value in merged[0].items()} for i in range(count)]
 
     def _update(self, groups: Sequence[Tensors]) -> Tensor:
+        self._optimiser.zero_grad(set_to_none=True)
         losses = []
         for group, tensors in zip(self._groups, groups, strict=True):
             loss = self._objective(group.params, group.buffers, *tensors)
-            leaves = list(group.params.values())
-            # The sum's gradient holds each stacked lane's own; a parameter that the loss does not reach gets none.
-            for leaf, grad in zip(leaves, torch.autograd.grad(loss.sum(), leaves, allow_unused=True), strict=True):
-                leaf.grad = grad if grad is None else _laid_out_as(leaf, grad)
+            # The sum's gradient holds each stacked lane's own. It comes in its parameter's strides, which fused
+            # optimisers take for granted.
+            torch.autograd.backward(loss.sum(), inputs=list(group.params.values()))
             losses.append(loss.detach().reshape(-1))
         self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
         self._drop()
         return torch.cat(losses)
 
@@ -153,11 +152,6 @@ def _stack(lanes: Sequence[Lane]) -> Lane:
         tree.stack([lane.buffers for lane in lanes]),
         tree.stack([like | lane.mask for lane in lanes]),
     )
-
-
-def _laid_out_as(leaf: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in its parameter's strides: fused optimisers walk both as flat memory and check nothing."""
-    return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
 
 
 def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, inputs: Sequence[Tensors]) -> str:

@@ -112,7 +112,8 @@ def split(net: nn.Module, state: Params) -> tuple[Params, Params]:
 
 
 def joined(net: nn.Module, tensors: Params) -> Params:
-    """A state_dict of copies: every name that the net saves (names that share a tensor get equal copies)."""
+    """A state_dict of contiguous copies: every name that the net saves; names of one tensor get equal copies."""
     first = {id(value): name for name, value in reversed([*net.named_parameters(), *net.named_buffers()])}
     saved = net.state_dict(keep_vars=True)
-    return {name: tensors[first[id(value)]].detach().clone() for name, value in saved.items()}
+    plain = torch.contiguous_format
+    return {name: tensors[first[id(value)]].detach().clone(memory_format=plain) for name, value in saved.items()}

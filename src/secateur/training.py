@@ -158,8 +158,8 @@ class _Run:
         self.noise = torch.Generator(device).manual_seed(seed)  # dropout and transforms draw on the device
         self.asks: dict[int, list[Ask]] = {}
         self.history: list[Row] = []
-        self.best: tuple[float, int, Params] = (math.inf, 0, {})
-        self.done = False
+        self.best: Params = {}
+        self.best_epoch, self.least, self.done = 0, math.inf, False
         self._check()
 
     def order(self) -> tuple[Tensor, ...]:
@@ -189,19 +189,20 @@ class _Run:
         if not all(math.isfinite(value) for value in row.values()):
             raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")
         self.history.append(row)
-        patience = self.recipe.patience
-        value = -epoch if patience is None else row["validation_loss"]
-        if patience is not None and self.recipe.monitor == "accuracy":
-            value = -row["validation_accuracy"]
-        last = epoch == self.recipe.epochs
-        if value < self.best[0] and (patience is not None or last):
-            self.best = (value, epoch, joined(self.trainer.net, state))
-        self.done = last or (patience is not None and epoch - self.best[1] >= patience)
+        patience, last = self.recipe.patience, epoch == self.recipe.epochs
+        if patience is None:
+            better, self.done = last, last
+        else:
+            value = row["validation_loss"] if self.recipe.monitor == "loss" else -row["validation_accuracy"]
+            better = value < self.least
+            self.least = min(value, self.least)
+            self.done = last or (not better and epoch - self.best_epoch >= patience)
+        if better:
+            self.best_epoch, self.best = epoch, joined(self.trainer.net, state)
         return row
 
     def fitted(self) -> Fitted:
-        _, epoch, state = self.best
-        return Fitted(state, self.history, epoch, stopped=len(self.history) < self.recipe.epochs)
+        return Fitted(self.best, self.history, self.best_epoch, stopped=len(self.history) < self.recipe.epochs)
 
     @torch.no_grad()
     def _check(self) -> None:
