@@ -1,0 +1,168 @@
+"""ADV: adversarial regularisation, a game between the classifier and an attack on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy, linear, logsigmoid, relu
+
+from secateur.catalogue import method
+from secateur.defenses.loop import Run, Trainer, fit_many
+from secateur.errors import WrongInput
+from secateur.execution import Lane, Lanes
+from secateur.interfaces import Batch, Loss, Params
+from secateur.prediction import outputs
+from secateur.recipe import Fitted, Progress, Recipe, Row, Task
+
+
+@method("defense", "adv", "samia_ppb", acts_on="fine-tuning")
+@dataclass(frozen=True)
+class AdversarialRegularisation:
+    """Fine-tunes against a surrogate attack that is trained at the same time (samia_ppb 6.3.1; Nasr et al. 2018).
+
+    Acts on: the loop of fine-tuning. Every step of every epoch is first `attack_steps` steps of the surrogate h, which
+    maximises its gain (mean log h over the batch's members + mean log(1 - h) over as many reference examples) / 2, then
+    one of the classifier, which minimises loss + alpha * mean log h over the same members: Algorithm 1 of Nasr et al.
+    h is an MLP with ReLU on the posterior and the one-hot label, trained by Adam; it sees the answers that an attacker
+    would, in eval mode. The reference set is the validation split, which is also what early stopping looks at: the
+    validation loss (without the adversarial term) is no fresh estimate, and the attack never sees a test split.
+
+    Each epoch's row of history has the surrogate's mean loss as `attack_loss`: log 2 = 0.693 is blind guessing.
+    """
+
+    alpha: float = 1.0  # the paper tries .5, 1, 2, 4, 8, 16
+    attack_steps: int = 1  # k
+    attack_learning_rate: float = 1e-3
+    hidden: tuple[int, ...] = (512, 256, 128)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number from 0")
+        if self.attack_steps < 1:
+            raise WrongInput("attack_steps", f"{self.attack_steps} is not allowed; give a whole number from 1")
+
+    def fit_many(
+        self,
+        net: nn.Module,
+        tasks: Sequence[Task],
+        recipe: Recipe,
+        *,
+        loss: Loss = cross_entropy,
+        way: str = "auto",
+        progress: Progress | None = None,
+    ) -> Iterator[tuple[int, Fitted]]:
+        """As `training.fit_many`; `loss` is what the adversarial term is added to, so PPB's makes ppb+adv."""
+        if any(not task.validation.size for task in tasks):
+            raise WrongInput("data", "adv needs a validation split: its reference set is drawn from it")
+        return fit_many(partial(_Adversarial, self, net, recipe, loss), tasks, way, progress)
+
+    def surrogate(self, classes: int, rng: Generator, dtype: torch.dtype) -> Params:
+        """The attack's first weights, uniform within 1 / sqrt(inputs) as torch's layers start."""
+        params: Params = {}
+        for layer, (inputs, units) in enumerate(pairwise([2 * classes, *self.hidden, 1])):
+            for name, shape in (("weight", (units, inputs)), ("bias", (units,))):
+                drawn = torch.rand(shape, generator=rng, dtype=dtype)
+                params[f"{layer}.{name}"] = (2 * drawn - 1) / math.sqrt(inputs)
+        return params
+
+
+def membership(attack: Params, logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) logits of h: what the surrogate makes of posteriors and labels; high = member."""
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    x = torch.cat([logits.softmax(1), (labels[:, None] == classes).to(logits.dtype)], 1)
+    layers = len(attack) // 2
+    for layer in range(layers):
+        x = linear(x, attack[f"{layer}.weight"], attack[f"{layer}.bias"])
+        x = relu(x) if layer < layers - 1 else x
+    return x[:, 0]
+
+
+class _Adversarial(Trainer):
+    """What the runs of one structure share."""
+
+    def __init__(
+        self, defense: AdversarialRegularisation, net: nn.Module, recipe: Recipe, loss: Loss, device: torch.device
+    ) -> None:
+        super().__init__(net, recipe, loss, None, None, device)
+        self.defense = defense
+
+    def stepper(self, runs: Sequence[Run], way: str) -> _Duel:
+        return _Duel(self, runs, way)
+
+
+class _Duel:
+    """The classifiers and their surrogates, each stepped by an optimiser of its own."""
+
+    def __init__(self, trainer: _Adversarial, runs: Sequence[Run], way: str) -> None:
+        self.trainer, self.defense, self.runs = trainer, trainer.defense, runs
+        # Chance of its own, so that the classifier sees the batches and the noise that it would without a surrogate.
+        self.rngs = [torch.Generator().manual_seed(run.noise.initial_seed() + 1) for run in runs]
+        surrogates = [self._surrogate(run, rng) for run, rng in zip(runs, self.rngs, strict=True)]
+        self.attack_names = list(surrogates[0])
+        self.names = [*runs[0].lane.params, *runs[0].lane.buffers]
+        own = replace(
+            trainer.recipe, optimiser="adam", learning_rate=self.defense.attack_learning_rate, weight_decay=0.0
+        )
+        self.attacks = Lanes(self._attack_loss, [Lane(params, {}) for params in surrogates], own.make_optimiser, way)
+        lanes = [run.lane for run in runs]
+        self.classifiers = Lanes(self._classifier_loss, lanes, trainer.recipe.make_optimiser, way)
+        self.losses: list[Tensor] = []
+
+    def step(self, rows: Sequence[Tensor]) -> Tensor:
+        """The surrogates' steps, then the classifiers'."""
+        batches = [run.tensors(some) for run, some in zip(self.runs, rows, strict=True)]
+        for _ in range(self.defense.attack_steps):
+            states = self.classifiers.states()
+            seen = [
+                (*batch[:2], *self._reference(run, rng), *(state[name] for name in self.names))
+                for batch, run, rng, state in zip(batches, self.runs, self.rngs, states, strict=True)
+            ]
+            self.losses.append(self.attacks.step(seen))
+        attacks = [tuple(attack[name] for name in self.attack_names) for attack in self.attacks.states()]
+        given = [(*batch[:2], *attack, *batch[2:]) for batch, attack in zip(batches, attacks, strict=True)]
+        return self.classifiers.step(given)
+
+    def states(self) -> list[Params]:
+        """The classifiers' tensors."""
+        return self.classifiers.states()
+
+    def facts(self) -> list[Row]:
+        """The surrogates' mean losses over the epoch."""
+        means, self.losses = torch.stack(self.losses).mean(0).tolist(), []
+        return [{"attack_loss": mean} for mean in means]
+
+    def _attack_loss(
+        self, attack: Params, _: Params, inputs: Tensor, labels: Tensor, outside: Tensor, others: Tensor, *state: Tensor
+    ) -> Tensor:
+        """-gain of the surrogate on one batch of members and one of the reference set."""
+        tensors = dict(zip(self.names, state, strict=True))
+        logits = self.trainer.judge(tensors, torch.cat([inputs, outside]))
+        guesses = membership(attack, logits, torch.cat([labels, others]))
+        members, nonmembers = guesses[: len(inputs)], guesses[len(inputs) :]
+        return -(logsigmoid(members).mean() + logsigmoid(-nonmembers).mean()) / 2
+
+    def _classifier_loss(
+        self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *rest: Tensor
+    ) -> Tensor:
+        """The loss + alpha * the surrogate's gain on the members."""
+        count = len(self.attack_names)
+        attack = dict(zip(self.attack_names, rest[:count], strict=True))
+        logits = self.trainer.learner(params | buffers, inputs, rest[count:])
+        gain = logsigmoid(membership(attack, logits, labels)).mean()
+        return self.trainer.loss(logits, labels) + self.defense.alpha * gain
+
+    def _reference(self, run: Run, rng: Generator) -> Batch:
+        size = min(self.trainer.recipe.batch_size, run.validation.size)
+        rows = torch.randperm(run.validation.size, generator=rng)[:size]
+        return run.validation.take(rows.to(run.validation.inputs.device))
+
+    def _surrogate(self, run: Run, rng: Generator) -> Params:
+        answer = outputs(self.trainer.judge, run.lane.params | run.lane.buffers, run.train.inputs[:1])
+        params = self.defense.surrogate(answer.shape[1], rng, answer.dtype)
+        return {name: value.to(answer.device) for name, value in params.items()}

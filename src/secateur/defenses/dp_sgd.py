@@ -1,0 +1,195 @@
+"""DP-SGD: per-example clipping and Gaussian noise in fine-tuning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Size, Tensor, nn, vmap
+from torch.func import grad_and_value
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from secateur import tree
+from secateur.catalogue import method
+from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, epsilon, sampling
+from secateur.defenses.loop import Run, Trainer, fit_many
+from secateur.errors import WrongInput, require, unknown
+from secateur.interfaces import Loss, Params
+from secateur.recipe import Fitted, Progress, Recipe, Row, Task
+
+ALONE = (
+    "does not combine with another defense: its guarantee needs a loss that is a sum over examples, "
+    "and ppb's pairs and adv's surrogate carry one example's data into another's gradient"
+)
+AT_ONCE = {"cpu": 2**28, "cuda": 2**30}  # numbers of per-example gradients held at a time: 1 and 4 GiB
+
+
+@method("defense", "dp-sgd", "samia_ppb", acts_on="fine-tuning", combines=False, reason=ALONE)
+@dataclass(frozen=True)
+class DpSgd:
+    """Clips every example's gradient and adds Gaussian noise to their sum (samia_ppb 6.3.1; Abadi et al. 2016).
+
+    Acts on: the loop of fine-tuning. Batches are drawn by Poisson sampling, each example with probability
+    q = batch size / examples; the noisy sum, divided by the expected batch size, goes to the recipe's optimiser.
+    BatchNorm is frozen: its statistics mix examples, and replacing it would break a trained model. Where a mask prunes,
+    an example's gradient is dropped before it is clipped, and the weights are set to zero after the noise.
+    The guarantee is fine-tuning's only, because the same members trained the original without it; it is one of the
+    algorithm, not against attacks on floating-point noise, and does not cover the training loss in the history.
+    """
+
+    noise_multiplier: float = 1.0  # sigma, in units of max_grad_norm; the paper tries .01, .1, 1, 10, 100
+    max_grad_norm: float = 1.0  # C
+    delta: float | None = None  # None: 1 / the number of training examples
+    accountant: str = "rdp"  # or prv, tighter but only for epsilon up to 100
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise WrongInput("noise_multiplier", f"{self.noise_multiplier} is not allowed; give a number from 0")
+        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise WrongInput("max_grad_norm", f"{self.max_grad_norm} is not allowed; give a number above 0")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise WrongInput("delta", f"{self.delta} is not allowed; give a number between 0 and 1")
+        if self.accountant not in ACCOUNTANTS:
+            raise unknown("accountant", self.accountant, ACCOUNTANTS)
+
+    def fit_many(
+        self,
+        net: nn.Module,
+        tasks: Sequence[Task],
+        recipe: Recipe,
+        *,
+        loss: Loss = cross_entropy,
+        way: str = "auto",
+        progress: Progress | None = None,
+    ) -> Iterator[tuple[int, Fitted]]:
+        """As `training.fit_many`; every way but ray goes one by one, and any loss but cross-entropy is refused."""
+        if loss is not cross_entropy:
+            raise WrongInput("defense", f"dp-sgd {ALONE}")
+        require("opacus", "dp")
+        return fit_many(partial(_Private, self, net, recipe), tasks, way, progress)
+
+    def guarantee(self, size: int, *recipes: Recipe) -> Guarantee:
+        """What holds after fine-tuning by a recipe (or several in a row) on so many examples, known beforehand.
+
+        All of a recipe's epochs count: where a run stops depends on the weights of every epoch before, so an epsilon
+        of the epochs that were run would be no bound.
+        """
+        delta = self.delta or 1 / size
+        spent = epsilon(self.noise_multiplier, [sampling(size, recipe) for recipe in recipes], delta, self.accountant)
+        return Guarantee(spent, delta, self.accountant, self.covers)
+
+    @property
+    def covers(self) -> str:
+        """What the guarantee is about."""
+        return "fine-tuning only (the same members trained the original without it), with BatchNorm frozen"
+
+
+class _Private(Trainer):
+    """What the runs of one structure share."""
+
+    def __init__(self, defense: DpSgd, net: nn.Module, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(_frozen(copy.deepcopy(net)), recipe, cross_entropy, None, None, device)
+        self.defense = defense
+        _frozen(self.learner.structure)
+
+    def way(self, way: str, tasks: Sequence[Task]) -> str:
+        return "sequential"
+
+    def order(self, run: Run) -> list[Tensor]:
+        """Poisson sampling: each example is in each batch with probability q, so a batch may be empty."""
+        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+
+        size, device = run.train.size, run.train.inputs.device
+        rate, steps = sampling(size, self.recipe)
+        sampler = UniformWithReplacementSampler(
+            num_samples=size, sample_rate=rate, steps=steps // self.recipe.epochs, generator=run.rng
+        )
+        return [torch.tensor(rows, dtype=torch.long, device=device) for rows in sampler]
+
+    def stepper(self, runs: Sequence[Run], way: str) -> _Steps:
+        return _Steps(self, runs[0])
+
+
+class _Steps:
+    """One run's DP-SGD."""
+
+    def __init__(self, trainer: _Private, run: Run) -> None:
+        from opacus.optimizers import DPOptimizer
+
+        self.learner, self.run = trainer.learner, run
+        self.leaves = {name: value.clone().requires_grad_() for name, value in run.lane.params.items()}
+        self.optimiser: Any = DPOptimizer(
+            trainer.recipe.make_optimiser(list(self.leaves.values())),
+            noise_multiplier=trainer.defense.noise_multiplier,
+            max_grad_norm=trainer.defense.max_grad_norm,
+            expected_batch_size=min(trainer.recipe.batch_size, run.train.size),
+            generator=run.noise,
+        )
+        self.optimiser.attach_step_hook(_lay_out)
+        self.asks = self.learner.asks(run.lane.params | run.lane.buffers, run.train.inputs[:1])
+        self.gradients = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0, *(0 for _ in self.asks)))
+        self.at_once = max(1, AT_ONCE[run.train.inputs.device.type] // tree.count(self.leaves))
+
+    def step(self, rows: Sequence[Tensor]) -> Tensor:
+        """Clip, sum, add noise, step; a batch that is too large for the memory comes in parts."""
+        parts = torch.split(rows[0], self.at_once)
+        losses = []
+        for number, part in enumerate(parts, 1):
+            grads, values = self._per_example(part)
+            for name, leaf in self.leaves.items():
+                leaf.grad_sample = grads[name]  # type: ignore[attr-defined]
+            losses.append(values)
+            self.optimiser.signal_skip_step(number < len(parts))
+            self.optimiser.step()
+            self.optimiser.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, kept in self.run.lane.mask.items():
+                self.leaves[name].masked_fill_(~kept, 0)
+        return torch.cat(losses).sum().reshape(1) / max(len(rows[0]), 1)
+
+    def states(self) -> list[Params]:
+        """The run's tensors as they are now."""
+        return [{name: value.detach() for name, value in (self.leaves | self.run.lane.buffers).items()}]
+
+    def facts(self) -> list[Row]:
+        """Nothing: the guarantee is known beforehand."""
+        return [{}]
+
+    def _per_example(self, rows: Tensor) -> tuple[Params, Tensor]:
+        """Every example's gradient over what the mask keeps, and its loss."""
+        params = {name: leaf.detach() for name, leaf in self.leaves.items()}
+        if not len(rows):
+            nothing = {name: value.new_zeros(0, *value.shape) for name, value in params.items()}
+            return nothing, next(iter(params.values())).new_zeros(0)
+        inputs, labels = self.run.train.take(rows)
+        noise = [ask._replace(shape=Size([len(rows), *ask.shape[1:]])).draw(self.run.noise) for ask in self.asks]
+        grads, losses = self.gradients(params, inputs, labels, *noise)
+        for name, kept in self.run.lane.mask.items():
+            grads[name].masked_fill_(~kept, 0)
+        return grads, losses
+
+    def _loss(self, params: Params, example: Tensor, label: Tensor, *noise: Tensor) -> Tensor:
+        answer = self.learner(params | self.run.lane.buffers, example[None], [one[None] for one in noise])
+        return cross_entropy(answer, label[None])
+
+
+def _lay_out(optimiser: Any) -> None:
+    """The gradients in their parameters' strides: fused optimisers walk both as flat memory and check nothing."""
+    for leaf in optimiser.params:
+        leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
+
+
+def _frozen(net: nn.Module) -> nn.Module:
+    """The net with every layer that keeps statistics over examples in eval mode, its parameters not trained."""
+    for module in net.modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            module.eval().requires_grad_(False)
+        elif isinstance(module, _BatchNorm):
+            raise WrongInput("model", "has BatchNorm without running statistics, which dp-sgd cannot freeze")
+    return net
