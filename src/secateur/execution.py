@@ -5,7 +5,7 @@ A lane's step is an objective `(params, buffers, *tensors) -> loss` that is pure
 
 | way        | how                                                                                    |
 |------------|----------------------------------------------------------------------------------------|
-| sequential | one lane after the other; on a GPU captured in a CUDA graph                             |
+| sequential | one lane after the other; on a GPU captured in a CUDA graph, a branch each             |
 | stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured likewise   |
 | eager      | sequential without a graph, for models that cannot be captured                          |
 | ray        | whole jobs spread over a Ray cluster (`map_many`)                                       |
@@ -21,6 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -65,12 +66,14 @@ class Lanes:
         self._optimiser = optimiser(self._leaves)
         device = self._leaves[0].device
         self._side = torch.cuda.Stream(device) if way != "eager" and device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # Lanes are independent, so in a graph each is a branch of its own and their small kernels overlap.
+        self._branches = [torch.cuda.Stream(device) for _ in self._groups[1:]] if self._side is not None else []  # type: ignore[no-untyped-call]
         self._graphs: dict[object, _Graph] = {}
 
     def step(self, inputs: Sequence[Tensors]) -> Tensor:
         """One optimiser step of every lane on its own tensors; returns the (lanes,) losses before the step."""
         columns = zip(*inputs, strict=True)
-        groups = [tuple(torch.stack(column) for column in columns)] if self._stacked else list(inputs)
+        groups = [tuple(map(_stacked, columns))] if self._stacked else list(inputs)
         return self._update(groups) if self._side is None else self._replay(groups, self._side)
 
     def states(self) -> list[Params]:
@@ -84,12 +87,15 @@ class Lanes:
     def _update(self, groups: Sequence[Tensors]) -> Tensor:
         self._optimiser.zero_grad(set_to_none=True)
         losses = []
-        for group, tensors in zip(self._groups, groups, strict=True):
-            loss = self._objective(group.params, group.buffers, *tensors)
-            # The sum's gradient holds each stacked lane's own. It comes in its parameter's strides, which fused
-            # optimisers take for granted.
-            torch.autograd.backward(loss.sum(), inputs=list(group.params.values()))
-            losses.append(loss.detach().reshape(-1))
+        for index, (group, tensors) in enumerate(zip(self._groups, groups, strict=True)):
+            with _branch(self._branches[index - 1] if index and self._branches else None):
+                loss = self._objective(group.params, group.buffers, *tensors)
+                # The sum's gradient holds each stacked lane's own. It comes in its parameter's strides, which fused
+                # optimisers take for granted.
+                torch.autograd.backward(loss.sum(), inputs=list(group.params.values()))
+                losses.append(loss.detach().reshape(-1))
+        for branch in self._branches:
+            torch.cuda.current_stream(branch.device).wait_stream(branch)
         self._optimiser.step()
         self._drop()
         return torch.cat(losses)
@@ -138,6 +144,17 @@ class Lanes:
         return [v for state in self._optimiser.state.values() for v in state.values() if isinstance(v, Tensor)]
 
 
+@contextmanager
+def _branch(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Work that forks off the current stream; whoever needs its results waits for it."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield
+
+
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -147,11 +164,13 @@ class _Graph(NamedTuple):
 def _stack(lanes: Sequence[Lane]) -> Lane:
     masked = {name for lane in lanes for name in lane.mask}
     like = {name: torch.ones_like(lanes[0].params[name], dtype=torch.bool) for name in masked}
-    return Lane(
-        tree.stack([lane.params for lane in lanes]),
-        tree.stack([lane.buffers for lane in lanes]),
-        tree.stack([like | lane.mask for lane in lanes]),
-    )
+    trees = ([lane.params for lane in lanes], [lane.buffers for lane in lanes], [like | lane.mask for lane in lanes])
+    return Lane(*({name: _stacked([each[name] for each in some]) for name in some[0]} for some in trees))
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor with a leading axis; in plain strides, because vmap has no rules for channels_last on a GPU."""
+    return torch.stack([tensor.contiguous() for tensor in tensors])
 
 
 def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, inputs: Sequence[Tensors]) -> str:

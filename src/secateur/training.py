@@ -57,8 +57,8 @@ def fit_many(
 ) -> Iterator[tuple[int, Fitted]]:
     """Train many models of one structure; yields (index of the task, result) as they finish.
 
-    `way` is one of `execution.WAYS`. Stacked tasks step together, in groups of one training size; one that stopped
-    early keeps its best state while the others go on. Over Ray there is no progress within a task.
+    `way` is one of `execution.WAYS`. Stacked, and on a GPU, tasks step together, in groups of one training size; one
+    that stopped early keeps its best state while the others go on. Over Ray there is no progress within a task.
     """
     if way not in WAYS:
         raise unknown("way", way, WAYS)
@@ -73,7 +73,8 @@ def fit_many(
         chosen = way
         if way == "auto":
             chosen = "sequential" if device.type != "cuda" else trainer.choose([tasks[i] for i in indices])
-        for some in [indices] if chosen == "stacked" else [[index] for index in indices]:
+        together = chosen == "stacked" or device.type == "cuda"  # on a GPU the lanes' kernels overlap
+        for some in [indices] if together else [[index] for index in indices]:
             yield from trainer.train([_Run(trainer, index, tasks[index]) for index in some], chosen, progress)
 
 

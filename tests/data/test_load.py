@@ -147,5 +147,5 @@ def test_a_function_of_the_user(tmp_path, monkeypatch):
         load("my_own_data:fails")
     with pytest.raises(WrongInput, match="cannot be imported .AttributeError"):
         load("my_own_data:none")
-    with pytest.raises(WrongInput, match="failed with ModuleNotFoundError"):
+    with pytest.raises(WrongInput, match="cannot be imported .ModuleNotFoundError"):
         load("no_such_module:none")
