@@ -72,6 +72,7 @@ class BlackBox:
     """All that a membership attacker sees of a model: its predictions."""
 
     predict: Predict
+    labels_only: bool = False  # then `predict` gives one-hot rows, and attacks that need probabilities refuse it
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Guesses(NamedTuple):
 
     scores: Tensor  # (N,) high = member: the ranking that AUC and TPR at a fixed FPR are made of
     members: Tensor  # (N,) bool: the decision at the threshold the attack learnt from its shadows
+    note: str | None = None  # what a reader of the result must know of how the attack ran: every row carries it
 
 
 class MembershipAttack(Protocol):

@@ -44,13 +44,13 @@ def test_modified_entropy_is_finite_at_the_corners():
     assert float(wrong) == pytest.approx(2 * math.log(1e-30), rel=1e-6)
 
 
-def test_a_class_of_members_only_takes_the_global_threshold_and_says_so():
+def test_a_class_of_members_only_takes_the_global_threshold():
     values = torch.tensor([0.9, 0.8, 0.3, 0.7])
     labels = torch.tensor([0, 0, 0, 1])
     member = torch.tensor([True, True, False, True])
-    with pytest.warns(UserWarning, match=r"classes \[1\]"):
-        thresholds = class_thresholds(values, labels, member, 2)
+    thresholds, missing = class_thresholds(values, labels, member, 2)
     assert thresholds.tolist() == pytest.approx([0.8, 0.7])
+    assert missing == [1]
 
 
 def table(rows):
@@ -76,6 +76,21 @@ def test_in_out_models_serve_as_shadows_too():
     pool = Batch(torch.tensor([[0], [1]]), torch.tensor([0, 0]))
     fitted = conf().fit(InOut([box], pool, torch.tensor([[True, False]])), torch.Generator())
     assert fitted.thresholds[0] == pytest.approx(0.9)
+
+
+def test_the_result_says_which_classes_took_the_global_threshold():
+    box = table([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]])
+    zero = torch.zeros(1, dtype=torch.int64)
+    members = Batch(torch.tensor([[0], [2]]), torch.tensor([0, 1]))
+    fitted = conf().fit([Shadow(box, members, Batch(torch.tensor([[1]]), zero))], torch.Generator())
+    note = fitted.score(box, Candidates(members)).note
+    assert "global threshold" in note and "[1]" in note
+    with pytest.raises(WrongInput, match="no class has both"):
+        conf().fit(
+            [Shadow(box, Batch(torch.tensor([[0]]), zero), Batch(torch.tensor([[1]]), zero + 1))], torch.Generator()
+        )
+    with pytest.raises(WrongInput, match="have no non-members"):
+        conf().fit([Shadow(box, members, Batch(torch.zeros(0, 1), zero[:0]))], torch.Generator())
 
 
 def test_no_shadows_and_no_fit_are_said_clearly():

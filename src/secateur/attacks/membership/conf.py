@@ -13,7 +13,7 @@ def true_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
     return probabilities.gather(1, labels[:, None]).squeeze(1)
 
 
-@method("attack", "conf", "samia_ppb", needs="predictions, labels, shadows")
+@method("attack", "conf", "samia_ppb", sees="probabilities", shadows="needed")
 def conf() -> ThresholdAttack:
     """Member where the true label's probability reaches its class's threshold (samia_ppb 5.1, Conf)."""
     return ThresholdAttack(true_probability)

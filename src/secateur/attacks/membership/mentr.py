@@ -19,7 +19,7 @@ def negative_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     return (1 - p_true) * p_true.clamp_min(FLOOR).log() + others
 
 
-@method("attack", "mentr", "samia_ppb", needs="predictions, labels, shadows")
+@method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="needed")
 def mentr() -> ThresholdAttack:
     """Member where the modified entropy is at most its class's threshold (samia_ppb 5.1, Mentr)."""
     return ThresholdAttack(negative_modified_entropy)
