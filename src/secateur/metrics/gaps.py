@@ -1,0 +1,88 @@
+"""The gaps between members and non-members: of confidence, of sensitivity and of accuracy, overall and by class."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, BlackBox
+from secateur.metrics.membership import Estimate, share
+from secateur.metrics.sensitivity import sensitivity
+from secateur.queries import probabilities
+
+Z = 1.959964  # of a normal 95 % interval
+
+
+class Gap(NamedTuple):
+    """Members minus non-members."""
+
+    overall: Estimate
+    classes: dict[int, Estimate]  # those with two members and two non-members at least
+
+
+def difference(members: Tensor, nonmembers: Tensor) -> Estimate:
+    """The difference of two means with its normal 95 % interval.
+
+    Example:
+        >>> round(difference(torch.tensor([0.9, 0.7]), torch.tensor([0.5, 0.5])).value, 3)
+        0.3
+    """
+    value = float(members.double().mean() - nonmembers.double().mean())
+    spread = Z * sum(float(side.double().var()) / side.numel() for side in (members, nonmembers)) ** 0.5
+    return Estimate(value, value - spread, value + spread)
+
+
+def difference_of_shares(members: Tensor, nonmembers: Tensor) -> Estimate:
+    """The difference of two shares of hits with Newcombe's 95 % interval, which is never empty at 0 or 1."""
+    a, b = share(members), share(nonmembers)
+    value = a.value - b.value
+    down = ((a.value - a.low) ** 2 + (b.high - b.value) ** 2) ** 0.5
+    up = ((a.high - a.value) ** 2 + (b.value - b.low) ** 2) ** 0.5
+    return Estimate(value, value - down, value + up)
+
+
+def absolute(gap: Estimate) -> Estimate:
+    """The size of a gap whose sign means nothing."""
+    ends = abs(gap.low), abs(gap.high)
+    return Estimate(abs(gap.value), 0.0 if gap.low <= 0 <= gap.high else min(ends), max(ends), gap.note)
+
+
+def gaps(box: BlackBox, members: Batch, nonmembers: Batch, rng: Generator) -> dict[str, Gap]:
+    """The confidence gap (samia_ppb, Eq. 3), the sensitivity gap (Eq. 4), its size, and the generalisation gap.
+
+    Each is train minus test, of the true class. The sensitivity gap can have either sign.
+    """
+    if min(members.size, nonmembers.size) < 2:
+        raise WrongInput("data", "a gap needs at least two members and two non-members")
+    sides = (members, nonmembers)
+    answers = [probabilities(box, side.inputs) for side in sides]
+    moved = [sensitivity(box, side.inputs, rng, answers=p) for p, side in zip(answers, sides, strict=True)]
+    labels = [side.labels for side in sides]
+    confidence = _gap([_true(p, y) for p, y in zip(answers, labels, strict=True)], labels)
+    sensitive = _gap([_true(s, y) for s, y in zip(moved, labels, strict=True)], labels)
+    general = _gap([p.argmax(1) == y for p, y in zip(answers, labels, strict=True)], labels)
+    size = Gap(absolute(sensitive.overall), {label: absolute(gap) for label, gap in sensitive.classes.items()})
+    return {
+        "confidence_gap": confidence,
+        "sensitivity_gap": sensitive,
+        "sensitivity_gap_size": size,
+        "generalisation_gap": general,
+    }
+
+
+def _true(values: Tensor, labels: Tensor) -> Tensor:
+    return values.gather(1, labels[:, None]).squeeze(1)
+
+
+def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:
+    """The gap of a value of each example, members first; bool values are hits."""
+    compare = difference_of_shares if values[0].dtype == torch.bool else difference
+    classes = {}
+    for label in torch.unique(torch.cat(labels)).tolist():
+        own = [value[y == label] for value, y in zip(values, labels, strict=True)]
+        if min(part.numel() for part in own) >= 2:
+            classes[int(label)] = compare(*own)
+    return Gap(compare(*values), classes)
