@@ -1,0 +1,90 @@
+"""SAMIA: self-attention over the classes finds the threshold that fits an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import gelu, one_hot
+
+from secateur.attacks.membership.networks import NetworkAttack
+from secateur.attacks.membership.two_class import Drop, keep
+from secateur.catalogue import method
+from secateur.interfaces import Batch, BlackBox
+from secateur.metrics.sensitivity import sensitivity
+from secateur.queries import probabilities
+
+WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 128, 3
+
+
+class Encoder(nn.Module):
+    """A post-norm transformer layer: attention and a feed-forward block, each added to its input and normalised.
+
+    Written out, because the library's layer draws its dropout one number at a time and guards a softmax that needs
+    no guard here. The tokens of all examples are rows of one matrix.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+        self.attended = nn.LayerNorm(WIDTH)
+        self.widen = nn.Linear(WIDTH, HIDDEN)
+        self.narrow = nn.Linear(HIDDEN, WIDTH)
+        self.normal = nn.LayerNorm(WIDTH)
+        nn.init.xavier_uniform_(self.queries_keys_values.weight)
+        nn.init.zeros_(self.queries_keys_values.bias)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, x: Tensor, tokens: int, drop: Drop) -> Tensor:
+        """(N tokens, 64) -> (N tokens, 64)."""
+        x = self.attended(x + drop(self.output(self.attend(x, tokens, drop))))
+        return self.normal(x + drop(self.narrow(drop(gelu(self.widen(x))))))  # type: ignore[no-any-return]
+
+    def attend(self, x: Tensor, tokens: int, drop: Drop) -> Tensor:
+        """softmax(Q K^T / sqrt d) V in every head."""
+        size = WIDTH // HEADS
+        parts = self.queries_keys_values(x).view(-1, tokens, 3, HEADS, size).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.reshape(3, -1, tokens, size).unbind()  # (N heads, tokens, size) each
+        likeness = torch.baddbmm(x.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=size**-0.5)
+        heads = torch.bmm(drop(likeness.softmax(2)), v)
+        return heads.view(-1, HEADS, tokens, size).transpose(1, 2).reshape(-1, WIDTH)
+
+
+class Transformer(nn.Module):
+    """One token a class, (p_k, s_k, 1[y = k]), without positions; three encoder layers; two classes (Fig. 5)."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.scale = nn.BatchNorm1d(3 * classes)
+        self.embed = nn.Linear(3, WIDTH)
+        self.layers = nn.ModuleList(Encoder() for _ in range(LAYERS))
+        self.join = nn.Linear(classes * WIDTH, WIDTH)
+        self.decide = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor, drop: Drop = keep) -> Tensor:
+        """(N, 3K) probabilities, sensitivities and one-hot labels -> (N, 2), non-member and member."""
+        tokens = self.scale(x).view(-1, 3, self.classes).transpose(1, 2).reshape(-1, 3)
+        tokens = gelu(self.embed(tokens))
+        for layer in self.layers:
+            tokens = layer(tokens, self.classes, drop)
+        joined = self.join(tokens.view(len(x), -1)).relu()
+        return self.decide(joined)  # type: ignore[no-any-return]
+
+
+@method("attack", "samia", "samia_ppb", sees="probabilities", shadows="needed")
+@dataclass(frozen=True)
+class Samia(NetworkAttack):
+    """A transformer tells members by probabilities, sensitivities and the true label (samia_ppb 4.2, SAMIA)."""
+
+    def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
+        """(N, 3K) p, s (Eq. 2) and the one-hot label, from 11 queries an example."""
+        p = probabilities(box, batch.inputs)
+        moved = sensitivity(box, batch.inputs, rng, shared=True, answers=p)
+        return torch.cat([p, moved, one_hot(batch.labels, p.shape[1]).to(p)], 1)
+
+    def network(self, features: int) -> nn.Module:
+        """The transformer of Fig. 5."""
+        return Transformer(features // 3)

@@ -1,0 +1,147 @@
+"""Trains a network to tell members from non-members: the loop that every neural attack shares."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch
+
+WORD = 2**16  # a dropout mask takes 16 random bits, so that one draw of 64 makes four
+HELD_OUT = 0.1  # of the rows, to stop on
+PATIENCE = 2  # epochs without a better loss on the held-out rows before the next learning rate, or the end
+RATES = 3  # learning rates, each a tenth of the one before
+
+Drop = Callable[[Tensor], Tensor]
+
+
+def keep(x: Tensor) -> Tensor:
+    """No dropout."""
+    return x
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout whose masks come from a generator on the tensors' device, four from one draw."""
+
+    rate: float
+    rng: Generator
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` with a share `rate` of its entries zero and the others scaled up."""
+        dropped = round(self.rate * WORD)
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
+        bits = words.random_(-(2**63), None, generator=self.rng).view(torch.int16)[: x.numel()]
+        mask = (bits >= dropped - WORD // 2).to(x.dtype).mul_(WORD / (WORD - dropped))
+        return x * mask.view(x.shape)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the network is trained; the defaults are samia_ppb's (5.1.5), but for early stopping.
+
+    The learning rate falls to a tenth after a half, and again after three quarters of the epochs. With
+    `early_stopping` it falls when the loss on held-out rows no longer does, training ends when it would fall a third
+    time, and the best weights are kept; `epochs` is then the most it may take.
+    """
+
+    epochs: int = 100
+    batch_size: int = 128
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    dropout: float = 0.2
+    early_stopping: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 2)):
+            if getattr(self, name) < least:
+                raise WrongInput(f"attack {name}", f"{getattr(self, name)} is not allowed; give {least} or more")
+        if not self.learning_rate > 0:
+            raise WrongInput("attack learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
+        for name in ("momentum", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise WrongInput(f"attack {name}", f"{getattr(self, name)} is not allowed; give a number in [0, 1)")
+
+
+def initialised(build: Callable[[], nn.Module], rng: Generator) -> nn.Module:
+    """A module whose weights come from `rng` alone."""
+    with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+        return build()
+
+
+def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -> int:
+    """Train `network(inputs, drop)` in place on rows labelled 1 = member, and return how many epochs it took.
+
+    The held-out rows, the order of the others and the dropout masks come from `rng`.
+    """
+    device = rows.inputs.device
+    masks = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    drop = Dropout(schedule.dropout, masks) if schedule.dropout else keep
+    order = torch.randperm(rows.size, generator=rng).to(device)
+    held_out = rows.take(order[: int(HELD_OUT * rows.size) if schedule.early_stopping else 0])
+    rows = rows.take(order[held_out.size :])
+    decay = schedule.weight_decay
+    optimiser = SGD(network.parameters(), schedule.learning_rate, schedule.momentum, weight_decay=decay, fused=True)
+    falls = (schedule.epochs // 2, schedule.epochs * 3 // 4)
+    plateau = _Plateau(network)
+    epoch = 0
+    while epoch < schedule.epochs and plateau.count < RATES:
+        _train_epoch(network, rows, schedule.batch_size, optimiser, drop, rng)
+        epoch += 1
+        if plateau.reached(network, held_out) if held_out.size else epoch in falls:
+            optimiser.param_groups[0]["lr"] /= 10
+    if held_out.size:
+        network.load_state_dict(plateau.best)
+    if not all(bool(value.isfinite().all()) for value in network.parameters()):
+        raise WrongInput(
+            "attack learning_rate", f"{schedule.learning_rate} makes the attack's network diverge; lower it"
+        )
+    return epoch
+
+
+@torch.no_grad()
+def logits(network: nn.Module, inputs: Tensor) -> Tensor:
+    """(N, 2) in eval mode, in batches."""
+    network.eval()
+    return torch.cat([network(part) for part in torch.split(inputs, 256)])
+
+
+class _Plateau:
+    """The best weights so far, and how often the loss on held-out rows has stopped falling."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.best, self.loss = copy.deepcopy(network.state_dict()), float("inf")
+        self.waited = self.count = 0
+
+    def reached(self, network: nn.Module, held_out: Batch) -> bool:
+        """Whether patience is out at the end of an epoch; the network then goes on from the best weights."""
+        loss = float(cross_entropy(logits(network, held_out.inputs), held_out.labels))
+        self.waited += 1
+        if loss < self.loss:
+            self.best, self.loss, self.waited = copy.deepcopy(network.state_dict()), loss, 0
+        if self.waited < PATIENCE:
+            return False
+        network.load_state_dict(self.best)
+        self.waited, self.count = 0, self.count + 1
+        return True
+
+
+def _train_epoch(network: nn.Module, rows: Batch, size: int, optimiser: SGD, drop: Drop, rng: Generator) -> None:
+    network.train()
+    batches = list(torch.split(torch.randperm(rows.size, generator=rng).to(rows.inputs.device), size))
+    if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm needs two
+        batches[-2:] = [torch.cat(batches[-2:])]
+    for some in batches:
+        inputs, truths = rows.take(some)
+        optimiser.zero_grad()
+        torch.autograd.backward(cross_entropy(network(inputs, drop), truths))
+        optimiser.step()
