@@ -1,0 +1,158 @@
+"""The attacker's own models as references: who trained on what, what they say, and a threshold rehearsed on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.attacks.membership.thresholds import best_threshold
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
+
+ROWS = 10_000  # of the attacker's own, over all its models: enough to place a threshold
+REHEARSALS = 16  # models tried as the target: more of them hardly move the threshold
+
+Ask = Callable[[BlackBox, Batch], Tensor]  # what a model says of each example: (..., N)
+# (own (..., N), others (M, ..., N), inside (M, N)) -> (N,): high = member, NaN where the others cannot judge a row
+Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class References:
+    """The attacker's models and what they say of their own rows."""
+
+    models: InOut
+    values: Tensor  # (M, ..., N) over the models' pool
+    ask: Ask
+    disjoint: bool  # made from shadows that never saw the candidates
+
+    @property
+    def inside(self) -> Tensor:
+        """(M, N) bool, on the values' device."""
+        return self.models.membership.to(self.values.device)
+
+    def of(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the models say of examples, (M, ..., n), and who trained on them, (M, n).
+
+        Rows of the pool are looked up; others are asked, and no model trained on them.
+        """
+        if ids is not None and not self.disjoint:
+            rows = ids.to(self.values.device)
+            return self.values[..., rows], self.inside[:, rows]
+        values = torch.stack([self.ask(box, batch) for box in self.models.boxes])
+        return values, torch.zeros(len(values), batch.size, dtype=torch.bool, device=values.device)
+
+    def way(self, name: str, mode: str, candidates: Candidates) -> tuple[str, str | None]:
+        """How the attack can run on these candidates, online or offline, and a note where it had to be offline."""
+        if not self.disjoint:
+            _check_ids(candidates, self.models.pool.size)
+        if mode == "offline":
+            return "offline", None
+        if candidates.ids is not None and not self.disjoint:
+            return "online", None
+        if mode == "online":
+            raise WrongInput(f"attack {name}", "mode online needs in-out models over the candidates; give mode offline")
+        return "offline", f"{name} ran offline: none of the attacker's models trained on the candidates"
+
+    def threshold(self, judge: Judge) -> float:
+        """The best threshold when each model in turn is the target and the others its references."""
+        sides: dict[bool, list[Tensor]] = {True: [], False: []}
+        for target in range(min(len(self.values), REHEARSALS)):
+            rest = torch.arange(len(self.values), device=self.values.device) != target
+            scores = judge(self.values[target], self.values[rest], self.inside[rest])
+            for truth, found in sides.items():
+                found.append(scores[(self.inside[target] == truth) & ~scores.isnan()])
+        members, nonmembers = torch.cat(sides[True]), torch.cat(sides[False])
+        if not members.numel() or not nonmembers.numel():
+            raise WrongInput("shadows", "cannot be tried on one another; give more models, with different members")
+        return best_threshold(members, nonmembers)
+
+
+def gather(shadows: Sequence[Shadow] | InOut, ask: Ask, rng: Generator) -> References:
+    """Ask every model of the attacker's about its own rows."""
+    models = in_out_of(shadows, rng)
+    if models.membership.shape != (len(models.boxes), models.pool.size):
+        wanted = (len(models.boxes), models.pool.size)
+        raise WrongInput("shadows", f"membership must have the shape {wanted}, not {tuple(models.membership.shape)}")
+    values = torch.stack([ask(box, models.pool) for box in models.boxes])
+    return References(models, values, ask, disjoint=not isinstance(shadows, InOut))
+
+
+def in_out_of(shadows: Sequence[Shadow] | InOut, rng: Generator) -> InOut:
+    """The in-out design of any models of the attacker's.
+
+    For disjoint shadows it is a sample of their own rows. A row that several of them hold is known by its content,
+    and every model that did not train on a row is out for it.
+    """
+    if isinstance(shadows, InOut):
+        return shadows
+    parts = [batch for _, batch, _ in sides(shadows, rng)]
+    pool = Batch(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+    keys = content(pool.inputs)
+    first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+    trained = [set(content(shadow.members.inputs)) for shadow in shadows]
+    membership = torch.tensor([[keys[row] in known for row in first] for known in trained])
+    return InOut([s.box for s in shadows], pool.take(torch.tensor(first).to(pool.labels.device)), membership)
+
+
+def sides(shadows: Sequence[Shadow] | InOut, rng: Generator) -> list[tuple[BlackBox, Batch, bool]]:
+    """Each model with a sample of its members (True), and again with one of its non-members (False)."""
+    if isinstance(shadows, InOut):
+        pairs = zip(shadows.boxes, shadows.membership.cpu(), strict=True)
+        asked = [(box, inside == truth, truth) for box, inside in pairs for truth in (True, False)]
+        whole = [(box, shadows.pool, side.nonzero()[:, 0], truth) for box, side, truth in asked]
+    else:
+        parts = [(s.box, s.members if truth else s.nonmembers, truth) for s in shadows for truth in (True, False)]
+        whole = [(box, part, torch.arange(part.size), truth) for box, part, truth in parts]
+    if not whole:
+        raise WrongInput("shadows", "this attack needs at least one shadow model; none was given")
+    each = max(1, ROWS // len(whole))
+    picked = [(box, batch, _some(rows, each, rng), truth) for box, batch, rows, truth in whole]
+    for truth, name in ((True, "members"), (False, "non-members")):
+        if not sum(rows.numel() for _, _, rows, side in picked if side == truth):
+            raise WrongInput("shadows", f"have no {name}; give models with members and non-members")
+    return [(box, batch.take(rows.to(batch.labels.device)), truth) for box, batch, rows, truth in picked]
+
+
+def content(inputs: Tensor) -> list[bytes]:
+    """A key of every row that depends on its values alone; sorting by it is as good as shuffling."""
+    rows = inputs.detach().cpu().contiguous().flatten(1).numpy()
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+
+
+def average(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean over the models chosen for each example: (M, ..., N), (M, N) -> (..., N); NaN where there is none."""
+    weight = weights(chosen, values)
+    return (values * weight).sum(0) / weight.sum(0)
+
+
+def weights(chosen: Tensor, values: Tensor) -> Tensor:
+    """(M, N) bool as zeros and ones that multiply (M, ..., N) values."""
+    return chosen.view(len(chosen), *[1] * (values.ndim - 2), -1).to(values)
+
+
+def require_models(name: str, shadows: Sequence[Shadow] | InOut, disjoint: int, in_out: int) -> None:
+    """Refuse fewer models than an attack needs: so many disjoint shadows, or in-out models that split as evenly."""
+    if not isinstance(shadows, InOut):
+        if len(shadows) < disjoint:
+            raise WrongInput("shadows", f"{name} needs at least {disjoint} shadow models; {len(shadows)} given")
+        return
+    trained = shadows.membership.sum(0)
+    fewest = int(torch.minimum(trained, len(shadows.membership) - trained).min())
+    if 2 * fewest < in_out:
+        side = f"each example in {in_out // 2} of them and out of {in_out // 2}"
+        raise WrongInput("shadows", f"{name} needs at least {in_out} in-out models, {side}; here one has only {fewest}")
+
+
+def _some(rows: Tensor, number: int, rng: Generator) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=rng)[:number]]
+
+
+def _check_ids(candidates: Candidates, pool: int) -> None:
+    ids = candidates.ids
+    if ids is not None and (ids.numel() != candidates.batch.size or bool(((ids < 0) | (ids >= pool)).any())):
+        raise WrongInput("candidates", f"ids must name a row of the pool, 0 to {pool - 1}, for every candidate")
