@@ -1,0 +1,121 @@
+"""RMIA: does the model favour this example more than it favours others of the population?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.attacks.membership.references import Judge, References, average, gather, require_models
+from secateur.catalogue import method
+from secateur.errors import WrongInput, unknown
+from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
+from secateur.queries import probabilities
+
+FLOOR = 1e-300  # P(x) of an example that every model rules out
+MODES = ("auto", "online", "offline")
+
+
+def tempered(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The true label's probability when the logits are divided by a temperature: p^(1/T), renormalised, in float64."""
+    p = answers.double() ** (1 / temperature)
+    return p.gather(1, labels[:, None]).squeeze(1) / p.sum(1)
+
+
+def ratio(own: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Tensor:
+    """P(x | f) / P(x) of each example, (N,); NaN where no model can tell P(x).
+
+    Online P(x) is the mean of the in and the out models' averages; offline ((1 + a) P_out + (1 - a)) / 2, because P_in
+    is unknown and grows with P_out (Zarifzadeh et al. 2024).
+    """
+    out = average(others, ~inside)
+    prior = (average(others, inside) + out) / 2 if way == "online" else ((1 + a) * out + (1 - a)) / 2
+    return own / prior.clamp_min(FLOOR)
+
+
+def dominance(ratios: Tensor, population: Tensor, gamma: float) -> Tensor:
+    """The share of the population whose ratio lies more than gamma times below each example's; O((n + m) log m).
+
+    Example:
+        >>> dominance(torch.tensor([4.0, 1.0]), torch.tensor([0.5, 1.0, 2.0]), 2.0).tolist()
+        [0.6666666666666666, 0.0]
+    """
+    below = torch.searchsorted(population.sort().values, ratios / gamma, side="left")  # strictly below: ties lose
+    return below.double() / population.numel()
+
+
+@dataclass(frozen=True)
+class Rmia:
+    """The attack with its settings, and after `fit` what it learnt from the attacker's models."""
+
+    mode: str
+    gamma: float
+    a: float
+    temperature: float
+    population: int
+    references: References | None = None
+    rows: Tensor | None = None  # of the attacker's own pool: the population where none is given
+    thresholds: dict[str, float] | None = None  # of the ratio, by way: online, offline
+
+    def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
+        """Ask the models about their own rows, learn the thresholds from the answers and draw the population."""
+        require_models("rmia", shadows, disjoint=2, in_out=4)  # one of them is always the rehearsed target
+        known = gather(shadows, self._ask, rng)
+        someone_out = (~known.inside).any(0).nonzero().squeeze(1).cpu()
+        drawn = torch.randperm(len(someone_out), generator=rng)[: self.population]
+        ways = ("offline",) if known.disjoint else ("online", "offline")
+        thresholds = {way: known.threshold(self._judge(way)) for way in ways}
+        return replace(self, references=known, rows=someone_out[drawn], thresholds=thresholds)
+
+    def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
+        """Rank by the share of the population that an example dominates, decide by its ratio's threshold.
+
+        The share never falls when the ratio rises, so the decision agrees with the ranking.
+        """
+        if self.references is None or self.thresholds is None:
+            raise WrongInput("attack", "fit it on shadow models first")
+        way, note = self.references.way("rmia", self.mode, candidates)
+        own = self._ask(box, candidates.batch)
+        ratios = self._judge(way)(own, *self.references.of(candidates.batch, candidates.ids))
+        shares = dominance(ratios, self._population(box, candidates.population, way), self.gamma)
+        return Guesses(shares, ratios >= self.thresholds[way], note)
+
+    def _population(self, box: BlackBox, given: Batch | None, way: str) -> Tensor:
+        """The ratios of the population: no model trained on a given one, so that only offline P(z) is known of it."""
+        known = self.references
+        assert known is not None and self.rows is not None
+        if given is not None:
+            return self._judge("offline")(self._ask(box, given), *known.of(given))
+        rows = self.rows.to(known.values.device)
+        asked = known.models.pool.take(self.rows.to(known.models.pool.labels.device))
+        return self._judge(way)(self._ask(box, asked), known.values[:, rows], known.inside[:, rows])
+
+    def _ask(self, box: BlackBox, batch: Batch) -> Tensor:
+        return tempered(probabilities(box, batch.inputs), batch.labels, self.temperature)
+
+    def _judge(self, way: str) -> Judge:
+        return partial(ratio, way=way, a=self.a)
+
+
+@method("attack", "rmia", "-", sees="probabilities", shadows="in-out or disjoint")
+def rmia(
+    mode: str = "auto", gamma: float = 2.0, a: float = 0.3, temperature: float = 2.0, population: int = 10_000
+) -> Rmia:
+    """Member where P(x|f)/P(x) is gamma times that of much of the population (RMIA, Zarifzadeh et al. 2024).
+
+    Online (mode `auto` with in-out models) P(x) comes from models with and without the example; offline, as for
+    disjoint shadows, from those without it and `a`, and the result says that it ran so. The population is the one
+    given with the candidates, else at most `population` of the attacker's own rows. The decision's threshold is the
+    ratio that serves best when each of the attacker's models is the target once.
+    """
+    if mode not in MODES:
+        raise unknown("attack rmia mode", mode, MODES)
+    if gamma <= 0 or temperature <= 0 or population < 1:
+        raise WrongInput("attack rmia", "gamma and temperature must be above 0, and population at least 1")
+    if not 0 <= a <= 1:
+        raise WrongInput("attack rmia a", f"{a} is not allowed; give a number from 0 to 1")
+    return Rmia(mode, gamma, a, temperature, population)
