@@ -76,7 +76,7 @@ def test_the_first_step_by_hand(net):
     """One batch, one epoch: h takes an Adam step on its gain, then the classifier one on loss + alpha * log h."""
     net.drop.p = 0.0
     task, recipe = make(net, size=8), Recipe(epochs=1, batch_size=9, optimiser="sgd", patience=None)
-    defense = Adv(alpha=2.0, hidden=(5,))
+    defense = Adv(alpha=2.0, warm_up=0, hidden=(5,))
     ((_, fitted),) = defense.fit_many(net, [task], recipe)
 
     seed = int(torch.randint(2**62, (), generator=task.rng.clone_state()))
@@ -106,6 +106,14 @@ def test_the_first_step_by_hand(net):
     tree.apply_mask(net, task.mask)
     for name, value in net.state_dict().items():
         assert torch.allclose(value, fitted.state[name], rtol=1e-9, atol=1e-12), name
+
+
+def test_the_warm_up_trains_the_surrogate_before_the_classifier_moves():
+    net, task, _ = digits(0)
+    recipe = Recipe(epochs=1, batch_size=32, learning_rate=1e-9, patience=None)  # the classifier stays
+    first = [next(Adv(warm_up=epochs).fit_many(net, [task], recipe))[1].history[0] for epochs in (0, 30)]
+    assert first[1]["attack_loss"] < first[0]["attack_loss"] - 0.05
+    assert first[0]["validation_loss"] == pytest.approx(first[1]["validation_loss"], abs=1e-4)
 
 
 def test_membership_sees_posteriors_and_labels_alone(rng):
@@ -216,6 +224,8 @@ def test_the_attacks_gain_falls_as_alpha_rises_and_accuracy_pays_for_it():
 def test_refusals_name_the_field(net):
     with pytest.raises(WrongInput, match="alpha: -1"):
         Adv(alpha=-1.0)
+    with pytest.raises(WrongInput, match="warm_up: -1"):
+        Adv(warm_up=-1)
     with pytest.raises(WrongInput, match="attack_steps: 0"):
         Adv(attack_steps=0)
     task = make(net)

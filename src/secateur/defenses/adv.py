@@ -26,17 +26,19 @@ from secateur.recipe import Fitted, Progress, Recipe, Row, Task
 class AdversarialRegularisation:
     """Fine-tunes against a surrogate attack that is trained at the same time (samia_ppb 6.3.1; Nasr et al. 2018).
 
-    Acts on: the loop of fine-tuning. Every step of every epoch is first `attack_steps` steps of the surrogate h, which
-    maximises its gain (mean log h over the batch's members + mean log(1 - h) over as many reference examples) / 2, then
+    Acts on: the loop of fine-tuning. The surrogate h is trained first, for `warm_up` epochs; without this, early
+    stopping ends the game before h is any good. Then every step of every epoch is `attack_steps` steps of h, which
+    maximises its gain (mean log h over the batch's members + mean log(1 - h) over as many reference examples) / 2, and
     one of the classifier, which minimises loss + alpha * mean log h over the same members: Algorithm 1 of Nasr et al.
     h is an MLP with ReLU on the posterior and the one-hot label, trained by Adam; it sees the answers that an attacker
     would, in eval mode. The reference set is the validation split, which is also what early stopping looks at: the
-    validation loss (without the adversarial term) is no fresh estimate, and the attack never sees a test split.
+    validation loss (without the adversarial term) is no fresh estimate. Neither sees a test split.
 
     Each epoch's row of history has the surrogate's mean loss as `attack_loss`: log 2 = 0.693 is blind guessing.
     """
 
     alpha: float = 1.0  # the paper tries .5, 1, 2, 4, 8, 16
+    warm_up: int = 10
     attack_steps: int = 1  # k
     attack_learning_rate: float = 1e-3
     hidden: tuple[int, ...] = (512, 256, 128)
@@ -44,8 +46,9 @@ class AdversarialRegularisation:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.alpha) and self.alpha >= 0):
             raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number from 0")
-        if self.attack_steps < 1:
-            raise WrongInput("attack_steps", f"{self.attack_steps} is not allowed; give a whole number from 1")
+        for name, least in (("warm_up", 0), ("attack_steps", 1)):
+            if getattr(self, name) < least:
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from {least}")
 
     def fit_many(
         self,
@@ -101,30 +104,31 @@ class _Duel:
 
     def __init__(self, trainer: _Adversarial, runs: Sequence[Run], way: str) -> None:
         self.trainer, self.defense, self.runs = trainer, trainer.defense, runs
-        # Chance of its own, so that the classifier sees the batches and the noise that it would without a surrogate.
-        self.rngs = [torch.Generator().manual_seed(run.noise.initial_seed() + 1) for run in runs]
-        surrogates = [self._surrogate(run, rng) for run, rng in zip(runs, self.rngs, strict=True)]
-        self.attack_names = list(surrogates[0])
-        self.names = [*runs[0].lane.params, *runs[0].lane.buffers]
-        own = replace(
-            trainer.recipe, optimiser="adam", learning_rate=self.defense.attack_learning_rate, weight_decay=0.0
-        )
-        self.attacks = Lanes(self._attack_loss, [Lane(params, {}) for params in surrogates], own.make_optimiser, way)
         lanes = [run.lane for run in runs]
         self.classifiers = Lanes(self._classifier_loss, lanes, trainer.recipe.make_optimiser, way)
+        # Chance of its own, so that the classifier sees the batches and the noise that it would without a surrogate.
+        self.rngs = [torch.Generator().manual_seed(run.noise.initial_seed() + 1) for run in runs]
+        states = self.classifiers.states()
+        members = [self._seen(state, run.train) for state, run in zip(states, runs, strict=True)]
+        reference = [self._seen(state, run.validation) for state, run in zip(states, runs, strict=True)]
+        surrogates = [self._surrogate(side, rng) for side, rng in zip(members, self.rngs, strict=True)]
+        self.names = list(surrogates[0])
+        rate = self.defense.attack_learning_rate
+        make = replace(trainer.recipe, optimiser="adam", learning_rate=rate, weight_decay=0.0).make_optimiser
+        self.attacks = Lanes(_attack_loss, [Lane(params, {}) for params in surrogates], make, way)
+        self._warm_up(members, reference)
         self.losses: list[Tensor] = []
 
     def step(self, rows: Sequence[Tensor]) -> Tensor:
         """The surrogates' steps, then the classifiers'."""
         batches = [run.tensors(some) for run, some in zip(self.runs, rows, strict=True)]
+        states = self.classifiers.states()
+        members = [self._seen(state, Batch(*batch[:2])) for state, batch in zip(states, batches, strict=True)]
         for _ in range(self.defense.attack_steps):
-            states = self.classifiers.states()
-            seen = [
-                (*batch[:2], *self._reference(run, rng), *(state[name] for name in self.names))
-                for batch, run, rng, state in zip(batches, self.runs, self.rngs, states, strict=True)
-            ]
-            self.losses.append(self.attacks.step(seen))
-        attacks = [tuple(attack[name] for name in self.attack_names) for attack in self.attacks.states()]
+            drawn = [self._draw(run.validation, rng) for run, rng in zip(self.runs, self.rngs, strict=True)]
+            reference = [self._seen(state, side) for state, side in zip(states, drawn, strict=True)]
+            self.losses.append(self.attacks.step([(*m, *r) for m, r in zip(members, reference, strict=True)]))
+        attacks = [tuple(attack[name] for name in self.names) for attack in self.attacks.states()]
         given = [(*batch[:2], *attack, *batch[2:]) for batch, attack in zip(batches, attacks, strict=True)]
         return self.classifiers.step(given)
 
@@ -137,32 +141,41 @@ class _Duel:
         means, self.losses = torch.stack(self.losses).mean(0).tolist(), []
         return [{"attack_loss": mean} for mean in means]
 
-    def _attack_loss(
-        self, attack: Params, _: Params, inputs: Tensor, labels: Tensor, outside: Tensor, others: Tensor, *state: Tensor
-    ) -> Tensor:
-        """-gain of the surrogate on one batch of members and one of the reference set."""
-        tensors = dict(zip(self.names, state, strict=True))
-        logits = self.trainer.judge(tensors, torch.cat([inputs, outside]))
-        guesses = membership(attack, logits, torch.cat([labels, others]))
-        members, nonmembers = guesses[: len(inputs)], guesses[len(inputs) :]
-        return -(logsigmoid(members).mean() + logsigmoid(-nonmembers).mean()) / 2
+    def _warm_up(self, members: Sequence[Batch], reference: Sequence[Batch]) -> None:
+        """Train the surrogates alone, on what the classifiers answer before they are fine-tuned."""
+        size = self.trainer.recipe.batch_size
+        for _ in range(self.defense.warm_up):
+            orders = [torch.randperm(m.size, generator=rng) for m, rng in zip(members, self.rngs, strict=True)]
+            for rows in zip(*(torch.split(order, size) for order in orders), strict=True):
+                sides = zip(members, rows, reference, self.rngs, strict=True)
+                self.attacks.step([(*m.take(some.to(m.labels.device)), *self._draw(r, g)) for m, some, r, g in sides])
 
     def _classifier_loss(
         self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *rest: Tensor
     ) -> Tensor:
         """The loss + alpha * the surrogate's gain on the members."""
-        count = len(self.attack_names)
-        attack = dict(zip(self.attack_names, rest[:count], strict=True))
+        count = len(self.names)
+        attack = dict(zip(self.names, rest[:count], strict=True))
         logits = self.trainer.learner(params | buffers, inputs, rest[count:])
         gain = logsigmoid(membership(attack, logits, labels)).mean()
         return self.trainer.loss(logits, labels) + self.defense.alpha * gain
 
-    def _reference(self, run: Run, rng: Generator) -> Batch:
-        size = min(self.trainer.recipe.batch_size, run.validation.size)
-        rows = torch.randperm(run.validation.size, generator=rng)[:size]
-        return run.validation.take(rows.to(run.validation.inputs.device))
+    def _seen(self, state: Params, batch: Batch) -> Batch:
+        """What an attacker sees of some examples: the answers in place of the inputs."""
+        return Batch(outputs(self.trainer.judge, state, batch.inputs), batch.labels)
 
-    def _surrogate(self, run: Run, rng: Generator) -> Params:
-        answer = outputs(self.trainer.judge, run.lane.params | run.lane.buffers, run.train.inputs[:1])
-        params = self.defense.surrogate(answer.shape[1], rng, answer.dtype)
-        return {name: value.to(answer.device) for name, value in params.items()}
+    def _draw(self, pool: Batch, rng: Generator) -> Batch:
+        """A batch of a pool; all of it where it is smaller."""
+        rows = torch.randperm(pool.size, generator=rng)[: self.trainer.recipe.batch_size]
+        return pool.take(rows.to(pool.labels.device))
+
+    def _surrogate(self, members: Batch, rng: Generator) -> Params:
+        answers = members.inputs  # (N, K)
+        params = self.defense.surrogate(answers.shape[1], rng, answers.dtype)
+        return {name: value.to(answers.device) for name, value in params.items()}
+
+
+def _attack_loss(attack: Params, _: Params, inside: Tensor, labels: Tensor, outside: Tensor, others: Tensor) -> Tensor:
+    """-gain of a surrogate on answers for members and for the reference set."""
+    members, nonmembers = membership(attack, inside, labels), membership(attack, outside, others)
+    return -(logsigmoid(members).mean() + logsigmoid(-nonmembers).mean()) / 2
