@@ -77,7 +77,7 @@ def test_a_run_leaves_its_files(tmp_path):
         run.add([ROW])
         run.write("report.html", "<html>")
     names = {p.name for p in (tmp_path / "a" / "b").iterdir()}
-    assert names == {"run.json", "config.yaml", "results.jsonl", "artifacts", "report.html", ".lock"}
+    assert names == {"run.json", "config.yaml", "results.jsonl", "figures.jsonl", "artifacts", "report.html", ".lock"}
     assert yaml.safe_load((run.folder / "config.yaml").read_text()) == {"schema": 1, "model": "mlp"}
     assert load_rows(run.folder) == run.rows == [ROW]
     marker = json.loads((run.folder / "run.json").read_text())

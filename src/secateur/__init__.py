@@ -1,1 +1,22 @@
 """Secateur measures what a compressed neural network gives away about its training data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from secateur.api import Report, audit
+    from secateur.errors import WrongInput
+    from secateur.pruned import load_pruned
+
+__all__ = ["Report", "WrongInput", "audit", "load_pruned"]
+_HOMES = {"Report": "api", "audit": "api", "WrongInput": "errors", "load_pruned": "pruned"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that the command line starts at once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'secateur' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"secateur.{_HOMES[name]}"), name)

@@ -106,6 +106,41 @@ def find(kind: str, name: str) -> Method:
     return known[name]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A method by name with the hyper-parameters that differ from its defaults; as text `name:key=value:key=value`."""
+
+    kind: str
+    name: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def method(self) -> Method:
+        """The catalogue's entry."""
+        return find(self.kind, self.name)
+
+    def make(self) -> Any:
+        """The method itself."""
+        return self.method(**dict(self.arguments))
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.arguments)])
+
+
+@dataclass(frozen=True)
+class Defense:
+    """One defense, or several that act together: `ppb+adv`."""
+
+    parts: tuple[Choice, ...]
+
+    def acting_on(self, place: str) -> Choice | None:
+        """The part that acts on a place, if there is one."""
+        return next((part for part in self.parts if part.method.info["acts_on"] == place), None)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
 def users_own(field: str, reference: str) -> Callable[..., Any]:
     """The user's function that `module:function` names; the module may lie in the current folder."""
     module, _, function = reference.partition(":")

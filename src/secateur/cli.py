@@ -58,39 +58,67 @@ def audit(
     config: Config = None,
     out: Out = Path("runs/audit"),
     model: Model = None,
+    weights: Weights = None,
     data: Data = None,
     data_folder: DataFolder = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Saved predictions (.npz, .csv) instead of a model.")
+    ] = None,
     pruner: Many = None,
     sparsity: Many = None,
     defense: Many = None,
     attack: Many = None,
     adaptive: Annotated[bool | None, typer.Option(help="The attacker's shadows use the defense too.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="known, unknown-sparsity, unknown or select.")] = None,
     shadows: Annotated[str | None, typer.Option(help="How many shadow models the attacker trains.")] = None,
+    in_out: Annotated[str | None, typer.Option(help="How many in-out models, for online LiRA and RMIA.")] = None,
     seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
     device: Device = None,
+    junit: Annotated[Path | None, typer.Option(help="Write what was held against the limits, for a CI server.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
     """Train, prune, fine-tune and attack: what does each way of pruning give away?"""
-    from secateur.audit import run_audit
+    from secateur import limits
+    from secateur.artifacts import write
+    from secateur.auditing import plan, run_audit
     from secateur.config import Audit, read
+    from secateur.predictions import run_predictions
     from secateur.report.terminal import print_audit
 
     flags = {
         "model": model,
+        "weights": weights,
         "data": data,
         "data_folder": data_folder,
+        "predictions": predictions,
         "pruner": _joined(pruner),
         "sparsity": _joined(sparsity),
         "defense": _joined(defense),
         "attack": _joined(attack),
         "adaptive": adaptive,
+        "protocol": protocol,
         "shadows": shadows,
+        "in_out": in_out,
         "seeds": seeds,
         "device": device,
     }
-    rows = run_audit(read(Audit, _file(file, config), flags, set_), out)
+    settings = read(Audit, _file(file, config), flags, set_)
+    if dry_run:
+        typer.echo("\n".join(plan(settings)))
+        return
+    saved = settings.predictions
+    rows = run_audit(settings, out) if saved is None else run_predictions(settings, saved, out)
     _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
+    checks = limits.check(rows, settings.limits.given())
+    if junit is not None:
+        write(junit, limits.junit(checks).encode())
+    broken = [check.sentence for check in checks if not check.passed]
+    for sentence in broken:
+        typer.echo(f"secateur: {sentence}", err=True)
+    if broken:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -113,7 +141,7 @@ def prune(
 ) -> None:
     """Make a pruned, fine-tuned model: .safetensors with the recipe that made it."""
     from secateur.config import Prune, read
-    from secateur.prune import run_prune
+    from secateur.pruned import run_prune
     from secateur.report.terminal import print_measures
 
     flags = {

@@ -7,42 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from secateur import catalogue
+from secateur.catalogue import Choice, Defense
 from secateur.errors import WrongInput, unknown
 from secateur.training import Recipe
 
 
 class _Base(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A method by name with the hyper-parameters that differ from its defaults; as text `name:key=value:key=value`."""
-
-    kind: str
-    name: str
-    arguments: tuple[tuple[str, Any], ...] = ()
-
-    def make(self) -> Any:
-        """The method itself."""
-        return catalogue.find(self.kind, self.name)(**dict(self.arguments))
-
-    @property
-    def method(self) -> catalogue.Method:
-        """The catalogue's entry."""
-        return catalogue.find(self.kind, self.name)
-
-    def __str__(self) -> str:
-        return ":".join([self.name, *(f"{key}={value}" for key, value in self.arguments)])
 
 
 def choice(kind: str, value: Any) -> Choice:
@@ -70,6 +58,28 @@ def choice(kind: str, value: Any) -> Choice:
     return Choice(kind, name, tuple(sorted(given.items())))
 
 
+def defense(value: Any) -> Defense:
+    """Read a defense, or several joined by `+`; what cannot act together is refused with the reason."""
+    if isinstance(value, Defense):
+        return value
+    texts = value.split("+") if isinstance(value, str) else [value]
+    parts = tuple(choice("defense", text) for text in texts)
+    if len(parts) > 1:
+        for part in parts:
+            if part.method.info.get("combines") is False:
+                raise WrongInput("defense", f"{part.name} {part.method.info['reason']}")
+        places = [part.method.info["acts_on"] for part in parts]
+        if len(set(places)) < len(places) or "recipe" in places:
+            names = " and ".join(f"{part.name} ({place})" for part, place in zip(parts, places, strict=True))
+            raise WrongInput("defense", f"{names} do not act together; join defenses that act on different places")
+    return Defense(parts)
+
+
+def _pruners(value: Any) -> Any:
+    """`none` means that nothing is pruned."""
+    return [] if value in ("none", ["none"]) else _listed(value)
+
+
 def _listed(value: Any) -> Any:
     """Lists are comma-separated in text, and one value is a list of one."""
     if isinstance(value, str):
@@ -90,7 +100,7 @@ def _seeds(value: Any) -> Any:
 
 
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
-OneDefense = Annotated[Choice, BeforeValidator(partial(choice, "defense")), PlainSerializer(str)]
+OneDefense = Annotated[Defense, BeforeValidator(defense), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
 Sparsity = Annotated[float, Field(ge=0, lt=1)]
 _MANY = (BeforeValidator(_listed), Field(min_length=1))
@@ -110,6 +120,23 @@ class Training(_Base):
     def over(self, base: Recipe) -> Recipe:
         """The base recipe with what was given laid over it."""
         return dataclasses.replace(base, **{name: getattr(self, name) for name in self.model_fields_set})
+
+
+class Limits(_Base):
+    """What the pruned and defended models may give away at most, under every attack; None is no limit."""
+
+    auc: Annotated[float, Field(ge=0, le=1)] | None = None
+    attack_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    balanced_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    advantage: Annotated[float, Field(ge=-1, le=1)] | None = None
+    tpr_at_fpr_10: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.1")
+    tpr_at_fpr_1: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.01")
+    tpr_at_fpr_01: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.001")
+    accuracy_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def given(self) -> dict[str, float]:
+        """Those that are set, by the measure's name."""
+        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class Common(_Base):
@@ -133,16 +160,36 @@ class Common(_Base):
         return train, self.finetune.over(dataclasses.replace(train, epochs=max(1, train.epochs // 2)))
 
 
+Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
+
+
 class Audit(Common):
     """`secateur audit`: what do these ways of pruning give away?"""
 
-    pruner: Annotated[list[OnePruner], *_MANY] = _default("l1-unstructured,l1-structured,l2-structured,slimming")
+    predictions: Path | None = None  # saved answers (.npz or .csv), audited without any model
+    pruner: Annotated[list[OnePruner], BeforeValidator(_pruners)] = _default(
+        "l1-unstructured,l1-structured,l2-structured,slimming"
+    )
     sparsity: Annotated[list[Sparsity], *_MANY] = [0.7]
     defense: Annotated[list[OneDefense], *_MANY] = _default("basic")
     attack: Annotated[list[OneAttack], *_MANY] = _default("conf,mentr")
     adaptive: bool = False  # the attacker's shadows use the defense too
+    protocol: Protocol = "known"  # what the attacker knows of the pruning
+    experiments: Annotated[int, Field(ge=1)] = 20  # random pairs of the protocol `unknown`
     shadows: Annotated[int, Field(ge=1)] = 5
+    in_out: Annotated[int, Field(ge=0)] = 0  # models over the victim's own pool, for online LiRA and RMIA
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_seeds), Field(min_length=1)] = _default(1)
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _checked(self) -> Audit:
+        if self.protocol == "select" and self.shadows < 2:
+            raise WrongInput("shadows", f"{self.shadows} is not allowed; protocol select needs at least 2")
+        if self.in_out % 2:
+            raise WrongInput("in_out", f"{self.in_out} is not allowed; give an even number: each example is in half")
+        if self.protocol != "known" and not self.pruner:
+            raise WrongInput("pruner", f"protocol {self.protocol} needs at least one pruner")
+        return self
 
 
 class Prune(Common):

@@ -2,96 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
+from secateur.bench import Bench, fingerprint
+from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
-from secateur.config import Choice, Common
-from secateur.data.dataset import Dataset
-from secateur.data.load import load
 from secateur.data.splits import Part
-from secateur.errors import WrongInput
+from secateur.defenses.accounting import Guarantee
 from secateur.interfaces import Batch, Loss, Mask, Params, TrainsWithPenalty
 from secateur.metrics.membership import share
-from secateur.models.create import check, create, load_weights
 from secateur.progress import progress
 from secateur.pruning.result import savings
-from secateur.runs import Result, Row, Run
-from secateur.training import Fitted, Recipe, Task, fit_many, predict
+from secateur.recipe import Fitted, Recipe, Task
+from secateur.runs import Result, Row
+from secateur.training import fit_many, predict
 
-
-@dataclass(frozen=True)
-class Bench:
-    """What stays the same while the models of one seed are made: the data, the settings, and where results go."""
-
-    run: Run
-    config: Common
-    data: Dataset
-    device: torch.device
-    seed: int
-
-    @cached_property
-    def net(self) -> nn.Module:
-        """The structure of every model here; its own weights are never used."""
-        return self.initial("structure")
-
-    @cached_property
-    def recipes(self) -> tuple[Recipe, Recipe]:
-        """How the originals are trained and the pruned models fine-tuned."""
-        return self.config.recipes(tabular=len(self.data.input_shape) == 1)
-
-    @cached_property
-    def base(self) -> dict[str, Any]:
-        """What every stage depends on."""
-        names = ("model", "threads", "way")
-        common = {name: getattr(self.config, name) for name in names}
-        return common | {"data": fingerprint(*self.data.batch), "device": self.device.type, "seed": self.seed}
-
-    def initial(self, role: str) -> nn.Module:
-        """A new model of this structure, with the weights that this role starts from."""
-        rng = derive(self.seed, "initialise", role)
-        return create(self.config.model, self.data.input_shape, self.data.classes, rng)
-
-    def rows(self, indices: Tensor) -> Batch:
-        """Some examples, on the device."""
-        return self.data.batch.take(indices).to(self.device)
-
-
-def device_of(config: Common) -> torch.device:
-    """The device to work on; `auto` takes a GPU where there is one."""
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise WrongInput("device", f"{config.device!r} is not there; allowed here: auto, cpu")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
-
-
-def prepare(config: Common) -> tuple[Dataset, torch.device]:
-    """The data and the device; refuses a model that does not fit the data before anything is trained."""
-    torch.set_num_threads(config.threads)
-    data = load(config.data, config.data_folder, config.download)
-    net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
-    if config.weights is not None:
-        load_weights(net, config.weights)
-    check(net, data.input_shape, data.classes)
-    return data, device_of(config)
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """The sha256 of the tensors' bytes."""
-    digest = hashlib.sha256()
-    for value in tensors:
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # training.fit_many, or a defense's own loop
 
 
 def train_originals(bench: Bench, parts: dict[str, Part], pruner: Choice | None = None) -> dict[str, Result]:
@@ -99,14 +34,16 @@ def train_originals(bench: Bench, parts: dict[str, Part], pruner: Choice | None 
     recipe, roles = bench.recipes[0], list(parts)
     made = pruner.make() if pruner is not None else None
     term = made.penalty(bench.net) if isinstance(made, TrainsWithPenalty) else None
-    depends = [
-        bench.base | {"recipe": asdict(recipe), "part": _key(parts[role]), "role": role, "term": str(pruner)}
-        for role in roles
-    ]
+    settings = {"recipe": asdict(recipe), "term": None if term is None else str(pruner)}
+    depends = [bench.base | settings | {"part": _key(parts[role]), "role": role} for role in roles]
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
         tasks = [_task(bench, roles[i], parts[roles[i]], tree.state_of(bench.initial(roles[i]))) for i in missing]
-        for i, fitted in _fit(bench, "train", tasks, recipe, penalty=term):
+        if bench.scratch is None:
+            fit: Fit = partial(fit_many, recipe=recipe, penalty=term)
+        else:
+            fit = partial(bench.scratch.make().fit_many, recipe=recipe)
+        for i, fitted in _fit(bench, "train", tasks, fit):
             yield missing[i], Result(fitted.state, _history(fitted))
 
     return dict(zip(roles, bench.run.stages("train", depends, compute), strict=True))
@@ -118,11 +55,11 @@ def prune_and_finetune(
     parts: dict[str, Part],
     pruner: Choice,
     sparsity: float,
-    defense: Choice,
+    defense: Defense,
 ) -> dict[str, Result]:
     """The pruned models, by role: a mask from the trained weights, then fine-tuning with the defense in its place."""
     roles = list(originals)
-    recipe, loss = defended(defense, bench.recipes[1])
+    recipe, fit = defended(defense, bench.recipes[1])
     settings = {"pruner": str(pruner), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
     depends = [
         bench.base | settings | {"original": originals[role].key, "part": _key(parts[role]), "role": role}
@@ -137,7 +74,7 @@ def prune_and_finetune(
             _task(bench, roles[i], parts[roles[i]], dict(originals[roles[i]].tensors), mask)
             for i, (mask, _) in zip(missing, pruned, strict=True)
         ]
-        for i, fitted in _fit(bench, f"{pruner} {sparsity:g} {defense}", tasks, recipe, loss=loss):
+        for i, fitted in _fit(bench, f"{pruner} {sparsity:g} {defense}", tasks, fit):
             mask, notes = pruned[i]
             tensors = {f"state.{k}": v for k, v in fitted.state.items()} | {f"mask.{k}": v for k, v in mask.items()}
             yield missing[i], Result(tensors, _history(fitted) | {"notes": notes})
@@ -159,14 +96,19 @@ def prune(
     return mask, [str(warning.message) for warning in caught]
 
 
-def defended(defense: Choice, recipe: Recipe) -> tuple[Recipe, Loss]:
-    """The recipe and the loss of fine-tuning, with the defense at the place where it acts."""
-    made, place = defense.make(), defense.method.info["acts_on"]
-    if place == "recipe":
-        return made(recipe), cross_entropy
-    if place == "loss":
-        return recipe, made
-    raise WrongInput("defense", f"{defense} acts on the {place}, which fine-tuning does not have")
+def defended(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
+    """The recipe and the loop of fine-tuning, with every defense at the place where it acts."""
+    if made := defense.acting_on("recipe"):
+        recipe = made.make()(recipe)
+    loss: Loss = made.make() if (made := defense.acting_on("loss")) else cross_entropy
+    loop = defense.acting_on("fine-tuning") or defense.acting_on("training")
+    return recipe, partial(loop.make().fit_many if loop else fit_many, recipe=recipe, loss=loss)
+
+
+def guarantees(bench: Bench, defense: Defense, size: int) -> list[Guarantee]:
+    """What a defense proves about `size` training examples: (epsilon, delta), and what it covers."""
+    recipes = bench.recipes if defense.acting_on("training") else bench.recipes[1:]
+    return [made.guarantee(size, *recipes) for part in defense.parts if hasattr(made := part.make(), "guarantee")]
 
 
 def state_of(result: Result) -> Params:
@@ -215,11 +157,9 @@ def _task(bench: Bench, role: str, part: Part, state: Params, mask: Mask | None 
     )
 
 
-def _fit(
-    bench: Bench, what: str, tasks: Sequence[Task], recipe: Recipe, **arguments: Any
-) -> Iterator[tuple[int, Fitted]]:
+def _fit(bench: Bench, what: str, tasks: Sequence[Task], fit: Fit) -> Iterator[tuple[int, Fitted]]:
     with progress(what, len(tasks)) as advance:
-        for index, fitted in fit_many(bench.net, tasks, recipe, way=bench.config.way, **arguments):
+        for index, fitted in fit(bench.net, tasks, way=bench.config.way):
             yield index, fitted
             advance(1)
 

@@ -3,6 +3,7 @@
 run.json        whose folder this is: schema, kind, versions, device, threads, seeds, when it started and finished
 config.yaml     everything needed to run it again
 results.jsonl   one row per measurement, rebuilt from the stages by every start
+figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise
 artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest
 report.html     the page
 .lock           held while a run writes here; the kernel lets it go when the process dies
@@ -27,7 +28,7 @@ from secateur.artifacts import SCHEMA, TEMPORARY, Result, decode, encode, explai
 from secateur.errors import WrongInput
 from secateur.rows import Row, comparable
 
-__all__ = ["Result", "Row", "Run", "comparable", "load_rows", "open_run"]
+__all__ = ["Result", "Row", "Run", "comparable", "load_figures", "load_rows", "open_run"]
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +51,24 @@ def load_rows(folder: Path | str) -> list[Row]:
     return rows
 
 
+def load_figures(folder: Path | str) -> list[dict[str, Any]]:
+    """The curves and histograms of a run."""
+    path = Path(folder) / "figures.jsonl"
+    try:
+        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    except (OSError, ValueError) as error:
+        raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
+
+
 class Run:
-    """An open run: computes what is missing, keeps what is done, collects the rows."""
+    """An open run: computes what is missing, keeps what is done, collects the rows and the figures."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows: list[Row] = []
-        self._lines: list[str] = []
-        self._saved = -1  # rows that are in results.jsonl
+        self.figures: list[dict[str, Any]] = []
+        self._lines: dict[str, list[str]] = {"results.jsonl": [], "figures.jsonl": []}
+        self._saved = -1  # lines that are in the files
         self._saved_at = -math.inf
 
     def stage(self, name: str, depends: dict[str, Any], compute: Callable[[], Result]) -> Result:
@@ -88,19 +99,27 @@ class Run:
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows to results.jsonl, which is rewritten at most once a second and when the run is left."""
         for row in rows:
-            self._lines.append(json.dumps(row.to_json(), allow_nan=False) + "\n")
+            self._lines["results.jsonl"].append(json.dumps(row.to_json(), allow_nan=False) + "\n")
             self.rows.append(row)
         if time.monotonic() - self._saved_at > 1:  # rewriting it for every row would cost the square of the rows
             self._save_rows()
+
+    def show(self, figures: Iterable[dict[str, Any]]) -> None:
+        """Add curves and histograms for the page; they are saved with the rows."""
+        for figure in figures:
+            self._lines["figures.jsonl"].append(json.dumps({"schema": SCHEMA} | figure, allow_nan=False) + "\n")
+            self.figures.append(figure)
 
     def write(self, name: str, text: str) -> None:
         """Put a file such as report.html into the folder, whole or not at all."""
         write(self.folder / name, text.encode())
 
     def _save_rows(self) -> None:
-        if self._saved != len(self._lines):
-            self.write("results.jsonl", "".join(self._lines))
-            self._saved, self._saved_at = len(self._lines), time.monotonic()
+        lines = sum(map(len, self._lines.values()))
+        if self._saved != lines:
+            for name, content in self._lines.items():
+                self.write(name, "".join(content))
+            self._saved, self._saved_at = lines, time.monotonic()
 
     def _path(self, name: str, key: str) -> Path:
         if not re.fullmatch(r"[\w.-]+", name):
@@ -160,7 +179,7 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
     with explained(path):
         if path.exists() and path.read_text() == text:
             return
-        for stale in ("results.jsonl", "report.html"):
+        for stale in ("results.jsonl", "figures.jsonl", "report.html"):
             (run.folder / stale).unlink(missing_ok=True)
     run.write("config.yaml", text)
 

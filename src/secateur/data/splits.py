@@ -44,6 +44,20 @@ def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
     return Split(_part(victim), tuple(drawn))
 
 
+def trained_split(n: int, members: int, shadows: int, rng: Generator) -> Split:
+    """For a victim that was trained before: the first rows are its members, the others are outside.
+
+    A tenth of those outside is for stopping; the rest is halved: non-members to ask about, and the attacker's own data.
+    """
+    outside = members + torch.randperm(n - members, generator=rng)
+    tenth = len(outside) // 10
+    asked, own = outside[tenth:].tensor_split(2)
+    if len(own) < SMALLEST:
+        raise WrongInput("data", f"{len(outside)} rows lie outside the members; give at least {2 * SMALLEST + 4}")
+    drawn = [_part(own[torch.randperm(len(own), generator=rng)]) for _ in range(shadows)]
+    return Split(Part(torch.arange(members), outside[:tenth], asked), tuple(drawn))
+
+
 def _part(rows: Tensor) -> Part:
     """45/10/45 of shuffled rows: test and validation are rounded up, train is what is left."""
     test = -(-len(rows) * 45 // 100)

@@ -50,26 +50,38 @@ def absolute(gap: Estimate) -> Estimate:
     return Estimate(abs(gap.value), 0.0 if gap.low <= 0 <= gap.high else min(ends), max(ends), gap.note)
 
 
+def behaviour(box: BlackBox, batch: Batch, rng: Generator) -> dict[str, Tensor]:
+    """(N,) confidence and sensitivity of the true class, and whether the prediction is right."""
+    answers = probabilities(box, batch.inputs)
+    moved = sensitivity(box, batch.inputs, rng, answers=answers)
+    return {
+        "confidence": _true(answers, batch.labels),
+        "sensitivity": _true(moved, batch.labels),
+        "accuracy": answers.argmax(1) == batch.labels,
+    }
+
+
 def gaps(box: BlackBox, members: Batch, nonmembers: Batch, rng: Generator) -> dict[str, Gap]:
     """The confidence gap (samia_ppb, Eq. 3), the sensitivity gap (Eq. 4), its size, and the generalisation gap.
 
     Each is train minus test, of the true class. The sensitivity gap can have either sign.
     """
-    if min(members.size, nonmembers.size) < 2:
-        raise WrongInput("data", "a gap needs at least two members and two non-members")
     sides = (members, nonmembers)
-    answers = [probabilities(box, side.inputs) for side in sides]
-    moved = [sensitivity(box, side.inputs, rng, answers=p) for p, side in zip(answers, sides, strict=True)]
-    labels = [side.labels for side in sides]
-    confidence = _gap([_true(p, y) for p, y in zip(answers, labels, strict=True)], labels)
-    sensitive = _gap([_true(s, y) for s, y in zip(moved, labels, strict=True)], labels)
-    general = _gap([p.argmax(1) == y for p, y in zip(answers, labels, strict=True)], labels)
+    return gaps_between([behaviour(box, side, rng) for side in sides], [side.labels for side in sides])
+
+
+def gaps_between(sides: list[dict[str, Tensor]], labels: list[Tensor]) -> dict[str, Gap]:
+    """The same from what is known of each example, members first."""
+    if min(part.numel() for part in labels) < 2:
+        raise WrongInput("data", "a gap needs at least two members and two non-members")
+    found = {name: _gap([side[name] for side in sides], labels) for name in sides[0]}
+    sensitive = found["sensitivity"]
     size = Gap(absolute(sensitive.overall), {label: absolute(gap) for label, gap in sensitive.classes.items()})
     return {
-        "confidence_gap": confidence,
+        "confidence_gap": found["confidence"],
         "sensitivity_gap": sensitive,
         "sensitivity_gap_size": size,
-        "generalisation_gap": general,
+        "generalisation_gap": found["accuracy"],
     }
 
 

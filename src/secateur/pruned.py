@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from secateur.artifacts import explained, version, write
+from secateur.bench import Bench, prepare
 from secateur.chance import derive
 from secateur.config import Prune, dump
 from secateur.data.dataset import Dataset
 from secateur.data.splits import Part
 from secateur.errors import WrongInput
-from secateur.interfaces import Mask, TrainsWithPenalty
+from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights
-from secateur.pipeline import Bench, mask_of, model_rows, prepare, prune_and_finetune, state_of, train_originals
+from secateur.pipeline import mask_of, model_rows, prune_and_finetune, state_of, train_originals
 from secateur.pruning.removal import remove
 from secateur.runs import Result, Row, open_run
 
@@ -30,12 +31,11 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
     data, device = prepare(config)
     with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
-        bench = Bench(run, config, data, device, config.seed)
+        bench = Bench(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
         part = public_split(data, config.seed)
         parts = {"model": part}
         if config.weights is None:
-            own = config.pruner if isinstance(config.pruner.make(), TrainsWithPenalty) else None
-            originals = train_originals(bench, parts, own)
+            originals = train_originals(bench, parts, config.pruner)
         else:
             originals = {"model": run.stage("weights", {"sha256": _sha256(config.weights)}, lambda: _given(bench))}
         pruned = prune_and_finetune(bench, originals, parts, config.pruner, config.sparsity, config.defense)["model"]

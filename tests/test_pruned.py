@@ -7,7 +7,7 @@ from safetensors import safe_open
 from secateur.cli import main
 from secateur.data.load import load
 from secateur.errors import WrongInput
-from secateur.prune import load_pruned
+from secateur.pruned import load_pruned
 
 TINY = ["--set", "train.epochs=3", "--set", "finetune.epochs=2"]
 

@@ -1,0 +1,179 @@
+"""`secateur.audit(...)`: audit any nn.Module and tensors from Python."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur import tree
+from secateur.artifacts import write
+from secateur.auditing import attack_rows, flat, judged, remembering
+from secateur.catalogue import Choice
+from secateur.chance import derive
+from secateur.config import choice
+from secateur.config import defense as read_defense
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
+from secateur.metrics.membership import share
+from secateur.metrics.portrait import portrait
+from secateur.pipeline import defended
+from secateur.recipe import Recipe, Task
+from secateur.rows import Row
+from secateur.training import predict
+
+Data = Batch | tuple[Tensor, Tensor]
+Model = nn.Module | BlackBox
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an audit found."""
+
+    rows: list[Row]
+    figures: list[dict[str, Any]]
+
+    def value(self, metric: str, attack: str | None = None) -> float | None:
+        """One measure, of an attack or of the model itself."""
+        for row in self.rows:
+            if row.metric == metric and row.attack == attack:
+                return row.value
+        raise WrongInput("metric", f"{metric!r} was not measured for {attack or 'the model'}")
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page."""
+        from secateur.report.page import render
+
+        run = {"folder": "audit", "rows": self.rows, "figures": self.figures, "config": "", "environment": {}}
+        write(Path(path), render(self.rows, [run]).encode())
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the table."""
+        from secateur.report.terminal import print_audit
+
+        print_audit(self.rows)
+
+
+def audit(
+    model: Model,
+    members: Data,
+    nonmembers: Data,
+    *,
+    shadows: Sequence[tuple[Model, Data, Data]] = (),
+    attacks: Sequence[str] | None = None,
+    pruner: str | None = None,
+    sparsity: float = 0.7,
+    defense: str = "basic",
+    recipe: Recipe | None = None,
+    seed: int = 0,
+    name: str = "model",
+) -> Report:
+    """What does this model give away about its members?
+
+    `shadows` are the attacker's models, each with its own members and non-members; without them the attacks that need
+    none run. With a `pruner` the model and the shadows are pruned and fine-tuned first, each on its own members, with
+    the defense named by `defense`; a tenth of its non-members then says when to stop and is left out of the audit.
+    """
+    sides = [(model, _batch(members), _batch(nonmembers))] + [(m, _batch(i), _batch(o)) for m, i, o in shadows]
+    _apart(sides[0][1], sides[0][2])
+    if pruner is not None:
+        how = choice("pruner", pruner)
+        sides = [_pruned(*side, how, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
+    boxes = [box_of(side[0]) for side in sides]
+    box, inside, outside = boxes[0], sides[0][1], sides[0][2]
+    labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
+    labels |= {"sparsity": sparsity if pruner else 0.0, "defense": defense if pruner else "given", "seed": seed}
+    rows, figures = _described(box, inside, outside, labels | {"extra": {}}, seed)
+    own = [Shadow(b, side[1], side[2]) for b, side in zip(boxes[1:], sides[1:], strict=True)]
+    for attack in _attacks(attacks, box, bool(own)):
+        named = labels | {"attack": str(attack), "extra": {}}
+        fitted = attack.make().fit(own, derive(seed, "attack", str(attack)))
+        both = Batch(torch.cat([inside.inputs, outside.inputs]), torch.cat([inside.labels, outside.labels]))
+        truth = torch.arange(both.size) < inside.size
+        found = judged(fitted.score(box, Candidates(both)), truth, seed)
+        rows += attack_rows(named, found)
+        figures.append(flat(named) | found["figure"])
+    return Report(rows, figures)
+
+
+def box_of(model: Model) -> BlackBox:
+    """A model as an attacker meets it."""
+    if isinstance(model, BlackBox):
+        return model
+    net, state = model, tree.state_of(model)
+    return remembering(lambda inputs: predict(net, state, inputs))
+
+
+def _described(
+    box: BlackBox, inside: Batch, outside: Batch, labels: dict[str, Any], seed: int
+) -> tuple[list[Row], list[dict[str, Any]]]:
+    answers = {"train_accuracy": (box, inside), "test_accuracy": (box, outside)}
+    rows = [
+        Row(**labels, metric=name, **share(b.predict(side.inputs).argmax(1) == side.labels)._asdict())
+        for name, (b, side) in answers.items()
+    ]
+    if box.labels_only:
+        return rows, []
+    classes = box.predict(inside.inputs[:1]).shape[1]
+    gaps, figures = portrait(box, inside, outside, classes, derive(seed, "portrait"))
+    rows += [Row(**labels, metric=name, **gap._asdict()) for name, gap in gaps.items()]
+    return rows, [flat(labels) | {"attack": None} | figure for figure in figures]
+
+
+def _attacks(names: Sequence[str] | None, box: BlackBox, shadows: bool) -> list[Choice]:
+    """Those asked for; by default all that can run with what there is."""
+    from secateur.catalogue import methods
+
+    if names is not None:
+        return [choice("attack", name) for name in names]
+    able = [
+        name
+        for name, entry in methods("attack").items()
+        if (shadows or entry.info["shadows"] == "none") and (not box.labels_only or entry.info["sees"] == "labels")
+    ]
+    return [choice("attack", name) for name in able]
+
+
+def _pruned(
+    model: Model,
+    inside: Batch,
+    outside: Batch,
+    how: Choice,
+    sparsity: float,
+    defense: str,
+    recipe: Recipe | None,
+    seed: int,
+    index: int,
+) -> tuple[Model, Batch, Batch]:
+    if not isinstance(model, nn.Module):
+        raise WrongInput("model", "only an nn.Module can be pruned; give one, or leave the pruner out")
+    tenth = max(1, outside.size // 10)
+    order = torch.arange(outside.size)
+    rng = derive(seed, "prune", index)
+    mask = how.make()(model, inside, sparsity, rng)
+    base = recipe or Recipe(epochs=50)
+    _, fit = defended(read_defense(defense), base)
+    task = Task(tree.state_of(model), inside, outside.take(order[:tenth]), derive(seed, "fit", index), mask)
+    ((_, fitted),) = fit(model, [task])
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(fitted.state)
+    return twin, inside, outside.take(order[tenth:])
+
+
+def _batch(data: Data) -> Batch:
+    inputs, labels = data
+    return Batch(inputs, labels.long())
+
+
+def _apart(members: Batch, nonmembers: Batch) -> None:
+    """Refuse examples that are on both sides."""
+    keys = [{row.tobytes() for row in side.inputs.detach().cpu().numpy()} for side in (members, nonmembers)]
+    both = len(keys[0] & keys[1])
+    if both:
+        raise WrongInput("nonmembers", f"{both} examples are members too; the two sets must not share examples")

@@ -1,0 +1,51 @@
+"""What the page draws, as plain lists: ROC curves, histograms and means by class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.metrics.membership import Curve
+
+POINTS = 200  # of a curve: enough for a screen
+BINS = 25
+
+
+def roc_figure(curve: Curve) -> dict[str, Any]:
+    """A ROC curve thinned to about 200 points: every low FPR is kept, the rest is spaced evenly on both scales."""
+    last = curve.fpr.numel() - 1
+    even = torch.linspace(0, last, POINTS // 2)
+    steep = torch.logspace(0, float(torch.tensor(max(last, 1.0)).log10()), POINTS // 2) - 1
+    corners = torch.tensor([0, last])
+    keep = sorted(set(torch.cat([even, steep, corners]).long().clamp(0, last).tolist()))
+    return {"kind": "roc", "fpr": curve.fpr[keep].tolist(), "tpr": curve.tpr[keep].tolist()}
+
+
+def histogram(quantity: str, members: Tensor, nonmembers: Tensor) -> dict[str, Any]:
+    """The shares of members and non-members in equal bins (samia_ppb, Fig. 1); confidence runs from 0 to 1."""
+    both = torch.cat([members, nonmembers]).double().cpu()
+    top = 1.0 if quantity == "confidence" else max(float(both.quantile(0.99)), 1e-12)
+    edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
+    sides = {"members": members, "nonmembers": nonmembers}
+    shares = {name: _shares(side.double().cpu().clamp(0, top), edges) for name, side in sides.items()}
+    means = {f"{name[:-1]}_mean": float(side.double().mean()) for name, side in sides.items()}
+    return {"kind": "histogram", "quantity": quantity, "edges": edges.tolist(), **shares, **means}
+
+
+def by_class(
+    quantity: str, members: tuple[Tensor, Tensor], nonmembers: tuple[Tensor, Tensor], classes: int
+) -> dict[str, Any]:
+    """The mean of a quantity over the members and the non-members of every class (Fig. 4); None where none are."""
+    means = [[_mean(values[labels == label]) for label in range(classes)] for values, labels in (members, nonmembers)]
+    return {"kind": "classes", "quantity": quantity, "members": means[0], "nonmembers": means[1]}
+
+
+def _shares(values: Tensor, edges: Tensor) -> list[float]:
+    counts: Tensor = torch.histogram(values, edges).hist
+    return (counts / max(values.numel(), 1)).tolist()
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.double().mean()) if values.numel() else None
