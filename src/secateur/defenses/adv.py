@@ -122,12 +122,10 @@ class _Duel:
     def step(self, rows: Sequence[Tensor]) -> Tensor:
         """The surrogates' steps, then the classifiers'."""
         batches = [run.tensors(some) for run, some in zip(self.runs, rows, strict=True)]
-        states = self.classifiers.states()
-        members = [self._seen(state, Batch(*batch[:2])) for state, batch in zip(states, batches, strict=True)]
         for _ in range(self.defense.attack_steps):
             drawn = [self._draw(run.validation, rng) for run, rng in zip(self.runs, self.rngs, strict=True)]
-            reference = [self._seen(state, side) for state, side in zip(states, drawn, strict=True)]
-            self.losses.append(self.attacks.step([(*m, *r) for m, r in zip(members, reference, strict=True)]))
+            sides = zip(self.classifiers.states(), batches, drawn, strict=True)
+            self.losses.append(self.attacks.step([self._seen_together(s, Batch(*b[:2]), r) for s, b, r in sides]))
         attacks = [tuple(attack[name] for name in self.names) for attack in self.attacks.states()]
         given = [(*batch[:2], *attack, *batch[2:]) for batch, attack in zip(batches, attacks, strict=True)]
         return self.classifiers.step(given)
@@ -163,6 +161,11 @@ class _Duel:
     def _seen(self, state: Params, batch: Batch) -> Batch:
         """What an attacker sees of some examples: the answers in place of the inputs."""
         return Batch(outputs(self.trainer.judge, state, batch.inputs), batch.labels)
+
+    def _seen_together(self, state: Params, members: Batch, reference: Batch) -> tuple[Tensor, ...]:
+        """Both sides' answers and labels, from one forward."""
+        answers = self._seen(state, Batch(*map(torch.cat, zip(members, reference, strict=True)))).inputs
+        return answers[: members.size], members.labels, answers[members.size :], reference.labels
 
     def _draw(self, pool: Batch, rng: Generator) -> Batch:
         """A batch of a pool; all of it where it is smaller."""

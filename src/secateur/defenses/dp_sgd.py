@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +13,12 @@ import torch
 from torch import Size, Tensor, nn, vmap
 from torch.func import grad_and_value
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, epsilon, sampling
 from secateur.defenses.loop import Run, Trainer, fit_many
+from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, require, unknown
 from secateur.interfaces import Loss, Params
 from secateur.recipe import Fitted, Progress, Recipe, Row, Task
@@ -94,9 +94,8 @@ class _Private(Trainer):
     """What the runs of one structure share."""
 
     def __init__(self, defense: DpSgd, net: nn.Module, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(_frozen(copy.deepcopy(net)), recipe, cross_entropy, None, None, device)
+        super().__init__(frozen(net), recipe, cross_entropy, None, None, device)
         self.defense = defense
-        _frozen(self.learner.structure)
 
     def way(self, way: str, tasks: Sequence[Task]) -> str:
         return "sequential"
@@ -170,7 +169,9 @@ class _Steps:
             return nothing, next(iter(params.values())).new_zeros(0)
         inputs, labels = self.run.train.take(rows)
         noise = [ask._replace(shape=Size([len(rows), *ask.shape[1:]])).draw(self.run.noise) for ask in self.asks]
-        grads, losses = self.gradients(params, inputs, labels, *noise)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # pooling in vmap: a small one
+            grads, losses = self.gradients(params, inputs, labels, *noise)
         for name, kept in self.kept.items():
             grads[name].mul_(kept)  # 10x faster than masked_fill_ on a CPU
         return grads, losses
@@ -184,13 +185,3 @@ def _lay_out(optimiser: Any) -> None:
     """The gradients in their parameters' strides: fused optimisers walk both as flat memory and check nothing."""
     for leaf in optimiser.params:
         leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
-
-
-def _frozen(net: nn.Module) -> nn.Module:
-    """The net with every layer that keeps statistics over examples in eval mode, its parameters not trained."""
-    for module in net.modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            module.eval().requires_grad_(False)
-        elif isinstance(module, _BatchNorm):
-            raise WrongInput("model", "has BatchNorm without running statistics, which dp-sgd cannot freeze")
-    return net

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.catalogue import method
 from secateur.defenses.dp_sgd import ALONE, DpSgd
+from secateur.defenses.norms import grouped
 from secateur.errors import WrongInput
 from secateur.interfaces import Loss
 from secateur.recipe import Fitted, Progress, Recipe, Task
@@ -30,18 +30,9 @@ class DpSgdScratch(DpSgd):
     def structure(self, net: nn.Module) -> nn.Module:
         """The network with GroupNorm in the place of BatchNorm; its other layers and weights are kept.
 
-        At most 32 groups (Wu and He 2018) of at least 4 channels, as a group of one value is always normalised to 0.
         Give it a new network: weights that were trained on the members would not be covered.
         """
-        net = copy.deepcopy(net)
-        new: dict[nn.Module, nn.GroupNorm] = {}
-        for name, module in list(net.named_modules(remove_duplicate=False)):
-            if isinstance(module, _BatchNorm):
-                if module not in new:
-                    new[module] = _group_norm(module).train(module.training)
-                net.set_submodule(name, new[module])
-        like = next((value for value in net.parameters() if value.is_floating_point()), None)
-        return net if like is None else net.to(like)
+        return grouped(net)
 
     def fit_many(
         self,
@@ -62,10 +53,3 @@ class DpSgdScratch(DpSgd):
     def covers(self) -> str:
         """What the guarantee is about."""
         return "training and fine-tuning, with GroupNorm in place of BatchNorm"
-
-
-def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
-    channels = norm.num_features
-    most = max(1, min(32, channels // 4))
-    groups = max(number for number in range(1, most + 1) if channels % number == 0)
-    return nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
