@@ -86,11 +86,11 @@ def test_dropout_drops_its_share_keeps_the_mean_and_repeats_with_its_seed():
     x = torch.ones(1000, 1001)
     first, second = (Dropout(0.2, torch.Generator().manual_seed(s))(x) for s in (0, 0))
     assert torch.equal(first, second)
-    assert sorted(first.unique().tolist()) == [0, pytest.approx(1.25, rel=1e-4)]
-    assert float((first == 0).double().mean()) == pytest.approx(0.2, abs=2e-3)  # five standard errors
+    assert sorted(first.unique().tolist()) == [0, pytest.approx(256 / 205)]
+    assert float((first == 0).double().mean()) == pytest.approx(51 / 256, abs=2e-3)  # five standard errors
     assert float(first.double().mean()) == pytest.approx(1, abs=3e-3)
     neighbours = (first[:, 1:] == 0) & (first[:, :-1] == 0)
-    assert float(neighbours.double().mean()) == pytest.approx(0.04, abs=2e-3)  # one draw's four masks are independent
+    assert float(neighbours.double().mean()) == pytest.approx(0.04, abs=2e-3)  # one draw's eight masks are independent
 
 
 def test_dropout_is_where_the_library_has_it(network, rows):

@@ -47,8 +47,8 @@ class Encoder(nn.Module):
         size = WIDTH // HEADS
         parts = self.queries_keys_values(x).view(-1, tokens, 3, HEADS, size).permute(2, 0, 3, 1, 4)
         q, k, v = parts.reshape(3, -1, tokens, size).unbind()  # (N heads, tokens, size) each
-        likeness = torch.baddbmm(x.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=size**-0.5)
-        heads = torch.bmm(drop(likeness.softmax(2)), v)
+        weights = torch.bmm(q * size**-0.5, k.transpose(1, 2)).softmax(2)
+        heads = torch.bmm(drop(weights), v)
         return heads.view(-1, HEADS, tokens, size).transpose(1, 2).reshape(-1, WIDTH)
 
 

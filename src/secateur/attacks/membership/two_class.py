@@ -14,7 +14,7 @@ from torch.optim import SGD
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
 
-WORD = 2**16  # a dropout mask takes 16 random bits, so that one draw of 64 makes four
+BYTE = 2**8  # a dropout mask takes 8 random bits, so that one draw of 64 makes eight
 HELD_OUT = 0.1  # of the rows, to stop on
 PATIENCE = 2  # epochs without a better loss on the held-out rows before the next learning rate, or the end
 RATES = 3  # learning rates, each a tenth of the one before
@@ -29,18 +29,21 @@ def keep(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout whose masks come from a generator on the tensors' device, four from one draw."""
+    """Dropout whose masks come from a generator on the tensors' device, eight from one draw.
+
+    So the rate is a multiple of 1/256, the nearest one (51/256 for .2), and the scale is that of the rounded rate.
+    """
 
     rate: float
     rng: Generator
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` with a share `rate` of its entries zero and the others scaled up."""
-        dropped = round(self.rate * WORD)
-        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
-        bits = words.random_(-(2**63), None, generator=self.rng).view(torch.int16)[: x.numel()]
-        mask = (bits >= dropped - WORD // 2).to(x.dtype).mul_(WORD / (WORD - dropped))
-        return x * mask.view(x.shape)
+        dropped = round(self.rate * BYTE)
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
+        drawn = words.random_(-(2**63), None, generator=self.rng).view(torch.uint8)[: x.numel()]
+        mask = torch.ge(drawn.view(x.shape), dropped, out=torch.empty_like(x))  # twice as fast as by way of bool
+        return x * mask.mul_(BYTE / (BYTE - dropped))
 
 
 @dataclass(frozen=True)
