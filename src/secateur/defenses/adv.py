@@ -13,12 +13,12 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, linear, logsigmoid, relu
 
 from secateur.catalogue import method
-from secateur.defenses.loop import Run, Trainer, fit_many
 from secateur.errors import WrongInput
 from secateur.execution import Lane, Lanes
 from secateur.interfaces import Batch, Loss, Params
 from secateur.prediction import outputs
 from secateur.recipe import Fitted, Progress, Recipe, Row, Task
+from secateur.trainer import Run, Trainer, train_many
 
 
 @method("defense", "adv", "samia_ppb", acts_on="fine-tuning")
@@ -63,7 +63,7 @@ class AdversarialRegularisation:
         """As `training.fit_many`; `loss` is what the adversarial term is added to, so PPB's makes ppb+adv."""
         if any(not task.validation.size for task in tasks):
             raise WrongInput("data", "adv needs a validation split: its reference set is drawn from it")
-        return fit_many(partial(_Adversarial, self, net, recipe, loss), tasks, way, progress)
+        return train_many(partial(_Adversarial, self, net, recipe, loss), tasks, way, progress)
 
     def surrogate(self, classes: int, rng: Generator, dtype: torch.dtype) -> Params:
         """The attack's first weights, uniform within 1 / sqrt(inputs) as torch's layers start."""

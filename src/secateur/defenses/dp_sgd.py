@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, epsilon, sampling
-from secateur.defenses.loop import Run, Trainer, fit_many
 from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, require, unknown
 from secateur.interfaces import Loss, Params
 from secateur.recipe import Fitted, Progress, Recipe, Row, Task
+from secateur.trainer import Run, Trainer, train_many
 
 ALONE = (
     "does not combine with another defense: its guarantee needs a loss that is a sum over examples, "
@@ -72,7 +72,7 @@ class DpSgd:
         if loss is not cross_entropy:
             raise WrongInput("defense", f"dp-sgd {ALONE}")
         require("opacus", "dp")
-        return fit_many(partial(_Private, self, net, recipe), tasks, way, progress)
+        return train_many(partial(_Private, self, net, recipe), tasks, way, progress)
 
     def guarantee(self, size: int, *recipes: Recipe) -> Guarantee:
         """What holds after fine-tuning by a recipe (or several in a row) on so many examples, known beforehand.
@@ -92,6 +92,8 @@ class DpSgd:
 
 class _Private(Trainer):
     """What the runs of one structure share."""
+
+    lockstep = False  # every run draws batches of its own sizes
 
     def __init__(self, defense: DpSgd, net: nn.Module, recipe: Recipe, device: torch.device) -> None:
         super().__init__(frozen(net), recipe, cross_entropy, None, None, device)
