@@ -108,7 +108,7 @@ def rates_of(monkeypatch, rows, schedule):
     rates, plain = [], two_class._train_epoch
 
     def note(*arguments):
-        rates.append(arguments[3].param_groups[0]["lr"])
+        rates.append(arguments[0].optimiser.param_groups[0]["lr"])
         plain(*arguments)
 
     monkeypatch.setattr(two_class, "_train_epoch", note)
@@ -204,3 +204,19 @@ def test_every_shadow_row_is_asked_once_and_the_victim_only_to_score(rng):
 def test_keep_changes_nothing():
     x = torch.ones(3)
     assert keep(x) is x
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_steps_replayed_from_a_graph_on_a_gpu_learn_what_single_steps_learn(dropout, monkeypatch):
+    rng = torch.Generator().manual_seed(0)
+    rows = Batch(torch.randn(1000, 30, generator=rng), torch.randint(2, (1000,), generator=rng))
+    schedule = Schedule(epochs=3, batch_size=64, dropout=dropout, early_stopping=False)
+
+    def trained(warm_up):
+        monkeypatch.setattr(two_class, "WARM_UP", warm_up)
+        network = initialised(lambda: Mlp(30), torch.Generator().manual_seed(0)).cuda()
+        train(network, rows.to("cuda"), schedule, torch.Generator().manual_seed(0))
+        return torch.cat([value.flatten() for value in network.parameters()])
+
+    torch.testing.assert_close(trained(warm_up=3), trained(warm_up=10_000), rtol=1e-3, atol=1e-4)

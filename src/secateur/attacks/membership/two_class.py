@@ -17,6 +17,7 @@ from secateur.interfaces import Batch
 BYTE = 2**8  # a dropout mask takes 8 random bits, so that one draw of 64 makes eight
 HELD_OUT = 0.1  # of the rows, to stop on
 PATIENCE = 2  # epochs without a better loss on the held-out rows before the next learning rate, or the end
+WARM_UP = 3  # steps before a CUDA graph is captured
 RATES = 3  # learning rates, each a tenth of the one before
 
 Drop = Callable[[Tensor], Tensor]
@@ -95,13 +96,14 @@ def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -
     decay = schedule.weight_decay
     optimiser = SGD(network.parameters(), schedule.learning_rate, schedule.momentum, weight_decay=decay, fused=True)
     falls = (schedule.epochs // 2, schedule.epochs * 3 // 4)
-    plateau = _Plateau(network)
+    plateau, steps = _Plateau(network), _Steps(network, optimiser, drop, schedule.batch_size)
     epoch = 0
     while epoch < schedule.epochs and plateau.count < RATES:
-        _train_epoch(network, rows, schedule.batch_size, optimiser, drop, rng)
+        _train_epoch(steps, rows, rng)
         epoch += 1
         if plateau.reached(network, held_out) if held_out.size else epoch in falls:
             optimiser.param_groups[0]["lr"] /= 10
+            steps.renew()
     if held_out.size:
         network.load_state_dict(plateau.best)
     if not all(bool(value.isfinite().all()) for value in network.parameters()):
@@ -138,13 +140,56 @@ class _Plateau:
         return True
 
 
-def _train_epoch(network: nn.Module, rows: Batch, size: int, optimiser: SGD, drop: Drop, rng: Generator) -> None:
-    network.train()
-    batches = list(torch.split(torch.randperm(rows.size, generator=rng).to(rows.inputs.device), size))
+class _Steps:
+    """Steps of the optimiser: one by one on a CPU, replayed from a CUDA graph on a GPU, where launches cost most.
+
+    The first batches of a learning rate are stepped as they are, which is the warm-up that a graph needs.
+    """
+
+    def __init__(self, network: nn.Module, optimiser: SGD, drop: Drop, size: int) -> None:
+        self.network, self.optimiser, self.drop, self.size = network, optimiser, drop, size
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget the graph: it holds the learning rate it was captured with."""
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm = 0
+
+    def step(self, rows: Batch) -> None:
+        """One step on a batch."""
+        if rows.size != self.size or not rows.inputs.is_cuda:
+            self._step(rows)
+            return
+        if self.graph is None and self.warm < WARM_UP:
+            self.warm += 1
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._step(rows)
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        if self.graph is None:
+            self.given = Batch(rows.inputs.clone(), rows.labels.clone())
+            self.graph = torch.cuda.CUDAGraph()
+            if isinstance(self.drop, Dropout):
+                self.graph.register_generator_state(self.drop.rng)
+            self.optimiser.zero_grad(set_to_none=True)
+            with torch.cuda.graph(self.graph):
+                self._step(self.given)
+        self.given.inputs.copy_(rows.inputs)
+        self.given.labels.copy_(rows.labels)
+        self.graph.replay()
+
+    def _step(self, rows: Batch) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(cross_entropy(self.network(rows.inputs, self.drop), rows.labels))
+        self.optimiser.step()
+
+
+def _train_epoch(steps: _Steps, rows: Batch, rng: Generator) -> None:
+    steps.network.train()
+    batches = list(torch.split(torch.randperm(rows.size, generator=rng).to(rows.inputs.device), steps.size))
     if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm needs two
         batches[-2:] = [torch.cat(batches[-2:])]
     for some in batches:
-        inputs, truths = rows.take(some)
-        optimiser.zero_grad()
-        torch.autograd.backward(cross_entropy(network(inputs, drop), truths))
-        optimiser.step()
+        steps.step(rows.take(some))

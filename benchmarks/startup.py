@@ -1,0 +1,38 @@
+"""How long the command line takes to answer, and what importing costs beyond torch.
+
+CPU seconds, medians of fresh processes. Run it with: python benchmarks/startup.py
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from statistics import median
+
+
+def seconds(*command: str, repeats: int = 7) -> float:
+    """The median CPU time of a fresh process, which other work on the machine does not change much."""
+    times = []
+    for _ in range(repeats):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(times)
+
+
+def main() -> None:
+    """Measure and print."""
+    answer = seconds("-m", "secateur", "--help")
+    torch = seconds("-c", "import torch")
+    lazy = seconds("-c", "import torch, secateur")
+    whole = seconds("-c", "import torch, secateur; secateur.audit")
+    print(f"secateur --help: {answer:.2f} s (target < 1: {'met' if answer < 1 else 'missed'})")
+    beyond = lazy - torch
+    print(f"import secateur beyond torch: {beyond:.2f} s (target < 0.3: {'met' if beyond < 0.3 else 'missed'})")
+    print(f"import of all that secateur.audit needs beyond torch: {whole - torch:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
