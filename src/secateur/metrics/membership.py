@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from secateur.interfaces import Guesses
 
 FPRS = (0.1, 0.01, 0.001)
+AT_ONCE = 50  # bootstrap draws, which bounds the memory at CIFAR size
 
 
 class Estimate(NamedTuple):
@@ -30,7 +31,8 @@ class Curve(NamedTuple):
 
 def roc(scores: Tensor, is_member: Tensor) -> Curve:
     """The ROC curve with one point per distinct score: examples that tie are accepted together."""
-    return _curve(*_levels(scores, is_member))
+    level, count = _levels(scores)
+    return _curve(_counts(level[is_member], count), _counts(level[~is_member], count))
 
 
 def auc(curve: Curve) -> Tensor:
@@ -54,22 +56,26 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
 
     The sizes of the two sets are the experiment's choice, so each is resampled by itself.
     """
-    member = is_member.bool().cpu()
-    decided = guesses.members.bool().cpu()
-    positive, negative = _levels(guesses.scores.cpu().double(), member)  # (L,) counts of each distinct score
-    right = {True: decided[member].double(), False: (~decided[~member]).double()}
-    measures = _measures(_curve(positive, negative), right[True].mean(), right[False].mean(), member)
-    draws: dict[str, list[Tensor]] = {name: [] for name in measures}
-    for start in range(0, resamples, 50):  # 50 at a time bounds the memory at CIFAR size
-        number = min(50, resamples - start)
-        curve = _curve(_resample(positive, number, rng), _resample(negative, number, rng))
-        hit = [_resample_share(right[side], number, rng) for side in (True, False)]
-        for name, value in _measures(curve, hit[0], hit[1], member).items():
-            draws[name].append(value)
-    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    device = guesses.scores.device
+    member, decided = is_member.bool().to(device), guesses.members.bool()
+    level, count = _levels(guesses.scores.double())
+    sides = [(level[member], decided[member]), (level[~member], ~decided[~member])]
+    prior = float(member.double().mean())
+    noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+
+    def measured(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        (inside, found), (outside, cleared) = drawn
+        curve = _curve(_counts(inside, count), _counts(outside, count))
+        return _measures(curve, found.double().mean(-1), cleared.double().mean(-1), prior)
+
+    exact = measured(sides)
+    draws: list[dict[str, Tensor]] = []
+    for start in range(0, resamples, AT_ONCE):
+        draws.append(measured([_resample(*side, min(AT_ONCE, resamples - start), noise) for side in sides]))
+    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64, device=device)
     result = {}
-    for name, value in measures.items():
-        low, high = torch.quantile(torch.cat(draws[name]), bounds).tolist()
+    for name, value in exact.items():
+        low, high = torch.quantile(torch.cat([draw[name] for draw in draws]), bounds).tolist()
         result[name] = Estimate(float(value), low, high, _unsupported(name, int((~member).sum())))
     return result
 
@@ -82,13 +88,16 @@ def share(hits: Tensor) -> Estimate:
     return Estimate(p, (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n))
 
 
-def _levels(scores: Tensor, is_member: Tensor) -> tuple[Tensor, Tensor]:
-    """How many members and non-members have each distinct score, highest first."""
+def _levels(scores: Tensor) -> tuple[Tensor, int]:
+    """(N,) the rank of each score among the distinct ones, highest first, and how many those are."""
     distinct, level = torch.unique(scores, return_inverse=True)
-    positive, negative = (
-        torch.bincount(level[side], minlength=distinct.numel()).flip(0).double() for side in (is_member, ~is_member)
-    )
-    return positive, negative
+    return distinct.numel() - 1 - level, distinct.numel()
+
+
+def _counts(levels: Tensor, count: int) -> Tensor:
+    """(..., L) how many of (..., N) examples have each level."""
+    ones = torch.ones(levels.shape, dtype=torch.float64, device=levels.device)
+    return ones.new_zeros(*levels.shape[:-1], count).scatter_add_(-1, levels, ones)
 
 
 def _curve(positive: Tensor, negative: Tensor) -> Curve:
@@ -97,8 +106,7 @@ def _curve(positive: Tensor, negative: Tensor) -> Curve:
     return Curve(fpr=fp / fp[..., -1:], tpr=tp / tp[..., -1:])
 
 
-def _measures(curve: Curve, tpr: Tensor, tnr: Tensor, member: Tensor) -> dict[str, Tensor]:
-    prior = float(member.double().mean())
+def _measures(curve: Curve, tpr: Tensor, tnr: Tensor, prior: float) -> dict[str, Tensor]:
     return {
         "attack_accuracy": prior * tpr + (1 - prior) * tnr,
         "balanced_accuracy": (tpr + tnr) / 2,
@@ -108,19 +116,11 @@ def _measures(curve: Curve, tpr: Tensor, tnr: Tensor, member: Tensor) -> dict[st
     }
 
 
-def _resample(counts: Tensor, number: int, rng: Generator) -> Tensor:
-    """Bootstrap draws of a table of counts: (number, L), each row sums to the table's total."""
-    total = int(counts.sum())
-    edges = counts.cumsum(0)
-    drawn = torch.randint(total, (number, total), generator=rng).double()
-    level = torch.searchsorted(edges, drawn, right=True)  # a uniform example's level
-    return torch.zeros(number, counts.numel(), dtype=torch.float64).scatter_add_(1, level, torch.ones_like(drawn))
-
-
-def _resample_share(hits: Tensor, number: int, rng: Generator) -> Tensor:
-    """Bootstrap draws of a mean of zeros and ones."""
-    drawn = torch.randint(hits.numel(), (number, hits.numel()), generator=rng)
-    return hits[drawn].mean(1)
+def _resample(levels: Tensor, right: Tensor, number: int, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Bootstrap draws of one side's examples: (number, N) each."""
+    size = levels.numel()
+    drawn = torch.randint(size, (number, size), generator=rng, device=levels.device)
+    return levels[drawn], right[drawn]
 
 
 def _unsupported(name: str, nonmembers: int) -> str | None:
