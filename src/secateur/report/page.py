@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from secateur.artifacts import write
 from secateur.errors import WrongInput
-from secateur.report.summary import Cell, Line, attacks, lines, strongest
+from secateur.limits import check
+from secateur.report import measures, sections
+from secateur.report.measures import ATTACK, COST, MODEL
+from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
+from secateur.report.verdict import badge, verdict
 from secateur.rows import Row
-from secateur.runs import load_rows
+from secateur.runs import load_figures, load_rows
 
-MEASURES = {
-    "test_accuracy": "test accuracy",
-    "train_accuracy": "train accuracy",
-    "attack_accuracy": "attack accuracy",
-    "auc": "AUC",
-    "tpr_at_fpr_0.1": "TPR at 10 % FPR",
-    "tpr_at_fpr_0.01": "TPR at 1 % FPR",
-    "tpr_at_fpr_0.001": "TPR at 0.1 % FPR",
-}
-SHARES = frozenset(MEASURES) - {"auc"}
+
+@dataclass(frozen=True)
+class Source:
+    """A run that the page is made of."""
+
+    name: str
+    rows: Sequence[Row]
+    figures: Sequence[Mapping[str, Any]]
+    config: str
+    environment: Mapping[str, Any]
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -33,16 +38,30 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         out = folders[0] / "report.html"
     if out.is_dir():
         raise WrongInput("out", f"{out} is a folder; give a file such as report.html")
-    runs = [{"folder": str(folder.name or folder), "rows": load_rows(folder)} | _files(folder) for folder in folders]
-    rows = [row for run in runs for row in run["rows"]]
-    if not rows:
+    sources = [_source(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    if not any(source.rows for source in sources):
         raise WrongInput("run", f"{', '.join(map(str, folders))}: there are no results yet; finish the run first")
-    write(out, render(rows, runs).encode())
+    write(out, render(sources, broken(sources)).encode())
     return out
 
 
-def render(rows: Sequence[Row], runs: Sequence[dict[str, Any]]) -> str:
-    """The page's HTML."""
+def broken(sources: Sequence[Source]) -> list[str] | None:
+    """The limits of the runs' configurations that do not hold, in sentences; None where nothing is limited."""
+    import yaml
+
+    checks = []
+    for source in sources:
+        limits = (yaml.safe_load(source.config) or {}).get("limits") or {}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        checks += [(source.name, each) for each in check(source.rows, given)]
+    if not checks:
+        return None
+    failed = [(name, each.sentence) for name, each in checks if not each.passed]
+    return [sentence if len(sources) == 1 else f"{name}: {sentence}" for name, sentence in failed]
+
+
+def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> str:
+    """The page's HTML; `broken` tells each limit that does not hold, None that there is none."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -52,72 +71,93 @@ def render(rows: Sequence[Row], runs: Sequence[dict[str, Any]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["shown"] = shown
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
+    rows, figures = _together(sources)
     table = lines(rows)
+    views = {
+        "tradeoff": sections.tradeoffs(table),
+        "roc": sections.rocs(table, figures),
+        "histograms": sections.histograms(figures),
+        "classes": sections.class_means(figures),
+    }
     return environment.get_template("page.html.j2").render(
-        measures=MEASURES,
-        attacks=attacks(table),
-        models=[line for line in table if line.labels["attack"] is None],
-        costs=_costs(table),
-        verdict=verdict(table),
-        runs=runs,
-        seeds=sorted({row.seed for row in rows}),
+        badge=badge(table, broken),
+        broken=broken or [],
+        verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
+        facts=_facts(rows),
+        **_tables(table),
+        views=views,
+        figures={name: [asdict(view) for view in found] for name, found in views.items()},
+        plotly=_plotly() if any(views.values()) else "",
+        sources=sources,
+        seeds=len({row.seed for row in rows}),
     )
 
 
-def verdict(table: Sequence[Line]) -> list[str]:
-    """What the numbers say, in sentences."""
-    best = strongest(table)
-    pruned = [line for line in best if line.labels["pruner"] != "none"]
-    sentences = []
-    for line in best:
-        if line.labels["pruner"] == "none":
-            sentences.append(f"Before pruning, the {line.title} gives its members away with {_leak(line)}.")
-    if pruned:
-        most = max(pruned, key=lambda line: line.cells["auc"].value or 0)
-        least = min(pruned, key=lambda line: line.cells["auc"].value or 0)
-        sentences.append(f"Of the pruned models, {_name(most)} gives away most: {_leak(most)}.")
-        if least is not most:
-            sentences.append(f"{_name(least)} gives away least: {_leak(least)}.")
-    safe = all((line.cells["auc"].low or 0) <= 0.5 for line in best)
-    if best and safe:
-        sentences.append("No attack that was run does better than guessing; a stronger one might.")
-    return sentences
+def _tables(table: Sequence[Line]) -> dict[str, Any]:
+    """The lines of the three tables, their columns, and the notes of all cells by number."""
+    attacked, found = attacks(table), models(table)
+    metrics = list(dict.fromkeys(name for line in found for name in line.cells))
+    notes = dict.fromkeys(cell.note for line in [*attacked, *found] for cell in line.cells.values() if cell.note)
+    known = {"run", "model", "dataset", "pruner", "sparsity", "defense", "original", "attack", "adaptive"}
+    several = [name for name in ("run", "model", "dataset") if len({line.labels.get(name) for line in table}) > 1]
+    return {
+        "attacks": attacked,
+        "models": found,
+        "places": several,
+        "extras": list(dict.fromkeys(name for line in attacked for name in line.labels if name not in known)),
+        "attack_measures": ["test_accuracy", *(name for name in ATTACK if any(name in x.cells for x in attacked))],
+        "model_measures": measures.ordered((name for name in metrics if name not in COST), MODEL),
+        "cost_measures": [name for name in COST if name in metrics],
+        "strongest": [line.labels for line in strongest(table)],
+        "notes": {note: number for number, note in enumerate(notes, start=1)},
+    }
 
 
-def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
-    """A number as a person reads it: shares in per cent, big counts with separators, with its interval."""
-    if cell is None or cell.value is None:
-        return "-"
-    if metric in SHARES:
-        return _number(cell, interval, 100, 1, "%")
-    if metric == "auc":
-        return _number(cell, interval, 1, 3, "")
-    if metric.startswith("seconds"):
-        return f"{1000 * cell.value:.2f} ms"
-    return f"{cell.value:,.0f}" if cell.value == int(cell.value) else f"{cell.value:.3f}"
+def _facts(rows: Sequence[Row]) -> dict[str, str]:
+    """What was audited, in the order in which it was done."""
+
+    def told(values: Iterable[Any]) -> str:
+        return ", ".join(dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in values))
+
+    pruned = [row for row in rows if row.pruner not in (None, "none")]
+    attacked = [row for row in rows if row.attack is not None]
+    facts = {
+        "Network": told(row.model for row in rows),
+        "Data": told(row.dataset for row in rows),
+        "Pruners": told(row.pruner for row in pruned),
+        "Sparsities": told(sorted({row.sparsity for row in pruned if row.sparsity is not None})),
+        "Defenses": told(row.defense for row in pruned),
+        "Attacks": told(row.attack for row in attacked),
+        "Attacker": told("knows the defense" if row.adaptive else "does not know the defense" for row in attacked),
+        "Seeds": told(sorted({row.seed for row in rows})),
+    }
+    return {name: text for name, text in facts.items() if text}
 
 
-def _number(cell: Cell, interval: bool, scale: float, digits: int, unit: str) -> str:
-    value, *ends = (None if x is None else f"{scale * x:.{digits}f}" for x in (cell.value, cell.low, cell.high))
-    return f"{value}{unit} [{', '.join(map(str, ends))}]" if interval and None not in ends else f"{value}{unit}"
+def _together(sources: Sequence[Source]) -> tuple[list[Row], list[Mapping[str, Any]]]:
+    """All rows and figures; where there are several runs each carries its run's name, so that none are mixed up."""
+    if len(sources) == 1:
+        return list(sources[0].rows), list(sources[0].figures)
+    rows = [replace(row, extra=row.extra | {"run": source.name}) for source in sources for row in source.rows]
+    return rows, [{**figure, "run": source.name} for source in sources for figure in source.figures]
 
 
-def _leak(line: Line) -> str:
-    accuracy = shown(line.cells.get("test_accuracy"), "test_accuracy")
-    return f"AUC {shown(line.cells['auc'], 'auc')} under {line.labels['attack']}, at a test accuracy of {accuracy}"
+def _names(folders: Sequence[Path]) -> list[str]:
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def _name(line: Line) -> str:
-    return f"{line.title} ({line.labels['defense']})"
-
-
-def _costs(table: Sequence[Line]) -> list[str]:
-    """Cost measures in the order they were measured."""
-    found = dict.fromkeys(name for line in table if line.labels["attack"] is None for name in line.cells)
-    return [name for name in found if name not in MEASURES]
-
-
-def _files(folder: Path) -> dict[str, Any]:
+def _source(folder: Path, name: str) -> Source:
     config, marker = folder / "config.yaml", folder / "run.json"
-    return {"config": config.read_text() if config.exists() else "", "environment": json.loads(marker.read_text())}
+    rows = load_rows(folder)
+    text = config.read_text(encoding="utf-8") if config.exists() else ""
+    return Source(name, rows, load_figures(folder), text, json.loads(marker.read_text(encoding="utf-8")))
+
+
+def _plotly() -> str:
+    """The plotting library, whole, so that the page asks nothing of a network."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())

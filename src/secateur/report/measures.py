@@ -1,0 +1,82 @@
+"""What the measures are called, in which order they stand, and how their numbers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from secateur.report.summary import Cell
+
+ATTACK = {
+    "auc": "AUC",
+    "attack_accuracy": "attack accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "advantage": "advantage",
+    "tpr_at_fpr_0.1": "TPR at 10 % FPR",
+    "tpr_at_fpr_0.01": "TPR at 1 % FPR",
+    "tpr_at_fpr_0.001": "TPR at 0.1 % FPR",
+}
+MODEL = {
+    "test_accuracy": "test accuracy",
+    "train_accuracy": "train accuracy",
+    "generalisation_gap": "generalisation gap",
+    "confidence_gap": "confidence gap",
+    "sensitivity_gap": "sensitivity gap",
+    "sensitivity_gap_size": "sensitivity gap, size",
+    "epsilon": "ε of fine-tuning",
+}
+COST = {
+    "nonzero_parameters": "non-zero parameters",
+    "conv_weights_masked": "conv weights, masked",
+    "conv_weights_removed": "conv weights, removed",
+} | {
+    f"{name}_{form}": f"{title}, {form}"
+    for name, title in {"parameters": "parameters", "flops": "FLOPs", "bytes": "bytes", "seconds": "latency"}.items()
+    for form in ("masked", "removed")
+}
+TITLES = ATTACK | MODEL | COST
+SHARES = frozenset({"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"} | set(ATTACK)) - {
+    "auc",
+    "advantage",
+}
+
+
+def title(metric: str) -> str:
+    """What a person calls a measure."""
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def ordered(found: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The measures that were found, those that are known first and in their order."""
+    found = dict.fromkeys(found)
+    first = [name for name in known if name in found]
+    return first + [name for name in found if name not in first]
+
+
+def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
+    """A number as a person reads it: shares in per cent, counts with separators or in millions, with its interval.
+
+    Example:
+        >>> shown(Cell(0.975, 0.955, 0.987), "test_accuracy"), shown(Cell(25978, None, None), "bytes_masked")
+        ('97.5% [95.5, 98.7]', '25,978')
+    """
+    if cell is None or cell.value is None:
+        return "-"
+    if metric in SHARES:
+        return _number(cell, interval, 100, 1, "%")
+    if metric in TITLES and metric not in COST:
+        return _number(cell, interval, 1, 3, "")
+    if metric.startswith("seconds"):
+        return f"{1000 * cell.value:.2f} ms"
+    return _count(cell.value) if float(cell.value).is_integer() else f"{cell.value:.3f}"
+
+
+def _count(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.2f} {letter}"
+    return f"{value:,.0f}"
+
+
+def _number(cell: Cell, interval: bool, scale: float, digits: int, unit: str) -> str:
+    value, *ends = (None if x is None else f"{scale * x:.{digits}f}" for x in (cell.value, cell.low, cell.high))
+    return f"{value}{unit} [{', '.join(map(str, ends))}]" if interval and None not in ends else f"{value}{unit}"

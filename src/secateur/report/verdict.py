@@ -1,0 +1,102 @@
+"""What the numbers say, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from secateur.report.measures import shown
+from secateur.report.summary import Line, full_title, model_key, models, original_of, strongest
+
+NEAR = 0.02  # of the original's accuracy: a loss that many would accept
+GUESSING = 0.5
+
+
+@dataclass(frozen=True)
+class Badge:
+    """The verdict in a word or two, and its colour: good, bad or doubtful."""
+
+    text: str
+    colour: str
+
+
+def badge(table: Sequence[Line], broken: Sequence[str] | None = None) -> Badge:
+    """Whether the limits hold where there are some, else whether any attack on a shipped model beats guessing."""
+    if broken is not None:
+        return Badge("FAIL", "bad") if broken else Badge("PASS", "good")
+    found = strongest(table)
+    if not found:
+        return Badge("No attack was run", "doubtful")
+    leaking = any(leaks(line) for line in _shipped(found))
+    return Badge("Members can be told apart", "doubtful") if leaking else Badge("No leak found", "good")
+
+
+def verdict(table: Sequence[Line]) -> list[str]:
+    """One setting's answer: do the pruned models give their members away, and which one least at what accuracy?"""
+    best = strongest(table)
+    if not best:
+        return ["No attack was run, so nothing is known of what these models give away."]
+    shipped = _shipped(best)
+    sentences = [_answer(shipped)]
+    if any(line.pruned for line in best):
+        for line in (each for each in best if not each.pruned):
+            attack = f"the strongest attack on the {full_title(line.labels)}"
+            sentences.append(f"Before pruning, {attack} reaches {_leak(line)}.")
+    most, least, near = max(shipped, key=_auc), min(shipped, key=_auc), _near(table, shipped)
+    if len(shipped) > 1:
+        sentences.append(f"{_name(most)} gives away most: {_leak(most)}.")
+        sentences.append(f"{_name(least)} gives away least: {_leak(least)}.")
+    if near and (choice := min(near, key=_auc)) is not least:
+        sentences.append(
+            f"Among those that lose at most {100 * NEAR:g} points of the original's accuracy, "
+            f"{_name(choice)} gives away least: {_leak(choice)}."
+        )
+    return sentences
+
+
+def leaks(line: Line) -> bool:
+    """Whether an attack does better than guessing, by the low end of its interval."""
+    cell = line.cells["auc"]
+    low = cell.value if cell.low is None else cell.low
+    return low is not None and low > GUESSING
+
+
+def _answer(shipped: Sequence[Line]) -> str:
+    count, what = sum(map(leaks, shipped)), "pruned model" if shipped[0].labels["sparsity"] else "model"
+    total = f"the {len(shipped)} {what}s" if len(shipped) > 1 else f"the {what}"
+    if not count:
+        return f"No attack that was run does better than guessing on {total}; a stronger one might."
+    of = f"{count} of {total}" if len(shipped) > 1 else total
+    return f"An attacker tells members of {of} from others better than by guessing."
+
+
+def _shipped(best: Sequence[Line]) -> list[Line]:
+    """The pruned models, or all where nothing was pruned."""
+    return [line for line in best if line.pruned] or list(best)
+
+
+def _near(table: Sequence[Line], shipped: Sequence[Line]) -> list[Line]:
+    """The pruned models that are about as accurate as their originals."""
+    originals = {model_key(line.labels): line for line in models(table) if not line.pruned}
+    found = []
+    for line in shipped:
+        labels = original_of(line.labels, [each.labels for each in originals.values()])
+        before = originals[model_key(labels)].value("test_accuracy") if labels else None
+        after = line.value("test_accuracy")
+        if line.pruned and before is not None and after is not None and before - after <= NEAR:
+            found.append(line)
+    return found
+
+
+def _auc(line: Line) -> float:
+    return line.value("auc") or 0.0
+
+
+def _leak(line: Line) -> str:
+    leak = f"AUC {shown(line.cells['auc'], 'auc')} under {line.labels['attack']}"
+    accuracy = line.cells.get("test_accuracy")
+    return f"{leak}, at a test accuracy of {shown(accuracy, 'test_accuracy')}" if accuracy else leak
+
+
+def _name(line: Line) -> str:
+    return f"{line.title} ({line.labels['defense']})"
