@@ -47,6 +47,7 @@ def test_pass_and_fail_come_first():
     rows = audit_rows()
     assert '<p class="badge">PASS</p>\n<p>Every limit is kept.</p>' in render([source(rows)], [])
     failed = render([source(rows)], ["auc: samia reaches 0.7 on snip 0.5, above the limit of 0.6"])
+    assert "<summary>3 more</summary>" in render([source(rows)], [f"sentence {i}" for i in range(8)])
     assert failed.index("FAIL") < failed.index("above the limit of 0.6") < failed.index("gives away most")
 
 

@@ -89,7 +89,8 @@ def test_an_audit_without_pruning_is_drawn_alone():
 def test_curves_carry_the_tables_auc_and_what_the_attacker_knew():
     rows = audit_rows()
     views = rocs(lines(rows), figures_of(rows))
-    assert [trace["name"] for trace in views[0].panels[0].data] == ["samia · 0.555", "conf · 0.550", "guessing · 0.500"]
+    assert (views[0].label, views[-1].label) == ("l1-unstructured 0.5, basic", "original")
+    assert [trace["name"] for trace in views[0].panels[0].data] == ["samia · 0.575", "conf · 0.570", "guessing · 0.500"]
     labels = labels_of("snip", 0.5, "ppb", attack="samia") | {"adaptive": True, "protocol": "select"}
     assert attack(labels) == "samia, adaptive, protocol select"
 

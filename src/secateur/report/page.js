@@ -26,8 +26,9 @@ function show(plot, panel) {
   if (touch.matches) layout.dragmode = false; // a finger scrolls the page
   if (narrow.matches && panel.layout.showlegend !== false) { // the legend goes below the plot
     const entries = panel.data.filter(trace => trace.showlegend !== false).length;
-    layout.legend = {...layout.legend, orientation: "h", y: -0.2, yanchor: "top", x: 0};
-    layout.height += 18 * entries;
+    const title = {...layout.legend?.title, side: "top"};
+    layout.legend = {...layout.legend, title, orientation: "h", y: -0.2, yanchor: "top", x: 0};
+    layout.height += 18 * (entries + 1);
   }
   Plotly.newPlot(plot, structuredClone(panel.data), layout, {displayModeBar: false, responsive: true});
   const measure = () => { // so that print can scale the drawing to the paper
@@ -57,9 +58,18 @@ function compare(a, b, up) {
   return up ? order : -order;
 }
 
+function press(button, act) { // a true button would be missing where print repeats the head of a table
+  button.addEventListener("click", act);
+  button.addEventListener("keydown", event => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    act();
+  });
+}
+
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+  heads.forEach((head, column) => press(head.querySelector("[role=button]"), () => {
     const up = head.getAttribute("aria-sort") !== "ascending";
     heads.forEach(other => other.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", up ? "ascending" : "descending");

@@ -38,14 +38,14 @@ def tradeoffs(table: Sequence[Line]) -> list[View]:
 
 
 def rocs(table: Sequence[Line], figures: Iterable[Labels]) -> list[View]:
-    """One view for each model, with the curves of all attacks on it."""
+    """One view for each model, pruned ones first, with the curves of all attacks on it."""
     aucs = {attack_key(line.labels): line.value("auc") for line in summary.attacks(table)}
     models = _by_model(gather(figure for figure in figures if figure["kind"] == "roc"))
     names = dict.fromkeys(attack(record.labels) for records in models.values() for record in records)
     styles = {name: number for number, name in enumerate(names)}
     several = len({summary.setting_key(records[0].labels) for records in models.values()}) > 1
     views = []
-    for records in models.values():
+    for records in sorted(models.values(), key=lambda records: not summary.is_pruned(records[0].labels)):
         curves = [
             Curve(name, aucs.get(attack_key(record.labels)) or 0.0, record, styles[name])
             for record in records
