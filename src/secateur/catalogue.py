@@ -24,6 +24,7 @@ PACKAGES = {
     "pruner": "secateur.pruning",
     "model": "secateur.models",
     "dataset": "secateur.data",
+    "study": "secateur.studies",
 }
 PAPERS = ("samia_ppb", "dgp", "priprune", "mapp_fl")
 

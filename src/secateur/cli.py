@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-KINDS = ("attacks", "defenses", "pruners", "models", "datasets")
+KINDS = ("attacks", "defenses", "pruners", "models", "datasets", "studies")
 
 File = Annotated[
     Path | None, typer.Argument(help="A run file (YAML); the flags are laid over it.", metavar="FILE.yaml")
@@ -61,9 +61,7 @@ def audit(
     weights: Weights = None,
     data: Data = None,
     data_folder: DataFolder = None,
-    predictions: Annotated[
-        Path | None, typer.Option(help="Saved predictions (.npz, .csv) instead of a model.")
-    ] = None,
+    predictions: Annotated[Path | None, typer.Option(help="Saved predictions (.npz, .csv) instead of a model.")] = None,
     pruner: Many = None,
     sparsity: Many = None,
     defense: Many = None,
@@ -160,6 +158,32 @@ def prune(
     _print(rows, json_, print_measures, f"the model: {out}")
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A table or figure of a paper (secateur list studies).", metavar="NAME")],
+    scale: Annotated[str, typer.Option(help="tiny, small, or full: the paper's setting.")] = "small",
+    data: Data = None,
+    data_folder: DataFolder = None,
+    model: Model = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-SCALE.")] = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Run a paper's table or figure, and print it next to what the paper says."""
+    from secateur.studies.study import reproduce as run
+
+    given = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds, "device": device}
+    folder = out or Path("runs") / f"{name}-{scale}"
+    table = run(name, scale, given, set_, folder)
+    if json_:
+        typer.echo(json.dumps(list(table.rows())))
+        return
+    typer.echo(table.markdown())
+    typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
+
+
 @app.command(name="list")
 def list_(
     kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
@@ -170,7 +194,7 @@ def list_(
 
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
-    rows = [entry.describe() for entry in catalogue.methods(kind.removesuffix("s")).values()]
+    rows = [entry.describe() for entry in catalogue.methods(_singular(kind)).values()]
     if json_:
         typer.echo(json.dumps(rows, default=str))
         return
@@ -219,6 +243,10 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
         return
     show(rows)
     typer.echo(last)
+
+
+def _singular(kind: str) -> str:
+    return "study" if kind == "studies" else kind.removesuffix("s")
 
 
 def _joined(values: list[str] | None) -> str | None:

@@ -1,0 +1,84 @@
+"""A paper's claims, held against intervals: supported, not supported, or undecided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from secateur.metrics.membership import Estimate
+
+SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
+Need = Literal["most", "every", "some"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim of the paper, what was measured of it, and whether that supports it."""
+
+    claim: str
+    measured: str
+    verdict: str
+
+
+def judge(
+    claim: str, cases: Mapping[str, Estimate | None], need: Need = "most", bound: float = 0.0, unit: str = "points"
+) -> Finding:
+    """Hold `case > bound` in most, every or some cases against the cases' intervals.
+
+    A case counts for the claim when its whole interval lies above the bound, and against it when no part does. Of many
+    cases a few lie above by luck (2.5 % of those at the bound), so `some` is a weak need.
+    """
+    known = {name: case for name, case in cases.items() if case is not None}
+    above = sum(case.low > bound for case in known.values())
+    against = sum(case.high <= bound for case in known.values())
+    return Finding(claim, _measured(known, above, against, unit), verdict(above, against, len(known), need))
+
+
+def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
+    """What so many cases for and against say.
+
+    Example:
+        >>> verdict(3, 1, 5), verdict(1, 1, 5), verdict(1, 1, 5, "some"), verdict(4, 1, 5, "every")
+        ('supported', 'undecided', 'supported', 'not supported')
+    """
+    if not cases:
+        return UNDECIDED
+    enough = {"most": above > cases / 2, "every": above == cases, "some": above > 0}
+    refuted = {"most": against >= cases / 2, "every": against > 0, "some": against == cases}
+    return SUPPORTED if enough[need] else NOT_SUPPORTED if refuted[need] else UNDECIDED
+
+
+def equals(claim: str, measured: Estimate, paper: float) -> Finding:
+    """Hold the paper's number against our interval."""
+    text = f"{written(measured)} against the paper's {100 * paper:.2f}%"
+    if not (math.isfinite(measured.low) and math.isfinite(measured.high)):
+        return Finding(claim, text, UNDECIDED)
+    return Finding(claim, text, SUPPORTED if measured.low <= paper <= measured.high else NOT_SUPPORTED)
+
+
+def written(estimate: Estimate, unit: str = "%") -> str:
+    """A number with its interval: in per cent, in percentage points (signed), or plain.
+
+    Example:
+        >>> written(Estimate(0.5, 0.4, 0.6)), written(Estimate(0.012, -0.01, 0.03), "points")
+        ('50.0% [40.0, 60.0]', '+1.2 points [-1.0, +3.0]')
+    """
+    scale, form = (1, ".3f") if unit == "" else (100, ".1f") if unit == "%" else (100, "+.1f")
+    space = " " if unit == "points" else ""
+    ends = [f"{scale * end:{form}}" for end in (estimate.low, estimate.high) if math.isfinite(end)]
+    text = f"{scale * estimate.value:{form}}{space}{unit}"
+    return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
+
+
+def _measured(cases: Mapping[str, Estimate], above: int, against: int, unit: str) -> str:
+    if not cases:
+        return "not measured here"
+    if len(cases) == 1:
+        ((name, case),) = cases.items()
+        return f"{name}: {written(case, unit)}"
+    centre = sum(case.value for case in cases.values()) / len(cases)
+    average = written(Estimate(centre, -math.inf, math.inf), unit)
+    rest = len(cases) - above - against
+    return f"{above} of {len(cases)} yes, {against} no, {rest} within their intervals; on average {average}"

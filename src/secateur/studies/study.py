@@ -1,0 +1,145 @@
+"""What a study is, how large it is run, and how it is run: one audit, then a table beside the paper's claims.
+
+A study's folder is its audit's: started again it goes on where it was, and `secateur report` and `secateur audit
+config.yaml` understand it. To the audit's files it adds table.md and table.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from secateur.artifacts import write
+from secateur.catalogue import find, methods
+from secateur.errors import unknown
+from secateur.studies.claims import Finding
+from secateur.studies.measured import Found
+from secateur.studies.tables import Line, Table
+
+Tabulate = Callable[[Found], tuple[list[Line], list[Finding]]]
+FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")
+ONE = ("l1-unstructured",)
+NETWORKS = ("nn", "top3-nn", "nn-cls", "samia")  # attacks that are trained
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one figure or table needs: an audit, and how its rows become the table."""
+
+    tabulate: Tabulate
+    model: str = "resnet18-pool"  # the paper's, of its scale
+    pruner: tuple[str, ...] = FOUR
+    sparsity: float | None = None  # None: all of the scale's
+    attack: tuple[str, ...] = ("conf", "samia")
+    defense: tuple[str, ...] = ("basic",)  # a bare ppb, adv or dp-sgd stands for all of the scale's arguments
+    adaptive: bool = False
+    protocol: str = "known"
+    shadows: int | None = None  # None: the scale's
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is run."""
+
+    shadows: int
+    seeds: int
+    sparsity: tuple[float, ...]
+    ppb: tuple[float, ...]  # lambda
+    adv: tuple[float, ...]  # alpha
+    dp: tuple[float, ...]  # sigma
+    experiments: int  # of an attacker that knows neither pruner nor sparsity
+    epochs: tuple[int, int] | None = None  # of training and fine-tuning; None: the paper's
+    schedule: str = ""  # of the attacks that are trained
+    pruners: tuple[str, ...] = FOUR  # at most these
+
+    def defenses(self, name: str) -> list[str]:
+        """A defense with each of its arguments."""
+        arguments = {"ppb": ("strength", self.ppb), "adv": ("alpha", self.adv), "dp-sgd": ("noise_multiplier", self.dp)}
+        if name not in arguments:
+            return [name]
+        field, values = arguments[name]
+        return [f"{name}:{field}={value:g}" for value in values]
+
+
+TINY = Scale(
+    shadows=1,
+    seeds=1,
+    sparsity=(0.5, 0.7),
+    ppb=(4,),
+    adv=(1,),
+    dp=(0.1,),
+    experiments=4,
+    epochs=(30, 10),
+    schedule=":epochs=5",
+    pruners=("l1-unstructured", "l1-structured"),
+)
+SMALL_TABLES = Scale(2, 3, (0.5, 0.7, 0.9), (1, 4, 16), (1, 4), (0.1, 1), experiments=20)
+SMALL_IMAGES = Scale(1, 1, (0.5, 0.9), (4, 16), (1,), (0.1,), experiments=6, epochs=(15, 8), schedule=":epochs=20")
+FULL = Scale(
+    shadows=5,
+    seeds=1,
+    sparsity=(0.5, 0.6, 0.7, 0.8, 0.9),
+    ppb=(1, 2, 4, 8, 16),
+    adv=(0.5, 1, 2, 4, 8, 16),
+    dp=(0.01, 0.1, 1, 10, 100),
+    experiments=20,
+    schedule=":early_stopping=false",
+)
+SCALES = {"tiny": (TINY, TINY), "small": (SMALL_TABLES, SMALL_IMAGES), "full": (FULL, FULL)}  # of tables, of images
+
+
+def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path) -> Table:
+    """Run a study's audit into `out`, and put its table there and return it; `given` and `overrides` change fields."""
+    from secateur.auditing import run_audit
+    from secateur.config import Audit, read
+    from secateur.runs import load_figures
+
+    entry = find("study", name)
+    study: Study = entry.make()
+    config = read(
+        Audit, None, settings(study, scale, given) | {k: v for k, v in given.items() if v is not None}, overrides
+    )
+    rows = run_audit(config, out)
+    lines, findings = study.tabulate(Found(rows, load_figures(out)))
+    facts = {"study": name, "scale": scale, "data": config.data, "model": config.model, "shadows": config.shadows}
+    facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
+    table = Table(entry.summary, facts, lines, findings)
+    write(out / "table.md", table.markdown().encode())
+    write(out / "table.jsonl", table.jsonl().encode())
+    return table
+
+
+def settings(study: Study, scale: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the audit that a study is at a scale, on the data and model that were given or the scale's."""
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    data = given.get("data") or {"tiny": "digits", "small": "location", "full": "cifar10"}[scale]
+    table = _is_table(data)
+    images = {"tiny": "digits-cnn", "small": "resnet18-w16", "full": study.model}[scale]
+    model = given.get("model") or ("mlp" if table else images)
+    size = SCALES[scale][0 if table else 1]
+    fields: dict[str, Any] = {
+        "data": data,
+        "model": model,
+        # The paper's MLP is only pruned so: the others need convolutions and BatchNorm.
+        "pruner": list(ONE if model == "mlp" else (name for name in study.pruner if name in size.pruners)),
+        "sparsity": list(size.sparsity) if study.sparsity is None else [study.sparsity],
+        "attack": [name + size.schedule if name in NETWORKS else name for name in study.attack],
+        "defense": [text for name in study.defense for text in size.defenses(name)],
+        "adaptive": study.adaptive,
+        "protocol": study.protocol,
+        "experiments": size.experiments,
+        "shadows": study.shadows or size.shadows,
+        "seeds": size.seeds,
+    }
+    if size.epochs is not None:
+        fields |= {"train": {"epochs": size.epochs[0]}, "finetune": {"epochs": size.epochs[1]}}
+    return fields
+
+
+def _is_table(data: str) -> bool:
+    """Whether a data set is known to have rows of numbers, not images."""
+    known = methods("dataset")
+    return data in known and len(known[data].info["input_shape"]) == 1

@@ -1,0 +1,373 @@
+"""A study's table follows from its rows by hand; one tiny study runs from the command line to its table."""
+
+import json
+import math
+from operator import sub
+
+import pytest
+
+from secateur import catalogue
+from secateur.cli import main
+from secateur.metrics.membership import Estimate
+from secateur.rows import Row
+from secateur.studies.claims import equals, judge, verdict, written
+from secateur.studies.measured import Found, Model, combine, correlation, mean_of
+from secateur.studies.samia_attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity
+from secateur.studies.samia_behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
+from secateur.studies.samia_defenses import adaptive, marks, non_adaptive
+from secateur.studies.samia_unknown import unknown, unknown_sparsity
+from secateur.studies.study import FULL, Study, settings
+from secateur.studies.tables import Line, Table, sparkline
+
+ORIGINAL = ("none", 0.0, "basic")
+NARROW = 0.001
+
+
+def row(model, metric, value, attack=None, seed=0, setting=("digits-cnn", "digits"), **extra):
+    pruner, sparsity, defense = model
+    return Row(
+        model=setting[0],
+        dataset=setting[1],
+        pruner=pruner,
+        sparsity=sparsity,
+        defense=defense,
+        attack=attack,
+        seed=seed,
+        metric=metric,
+        value=value,
+        low=value - NARROW,
+        high=value + NARROW,
+        extra=extra,
+    )
+
+
+def attacked(model, test, conf, samia, **extra):
+    """A model's prediction accuracy, and two attacks' accuracy and AUC (five points more)."""
+    rows = [row(model, "test_accuracy", test, **extra)]
+    for attack, value in (("conf", conf), ("samia:epochs=5", samia)):
+        rows += [
+            row(model, "attack_accuracy", value, attack, **extra),
+            row(model, "auc", value + 0.05, attack, **extra),
+        ]
+    return rows
+
+
+def pruned(pruner, sparsity, defense="basic"):
+    return (pruner, sparsity, defense)
+
+
+def said(findings, *words):
+    (found,) = [finding for finding in findings if all(word in finding.claim for word in words)]
+    return found.verdict
+
+
+# Numbers -------------------------------------------------------------------------------------------------------
+def test_several_seeds_are_compared_seed_by_seed():
+    one, two = ({s: Estimate(v, v, v) for s, v in enumerate(values)} for values in ((0.9, 0.7, 0.5), (0.8, 0.5, 0.2)))
+    found = combine(sub, one, two)  # differences .1 .2 .3: mean .2, deviation .1, t(2) = 4.3027
+    assert found.value == pytest.approx(0.2)
+    assert found.high - found.value == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
+    assert combine(sub, one, {7: Estimate(0, 0, 0)}) is None
+
+
+def test_one_seed_adds_the_squares_of_the_intervals():
+    found = combine(sub, {0: Estimate(0.8, 0.77, 0.84)}, {0: Estimate(0.7, 0.66, 0.73)})
+    assert found[:3] == pytest.approx((0.1, 0.1 - math.hypot(0.03, 0.03), 0.1 + math.hypot(0.04, 0.04)))
+
+
+def test_one_value_has_no_interval():
+    assert mean_of([0.3]) == (0.3, -math.inf, math.inf, None)
+    assert written(mean_of([0.3])) == "30.0%"
+
+
+def test_correlation_by_hand():
+    pairs = [(1.0, 2.0), (2.0, 4.0), (3.0, 5.0), (4.0, 4.0), (5.0, 5.0)]  # r = 6 / sqrt(10 * 6)
+    found = correlation(pairs)
+    assert found.value == pytest.approx(6 / math.sqrt(60))
+    assert found.low == pytest.approx(math.tanh(math.atanh(6 / math.sqrt(60)) - 1.959964 / math.sqrt(2)))
+    assert correlation([(1.0, 1.0), (1.0, 2.0)]) is None
+    assert correlation([(1.0, 1.0), (2.0, 2.0)])[1:3] == (-1.0, 1.0)
+
+
+# Verdicts ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("above", "against", "cases", "need", "expected"),
+    [
+        (3, 0, 5, "most", "supported"),
+        (2, 1, 4, "most", "undecided"),
+        (2, 2, 4, "most", "not supported"),
+        (4, 0, 4, "every", "supported"),
+        (3, 1, 4, "every", "not supported"),
+        (3, 0, 4, "every", "undecided"),
+        (1, 3, 4, "some", "supported"),
+        (0, 4, 4, "some", "not supported"),
+        (0, 3, 4, "some", "undecided"),
+        (0, 0, 0, "every", "undecided"),
+    ],
+)
+def test_verdicts_follow_from_the_cases(above, against, cases, need, expected):
+    assert verdict(above, against, cases, need) == expected
+
+
+def test_a_claim_is_held_against_the_whole_interval():
+    cases = {"a": Estimate(0.03, 0.01, 0.05), "b": Estimate(0.01, -0.01, 0.03), "c": Estimate(-0.04, -0.06, -0.02)}
+    found = judge("up", cases)
+    assert found.verdict == "undecided"
+    assert found.measured == "1 of 3 yes, 1 no, 1 within their intervals; on average +0.0 points"
+    assert judge("up", {"a": cases["a"], "none": None}).measured == "a: +3.0 points [+1.0, +5.0]"
+    assert judge("up", {}).measured == "not measured here"
+    assert equals("number", Estimate(0.05, 0.04, 0.06), 0.0477).verdict == "supported"
+    assert equals("number", Estimate(0.05, 0.04, 0.06), 0.2683).verdict == "not supported"
+    assert equals("number", mean_of([0.05]), 0.05).verdict == "undecided"
+
+
+# Tables --------------------------------------------------------------------------------------------------------
+def test_the_papers_pairing_can_say_more_than_the_same_attack_on_both():
+    rows = attacked(ORIGINAL, 0.9, conf=0.60, samia=0.70)
+    rows += attacked(pruned("l1-unstructured", 0.5), 0.9, conf=0.60, samia=0.65)
+    rows += attacked(pruned("l1-structured", 0.5), 0.9, conf=0.55, samia=0.62)
+    lines, findings = risk_by_sparsity(Found(rows))
+    assert said(findings, "as the paper pairs them") == "supported"  # .65 and .62 against .60
+    assert said(findings, "SAMIA on both)") == "not supported"  # against .70
+    assert [line.labels["model"] for line in lines] == ["original", "l1-unstructured 0.5", "l1-structured 0.5"]
+    assert lines[1].cells["change, SAMIA from Conf on the original"].value == pytest.approx(0.05)
+    assert lines[1].cells["change, samia on both"].value == pytest.approx(-0.05)
+    _, findings = risk_by_accuracy(Found(rows))
+    assert said(findings, "L1 unstructured and slimming leak more") == "supported"
+    assert said(findings, "L1 structured leaks least") == "supported"
+    assert said(findings, "predict worse", "SAMIA on both)") == "undecided"  # no model predicts worse
+
+
+def test_slimming_is_compared_with_its_own_original():
+    own = {"original": "slimming"}
+    rows = attacked(ORIGINAL, 0.9, 0.5, 0.5) + attacked(ORIGINAL, 0.8, 0.7, 0.7, **own)
+    rows += attacked(pruned("slimming", 0.5), 0.8, 0.6, 0.6, **own)
+    lines, _ = risk_by_sparsity(Found(rows))
+    assert lines[-1].cells["change, samia on both"].value == pytest.approx(-0.1)
+
+
+def test_what_the_authors_code_gave_stands_beside():
+    setting = {"setting": ("mlp", "location")}
+    place = pruned("l1-unstructured", 0.7)
+    rows = attacked(ORIGINAL, 0.5, 0.8, 0.8, **setting) + attacked(place, 0.5, 0.81, 0.85, **setting)
+    lines, findings = compared(Found(rows))
+    told = {(line.labels["model"], line.labels["attack"]): line.paper for line in lines}
+    assert told["l1-unstructured 0.7", "samia"] == "authors' code: samia 0.842 (attack accuracy)"
+    assert told["original", "samia"] == ""
+    assert said(findings, "highest attack accuracy") == "supported"
+
+
+def test_prediction_accuracy_by_sparsity():
+    values = {0.5: (0.91, 0.88), 0.9: (0.80, 0.60)}
+    rows = [row(ORIGINAL, "test_accuracy", 0.9)]
+    for sparsity, (loose, strict) in values.items():
+        rows.append(row(pruned("l1-unstructured", sparsity), "test_accuracy", loose))
+        rows.append(row(pruned("l1-structured", sparsity), "test_accuracy", strict))
+    _, findings = utility(Found(rows))
+    assert said(findings, "falls") == said(findings, "unstructured pruning") == "supported"
+    assert said(findings, "more accurate than the original") == "supported"  # .91
+    assert said(findings, "close to the original") == "undecided"  # +1 point, and -2 with its interval
+
+
+def test_gaps_and_their_correlation():
+    rows = []
+    for number, model in enumerate([ORIGINAL, *(pruned("l1-unstructured", s) for s in (0.5, 0.6, 0.7, 0.8))]):
+        rows += attacked(model, 0.9, 0.6, 0.6 + 0.02 * number)
+        rows.append(row(model, "confidence_gap", 0.1 + 0.01 * number))
+        rows.append(row(model, "sensitivity_gap_size", 0.2 - 0.01 * number))
+        rows.append(row(model, "sensitivity_gap", -0.2 + 0.01 * number))
+        rows.append(row(model, "generalisation_gap", 0.1))
+    _, findings = gaps(Found(rows))
+    assert said(findings, "confidence gap", "attack accuracy") == "supported"
+    assert said(findings, "sensitivity gap", "attack accuracy") == "not supported"
+    assert said(findings, "generalisation gap", "attack accuracy") == "undecided"  # it does not vary
+    assert said(findings, "increases the confidence gap") == "supported"
+
+
+def test_a_matrix_of_sparsities():
+    shadows = {0.0: "none", 0.5: "l1-unstructured"}
+    rows = []
+    for target, shadow, value in ((0.0, 0.0, 0.8), (0.0, 0.5, 0.6), (0.5, 0.0, 0.82), (0.5, 0.5, 0.8)):
+        guess = {"attacker_pruner": shadows[shadow], "attacker_sparsity": shadow}
+        rows.append(row((shadows[target], target, "basic"), "attack_accuracy", value, "samia", **guess))
+    lines, findings = unknown_sparsity(Found(rows))
+    cells = [[line.cells[f"shadows {s:g}, attack_accuracy"].value for s in (0, 0.5)] for line in lines]
+    assert cells == [[0.8, 0.6], [0.82, 0.8]]
+    assert said(findings, "not affected too much") == "not supported"  # one of two loses a quarter
+    assert said(findings, "even raises it") == "supported"
+
+
+def test_the_loss_of_unknown_pruning():
+    setting = ("resnet18-pool", "cifar10")
+    rows = []
+    for number, (known, guessed) in enumerate([(0.80, 0.76), (0.90, 0.81), (0.70, None)]):
+        target = pruned("l1-structured", 0.5)
+        own = {"experiment": number, "attacker_pruner": "l1-structured", "attacker_sparsity": 0.5}
+        other = own if guessed is None else own | {"attacker_pruner": "slimming", "attacker_sparsity": 0.8}
+        for extra, value in ((own, known), (other, known if guessed is None else guessed)):
+            rows.append(row(target, "attack_accuracy", value, "samia", setting=setting, **extra))
+    lines, findings = unknown(Found(rows))
+    assert [line.cells["loss"].value for line in lines] == pytest.approx([0.05, 0.10, 0.0, 0.05])
+    assert lines[-1].paper == "4.77%" and lines[1].labels["shadows"] == "slimming 0.8"
+    assert said(findings, "the paper's") == said(findings, "still effective") == "supported"
+
+
+def points():
+    rows = attacked(ORIGINAL, 0.9, 0.6, 0.7)
+    for defense, test, samia in (
+        ("basic", 0.80, 0.70),
+        ("ppb:strength=4", 0.78, 0.52),
+        ("ppb:strength=16", 0.50, 0.50),  # below 75 % of Basic's accuracy: 0.60
+        ("adv:alpha=1", 0.75, 0.75),  # above Basic's attack accuracy
+        ("dp-sgd:noise_multiplier=1", 0.20, 0.50),
+    ):
+        rows += attacked(pruned("l1-unstructured", 0.6, defense), test, samia, samia)
+    return Found(rows)
+
+
+def test_points_that_the_paper_left_out_are_shown_and_marked():
+    lines, findings = non_adaptive(points())
+    left_out = {line.labels["model"].split()[-1]: line.mark for line in lines if line.mark}
+    assert left_out == {
+        "ppb:strength=16": "left out by the paper: below 75 % of Basic's accuracy",
+        "adv:alpha=1": "left out by the paper: above Basic's attack accuracy",
+        "dp-sgd:noise_multiplier=1": "left out by the paper: below 75 % of Basic's accuracy",
+    }
+    assert len(lines) == 6
+    assert said(findings, "around 50 %") == "supported"  # .52 at strength 4
+    assert said(findings, "ranking") == "not supported"  # AUC .57
+    assert said(findings, "little prediction accuracy") == "supported"
+    assert said(findings, "ADV lowers") == "not supported"  # judged by .75, though the paper leaves it out
+    assert said(findings, "DP hardly balances") == "supported"  # no useful DP point: its owner stays with Basic
+    assert said(findings, "PPB brings it lower than ADV") == "undecided"  # no structured pruner here
+
+
+def test_defenses_against_adaptive_attacks():
+    _, findings = adaptive(points())
+    assert said(findings, "attack accuracy of adaptive") == "supported"
+    assert said(findings, "PPB is one of the best two") == "supported"
+    assert said(findings, "ADV is one of the best two") == "not supported"
+    assert marks(points(), Model("l1-unstructured", 0.6, "basic", None)) == []
+
+
+def drawn(model, members, others, seed=0):
+    """Figures of one quantity's class means and histogram, the same for both quantities."""
+    pruner, sparsity, defense = model
+    labels = {"pruner": pruner, "sparsity": sparsity, "defense": defense, "seed": seed}
+    for quantity in ("confidence", "sensitivity"):
+        yield labels | {"kind": "classes", "quantity": quantity, "members": members, "nonmembers": others}
+        means = {"member_mean": members[0], "nonmember_mean": others[0]}
+        yield labels | {"kind": "histogram", "quantity": quantity, "members": [0, 1], "nonmembers": [1, 0]} | means
+
+
+def portraits(*models):
+    """Rows and figures of models with so large a gap in class 0 and class 1, over three seeds."""
+    rows, figures = [], []
+    for seed in range(3):
+        for model, (first, second) in models:
+            wobble = 0.001 * seed
+            rows.append(row(model, "confidence_gap", first + wobble, seed=seed))
+            rows.append(row(model, "sensitivity_gap_size", first + wobble, seed=seed))
+            rows.append(row(model, "sensitivity_gap", first + wobble, seed=seed))
+            figures += drawn(model, [0.9, 0.9], [0.9 - first, 0.9 - second - wobble], seed)
+    return Found(rows, figures)
+
+
+def test_gaps_before_and_after_pruning():
+    found = portraits((ORIGINAL, (0.1, 0.2)), (pruned("l1-unstructured", 0.7), (0.2, 0.3)))
+    lines, findings = histograms(found)
+    assert {finding.verdict for finding in findings} == {"supported"}
+    assert lines[0].cells["members, histogram"] == "▁█"
+    lines, findings = by_class(found)
+    assert [line.labels["class"] for line in lines] == ["0", "1", "0", "1"]
+    assert lines[0].cells["l1-unstructured 0.7, divergence"].value == pytest.approx(0.2)
+    assert {finding.verdict for finding in findings} == {"supported"}
+
+
+def test_gaps_with_ppb():
+    place = "l1-unstructured", 0.7
+    basic, ppb = pruned(*place), pruned(*place, "ppb:strength=4")
+    found = portraits((ORIGINAL, (0.1, 0.2)), (basic, (0.3, 0.4)), (ppb, (0.1, 0.2)))
+    assert {finding.verdict for finding in histograms_defended(found)[1]} == {"supported"}
+    assert {finding.verdict for finding in by_class_defended(found)[1]} == {"supported"}
+    worse = portraits((ORIGINAL, (0.1, 0.2)), (basic, (0.2, 0.3)), (ppb, (0.3, 0.4)))
+    assert {finding.verdict for finding in histograms_defended(worse)[1]} == {"not supported"}
+    assert {finding.verdict for finding in by_class_defended(worse)[1]} == {"not supported"}
+
+
+def test_a_table_as_text_and_as_rows():
+    facts = {"study": "samia-fig0", "scale": "small", "seeds": [0], "shadows": 2}
+    cells = {"test_accuracy": Estimate(0.5, 0.4, 0.6), "auc": mean_of([0.7]), "shape": sparkline([0.5, 1])}
+    table = Table("A title.", facts, [Line({"model": "a|b"}, cells, mark="odd")], [judge("up", {})])
+    text = table.markdown()
+    assert "| a\\|b  | 50.0% [40.0, 60.0] | 0.700 | ▅█    | odd  |" in text
+    assert "one seed" in text and "**undecided**" in text
+    first, second, claim = map(json.loads, table.jsonl().splitlines())
+    assert (first["metric"], first["value"], first["low"], first["scale"]) == ("test_accuracy", 0.5, 0.4, "small")
+    assert second["low"] is None and claim["verdict"] == "undecided" and claim["shadows"] == 2
+
+
+# Settings ------------------------------------------------------------------------------------------------------
+def test_full_is_the_papers_setting():
+    study = catalogue.find("study", "samia-fig16").make()
+    fields = settings(study, "full", {})
+    assert (fields["data"], fields["model"], fields["shadows"]) == ("cifar10", "resnet18-pool", 5)
+    assert fields["sparsity"] == [0.6] and len(fields["pruner"]) == 4
+    assert len(fields["defense"]) == 1 + 5 + 6 + 5
+    assert "samia:early_stopping=false" in fields["attack"]
+    assert "train" not in fields  # the paper's own epochs
+    assert settings(Study(utility), "full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
+    assert FULL.experiments == 20
+
+
+def test_small_on_tables_and_on_images():
+    study = catalogue.find("study", "samia-fig8").make()
+    table, images = settings(study, "small", {}), settings(study, "small", {"data": "cifar10"})
+    assert (table["data"], table["model"], table["pruner"]) == ("location", "mlp", ["l1-unstructured"])
+    assert images["model"] == "resnet18-w16" and images["shadows"] < 5 and len(images["pruner"]) == 4
+
+
+def test_every_result_of_the_paper_is_a_study():
+    names = {f"samia-fig{n}" for n in (1, 4, *range(6, 20))} | {"samia-table1"}
+    assert names <= catalogue.methods("study").keys()
+
+
+# One study from end to end -------------------------------------------------------------------------------------
+def test_a_study_runs_and_is_resumed(tmp_path, capsys):
+    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1")]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    text = (tmp_path / "fig1" / "table.md").read_text()
+    assert text in printed and "pruning makes the confidence gap" in text
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig1" / "artifacts").iterdir()}
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows == [json.loads(line) for line in (tmp_path / "fig1" / "table.jsonl").read_text().splitlines()]
+    assert {row["scale"] for row in rows} == {"tiny"} and {row["shadows"] for row in rows} == {1}
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig1" / "artifacts").iterdir()}
+    assert (tmp_path / "fig1" / "report.html").exists()
+    gap = next(row for row in rows if row["metric"] == "gap")
+    assert gap["low"] < gap["value"] < gap["high"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["samia-fig2"], "study: 'samia-fig2' is not known"),
+        (["samia-fig1", "--scale", "huge"], "scale: 'huge' is not known"),
+        (["samia-fig1", "--scale", "tiny", "--seeds", "none"], "seeds"),
+        (["samia-fig1", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
+    ],
+)
+def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 2
+    said_so = capsys.readouterr()
+    assert expected in said_so.err and said_so.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_studies_are_listed(capsys):
+    assert main(["list", "studies", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {"tiny", "small", "full"} == set(listed[0]["scales"])

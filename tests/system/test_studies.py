@@ -1,0 +1,69 @@
+"""Every study at its tiny scale: its table has its lines, and its verdicts follow from its numbers."""
+
+import json
+
+import pytest
+
+from secateur import catalogue
+from secateur.cli import main
+from secateur.runs import load_figures, load_rows
+from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
+from secateur.studies.measured import Found
+from secateur.studies.study import TINY, Study
+
+pytestmark = pytest.mark.system
+NAMES = [name for name in catalogue.methods("study") if name.startswith("samia-")]
+MATRIX = (1 + len(TINY.sparsity)) * len(TINY.pruners)  # lines of targets, the original included for every pruner
+PRUNED = len(TINY.pruners) * len(TINY.sparsity)
+LINES = {
+    "samia-fig1": 2 * 2,  # original and pruned; confidence and sensitivity
+    "samia-fig4": 2 * 10,  # quantities and classes
+    "samia-fig6": 1 + PRUNED,
+    "samia-fig7": 1 + PRUNED,
+    "samia-fig8": 1 + PRUNED,
+    "samia-fig9": 1 + PRUNED,
+    "samia-fig10": (1 + PRUNED) * 6,  # attacks
+    "samia-fig11": (1 + len(TINY.sparsity)) * 6,
+    "samia-fig12": MATRIX,
+    "samia-fig13": 1 + len(TINY.sparsity),
+    "samia-fig14": 3 * 2,
+    "samia-fig15": 2 * 10,
+    "samia-fig16": 1 + len(TINY.pruners) * 4,  # defenses
+    "samia-fig17": 1 + 4,
+    "samia-fig18": 1 + len(TINY.pruners) * 4,
+    "samia-fig19": 1 + 4,
+    "samia-table1": TINY.experiments + 1,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tiny_study(name, tmp_path, capsys):
+    assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    study: Study = catalogue.find("study", name).make()
+    lines, findings = study.tabulate(Found(load_rows(tmp_path), load_figures(tmp_path)))
+    assert len(lines) == LINES[name]
+    assert findings
+    claims = [row for row in rows if row["metric"] == "claim"]
+    assert [(row["claim"], row["verdict"]) for row in claims] == [(each.claim, each.verdict) for each in findings]
+    for row in claims:
+        check(row["measured"], row["verdict"])
+    measured = [row for row in rows if row["metric"] != "claim"]
+    assert measured and all(row["value"] is not None for row in measured)
+    assert all(row["low"] <= row["value"] <= row["high"] for row in measured if row["low"] is not None)
+    text = (tmp_path / "table.md").read_text()
+    assert all(finding.claim in text for finding in findings)
+
+
+def check(measured, verdict):
+    """The word agrees with the count of cases that is printed beside it, whichever need the claim has."""
+    if measured.startswith("not measured"):
+        assert verdict == UNDECIDED
+    elif " yes, " in measured:
+        above, total = int(measured.split()[0]), int(measured.split()[2])
+        against = int(measured.split("yes, ")[1].split()[0])
+        assert verdict != SUPPORTED or above > 0
+        assert verdict != NOT_SUPPORTED or against > 0
+        assert verdict == UNDECIDED or above + against > 0
+        assert above < total or verdict == SUPPORTED
+        assert against < total or verdict == NOT_SUPPORTED
