@@ -119,7 +119,7 @@ def test_a_limit_that_is_passed_gives_exit_code_1_and_says_so(tmp_path, capsys):
     flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", 1]
     report = tmp_path / "junit.xml"
     assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.1", "--junit", report) == 1
-    assert "passes the limit 0.1" in capsys.readouterr().err
+    assert "is above the limit 0.1" in capsys.readouterr().err
     assert 'failures="1"' in report.read_text()
     assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.99", "--junit", report) == 0
     assert 'failures="0"' in report.read_text()

@@ -23,9 +23,9 @@ from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.membership import share
 from secateur.metrics.portrait import portrait
 from secateur.pipeline import defended
+from secateur.prediction import answering
 from secateur.recipe import Recipe, Task
 from secateur.rows import Row
-from secateur.training import predict
 
 Data = Batch | tuple[Tensor, Tensor]
 Model = nn.Module | BlackBox
@@ -47,10 +47,9 @@ class Report:
 
     def write(self, path: Path | str) -> Path:
         """Write the page."""
-        from secateur.report.page import render
+        from secateur.report.page import Source, render
 
-        run = {"folder": "audit", "rows": self.rows, "figures": self.figures, "config": "", "environment": {}}
-        write(Path(path), render(self.rows, [run]).encode())
+        write(Path(path), render([Source("audit", self.rows, self.figures, config="", environment={})]).encode())
         return Path(path)
 
     def print(self) -> None:
@@ -106,8 +105,9 @@ def box_of(model: Model) -> BlackBox:
     """A model as an attacker meets it."""
     if isinstance(model, BlackBox):
         return model
-    net, state = model, tree.state_of(model)
-    return remembering(lambda inputs: predict(net, state, inputs))
+    device = next((value.device for value in model.parameters()), torch.device("cpu"))
+    answer = answering(model, tree.state_of(model), device)
+    return remembering(lambda inputs: answer(inputs).softmax(1))
 
 
 def _described(

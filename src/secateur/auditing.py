@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from secateur import tree
 from secateur.bench import Bench, prepare
 from secateur.catalogue import Choice
 from secateur.chance import derive
@@ -26,9 +25,9 @@ from secateur.metrics.figures import roc_figure
 from secateur.metrics.membership import evaluate, roc
 from secateur.metrics.portrait import portrait
 from secateur.pipeline import guarantees, model_rows, state_of
+from secateur.prediction import answering
 from secateur.protocols import Compression, Duel, duels, grid, guess
 from secateur.runs import Result, Row, open_run
-from secateur.training import predict
 from secateur.workshop import VICTIM, Workshop
 
 NO_SHADOWS = "needs shadow models; give a `train:` recipe, so that the attacker's models can be trained"
@@ -118,7 +117,7 @@ class Arena:
     def measure_model(self, victim: Compression) -> None:
         """Utility, cost, gaps and guarantees of one victim."""
         model, bench = self._model(victim), self.workshop.bench_for(victim)
-        labels = self._labels(victim.labels) | {"adaptive": False}
+        labels = self._labels(victim.labels)
         sides = {"train_accuracy": self.members, "test_accuracy": self.nonmembers}
         bench.run.add(model_rows(bench, labels, model, sides))
         if victim.pruner is not None:
@@ -226,8 +225,8 @@ class Arena:
         return self._black_box(self._model(victim), self.workshop.bench_for(victim))
 
     def _black_box(self, model: Result, bench: Bench | None = None) -> BlackBox:
-        net, state = (bench or self.bench).net, tree.to(state_of(model), self.bench.device)
-        return remembering(lambda inputs: predict(net, state, inputs))
+        answer = answering((bench or self.bench).net, state_of(model), self.bench.device)
+        return remembering(lambda inputs: answer(inputs).softmax(1))
 
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.config.model, "dataset": self.bench.data.name, "seed": self.bench.seed} | labels

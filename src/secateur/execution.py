@@ -169,8 +169,14 @@ def _stack(lanes: Sequence[Lane]) -> Lane:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor with a leading axis; in plain strides, because vmap has no rules for channels_last on a GPU."""
-    return torch.stack([tensor.contiguous() for tensor in tensors])
+    """One tensor with a leading axis, in plain strides: vmap has no rules for channels_last on a GPU.
+
+    `contiguous` would leave the strides of 1x1 filters, which pass for either layout.
+    """
+    whole = tensors[0].new_empty((len(tensors), *tensors[0].shape))
+    for place, tensor in zip(whole, tensors, strict=True):
+        place.copy_(tensor)
+    return whole
 
 
 def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, inputs: Sequence[Tensors]) -> str:

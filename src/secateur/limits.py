@@ -27,7 +27,7 @@ class Check:
     @property
     def sentence(self) -> str:
         """What a person reads."""
-        verb = "stays within" if self.passed else "passes"
+        verb = "is within" if self.passed else "is above"
         return (
             f"{self.model}: {self.measure} {self.value:.3f} (at least {self.low:.3f}) {verb} the limit {self.limit:g}"
         )

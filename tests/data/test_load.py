@@ -145,7 +145,7 @@ def test_a_function_of_the_user(tmp_path, monkeypatch):
         load("my_own_data:wrong")
     with pytest.raises(WrongInput, match="failed with KeyError: 'gone'"):
         load("my_own_data:fails")
-    with pytest.raises(WrongInput, match="cannot be imported .AttributeError"):
+    with pytest.raises(WrongInput, match=r"cannot be imported \(AttributeError"):
         load("my_own_data:none")
-    with pytest.raises(WrongInput, match="cannot be imported .ModuleNotFoundError"):
+    with pytest.raises(WrongInput, match=r"cannot be imported \(ModuleNotFoundError"):
         load("no_such_module:none")

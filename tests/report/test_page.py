@@ -58,7 +58,7 @@ def test_the_runs_own_limits_decide():
     assert broken([source(rows, config="limits: {auc: 0.9}")]) == []
     assert len(broken([source(rows, config="limits: {auc: 0.6}")])) == 9  # the low end decides
     assert broken([source(rows, config="limits: {auc: 0.9}"), source(rows, "b", config="limits: {auc: 0.68}")]) == [
-        "b: l1-structured 0.9, ppb, under samia, seed 0: auc 0.715 (at least 0.685) passes the limit 0.68"
+        "b: l1-structured 0.9, ppb, under samia, seed 0: auc 0.715 (at least 0.685) is above the limit 0.68"
     ]
 
 

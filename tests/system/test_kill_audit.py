@@ -14,7 +14,7 @@ from secateur.runs import comparable, load_rows
 
 pytestmark = pytest.mark.system
 
-SETTINGS = "--shadows 2 --pruner l1-unstructured,l1-structured --sparsity .5".split()
+SETTINGS = ["--shadows", "2", "--pruner", "l1-unstructured,l1-structured", "--sparsity", ".5"]
 EPOCHS = ["--set", "train.epochs=20", "--set", "finetune.epochs=10"]
 
 
