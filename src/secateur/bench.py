@@ -80,6 +80,8 @@ def prepare(config: Common) -> tuple[Dataset, torch.device]:
     """The data and the device; refuses a model that does not fit the data before anything is trained."""
     torch.set_num_threads(config.threads)
     data = load(config.data, config.data_folder, config.download)
+    if config.examples is not None:
+        data = data.at_most(config.examples, derive(0, "examples"))
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
     if config.weights is not None:
         load_weights(net, config.weights)

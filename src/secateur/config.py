@@ -148,6 +148,7 @@ class Common(_Base):
     data: str = "digits"  # a name, an .npz, an image folder, or module:function
     data_folder: Path | None = None  # where the data set's files are; else SECATEUR_DATA, else the cache
     download: bool = True
+    examples: Annotated[int, Field(ge=1)] | None = None  # at most so many rows of the data set, drawn at random
     train: Training = Training()
     finetune: Training = Training()
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"

@@ -52,3 +52,13 @@ def test_normalised_is_per_channel_and_can_be_undone():
     assert inputs[1, 2, 0, 1].item() == pytest.approx((pixels[1, 2, 0, 1] / 255 - 0.3) / 0.125, abs=1e-6)
     back = (inputs * torch.tensor(std).view(1, 3, 1, 1) + torch.tensor(mean).view(1, 3, 1, 1)) * 255
     assert torch.equal(back.round().to(torch.uint8), torch.from_numpy(pixels))
+
+
+def test_at_most_so_many_rows_in_their_order(rng):
+    data = make(inputs=torch.arange(12.0).view(4, 3), writers=torch.tensor([5, 6, 7, 8]))
+    assert data.at_most(4, rng) is data
+    part = data.at_most(3, rng)
+    kept = (part.writers - 5).tolist()
+    assert len(kept) == 3 and kept == sorted(set(kept))
+    assert torch.equal(part.inputs, data.inputs[kept]) and torch.equal(part.labels, data.labels[kept])
+    assert part.train_size == sum(row < 3 for row in kept) and part.classes == 3

@@ -325,6 +325,7 @@ def test_small_on_tables_and_on_images():
     table, images = settings(study, "small", {}), settings(study, "small", {"data": "cifar10"})
     assert (table["data"], table["model"], table["pruner"]) == ("location", "mlp", ["l1-unstructured"])
     assert images["model"] == "resnet18-w16" and images["shadows"] < 5 and len(images["pruner"]) == 4
+    assert images["examples"] == 5000 and settings(study, "full", {})["examples"] is None
 
 
 def test_every_result_of_the_paper_is_a_study():
@@ -334,7 +335,7 @@ def test_every_result_of_the_paper_is_a_study():
 
 # One study from end to end -------------------------------------------------------------------------------------
 def test_a_study_runs_and_is_resumed(tmp_path, capsys):
-    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1")]
+    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1"), "--set", "examples=900"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     text = (tmp_path / "fig1" / "table.md").read_text()
@@ -344,6 +345,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert rows == [json.loads(line) for line in (tmp_path / "fig1" / "table.jsonl").read_text().splitlines()]
     assert {row["scale"] for row in rows} == {"tiny"} and {row["shadows"] for row in rows} == {1}
+    assert {row["examples"] for row in rows} == {900}
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig1" / "artifacts").iterdir()}
     assert (tmp_path / "fig1" / "report.html").exists()
     gap = next(row for row in rows if row["metric"] == "gap")

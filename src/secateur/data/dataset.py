@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
@@ -55,6 +55,19 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.inputs.shape[1:])
+
+    def at_most(self, number: int, rng: Generator) -> Dataset:
+        """All of it, or so many rows drawn at random and kept in their order."""
+        if number >= len(self.inputs):
+            return self
+        rows = torch.randperm(len(self.inputs), generator=rng)[:number].sort().values
+        return replace(
+            self,
+            inputs=self.inputs[rows],
+            labels=self.labels[rows],
+            train_size=int((rows < self.train_size).sum()),
+            writers=None if self.writers is None else self.writers[rows],
+        )
 
 
 def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -53,6 +53,8 @@ class Scale:
     epochs: tuple[int, int] | None = None  # of training and fine-tuning; None: the paper's
     schedule: str = ""  # of the attacks that are trained
     pruners: tuple[str, ...] = FOUR  # at most these
+    examples: int | None = None  # at most so many of the data set's rows
+    threads: int = 1
 
     def defenses(self, name: str) -> list[str]:
         """A defense with each of its arguments."""
@@ -75,8 +77,20 @@ TINY = Scale(
     schedule=":epochs=5",
     pruners=("l1-unstructured", "l1-structured"),
 )
-SMALL_TABLES = Scale(2, 3, (0.5, 0.7, 0.9), (1, 4, 16), (1, 4), (0.1, 1), experiments=20)
-SMALL_IMAGES = Scale(1, 1, (0.5, 0.9), (4, 16), (1,), (0.1,), experiments=6, epochs=(15, 8), schedule=":epochs=20")
+SMALL_TABLES = Scale(2, 3, (0.5, 0.7, 0.9), (1, 4, 16), (1, 4), (0.1, 1), experiments=20, examples=5010)
+SMALL_IMAGES = Scale(
+    shadows=1,
+    seeds=1,
+    sparsity=(0.5, 0.9),
+    ppb=(4,),
+    adv=(1,),
+    dp=(0.1,),
+    experiments=6,
+    epochs=(15, 8),
+    schedule=":epochs=20",
+    examples=5000,
+    threads=2,
+)
 FULL = Scale(
     shadows=5,
     seeds=1,
@@ -98,12 +112,12 @@ def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[s
 
     entry = find("study", name)
     study: Study = entry.make()
-    config = read(
-        Audit, None, settings(study, scale, given) | {k: v for k, v in given.items() if v is not None}, overrides
-    )
+    fields = settings(study, scale, given) | {field: value for field, value in given.items() if value is not None}
+    config = read(Audit, None, fields, overrides)
     rows = run_audit(config, out)
     lines, findings = study.tabulate(Found(rows, load_figures(out)))
     facts = {"study": name, "scale": scale, "data": config.data, "model": config.model, "shadows": config.shadows}
+    facts |= {} if config.examples is None else {"examples": config.examples}
     facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
     table = Table(entry.summary, facts, lines, findings)
     write(out / "table.md", table.markdown().encode())
@@ -133,6 +147,8 @@ def settings(study: Study, scale: str, given: Mapping[str, Any]) -> dict[str, An
         "experiments": size.experiments,
         "shadows": study.shadows or size.shadows,
         "seeds": size.seeds,
+        "examples": size.examples,
+        "threads": size.threads,
     }
     if size.epochs is not None:
         fields |= {"train": {"epochs": size.epochs[0]}, "finetune": {"epochs": size.epochs[1]}}
