@@ -157,6 +157,13 @@ def test_what_the_authors_code_gave_stands_beside():
     assert said(findings, "highest attack accuracy") == "supported"
 
 
+def test_a_study_with_other_attacks_leaves_open_what_it_did_not_measure():
+    rows = [r for r in attacked(pruned("l1-unstructured", 0.5), 0.9, 0.6, 0.6) if r.attack != "conf"]
+    for tabulate in (compared, risk_by_accuracy, risk_by_sparsity, gaps, non_adaptive, adaptive):
+        _, findings = tabulate(Found(rows))
+        assert "not measured here" in {finding.measured for finding in findings}
+
+
 def test_prediction_accuracy_by_sparsity():
     values = {0.5: (0.91, 0.88), 0.9: (0.80, 0.60)}
     rows = [row(ORIGINAL, "test_accuracy", 0.9)]
@@ -325,7 +332,7 @@ def test_small_on_tables_and_on_images():
     table, images = settings(study, "small", {}), settings(study, "small", {"data": "cifar10"})
     assert (table["data"], table["model"], table["pruner"]) == ("location", "mlp", ["l1-unstructured"])
     assert images["model"] == "resnet18-w16" and images["shadows"] < 5 and len(images["pruner"]) == 4
-    assert images["examples"] == 5000 and settings(study, "full", {})["examples"] is None
+    assert images["examples"] == 4000 and settings(study, "full", {})["examples"] is None
 
 
 def test_every_result_of_the_paper_is_a_study():
@@ -359,6 +366,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
         (["samia-fig1", "--scale", "huge"], "scale: 'huge' is not known"),
         (["samia-fig1", "--scale", "tiny", "--seeds", "none"], "seeds"),
         (["samia-fig1", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
+        (["samia-table1", "--scale", "tiny", "--set", "protocol=known"], "another study"),
     ],
 )
 def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def risk_by_accuracy(found: Found) -> tuple[list[Line], list[Finding]]:
 
 def risk_by_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
     """Fig. 8: attack accuracy against sparsity."""
-    least = min(model.sparsity for model in found.pruned)
+    least = min((model.sparsity for model in found.pruned), default=0.0)
     low = [model for model in found.pruned if model.sparsity == least]
     claim = f"at a low sparsity ({least:g}) pruning always raises the risk"
     return _risk_lines(found), _paired(found, claim, low, every=True)
@@ -101,12 +101,10 @@ def _risk_lines(found: Found) -> list[Line]:
         for attack in ATTACKS:
             cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
         if model in found.pruned:
-            cells["change, SAMIA from Conf on the original"] = _pairing(
-                found, model, "samia", "conf", "attack_accuracy"
-            )
-            for attack in ATTACKS:
-                change = _pairing(found, model, attack, attack, "attack_accuracy")
-                cells[f"change, {attack} on both"] = change
+            pairs = {"SAMIA from Conf on the original": ("samia", "conf")}
+            pairs |= {f"{attack} on both": (attack, attack) for attack in ATTACKS}
+            for title, pair in pairs.items():
+                cells[f"change, {title}"] = _pairing(found, model, *pair, "attack_accuracy")
         told = "; ".join(filter(None, (_authors(found, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
         lines.append(Line({"model": model.title}, cells, told))
     return lines
@@ -146,7 +144,7 @@ def _against(found: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
 def _lead(found: Found, model: Model, measure: str) -> Estimate | None:
     """SAMIA less the best of the other attacks."""
     others = [found.of(model, measure, attack) for attack in found.attacks if attack != "samia"]
-    best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0)
+    best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
     return combine(sub, found.of(model, measure, "samia"), best)
 
 

@@ -31,42 +31,41 @@ def histograms(found: Found) -> tuple[list[Line], list[Finding]]:
 
 def histograms_defended(found: Found) -> tuple[list[Line], list[Finding]]:
     """Fig. 14: the same with PPB; Basic is Fig. 1's pruned model."""
-    basic, ppb = _pair(found)
     findings = []
     for name in QUANTITIES:
-        change = _gap_change(found, name, basic, ppb)
+        changes = {model.title: _gap_change(found, name, basic, model) for basic, model in _defended(found)}
         claim = f"PPB makes the {name} gap smaller than Basic's (Fig. 14 against Fig. 1)"
-        findings.append(judge(claim, {ppb.title: change}, unit=UNITS[name]))
+        findings.append(judge(claim, changes, unit=UNITS[name]))
     return _histogram_lines(found), findings
 
 
 def by_class(found: Found) -> tuple[list[Line], list[Finding]]:
     """Fig. 4: the means of every class."""
-    (pruned,) = found.pruned
     findings = []
     for name in QUANTITIES:
-        before, after = (_divergences(found, name, model) for model in (pruned.source, pruned))
-        larger = {"mean over the classes": _class_change(after, before)}
-        findings.append(
-            judge(f"the divergence of {name} by class is increased after pruning", larger, unit=UNITS[name])
-        )
+        classes = {model: _divergences(found, name, model) for model in found.models}
+        larger = {model.title: _class_change(classes[model], classes[model.source]) for model in found.pruned}
+        claim = f"the divergence of {name} by class is increased after pruning"
+        findings.append(judge(claim, larger, unit=UNITS[name]))
         claim = f"the divergence of {name} differs among classes (needs three seeds: the first picks two classes)"
-        findings.append(judge(claim, {"largest less smallest": _spread(after)}, unit=UNITS[name]))
+        spreads = {model.title: _spread(classes[model]) for model in found.pruned}
+        findings.append(judge(claim, spreads, unit=UNITS[name]))
     return _class_lines(found), findings
 
 
 def by_class_defended(found: Found) -> tuple[list[Line], list[Finding]]:
     """Fig. 15: the means of every class with PPB."""
-    basic, ppb = _pair(found)
     findings = []
     for name in QUANTITIES:
-        original, before, after = (_divergences(found, name, model) for model in (ppb.source, basic, ppb))
-        smaller = {"mean over the classes": _class_change(before, after)}
+        smaller, nearer = {}, {}
+        for basic, ppb in _defended(found):
+            original, before, after = (_divergences(found, name, model) for model in (ppb.source, basic, ppb))
+            smaller[ppb.title] = _class_change(before, after)
+            nearer[ppb.title] = _class_change(_apart(before, original), _apart(after, original))
         claim = f"PPB decreases the divergence of {name} by class (Fig. 15 against Fig. 4)"
         findings.append(judge(claim, smaller, unit=UNITS[name]))
-        nearer = _class_change(_apart(before, original), _apart(after, original))
         claim = f"with PPB the divergence of {name} is close to the original's: nearer to it than Basic's"
-        findings.append(judge(claim, {"mean over the classes": nearer}, unit=UNITS[name]))
+        findings.append(judge(claim, nearer, unit=UNITS[name]))
     return _class_lines(found), findings
 
 
@@ -116,10 +115,9 @@ def _sparsity(model: Model) -> float:
     return model.sparsity
 
 
-def _pair(found: Found) -> tuple[Model, Model]:
-    """The model pruned with Basic, and the one with PPB."""
-    basic, ppb = sorted(found.pruned, key=lambda model: model.defense != "basic")
-    return basic, ppb
+def _defended(found: Found) -> list[tuple[Model, Model]]:
+    """Each model pruned with a defense, after the same with Basic."""
+    return [(model._replace(defense="basic"), model) for model in found.pruned if model.defense != "basic"]
 
 
 def _gap_change(found: Found, name: str, larger: Model, smaller: Model) -> Estimate | None:
@@ -201,6 +199,8 @@ def _spread(divergences: Divergences) -> Estimate | None:
 
     One seed's largest less smallest is never negative, whatever is true: picking and comparing need different seeds.
     """
+    if not divergences:
+        return None
     first, *others = (divergences[seed] for seed in sorted(divergences))
     known = [(value, label) for label, value in enumerate(first) if value is not None]
     (_, low), (_, high) = min(known), max(known)

@@ -122,7 +122,7 @@ def _best(found: Found, pruner: str, defense: str) -> Model:
 
 
 def _basic(found: Found, pruner: str) -> Model:
-    return next(model for model in found.pruned if model.pruner == pruner and model.defense == "basic")
+    return next(model for model in found.pruned if model.pruner == pruner)._replace(defense="basic")
 
 
 def _room(found: Found, model: Model, metric: str) -> Estimate | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from secateur.artifacts import write
 from secateur.catalogue import find, methods
-from secateur.errors import unknown
+from secateur.errors import WrongInput, unknown
 from secateur.studies.claims import Finding
 from secateur.studies.measured import Found
 from secateur.studies.tables import Line, Table
@@ -88,7 +88,7 @@ SMALL_IMAGES = Scale(
     experiments=6,
     epochs=(15, 8),
     schedule=":epochs=20",
-    examples=5000,
+    examples=4000,
     threads=2,
 )
 FULL = Scale(
@@ -112,6 +112,9 @@ def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[s
 
     entry = find("study", name)
     study: Study = entry.make()
+    for text in overrides or []:
+        if text.partition("=")[0] in ("protocol", "adaptive"):
+            raise WrongInput("set", f"{text!r} would make this another study; {name} has its own protocol")
     fields = settings(study, scale, given) | {field: value for field, value in given.items() if value is not None}
     config = read(Audit, None, fields, overrides)
     rows = run_audit(config, out)
