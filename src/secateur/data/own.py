@@ -43,10 +43,9 @@ def from_arrays(name: str, inputs: Any, labels: Any, train_size: Any = None, wri
     size = len(values) if train_size is None else int(_integers("train_size", [train_size])[0])
     authors = None if writers is None else _integers("writers", writers)
     classes = int(targets.max()) + 1 if len(targets) else 0
-    if classes > len(targets):
-        raise WrongInput(
-            "labels", f"{name} has a label {classes - 1} and {len(targets)} rows; number the classes from 0"
-        )
+    if classes > len(targets) or (len(targets) and int(targets.min()) < 0):
+        low, high = int(targets.min()), int(targets.max())
+        raise WrongInput("labels", f"{name} has labels from {low} to {high} in {len(targets)} rows; number them from 0")
     if values.dtype != np.uint8 or values.ndim not in (3, 4):
         return Dataset(name, torch.from_numpy(values.astype(np.float32, order="C")), targets, classes, size, authors)
     pixels = _channels_first(values)
