@@ -162,3 +162,21 @@ def test_the_original_and_the_pruned_model_meet_the_same_attacks(tmp_path, capsy
     rows = json.loads(capsys.readouterr().out)
     pairs = {(row["pruner"], row["attack"]) for row in rows if row["metric"] == "auc"}
     assert pairs == {(p, a) for p in ("none", "l1-unstructured") for a in ("conf", "mentr")}
+
+
+def test_a_users_network_that_was_edited_is_trained_anew(tmp_path, monkeypatch):
+    import importlib
+    import sys
+
+    monkeypatch.chdir(tmp_path)
+    layers = "nn.Flatten(), nn.Linear(64, 16), nn.{}(), nn.Linear(16, 10)"
+    source = f"from torch import nn\ndef net(): return nn.Sequential({layers})\n"
+    flags = ["--model", "edited_net:net", "--pruner", "none", "--attack", "correctness", "--shadows", 1]
+    artifacts = []
+    for activation in ("ReLU", "Tanh"):
+        (tmp_path / "edited_net.py").write_text(source.format(activation))
+        sys.modules.pop("edited_net", None)
+        importlib.invalidate_caches()
+        assert audit(tmp_path / "run", *flags) == 0
+        artifacts.append({path.name for path in (tmp_path / "run" / "artifacts").glob("train-*")})
+    assert len(artifacts[1]) == 2 * len(artifacts[0])

@@ -67,6 +67,12 @@ def test_weights_that_do_not_fit_are_said_clearly(masked, tmp_path, capsys):
     assert "weights" in said and "missing" in said and said.count("\n") == 1
 
 
+def test_a_model_trained_privately_from_the_start_loads_with_its_own_structure(tmp_path):
+    out = tmp_path / "private.safetensors"
+    assert prune(out, "--defense", "dp-sgd-scratch", "--set", "train.epochs=1", "--set", "finetune.epochs=1") == 0
+    assert any(isinstance(module, torch.nn.GroupNorm) for module in load_pruned(out).modules())
+
+
 def test_a_file_without_a_recipe_is_not_ours(tmp_path):
     from safetensors.torch import save_file
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.catalogue import Choice
+from secateur.catalogue import Choice, users_own
 from secateur.chance import derive
 from secateur.config import Common
 from secateur.data.dataset import Dataset
@@ -49,7 +51,18 @@ class Bench:
         names = ("model", "threads", "way")
         common = {name: getattr(self.config, name) for name in names}
         common["scratch"] = None if self.scratch is None else str(self.scratch)
+        common["structure"] = self.structure_key
         return common | {"data": self.data_key, "device": self.device.type, "seed": self.seed}
+
+    @cached_property
+    def structure_key(self) -> str:
+        """The network itself: its layers, its first weights, and the source of a user's own."""
+        digest = hashlib.sha256(repr(self.net).encode())
+        digest.update(fingerprint(*self.net.state_dict().values()).encode())
+        if ":" in self.config.model:
+            source = inspect.getsourcefile(users_own("model", self.config.model))
+            digest.update(Path(source).read_bytes() if source else b"")
+        return digest.hexdigest()
 
     @cached_property
     def data_key(self) -> str:
@@ -87,6 +100,14 @@ def prepare(config: Common) -> tuple[Dataset, torch.device]:
         load_weights(net, config.weights)
     check(net, data.input_shape, data.classes)
     return data, device_of(config)
+
+
+def file_key(path: Path) -> str:
+    """The sha256 of a file that the user gave."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise WrongInput("weights", f"{path} cannot be read: {error.strerror}") from None
 
 
 def fingerprint(*tensors: Tensor) -> str:

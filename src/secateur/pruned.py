@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from secateur.artifacts import explained, version, write
-from secateur.bench import Bench, prepare
+from secateur.bench import Bench, file_key, prepare
 from secateur.chance import derive
-from secateur.config import Prune, dump
+from secateur.config import Prune, defense, dump
 from secateur.data.dataset import Dataset
 from secateur.data.splits import Part
 from secateur.errors import WrongInput
@@ -37,7 +37,8 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         if config.weights is None:
             originals = train_originals(bench, parts, config.pruner)
         else:
-            originals = {"model": run.stage("weights", {"sha256": _sha256(config.weights)}, lambda: _given(bench))}
+            depends = bench.base | {"weights": file_key(config.weights)}
+            originals = {"model": run.stage("weights", depends, lambda: _given(bench))}
         pruned = prune_and_finetune(bench, originals, parts, config.pruner, config.sparsity, config.defense)["model"]
         labels = {
             "model": config.model,
@@ -102,6 +103,8 @@ def load_pruned(path: Path | str) -> nn.Module:
     recipe: dict[str, Any] = json.loads(metadata["secateur"])
     rng = derive(recipe["config"]["seed"], "load")
     net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
+    if scratch := defense(recipe["config"]["defense"]).acting_on("training"):
+        net = scratch.make().structure(net)
     return load_weights(_resized(net, shapes), path)
 
 
@@ -126,12 +129,3 @@ def _resized(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
 def _given(bench: Bench) -> Result:
     assert bench.config.weights is not None
     return Result(load_weights(bench.initial("structure"), bench.config.weights).state_dict())
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise WrongInput("weights", f"{path} cannot be read: {error.strerror}") from None

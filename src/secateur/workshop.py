@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from secateur.bench import Bench
+from secateur.bench import Bench, file_key
 from secateur.data.splits import Part
 from secateur.models.create import load_weights
 from secateur.pipeline import prune_and_finetune, train_originals
@@ -55,7 +55,7 @@ class Workshop:
             return train_originals(bench, parts, compression.term)
         given = bench.run.stage(
             "weights",
-            bench.base | {"weights": str(weights)},
+            bench.base | {"weights": file_key(weights)},
             lambda: Result(load_weights(bench.initial("structure"), weights).state_dict()),
         )
         others = {role: part for role, part in parts.items() if role != VICTIM}
