@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.attacks.membership.references import content
 from secateur.auditing import attack_rows, flat, judged
 from secateur.catalogue import Choice
 from secateur.chance import derive
@@ -17,6 +19,7 @@ from secateur.data.archives import read_npz
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, Shadow
 from secateur.metrics.membership import share
+from secateur.queries import TOLERANCE
 from secateur.runs import Row, open_run
 
 FIELDS = ("probabilities", "labels", "membership")
@@ -53,30 +56,29 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
 
 
 class _Table:
-    """Saved answers; the inputs that an attack asks about are the rows' numbers."""
+    """Saved answers, one a row; a row's input is a random mark, so that whatever alters it asks something new."""
 
-    def __init__(self, probabilities: Tensor, labels: Tensor, membership: Tensor) -> None:
+    def __init__(self, probabilities: Tensor, labels: Tensor, membership: Tensor, name: str) -> None:
         self.probabilities, self.labels, self.membership = probabilities, labels, membership
+        self.marks = torch.rand(len(labels), 8, generator=derive(0, "marks", name))
+        self.rows = {mark: row for row, mark in enumerate(content(self.marks))}
 
     @property
     def box(self) -> BlackBox:
         return BlackBox(self._answer)
 
     def batch(self, rows: Tensor | None = None) -> Batch:
-        numbers = torch.arange(len(self.labels), dtype=torch.float64)[:, None]
-        whole = Batch(numbers, self.labels)
+        whole = Batch(self.marks, self.labels)
         return whole if rows is None else whole.take(rows)
 
     def _answer(self, inputs: Tensor) -> Tensor:
-        numbers = inputs.flatten()
-        if not torch.equal(numbers, numbers.round()) or inputs.shape[1:] != (1,):
+        found = [self.rows.get(mark) for mark in content(inputs)]
+        if None in found:
             raise WrongInput("attack", NO_MODEL)
-        return self.probabilities[numbers.long()]
+        return self.probabilities[torch.tensor(found, dtype=torch.int64)]
 
 
 def _guess(attack: Choice, victim: _Table, shadow: _Table | None, seed: int) -> Guesses:
-    if attack.name in ("blindmi", "label-only", "samia"):
-        raise WrongInput("attack", NO_MODEL)
     if attack.method.info["shadows"] != "none" and shadow is None:
         raise WrongInput("attack", NO_SHADOWS)
     shadows = []
@@ -88,14 +90,20 @@ def _guess(attack: Choice, victim: _Table, shadow: _Table | None, seed: int) -> 
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    if file.suffix == ".npz":
-        return read_npz(file)
-    if file.suffix != ".csv":
+    if file.suffix not in (".npz", ".csv"):
         raise WrongInput("predictions", f"{file} is not allowed; give an .npz or a .csv file")
+    if not file.is_file():
+        raise WrongInput("predictions", f"{file} is not a file; give an .npz or a .csv file that exists")
+    return read_npz(file) if file.suffix == ".npz" else _read_csv(file)
+
+
+def _read_csv(file: Path) -> dict[str, np.ndarray]:
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8") as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, of a file without rows
             names = [name.strip() for name in stream.readline().split(",")]
             table = np.loadtxt(stream, delimiter=",", ndmin=2)
+            table = table if table.size else table.reshape(0, len(names))
     except (OSError, ValueError) as error:
         raise WrongInput("predictions", f"{file} cannot be read as numbers under one line of names: {error}") from None
     if names[-2:] != ["label", "membership"] or table.shape[1] != len(names):
@@ -106,16 +114,24 @@ def _read(file: Path) -> dict[str, np.ndarray]:
 def _table(arrays: dict[str, np.ndarray], prefix: str) -> _Table:
     missing = [prefix + name for name in FIELDS if prefix + name not in arrays]
     if missing:
-        raise WrongInput("predictions", f"{', '.join(missing)} must be given; the file holds {', '.join(arrays)}")
-    probabilities, labels, membership = (torch.from_numpy(np.asarray(arrays[prefix + name])) for name in FIELDS)
-    probabilities, labels, membership = probabilities.double(), labels.long(), membership.bool()
+        held = ", ".join(arrays) or "nothing"
+        raise WrongInput("predictions", f"{', '.join(missing)} must be given; the file holds {held}")
+    probabilities, labels, membership = (_numbers(prefix + name, arrays[prefix + name]) for name in FIELDS)
     if probabilities.ndim != 2 or labels.shape != membership.shape or labels.shape != probabilities.shape[:1]:
         shapes = ", ".join(f"{name} {tuple(arrays[prefix + name].shape)}" for name in FIELDS)
         raise WrongInput("predictions", f"the shapes do not fit: {shapes}; wanted (N, K), (N,) and (N,)")
-    if not bool(probabilities.isfinite().all()) or float((probabilities.sum(1) - 1).abs().amax()) > 1e-3:
+    if probabilities.numel() == 0:
+        raise WrongInput("predictions", f"{prefix}probabilities have no rows; give members and non-members")
+    if bool((probabilities < 0).any()) or float((probabilities.sum(1) - 1).abs().amax()) > TOLERANCE:
         raise WrongInput("predictions", f"{prefix}probabilities must be numbers from 0 to 1 whose rows sum to one")
-    if int(labels.min()) < 0 or int(labels.max()) >= probabilities.shape[1]:
-        raise WrongInput("predictions", f"{prefix}labels must lie from 0 to {probabilities.shape[1] - 1}")
-    if bool(membership.all()) or not bool(membership.any()):
+    if not bool(torch.isin(labels, torch.arange(probabilities.shape[1])).all()):
+        raise WrongInput("predictions", f"{prefix}labels must be whole numbers from 0 to {probabilities.shape[1] - 1}")
+    if set(membership.tolist()) != {0, 1}:
         raise WrongInput("predictions", f"{prefix}membership must name members (1) and non-members (0), both")
-    return _Table(probabilities, labels, membership)
+    return _Table(probabilities, labels.long(), membership.bool(), prefix)
+
+
+def _numbers(name: str, array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise WrongInput("predictions", f"{name} must hold finite numbers and nothing else")
+    return torch.from_numpy(array.astype(np.float64))

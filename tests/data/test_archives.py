@@ -225,3 +225,9 @@ def test_an_npz_that_promises_too_much_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("inputs.npy", header.getvalue())
     refused(tmp_path / "x.npz", "truncated", read=read_npz)
+
+
+@pytest.mark.parametrize("name", ["none.npz", "none.tar.gz", "none.bin"])
+def test_a_file_that_is_not_there_is_one_sentence(name, tmp_path):
+    with pytest.raises(WrongInput, match="No such file"):
+        list(contents(tmp_path / name))

@@ -35,7 +35,8 @@ class Limits:
 
     def allowed(self, path: Path) -> int:
         """How many bytes may come out of this file."""
-        return min(self.total, max(self.free, self.ratio * path.stat().st_size))
+        with reading(path):
+            return min(self.total, max(self.free, self.ratio * path.stat().st_size))
 
 
 LIMITS = Limits()
