@@ -180,3 +180,30 @@ def test_a_users_network_that_was_edited_is_trained_anew(tmp_path, monkeypatch):
         assert audit(tmp_path / "run", *flags) == 0
         artifacts.append({path.name for path in (tmp_path / "run" / "artifacts").glob("train-*")})
     assert len(artifacts[1]) == 2 * len(artifacts[0])
+
+
+def test_private_from_the_start_attacks_shadows_of_the_same_structure(tmp_path):
+    tiny = ["--set", "train.epochs=1", "--set", "finetune.epochs=1"]
+    flags = ["--pruner", "l1-unstructured", "--defense", "dp-sgd-scratch", "--adaptive", "--shadows", 1]
+    assert audit(tmp_path, *flags, "--attack", "conf", tiny=tiny) == 0
+    assert {row.extra["original"] for row in found(tmp_path, "auc")} == {"dp-sgd-scratch"}
+
+
+def test_other_members_are_other_measurements(trained, tmp_path):
+    def rows(train_size, out):
+        with np.load(trained / "own.npz") as arrays:
+            np.savez(tmp_path / "own.npz", **(dict(arrays) | {"train_size": train_size}))
+        given = ["--data", tmp_path / "own.npz", "--weights", trained / "model.safetensors", "--pruner", "none"]
+        assert audit(out, *given, "--attack", "correctness", tiny=[]) == 0
+        return [row.value for row in load_rows(out) if not row.timing]
+
+    first = rows(600, tmp_path / "run")
+    assert rows(1200, tmp_path / "run") == rows(1200, tmp_path / "fresh") != first
+
+
+def test_seeds_together_give_what_each_gives_alone(tmp_path):
+    flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", 1]
+    assert audit(tmp_path / "both", *flags, "--seeds", 2) == 0
+    assert audit(tmp_path / "one", *flags, "--set", "seeds=[1]") == 0
+    alone = [row for row in load_rows(tmp_path / "one") if not row.timing]
+    assert [row for row in load_rows(tmp_path / "both") if row.seed == 1 and not row.timing] == alone

@@ -85,3 +85,28 @@ def test_a_method_can_be_given_as_text_or_as_fields():
     assert text == fields
     assert text.make().strength == 16
     assert str(read(Prune, None, {}).defense) == "basic"
+
+
+@pytest.mark.parametrize("flags", [{}, {"pruner": "slimming:l1=1e-5"}, {"defense": "dp-sgd:delta=null"}])
+def test_a_written_configuration_means_what_the_first_meant(flags):
+    first = read(Audit, None, flags)
+    again = Audit.model_validate(yaml.safe_load(yaml.safe_dump(dump(first))))
+    assert again == first and dump(again) == dump(first)
+    for tabular in (True, False):
+        assert again.recipes(tabular) == first.recipes(tabular)
+    assert ("train" in again.model_fields_set) == ("train" in first.model_fields_set)
+
+
+def test_hyper_parameters_become_what_their_annotations_say():
+    assert choice("pruner", "slimming:l1=1e-4").make().l1 == 1e-4
+    assert choice("defense", "ppb:strength=1e1").make().strength == 10.0
+    with pytest.raises(WrongInput, match="generated"):
+        choice("attack", "blindmi:generated=abc")
+    with pytest.raises(WrongInput, match="not readable"):
+        choice("defense", "ppb:strength=[")
+
+
+def test_overrides_that_make_no_sense_are_one_sentence():
+    for text, expected in (("train.epochs=[", "not readable"), ("model.a=1", "no parts")):
+        with pytest.raises(WrongInput, match=expected):
+            read(Audit, None, {"model": "mlp"}, [text])

@@ -43,3 +43,16 @@ def test_what_a_ci_server_reads():
     )
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
     assert "is above the limit" in suite[0][0].get("message")
+
+
+def test_silence_is_not_a_pass():
+    unmeasured = row(metric="auc", value=None)
+    (only,) = check([unmeasured], {"auc": 0.9})
+    assert not only.passed and "was not measured" in only.sentence
+    (drop,) = check([row(metric="auc", value=0.5, low=0.4, high=0.6)], {"accuracy_drop": 0.02})
+    assert not drop.passed
+
+
+def test_an_original_that_is_audited_alone_is_held_to_the_limits():
+    (only,) = check([row(metric="auc", value=0.9, low=0.8, high=0.95, pruner="none")], {"auc": 0.6})
+    assert not only.passed

@@ -47,3 +47,8 @@ def test_a_defense_from_the_start_has_its_own_original():
 
 def test_nothing_to_prune_audits_the_original_alone():
     assert [duel.victim for duel in duels(config(pruner="none"), 0)] == [Compression()]
+
+
+def test_sparsity_zero_is_the_original_and_comes_once():
+    found = list(duels(config(pruner="l1-unstructured,snip", sparsity="0,.5"), 0))
+    assert [duel.labels["pruner"] for duel in found] == ["none", "l1-unstructured", "snip"]

@@ -24,11 +24,11 @@ from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Mem
 from secateur.metrics.figures import roc_figure
 from secateur.metrics.membership import evaluate, roc
 from secateur.metrics.portrait import portrait
-from secateur.pipeline import guarantees, model_rows, state_of
+from secateur.pipeline import Job, guarantees, model_rows, state_of
 from secateur.prediction import answering
 from secateur.protocols import Compression, Duel, duels, grid, guess
 from secateur.runs import Result, Row, open_run
-from secateur.workshop import VICTIM, Workshop
+from secateur.workshop import VICTIM, Workshop, make
 
 NO_SHADOWS = "needs shadow models; give a `train:` recipe, so that the attacker's models can be trained"
 
@@ -39,20 +39,30 @@ def run_audit(config: Audit, out: Path) -> list[Row]:
 
     data, device = prepare(config)
     with open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds) as run:
-        for seed in config.seeds:
-            bench = Bench(run, config, data, device, seed)
-            arena = Arena(config, Workshop(bench, parts_of(config, data, seed)))
-            measured: set[Compression] = set()
-            for duel in duels(config, seed):
-                arena.workshop.prepare(duel)
-                if duel.victim not in measured:
-                    arena.measure_model(duel.victim)
-                    measured.add(duel.victim)
+        benches = [Bench(run, config, data, device, seed) for seed in config.seeds]
+        arenas = [Arena(config, Workshop(bench, parts_of(config, data, bench.seed))) for bench in benches]
+        for round_ in zip(*(duels(config, seed) for seed in config.seeds), strict=True):
+            make_together(arenas, round_)
+            for arena, duel in zip(arenas, round_, strict=True):
+                arena.measure_model(duel.victim)
                 for attack in config.attack:
                     arena.measure_attack(duel, attack)
+                arena.rest()
         rows = run.rows
     write_page([out])
     return rows
+
+
+def make_together(arenas: Sequence[Arena], duels: Sequence[Duel]) -> None:
+    """Make all seeds' models of one duel at once; the run's folder keeps them for when they are asked for."""
+    jobs: dict[Compression, list[Job]] = {}
+    for arena, duel in zip(arenas, duels, strict=True):
+        others = [role for role in arena.workshop.parts if role != VICTIM]
+        for compression, roles in ((duel.victim, [VICTIM]), (duel.attacker, others)):
+            if compression is not None:
+                jobs.setdefault(compression, []).extend(arena.workshop.jobs(compression, roles))
+    for compression, some in jobs.items():
+        make(some, compression)
 
 
 def plan(config: Audit) -> list[str]:
@@ -60,7 +70,8 @@ def plan(config: Audit) -> list[str]:
     seed = config.seeds[0]
     every = list(duels(config, seed))
     victims = list(dict.fromkeys(duel.victim for duel in every))
-    others = f"{config.shadows} shadow models" + (f" and {config.in_out} in-out models" if config.in_out else "")
+    shadows = 0 if config.weights is not None and "train" not in config.model_fields_set else config.shadows
+    others = f"{shadows} shadow models" + (f" and {config.in_out} in-out models" if config.in_out else "")
     lines = [f"{config.model} on {config.data}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
     lines += [f"  train {victim.title}, with {others}" for victim in victims if victim.pruner is None]
     lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
@@ -92,6 +103,11 @@ class Arena:
         self._fitted: dict[tuple[Compression, str], MembershipAttack] = {}
         self._shadows: tuple[Compression | None, list[Shadow]] = (None, [])  # of the attacker met last
         self._selected: dict[str, Compression] = {}
+        self._measured: set[Compression] = set()
+
+    def rest(self) -> None:
+        """Let go of the data that attacks were fitted on: several seeds' would fill the memory."""
+        self._shadows = (None, [])
 
     @cached_property
     def members(self) -> Batch:
@@ -115,7 +131,10 @@ class Arena:
         return torch.arange(self.candidates.batch.size) < self.members.size
 
     def measure_model(self, victim: Compression) -> None:
-        """Utility, cost, gaps and guarantees of one victim."""
+        """Utility, cost, gaps and guarantees of one victim, once."""
+        if victim in self._measured:
+            return
+        self._measured.add(victim)
         model, bench = self._model(victim), self.workshop.bench_for(victim)
         labels = self._labels(victim.labels)
         sides = {"train_accuracy": self.members, "test_accuracy": self.nonmembers}
@@ -173,11 +192,11 @@ class Arena:
         self, recipe: Compression, others: Sequence[Compression], attack: Choice, own: Sequence[str], held: str
     ) -> float:
         """The mean balanced accuracy on the held-out shadow, over all that may have been done to it."""
-        shadows = [self._shadow(role, model) for role, model in self.workshop.models(recipe, own).items()]
+        shadows = [self._shadow(recipe, role, model) for role, model in self.workshop.models(recipe, own).items()]
         fitted = attack.make().fit(shadows, derive(self.bench.seed, "attack", str(attack)))
         marks = []
         for other in others:
-            target = self._shadow(held, self.workshop.models(other, [held])[held])
+            target = self._shadow(other, held, self.workshop.models(other, [held])[held])
             members = [
                 fitted.score(target.box, Candidates(side)).members for side in (target.members, target.nonmembers)
             ]
@@ -190,7 +209,7 @@ class Arena:
             rng = derive(self.bench.seed, "attack", str(attack))
             models = self._attackers_models(attacker, attack)
             if any(role.startswith("in-out") for role in models):
-                boxes = [self._black_box(model) for model in models.values()]
+                boxes = [self._black_box(attacker, model) for model in models.values()]
                 inside = torch.stack([self._inside(role) for role in models])
                 self._fitted[key] = attack.make().fit(InOut(boxes, self.candidates.batch, inside), rng)
             else:
@@ -206,12 +225,12 @@ class Arena:
 
     def _shadows_of(self, attacker: Compression, models: dict[str, Result]) -> list[Shadow]:
         if self._shadows[0] != attacker or len(self._shadows[1]) != len(models):
-            self._shadows = (attacker, [self._shadow(role, model) for role, model in models.items()])
+            self._shadows = (attacker, [self._shadow(attacker, role, model) for role, model in models.items()])
         return self._shadows[1]
 
-    def _shadow(self, role: str, model: Result) -> Shadow:
+    def _shadow(self, compression: Compression, role: str, model: Result) -> Shadow:
         part = self.workshop.parts[role]
-        return Shadow(self._black_box(model), self.bench.rows(part.train), self.bench.rows(part.test))
+        return Shadow(self._black_box(compression, model), self.bench.rows(part.train), self.bench.rows(part.test))
 
     def _inside(self, role: str) -> Tensor:
         """(N,) bool: which rows of the pool trained an in-out model."""
@@ -222,10 +241,11 @@ class Arena:
         return self.workshop.models(victim, [VICTIM])[VICTIM]
 
     def _box(self, victim: Compression) -> BlackBox:
-        return self._black_box(self._model(victim), self.workshop.bench_for(victim))
+        return self._black_box(victim, self._model(victim))
 
-    def _black_box(self, model: Result, bench: Bench | None = None) -> BlackBox:
-        answer = answering((bench or self.bench).net, state_of(model), self.bench.device)
+    def _black_box(self, compression: Compression, model: Result) -> BlackBox:
+        net = self.workshop.bench_for(compression).net
+        answer = answering(net, state_of(model), self.bench.device)
         return remembering(lambda inputs: answer(inputs).softmax(1))
 
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from secateur.catalogue import Choice, users_own
 from secateur.chance import derive
 from secateur.config import Common
-from secateur.data.dataset import Dataset
+from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
@@ -52,7 +52,7 @@ class Bench:
         common = {name: getattr(self.config, name) for name in names}
         common["scratch"] = None if self.scratch is None else str(self.scratch)
         common["structure"] = self.structure_key
-        return common | {"data": self.data_key, "device": self.device.type, "seed": self.seed}
+        return common | {"data": self.data.key, "device": self.device.type, "seed": self.seed}
 
     @cached_property
     def structure_key(self) -> str:
@@ -63,11 +63,6 @@ class Bench:
             source = inspect.getsourcefile(users_own("model", self.config.model))
             digest.update(Path(source).read_bytes() if source else b"")
         return digest.hexdigest()
-
-    @cached_property
-    def data_key(self) -> str:
-        """The data's content."""
-        return fingerprint(*self.data.batch)
 
     def initial(self, role: str) -> nn.Module:
         """A new model of this structure, with the weights that this role starts from."""
@@ -82,8 +77,9 @@ class Bench:
 
 def device_of(config: Common) -> torch.device:
     """The device to work on; `auto` takes a GPU where there is one."""
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise WrongInput("device", f"{config.device!r} is not there; allowed here: auto, cpu")
+    there = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if config.device not in (*there, *(["cuda"] if torch.cuda.is_available() else [])):
+        raise WrongInput("device", f"{config.device!r} is not there; allowed here: {', '.join(there)}")
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
@@ -108,11 +104,3 @@ def file_key(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise WrongInput("weights", f"{path} cannot be read: {error.strerror}") from None
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """The sha256 of the tensors' bytes."""
-    digest = hashlib.sha256()
-    for value in tensors:
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

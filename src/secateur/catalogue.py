@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import sys
@@ -125,7 +126,8 @@ class Choice:
         return self.method(**dict(self.arguments))
 
     def __str__(self) -> str:
-        return ":".join([self.name, *(f"{key}={value}" for key, value in self.arguments)])
+        values = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.arguments)
+        return ":".join([self.name, *(f"{key}={value}" for key, value in values)])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import yaml
 from pydantic import (
@@ -41,7 +41,7 @@ def choice(kind: str, value: Any) -> Choice:
         name, *pairs = value.strip().split(":")
         if any("=" not in pair for pair in pairs):
             raise WrongInput(kind, f"{value!r} is not readable; write name or name:key=value")
-        given = {key: yaml.safe_load(text) for key, text in (pair.split("=", 1) for pair in pairs)}
+        given = {key: _yaml(f"{kind}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)}
     elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
         name, given = value["name"], {str(key): item for key, item in value.items() if key != "name"}
     else:
@@ -50,11 +50,13 @@ def choice(kind: str, value: Any) -> Choice:
     for key in given:
         if key not in entry.defaults:
             raise unknown(f"{kind}.{name}", key, entry.defaults or ["(it has no hyper-parameters)"])
-    if dataclasses.is_dataclass(entry.make):
+    hints = get_type_hints(entry.make)
+    for key in given:  # the annotation of a hyper-parameter is its schema; `1e-4` becomes a number here
         try:
-            TypeAdapter(entry.make).validate_python(given)
+            given[key] = TypeAdapter(hints[key]).validate_python(given[key])
         except ValidationError as error:
-            raise _sentence(error, f"{kind}.{name}") from None
+            raise _sentence(error, f"{kind}.{name}.{key}") from None
+    entry(**given)  # what a method itself refuses, it refuses now
     return Choice(kind, name, tuple(sorted(given.items())))
 
 
@@ -218,7 +220,9 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
         node = given
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = yaml.safe_load(value)
+            if not isinstance(node, dict):
+                raise WrongInput("set", f"{text!r} is not possible: {parent} has no parts")
+        node[last] = _yaml(path, value)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -226,8 +230,22 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
 
 
 def dump(config: Common) -> dict[str, Any]:
-    """Plain values, with every default written out, from which the same run can be started again."""
-    return config.model_dump(mode="json", by_alias=True)
+    """Plain values from which the same run can be started again, with the defaults written out.
+
+    Of training and fine-tuning only what was given: the rest follows the kind of data and one from the other.
+    """
+    plain = config.model_dump(mode="json", by_alias=True, exclude={"train", "finetune"})
+    for name in ("train", "finetune"):
+        if name in config.model_fields_set:
+            plain[name] = getattr(config, name).model_dump(mode="json", exclude_unset=True)
+    return plain
+
+
+def _yaml(field: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise WrongInput(field, f"{text!r} is not readable; write a number, a word or a YAML list") from None
 
 
 def _load(file: Path) -> dict[str, Any]:

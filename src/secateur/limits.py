@@ -15,18 +15,20 @@ class Check:
 
     model: str
     measure: str
-    value: float
+    value: float | None  # None: there was nothing to hold the limit against
     low: float  # the interval's low end, which decides
     limit: float
 
     @property
     def passed(self) -> bool:
-        """Whether the limit holds: it is broken only where the whole interval lies above it."""
-        return self.low <= self.limit
+        """Whether the limit holds: it is broken where the whole interval lies above it, or nothing was measured."""
+        return self.value is not None and self.low <= self.limit
 
     @property
     def sentence(self) -> str:
         """What a person reads."""
+        if self.value is None:
+            return f"{self.model}: {self.measure} was not measured, so the limit {self.limit:g} cannot be said to hold"
         verb = "is within" if self.passed else "is above"
         return (
             f"{self.model}: {self.measure} {self.value:.3f} (at least {self.low:.3f}) {verb} the limit {self.limit:g}"
@@ -34,15 +36,16 @@ class Check:
 
 
 def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
-    """Every limit against every pruned model, attack and seed.
+    """Every limit against every pruned model, attack and seed; against the original where nothing was pruned.
 
     `accuracy_drop` is the original's test accuracy less the pruned model's; its low end is the original's low less
-    the pruned model's high.
+    the pruned model's high. A limit that meets no measurement fails: silence is not a pass.
     """
     checks = []
     originals = {_original(row): row for row in rows if row.metric == "test_accuracy" and row.pruner == "none"}
+    alone = all(row.pruner == "none" for row in rows)
     for row in rows:
-        if row.pruner in (None, "none") or row.value is None:
+        if (row.pruner == "none" and not alone) or row.value is None:
             continue
         if row.metric in limits and row.attack is not None:
             low = row.value if row.low is None else row.low
@@ -51,7 +54,8 @@ def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
             drop = (before.value or 0.0) - row.value
             low = (before.low if before.low is not None else before.value or 0.0) - (row.high or row.value)
             checks.append(Check(_name(row), "accuracy_drop", drop, min(low, drop), limits["accuracy_drop"]))
-    return checks
+    met = {check.measure for check in checks}
+    return checks + [Check("this audit", name, None, 0.0, limit) for name, limit in limits.items() if name not in met]
 
 
 def junit(checks: Sequence[Check]) -> str:

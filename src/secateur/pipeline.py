@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
-from secateur.bench import Bench, fingerprint
+from secateur.bench import Bench
 from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
+from secateur.data.dataset import fingerprint
 from secateur.data.splits import Part
 from secateur.defenses.accounting import Guarantee
 from secateur.interfaces import Batch, Loss, Mask, Params, TrainsWithPenalty
@@ -29,16 +30,41 @@ from secateur.training import fit_many, predict
 Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # training.fit_many, or a defense's own loop
 
 
-def train_originals(bench: Bench, parts: dict[str, Part], pruner: Choice | None = None) -> dict[str, Result]:
-    """The dense models, by role; with the pruner's own term in the loss where it has one (network slimming)."""
-    recipe, roles = bench.recipes[0], list(parts)
-    made = pruner.make() if pruner is not None else None
+@dataclass(frozen=True)
+class Job:
+    """One model to be made: at whose bench (a seed's), in which role, on which rows."""
+
+    bench: Bench
+    role: str
+    part: Part
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What every stage of this model depends on; its test rows too, as later stages measure on them."""
+        rows = fingerprint(self.part.train, self.part.validation, self.part.test)
+        return self.bench.base | {"part": rows, "role": self.role}
+
+    def task(self, state: Params, mask: Mask | None = None) -> Task:
+        """The model's training, from a state."""
+        bench = self.bench
+        return Task(
+            state=tree.to(state, bench.device),
+            train=bench.rows(self.part.train),
+            validation=bench.rows(self.part.validation),
+            rng=derive(bench.seed, "fit", self.role, "pruned" if mask is not None else "original"),
+            mask=None if mask is None else tree.to(mask, bench.device),
+        )
+
+
+def train_originals(jobs: Sequence[Job], pruner: Choice | None = None) -> list[Result]:
+    """The dense models, all together; with the pruner's own term in the loss where it has one (network slimming)."""
+    bench = jobs[0].bench
+    recipe, made = bench.recipes[0], pruner.make() if pruner is not None else None
     term = made.penalty(bench.net) if isinstance(made, TrainsWithPenalty) else None
     settings = {"recipe": asdict(recipe), "term": None if term is None else str(pruner)}
-    depends = [bench.base | settings | {"part": _key(parts[role]), "role": role} for role in roles]
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
-        tasks = [_task(bench, roles[i], parts[roles[i]], tree.state_of(bench.initial(roles[i]))) for i in missing]
+        tasks = [jobs[i].task(tree.state_of(jobs[i].bench.initial(jobs[i].role))) for i in missing]
         if bench.scratch is None:
             fit: Fit = partial(fit_many, recipe=recipe, penalty=term)
         else:
@@ -46,50 +72,37 @@ def train_originals(bench: Bench, parts: dict[str, Part], pruner: Choice | None 
         for i, fitted in _fit(bench, "train", tasks, fit):
             yield missing[i], Result(fitted.state, _history(fitted))
 
-    return dict(zip(roles, bench.run.stages("train", depends, compute), strict=True))
+    return bench.run.stages("train", [job.base | settings for job in jobs], compute)
 
 
 def prune_and_finetune(
-    bench: Bench,
-    originals: dict[str, Result],
-    parts: dict[str, Part],
-    pruner: Choice,
-    sparsity: float,
-    defense: Defense,
-) -> dict[str, Result]:
-    """The pruned models, by role: a mask from the trained weights, then fine-tuning with the defense in its place."""
-    roles = list(originals)
+    jobs: Sequence[Job], originals: Sequence[Result], pruner: Choice, sparsity: float, defense: Defense
+) -> list[Result]:
+    """The pruned models, all together: a mask from the trained weights, then fine-tuning with the defense in place."""
+    bench = jobs[0].bench
     recipe, fit = defended(defense, bench.recipes[1])
     settings = {"pruner": str(pruner), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
-    depends = [
-        bench.base | settings | {"original": originals[role].key, "part": _key(parts[role]), "role": role}
-        for role in roles
-    ]
+    pairs = zip(jobs, originals, strict=True)
+    depends = [job.base | settings | {"original": original.key} for job, original in pairs]
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
-        pruned = [
-            prune(bench, roles[i], originals[roles[i]].tensors, parts[roles[i]], pruner, sparsity) for i in missing
-        ]
-        tasks = [
-            _task(bench, roles[i], parts[roles[i]], dict(originals[roles[i]].tensors), mask)
-            for i, (mask, _) in zip(missing, pruned, strict=True)
-        ]
+        pruned = [prune(jobs[i], originals[i].tensors, pruner, sparsity) for i in missing]
+        tasks = [jobs[i].task(dict(originals[i].tensors), mask) for i, (mask, _) in zip(missing, pruned, strict=True)]
         for i, fitted in _fit(bench, f"{pruner} {sparsity:g} {defense}", tasks, fit):
             mask, notes = pruned[i]
             tensors = {f"state.{k}": v for k, v in fitted.state.items()} | {f"mask.{k}": v for k, v in mask.items()}
             yield missing[i], Result(tensors, _history(fitted) | {"notes": notes})
 
-    return dict(zip(roles, bench.run.stages("prune", depends, compute), strict=True))
+    return bench.run.stages("prune", depends, compute)
 
 
-def prune(
-    bench: Bench, role: str, state: Mapping[str, Tensor], part: Part, pruner: Choice, sparsity: float
-) -> tuple[Mask, list[str]]:
+def prune(job: Job, state: Mapping[str, Tensor], pruner: Choice, sparsity: float) -> tuple[Mask, list[str]]:
     """The mask for one trained model, and what the pruner had to say of it."""
+    bench, rows = job.bench, job.part.train
     net = bench.initial("structure").to(bench.device)
     net.load_state_dict(state)
-    rng = derive(bench.seed, "prune", role, str(pruner), sparsity)
-    some = part.train[torch.randperm(part.train.numel(), generator=rng)[: max(128, 20 * bench.data.classes)]]
+    rng = derive(bench.seed, "prune", job.role, str(pruner), sparsity)
+    some = rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * bench.data.classes)]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mask = pruner.make()(net, bench.rows(some), sparsity, rng)
@@ -146,17 +159,6 @@ def model_rows(bench: Bench, labels: dict[str, Any], model: Result, sides: dict[
     return rows
 
 
-def _task(bench: Bench, role: str, part: Part, state: Params, mask: Mask | None = None) -> Task:
-    rng = derive(bench.seed, "fit", role, "pruned" if mask is not None else "original")
-    return Task(
-        state=tree.to(state, bench.device),
-        train=bench.rows(part.train),
-        validation=bench.rows(part.validation),
-        rng=rng,
-        mask=None if mask is None else tree.to(mask, bench.device),
-    )
-
-
 def _fit(bench: Bench, what: str, tasks: Sequence[Task], fit: Fit) -> Iterator[tuple[int, Fitted]]:
     with progress(what, len(tasks)) as advance:
         for index, fitted in fit(bench.net, tasks, way=bench.config.way):
@@ -166,7 +168,3 @@ def _fit(bench: Bench, what: str, tasks: Sequence[Task], fit: Fit) -> Iterator[t
 
 def _history(fitted: Fitted) -> dict[str, Any]:
     return {"history": fitted.history, "best_epoch": fitted.best_epoch}
-
-
-def _key(part: Part) -> str:
-    return fingerprint(part.train, part.validation)

@@ -30,14 +30,16 @@ class Compression:
     def labels(self) -> dict[str, Any]:
         """A row's fields."""
         name = "none" if self.pruner is None else str(self.pruner)
-        extra = {"original": str(self.term)} if self.term else {}
+        own = [str(part) for part in (self.term, self.defense.acting_on("training")) if part]
+        extra = {"original": "+".join(own)} if own else {}  # which original it came from, where not the common one
         return {"pruner": name, "sparsity": self.sparsity, "defense": str(self.defense), "extra": extra}
 
     @property
     def title(self) -> str:
         """What a person calls it."""
         if self.pruner is None:
-            return f"the original with {self.term}'s term" if self.term else "the original"
+            own = self.labels["extra"].get("original")
+            return f"the original ({own})" if own else "the original"
         return f"{self.pruner} {self.sparsity:g} with {self.defense}"
 
     @property
@@ -84,10 +86,12 @@ def duels(config: Audit, seed: int) -> Iterator[Duel]:
     """All duels of one seed. The originals come first in `known`, each against shadows that are originals too."""
     if config.protocol == "known":
         models = grid(config)
-        for original in dict.fromkeys([model.original for model in models] or [Compression()]):
+        originals = dict.fromkeys([model.original for model in models] or [Compression()])
+        for original in originals:
             yield Duel(original, original)
         for model in models:
-            yield Duel(model, guess(config, model), config.adaptive)
+            if model not in originals:  # sparsity 0 is an original
+                yield Duel(model, guess(config, model), config.adaptive)
     elif config.protocol == "unknown-sparsity":
         for pruner, defense in product(config.pruner, config.defense):
             models = [pruned(pruner, sparsity, defense) for sparsity in [0.0, *config.sparsity]]

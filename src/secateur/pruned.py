@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from secateur.artifacts import explained, version, write
-from secateur.bench import Bench, file_key, prepare
+from secateur.bench import Bench, prepare
 from secateur.chance import derive
 from secateur.config import Prune, defense, dump
 from secateur.data.dataset import Dataset
@@ -18,9 +18,11 @@ from secateur.data.splits import Part
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights
-from secateur.pipeline import mask_of, model_rows, prune_and_finetune, state_of, train_originals
+from secateur.pipeline import Job, mask_of, model_rows, state_of
+from secateur.protocols import Compression
 from secateur.pruning.removal import remove
-from secateur.runs import Result, Row, open_run
+from secateur.runs import Row, open_run
+from secateur.workshop import VICTIM, make
 
 SCHEMA = 1
 
@@ -33,13 +35,8 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
         bench = Bench(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
         part = public_split(data, config.seed)
-        parts = {"model": part}
-        if config.weights is None:
-            originals = train_originals(bench, parts, config.pruner)
-        else:
-            depends = bench.base | {"weights": file_key(config.weights)}
-            originals = {"model": run.stage("weights", depends, lambda: _given(bench))}
-        pruned = prune_and_finetune(bench, originals, parts, config.pruner, config.sparsity, config.defense)["model"]
+        compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
+        (pruned,) = make([Job(bench, VICTIM, part)], compression)
         labels = {
             "model": config.model,
             "dataset": data.name,
@@ -124,8 +121,3 @@ def _resized(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
         elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.affine:
             module.num_features = module.weight.shape[0]
     return net
-
-
-def _given(bench: Bench) -> Result:
-    assert bench.config.weights is not None
-    return Result(load_weights(bench.initial("structure"), bench.config.weights).state_dict())

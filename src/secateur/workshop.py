@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from secateur.bench import Bench, file_key
+from secateur.catalogue import Choice
 from secateur.data.splits import Part
 from secateur.models.create import load_weights
-from secateur.pipeline import prune_and_finetune, train_originals
-from secateur.protocols import Compression, Duel
+from secateur.pipeline import Job, prune_and_finetune, train_originals
+from secateur.protocols import Compression
 from secateur.runs import Result
 
 VICTIM = "victim"
@@ -23,40 +24,55 @@ class Workshop:
         self.bench = bench
         self.parts = parts  # by role: the rows that each model is and is not trained on
         self._models = lru_cache(maxsize=4)(self._make)
-
-    def prepare(self, duel: Duel) -> None:
-        """Make a victim and its attacker's models together where one recipe serves both: on a GPU that is faster."""
-        if duel.victim == duel.attacker:
-            self.models(duel.victim, self.parts)
+        self._benches: dict[Choice | None, Bench] = {None: bench}
 
     def bench_for(self, compression: Compression) -> Bench:
         """The bench, with the structure that a defense from the start asks for."""
-        return replace(self.bench, scratch=compression.defense.acting_on("training"))
+        scratch = compression.defense.acting_on("training")
+        if scratch not in self._benches:
+            self._benches[scratch] = replace(self.bench, scratch=scratch)
+        return self._benches[scratch]
 
     def models(self, compression: Compression, roles: Iterable[str]) -> dict[str, Result]:
         """The models of these roles after this compression."""
         return self._models(compression, tuple(roles))
 
-    def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
-        bench, parts = self.bench_for(compression), {role: self.parts[role] for role in roles}
-        originals = self._originals(bench, compression, parts)
-        if compression.pruner is None:
-            return originals
-        pruner, sparsity, defense = compression.pruner, compression.sparsity, compression.defense
-        return prune_and_finetune(bench, originals, parts, pruner, sparsity, defense)
-
     def shadows(self, kind: str = "shadow") -> list[str]:
         """The roles of the attacker's models: `shadow` or `in-out`."""
         return [role for role in self.parts if role.startswith(f"{kind}-")]
 
-    def _originals(self, bench: Bench, compression: Compression, parts: dict[str, Part]) -> dict[str, Result]:
-        weights = bench.config.weights
-        if weights is None or VICTIM not in parts:
-            return train_originals(bench, parts, compression.term)
-        given = bench.run.stage(
-            "weights",
-            bench.base | {"weights": file_key(weights)},
-            lambda: Result(load_weights(bench.initial("structure"), weights).state_dict()),
-        )
-        others = {role: part for role, part in parts.items() if role != VICTIM}
-        return {VICTIM: given} | (train_originals(bench, others, compression.term) if others else {})
+    def jobs(self, compression: Compression, roles: Iterable[str]) -> list[Job]:
+        """The models to be made."""
+        bench = self.bench_for(compression)
+        return [Job(bench, role, self.parts[role]) for role in roles]
+
+    def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
+        return dict(zip(roles, make(self.jobs(compression, roles), compression), strict=True))
+
+
+def make(jobs: Sequence[Job], compression: Compression) -> list[Result]:
+    """The models of these jobs after this compression, of one seed or of many; on a GPU they train together."""
+    if not jobs:
+        return []
+    originals = _originals(jobs, compression)
+    if compression.pruner is None:
+        return originals
+    return prune_and_finetune(jobs, originals, compression.pruner, compression.sparsity, compression.defense)
+
+
+def _originals(jobs: Sequence[Job], compression: Compression) -> list[Result]:
+    given = jobs[0].bench.config.weights is not None
+    fresh = [job for job in jobs if not (given and job.role == VICTIM)]
+    trained = dict(zip(map(id, fresh), train_originals(fresh, compression.term) if fresh else [], strict=True))
+    return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
+
+
+def _given(job: Job) -> Result:
+    """The victim's weights as the user gave them."""
+    weights = job.bench.config.weights
+    assert weights is not None
+    return job.bench.run.stage(
+        "weights",
+        job.base | {"weights": file_key(weights)},
+        lambda: Result(load_weights(job.bench.initial("structure"), weights).state_dict()),
+    )

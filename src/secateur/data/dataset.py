@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -51,6 +53,11 @@ class Dataset:
         """All examples."""
         return Batch(self.inputs, self.labels)
 
+    @cached_property
+    def key(self) -> str:
+        """The sha256 of its examples."""
+        return fingerprint(self.inputs, self.labels)
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example."""
@@ -68,6 +75,14 @@ class Dataset:
             train_size=int((rows < self.train_size).sum()),
             writers=None if self.writers is None else self.writers[rows],
         )
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """The sha256 of the tensors' bytes."""
+    digest = hashlib.sha256()
+    for value in tensors:
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
