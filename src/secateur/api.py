@@ -9,26 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secateur import tree
 from secateur.artifacts import write
-from secateur.auditing import attack_rows, flat, judged, remembering
+from secateur.auditing import attack_rows, flat, judged
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.config import choice
 from secateur.config import defense as read_defense
 from secateur.errors import WrongInput
+from secateur.given import Data, Model, Side, box_of, given, in_precision
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.membership import share
 from secateur.metrics.portrait import portrait
 from secateur.pipeline import defended
-from secateur.prediction import answering
 from secateur.recipe import Recipe, Task
 from secateur.rows import Row
-
-Data = Batch | tuple[Tensor, Tensor]
-Model = nn.Module | BlackBox
 
 
 @dataclass(frozen=True)
@@ -79,17 +76,16 @@ def audit(
     none run. With a `pruner` the model and the shadows are pruned and fine-tuned first, each on its own members, with
     the defense named by `defense`; a tenth of its non-members then says when to stop and is left out of the audit.
     """
-    sides = [(model, _batch(members), _batch(nonmembers))] + [(m, _batch(i), _batch(o)) for m, i, o in shadows]
-    _apart(sides[0][1], sides[0][2])
+    sides = given(model, members, nonmembers, shadows)
     if pruner is not None:
         how = choice("pruner", pruner)
-        sides = [_pruned(*side, how, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
-    boxes = [box_of(side[0]) for side in sides]
-    box, inside, outside = boxes[0], sides[0][1], sides[0][2]
+        sides = [_pruned(side, how, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
+    boxes = [box_of(side.model) for side in sides]
+    box, (_, inside, outside) = boxes[0], sides[0]
     labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
     labels |= {"sparsity": sparsity if pruner else 0.0, "defense": defense if pruner else "given", "seed": seed}
     rows, figures = _described(box, inside, outside, labels | {"extra": {}}, seed)
-    own = [Shadow(b, side[1], side[2]) for b, side in zip(boxes[1:], sides[1:], strict=True)]
+    own = [Shadow(b, side.inside, side.outside) for b, side in zip(boxes[1:], sides[1:], strict=True)]
     for attack in _attacks(attacks, box, bool(own)):
         named = labels | {"attack": str(attack), "extra": {}}
         fitted = attack.make().fit(own, derive(seed, "attack", str(attack)))
@@ -99,15 +95,6 @@ def audit(
         rows += attack_rows(named, found)
         figures.append(flat(named) | found["figure"])
     return Report(rows, figures)
-
-
-def box_of(model: Model) -> BlackBox:
-    """A model as an attacker meets it."""
-    if isinstance(model, BlackBox):
-        return model
-    device = next((value.device for value in model.parameters()), torch.device("cpu"))
-    answer = answering(model, tree.state_of(model), device)
-    return remembering(lambda inputs: answer(inputs).softmax(1))
 
 
 def _described(
@@ -141,39 +128,23 @@ def _attacks(names: Sequence[str] | None, box: BlackBox, shadows: bool) -> list[
 
 
 def _pruned(
-    model: Model,
-    inside: Batch,
-    outside: Batch,
-    how: Choice,
-    sparsity: float,
-    defense: str,
-    recipe: Recipe | None,
-    seed: int,
-    index: int,
-) -> tuple[Model, Batch, Batch]:
+    side: Side, how: Choice, sparsity: float, defense: str, recipe: Recipe | None, seed: int, index: int
+) -> Side:
+    model, inside, outside = side
     if not isinstance(model, nn.Module):
         raise WrongInput("model", "only an nn.Module can be pruned; give one, or leave the pruner out")
-    tenth = max(1, outside.size // 10)
-    order = torch.arange(outside.size)
+    if outside.size < 2:
+        raise WrongInput("nonmembers", "one alone cannot stop the fine-tuning and be asked about; give at least two")
+    tenth, order = max(1, outside.size // 10), torch.arange(outside.size)
+    members, held = (
+        Batch(in_precision(model, batch.inputs), batch.labels) for batch in (inside, outside.take(order[:tenth]))
+    )
     rng = derive(seed, "prune", index)
-    mask = how.make()(model, inside, sparsity, rng)
+    mask = how.make()(model, members, sparsity, rng)
     base = recipe or Recipe(epochs=50)
     _, fit = defended(read_defense(defense), base)
-    task = Task(tree.state_of(model), inside, outside.take(order[:tenth]), derive(seed, "fit", index), mask)
+    task = Task(tree.state_of(model), members, held, derive(seed, "fit", index), mask)
     ((_, fitted),) = fit(model, [task])
     twin = copy.deepcopy(model)
     twin.load_state_dict(fitted.state)
-    return twin, inside, outside.take(order[tenth:])
-
-
-def _batch(data: Data) -> Batch:
-    inputs, labels = data
-    return Batch(inputs, labels.long())
-
-
-def _apart(members: Batch, nonmembers: Batch) -> None:
-    """Refuse examples that are on both sides."""
-    keys = [{row.tobytes() for row in side.inputs.detach().cpu().numpy()} for side in (members, nonmembers)]
-    both = len(keys[0] & keys[1])
-    if both:
-        raise WrongInput("nonmembers", f"{both} examples are members too; the two sets must not share examples")
+    return Side(twin, inside, outside.take(order[tenth:]))
