@@ -6,6 +6,7 @@ import re
 import pytest
 from audited import attack_rows, audit_rows, figures_of, labels_of
 
+from secateur.artifacts import SCHEMA
 from secateur.errors import WrongInput
 from secateur.report.page import Source, broken, render, write_page
 
@@ -35,6 +36,11 @@ def test_the_page_is_whole_and_asks_nothing_of_a_network():
     assert page.count("plotly.js v") == 1 and len(page) < 5_300_000
     own = page.replace(page[page.index("plotly.js v") : page.rindex("<script>")], "")
     assert not re.search(r"(src|href)\s*=\s*[\"']?(?!#)\w+:|https?://|@import", own)
+
+
+def test_the_page_carries_the_schema_version():
+    head = render([source(audit_rows())]).partition("</head>")[0]
+    assert re.findall(r'<meta name="secateur-schema" content="(\d+)">', head) == [str(SCHEMA)]
 
 
 def test_a_page_without_figures_has_tables_and_the_tradeoff():

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from secateur.artifacts import write
+from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
 from secateur.limits import check
 from secateur.report import measures, sections
@@ -82,6 +82,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "classes": sections.class_means(figures),
     }
     return environment.get_template("page.html.j2").render(
+        schema=SCHEMA,
         badge=badge(table, broken),
         broken=broken or [],
         verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
