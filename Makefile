@@ -42,7 +42,10 @@ format: .venv/dev  ## format the code
 	$(BIN)/ruff format .
 
 bench: .venv/dev  ## print ratios against plain references, measured in one run
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/training.py
+	@if [ -n "$$SECATEUR_DATA" ]; then $(BIN)/python benchmarks/audit.py; \
+	else echo "left out: benchmarks/audit.py, as SECATEUR_DATA does not name a folder of real data"; fi
 
 clean:  ## remove the environment and the caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
