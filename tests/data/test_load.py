@@ -149,3 +149,51 @@ def test_a_function_of_the_user(tmp_path, monkeypatch):
         load("my_own_data:none")
     with pytest.raises(WrongInput, match=r"cannot be imported \(ModuleNotFoundError"):
         load("no_such_module:none")
+
+
+def small_mnist(folder):
+    """Forty images in MNIST's files, which are not the published ones."""
+    import gzip
+
+    draw = np.random.default_rng(0)
+    (folder / "MNIST/raw").mkdir(parents=True)
+    for part in ("train", "t10k"):
+        images, labels = draw.integers(0, 256, (40, 28, 28), np.uint8), np.arange(40, dtype=np.uint8) % 10
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            sizes = np.array(array.shape, ">u4").tobytes()
+            content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+            file = folder / f"MNIST/raw/{part}-{kind}-ubyte.gz"
+            file.write_bytes(gzip.compress(content))
+    return folder
+
+
+def test_files_that_are_not_the_published_ones_are_told_once(tmp_path, caplog):
+    from secateur.data.load import _tell
+
+    _tell.cache_clear()
+    small_mnist(tmp_path)
+    assert [load("mnist", tmp_path).verified for _ in range(2)] == [False, False]
+    (said,) = caplog.messages
+    assert "mnist" in said and "not the published ones" in said
+
+
+def test_nothing_is_told_of_data_without_published_checksums(tmp_path, caplog):
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 3)), y=np.array([0, 1, 0, 1]))
+    (tmp_path / "bangkok").write_text("".join(f'"{i + 1}",' + ",".join("01" * 223) + "\n" for i in range(30)))
+    assert load("digits").verified
+    assert load(str(tmp_path / "mine.npz")).verified is None
+    assert load("location", tmp_path, download=False).verified is None
+    assert not caplog.messages
+
+
+def test_the_warning_goes_to_standard_error_and_json_stays_clean(tmp_path):
+    import json
+    import subprocess
+    import sys
+
+    small = ["--model", "mlp", "--set", "train.epochs=1", "--set", "finetune.epochs=1", "--json"]
+    out = ["--data", "mnist", "--data-folder", small_mnist(tmp_path), "--out", tmp_path / "m.safetensors"]
+    done = subprocess.run([sys.executable, "-m", "secateur", "prune", *small, *out], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), list)
+    assert sum("not the published ones" in line for line in done.stderr.splitlines()) == 1

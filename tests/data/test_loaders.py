@@ -236,6 +236,12 @@ def test_qmnist_with_its_own_images(tmp_path, draw):
     data = read("qmnist", tmp_path)
     assert data.writers.tolist() == [100, 101, 102, 103, 104, 300, 301, 302]
     assert data.labels.tolist() == [*arrays[1][:, 0], *arrays[3][:, 0]]
+    assert data.verified is False
+
+
+def test_qmnist_unpacked_has_no_published_checksum(tmp_path, draw):
+    idx_files(draw, tmp_path / "QMNIST/raw", QMNIST, plain=True)
+    assert read("qmnist", tmp_path).verified is None
 
 
 def test_qmnist_labels_beside_mnist_images(tmp_path, draw):

@@ -26,7 +26,7 @@ class Dataset:
     writers: Tensor | None = None  # (N,) int64: who wrote each example, where that is known
     mean: tuple[float, ...] = ()  # per channel, in [0, 1] pixels; empty for tabular data
     std: tuple[float, ...] = ()
-    verified: bool = False  # every file had its published checksum
+    verified: bool | None = None  # every file had its published checksum; None where none is published
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from pathlib import Path
 
 from secateur.catalogue import methods
@@ -27,6 +29,8 @@ def load(source: str, folder: Path | str | None = None, download: bool = True) -
         dataset: Dataset = known[source](
             folder=None if folder is None else Path(folder).expanduser(), download=download
         )
+        if dataset.verified is False:
+            _tell(source)
         return dataset
     path = Path(source).expanduser()
     if path.is_dir():
@@ -43,3 +47,11 @@ def load(source: str, folder: Path | str | None = None, download: bool = True) -
             "data", f"{source} does not exist; give a .npz file, a folder of images, or a name: {', '.join(known)}"
         )
     raise unknown("data", source, known)
+
+
+@functools.cache  # once a process
+def _tell(name: str) -> None:
+    message = (
+        "data: the files of %s are not the published ones (another checksum, or not all of them); used as they are"
+    )
+    logging.getLogger("secateur").warning(message, name)
