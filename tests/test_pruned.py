@@ -79,3 +79,54 @@ def test_a_file_without_a_recipe_is_not_ours(tmp_path):
     save_file({"w": torch.zeros(1)}, tmp_path / "plain.safetensors")
     with pytest.raises(WrongInput, match="no recipe"):
         load_pruned(tmp_path / "plain.safetensors")
+
+
+TIED = """
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.third.weight = self.second.weight
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, x):
+        hidden = self.second(self.first(x.flatten(1)).relu()).relu()
+        return self.last(self.third(hidden).relu())
+"""
+
+
+@pytest.mark.parametrize("flags", [["--pruner", "l1-unstructured"], ["--pruner", "l1-structured", "--remove"]])
+def test_tied_weights_are_written_and_read(tmp_path, monkeypatch, flags, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tied_net.py").write_text(TIED)
+    out = tmp_path / "tied.safetensors"
+    assert prune(out, "--model", "tied_net:Tied", "--sparsity", ".5", *flags, "--json") == 0, capsys.readouterr().err
+    net, data = load_pruned(out), load("digits")
+    assert accuracy(net, data) > 0.3
+    if "--remove" in flags:
+        assert net.second.weight.shape == (16, 16) and net.third.weight.shape == (16, 16)
+    else:
+        assert net.second.weight is net.third.weight and int((net.second.weight == 0).sum()) == 512
+
+
+@pytest.mark.parametrize("pruner", ["l1-unstructured", "synflow", "l1-structured:mask=conv-only"])
+def test_what_cannot_be_removed_is_refused_before_anything_is_trained(pruner, tmp_path, capsys):
+    assert prune(tmp_path / "m.safetensors", "--pruner", pruner, "--sparsity", ".5", "--remove") == 2
+    said = capsys.readouterr().err
+    assert f"remove: {pruner} cannot be removed" in said and said.count("\n") == 1
+    assert not list((tmp_path / "m.run").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("pruner", ["slimming", "l2-structured:groups=coupled"])
+def test_what_can_be_removed_is_not_refused(pruner, tmp_path):
+    assert prune(tmp_path / "m.safetensors", "--pruner", pruner, "--sparsity", ".5", "--remove") == 0
+
+
+def test_data_too_small_to_test_on_is_one_sentence(tmp_path, capsys):
+    assert prune(tmp_path / "m.safetensors", "--set", "examples=5") == 2
+    said = capsys.readouterr().err
+    assert "data: 5 rows of digits are too few" in said and said.count("\n") == 1
+    assert not (tmp_path / "m.run").exists()
+    assert prune(tmp_path / "m.safetensors", "--set", "examples=10", "--model", "mlp") == 0

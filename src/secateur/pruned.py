@@ -18,7 +18,7 @@ from secateur.data.splits import Part
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights
-from secateur.pipeline import Job, mask_of, model_rows, state_of
+from secateur.pipeline import Job, mask_of, model_rows, prune, state_of
 from secateur.protocols import Compression
 from secateur.pruning.removal import remove
 from secateur.runs import Row, open_run
@@ -32,11 +32,14 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     if out.suffix != ".safetensors":
         raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
     data, device = prepare(config)
+    part = public_split(data, config.seed)
     with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
         bench = Bench(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
-        part = public_split(data, config.seed)
+        job = Job(bench, VICTIM, part)
+        if config.remove:
+            check_removable(job, config)
         compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
-        (pruned,) = make([Job(bench, VICTIM, part)], compression)
+        (pruned,) = make([job], compression)
         labels = {
             "model": config.model,
             "dataset": data.name,
@@ -64,7 +67,22 @@ def public_split(data: Dataset, seed: int) -> Part:
     if test.numel() == 0:
         test, order = order[: order.numel() // 10], order[order.numel() // 10 :]
     held = max(1, order.numel() // 10)
+    if not test.numel() or order.numel() == held:
+        few = f"{data.train_size} rows of {data.name} are too few to train on, to stop by and to test on"
+        raise WrongInput("data", f"{few}; give at least 10")
     return Part(train=order[held:], validation=order[:held], test=test)
+
+
+def check_removable(job: Job, config: Prune) -> None:
+    """Refuse a pruning that cannot be removed for real before anything is trained: try it on the weights at hand."""
+    net = job.bench.initial(job.role)
+    if config.weights is not None:
+        load_weights(net, config.weights)
+    mask, _ = prune(job, net.state_dict(), config.pruner, config.sparsity)
+    try:
+        remove(net, mask, job.bench.data.input_shape)
+    except WrongInput as error:
+        raise WrongInput("remove", f"{config.pruner} cannot be removed from this model ({error})") from error
 
 
 def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) -> None:
@@ -79,7 +97,11 @@ def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) ->
         "classes": data.classes,
         "pruned": {name: int((~kept).sum()) for name, kept in mask.items()},
     }
-    tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    # safetensors refuses tensors that share memory, as tied weights do
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in net.state_dict().items()
+    }
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write(out, encode(tensors, metadata={"secateur": json.dumps(recipe)}))
