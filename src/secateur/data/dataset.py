@@ -81,7 +81,8 @@ def fingerprint(*tensors: Tensor) -> str:
     """The sha256 of the tensors' bytes."""
     digest = hashlib.sha256()
     for value in tensors:
-        digest.update(value.detach().cpu().contiguous().reshape(-1).numpy().view(np.uint8))  # bytes without a copy
+        flat = value.detach().cpu().contiguous().reshape(-1).numpy()
+        digest.update(flat.data.cast("B"))  # no copy
     return digest.hexdigest()
 
 
