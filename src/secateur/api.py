@@ -13,7 +13,6 @@ from torch import nn
 
 from secateur import tree
 from secateur.artifacts import write
-from secateur.auditing import attack_rows, flat, judged
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.config import choice
@@ -21,6 +20,7 @@ from secateur.config import defense as read_defense
 from secateur.errors import WrongInput
 from secateur.given import Data, Model, Side, box_of, given, in_precision
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
+from secateur.judging import attack_rows, flat, judged
 from secateur.metrics.membership import share
 from secateur.metrics.portrait import portrait
 from secateur.pipeline import defended

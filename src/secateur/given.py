@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from secateur import tree
 from secateur.attacks.membership.references import content
-from secateur.auditing import remembering
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox
+from secateur.judging import remembering
 from secateur.prediction import answering
 
 Data = Batch | tuple[Tensor, Tensor]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from secateur.attacks.membership.references import content
-from secateur.auditing import attack_rows, flat, judged
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.config import Audit, dump
 from secateur.data.archives import read_npz
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, Shadow
+from secateur.judging import attack_rows, flat, judged
 from secateur.metrics.membership import share
 from secateur.queries import TOLERANCE
 from secateur.runs import Row, open_run

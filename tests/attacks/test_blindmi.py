@@ -34,7 +34,7 @@ def plain_mmd2(x, y):
 
 
 def plain_compare(points, generated, size):
-    """The notes' algorithm, batch by batch and example by example."""
+    """The algorithm as published, batch by batch and example by example."""
     decided = []
     for start in range(0, len(points), size):
         batch = points[start : start + size]

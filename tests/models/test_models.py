@@ -34,7 +34,7 @@ COUNTS = {
     "mapp-cnn-64": 1_558_026,
     "digits-cnn": 25_978,
 }
-FLAT = {  # the width of what the head reads, as the notes give it
+FLAT = {  # the width of what the head reads, as the papers' parameter counts fix it
     "conv-1": 1800,
     "conv-2": 3136,
     "conv-4": 6400,
