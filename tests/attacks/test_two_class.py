@@ -135,7 +135,7 @@ def test_early_stopping_keeps_the_best_weights(rows, rng):
     noise = Batch(rows.inputs, torch.randint(2, (400,), generator=rng))  # nothing to learn: the loss can only rise
     held_out_loss = []
     network = initialised(lambda: Mlp(3 * CLASSES), rng)
-    plateau = two_class._Plateau(network)
+    plateau = two_class._Plateau(network, patience=2)
     for step in range(4):
         before = plateau.loss
         plateau.reached(network, noise)

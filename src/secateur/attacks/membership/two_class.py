@@ -16,7 +16,6 @@ from secateur.interfaces import Batch
 
 BYTE = 2**8  # a dropout mask takes 8 random bits, so that one draw of 64 makes eight
 HELD_OUT = 0.1  # of the rows, to stop on
-PATIENCE = 2  # epochs without a better loss on the held-out rows before the next learning rate, or the end
 WARM_UP = 3  # steps before a CUDA graph is captured
 RATES = 3  # learning rates, each a tenth of the one before
 
@@ -63,9 +62,10 @@ class Schedule:
     weight_decay: float = 5e-4
     dropout: float = 0.2
     early_stopping: bool = True
+    patience: int = 10  # epochs without a better held-out loss before the rate falls: an MLP is slow to leave log 2
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 2)):
+        for name, least in (("epochs", 1), ("batch_size", 2), ("patience", 1)):
             if getattr(self, name) < least:
                 raise WrongInput(f"attack {name}", f"{getattr(self, name)} is not allowed; give {least} or more")
         if not self.learning_rate > 0:
@@ -96,7 +96,7 @@ def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -
     decay = schedule.weight_decay
     optimiser = SGD(network.parameters(), schedule.learning_rate, schedule.momentum, weight_decay=decay, fused=True)
     falls = (schedule.epochs // 2, schedule.epochs * 3 // 4)
-    plateau, steps = _Plateau(network), _Steps(network, optimiser, drop, schedule.batch_size)
+    plateau, steps = _Plateau(network, schedule.patience), _Steps(network, optimiser, drop, schedule.batch_size)
     epoch = 0
     while epoch < schedule.epochs and plateau.count < RATES:
         _train_epoch(steps, rows, rng)
@@ -123,7 +123,8 @@ def logits(network: nn.Module, inputs: Tensor) -> Tensor:
 class _Plateau:
     """The best weights so far, and how often the loss on held-out rows has stopped falling."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, patience: int) -> None:
+        self.patience = patience
         self.best, self.loss = copy.deepcopy(network.state_dict()), float("inf")
         self.waited = self.count = 0
 
@@ -133,7 +134,7 @@ class _Plateau:
         self.waited += 1
         if loss < self.loss:
             self.best, self.loss, self.waited = copy.deepcopy(network.state_dict()), loss, 0
-        if self.waited < PATIENCE:
+        if self.waited < self.patience:
             return False
         network.load_state_dict(self.best)
         self.waited, self.count = 0, self.count + 1
