@@ -57,7 +57,9 @@ def heads(page):
 
 
 def lightness(page, selector, what):
-    colour = page.eval_on_selector(selector, f"node => getComputedStyle(node).{what}")
+    # a plot that is drawn anew leaves nodes behind that have no style: ask until one that is shown answers
+    ask = "([s, what]) => { const node = document.querySelector(s); return node && getComputedStyle(node)[what]; }"
+    colour = page.wait_for_function(ask, arg=[selector, what]).json_value()
     return sum(float(x) for x in colour[colour.index("(") + 1 : -1].split(",")[:3]) / 3
 
 
