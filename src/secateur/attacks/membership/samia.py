@@ -79,7 +79,7 @@ class Transformer(nn.Module):
 class Samia(NetworkAttack):
     """A transformer tells members by probabilities, sensitivities and the true label (samia_ppb 4.2, SAMIA)."""
 
-    patience: int = 2  # it learns within an epoch or two, and its epochs are dear
+    patience: int = 2  # what benchmarks/audit.py was measured with
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
         """(N, 3K) p, s (Eq. 2) and the one-hot label, from 11 queries an example."""
