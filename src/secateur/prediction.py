@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn, vmap
@@ -13,18 +12,7 @@ from torch.nn.functional import cross_entropy
 from secateur.errors import WrongInput
 from secateur.functional import Functional, split
 from secateur.interfaces import Batch, Loss, Params
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Real float32 on a GPU: TF32 errs by 9 % in the sensitivity at eps = 1e-3."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = False
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+from secateur.precision import full_precision
 
 
 def arranged(tensors: Params) -> Params:
@@ -51,17 +39,15 @@ def answering(
 ) -> Callable[[Tensor], Tensor]:
     """`net` with the tensors of `state` as a function from inputs to (N, K) logits in full float32.
 
-    It is made ready once; an attack asks it many times. In channels_last on a CPU; on a GPU in plain strides, because
-    without TF32 its library is the faster there.
+    It is made ready once; an attack asks it many times.
     """
     function = Functional(net, training=False, device=device)
     params, others = split(net, {name: value.to(device) for name, value in state.items()})
-    arrange = arranged if torch.device(device).type == "cpu" else dict
-    tensors = arrange(params | others)
+    tensors = arranged(params | others)
 
     def answer(inputs: Tensor) -> Tensor:
-        with full_precision():
-            given = outputs(function, tensors, arrange({"": inputs})[""], batch_size)
+        with full_precision(device):
+            given = outputs(function, tensors, _channels_last(inputs), batch_size)
         if not given.isfinite().all():
             raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
         return given

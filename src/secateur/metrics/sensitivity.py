@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.interfaces import BlackBox
-from secateur.prediction import full_precision
+from secateur.precision import full_precision
 from secateur.queries import probabilities
 
 ROWS = 4096  # asked at once: the moved copies of a CIFAR would not fit beside it
