@@ -21,6 +21,7 @@ from secateur.errors import WrongInput, unknown
 
 PACKAGES = {
     "attack": "secateur.attacks.membership",
+    "inversion": "secateur.attacks.inversion",
     "defense": "secateur.defenses",
     "pruner": "secateur.pruning",
     "model": "secateur.models",

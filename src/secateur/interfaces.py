@@ -1,17 +1,18 @@
 """The shapes that every part is built to. Read this file first.
 
 A method is a function or a frozen dataclass that has one of these shapes; nothing here has behaviour beyond a
-one-liner. The shapes of inversion and federation join this file with the methods that need them.
+one-liner. The shapes of federation join this file with the methods that need them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
 
 Params = dict[str, Tensor]  # by parameter name; also holds buffers where the text says "state"
 Mask = dict[str, Tensor]  # by parameter name: bool, True = kept; a name that is absent is kept whole
@@ -119,4 +120,111 @@ class MembershipAttack(Protocol):
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Score and decide every candidate. Ranking and decision differ: thresholds may differ by class."""
+        ...
+
+
+@runtime_checkable
+class CountsModels(Protocol):
+    """An attack that one shadow model is not enough for (LiRA, RMIA)."""
+
+    def shortage(self, shadows: int, in_out: int) -> str | None:
+        """Why it cannot run with so many disjoint shadows and in-out models; None where it can."""
+        ...
+
+
+# Inversion -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Gradient:
+    """An update that is the gradient of the batch's mean loss, by parameter name."""
+
+    values: Params
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An update that is the client's weights after its local steps, by parameter name."""
+
+    values: Params
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """All that a server sees of one client in one round."""
+
+    sent: Params  # the model it sent: parameters and buffers
+    update: Gradient | Weights  # what came back
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What the attacker knows beside the updates; it is printed with the result."""
+
+    net: nn.Module  # the structure, never its tensors
+    input_shape: tuple[int, ...]  # (C, H, W)
+    classes: int
+    mean: Tensor  # (C, 1, 1): how pixels in [0, 1] become inputs, (pixel - mean) / std
+    std: Tensor  # (C, 1, 1)
+    batch_size: int = 1
+    labels: Tensor | None = None  # (targets, B): the true ones, where the attacker is given them
+    loss: Loss = cross_entropy
+    batchnorm: Literal["eval", "batch"] = "eval"  # by which statistics the client normalised
+    statistics: Sequence[Params] | None = None  # a target each: mean and variance of every BatchNorm's input, if told
+    local_steps: int = 1  # of a client that sends weights
+    learning_rate: float | None = None  # of its steps; needed for weights
+    local_batch: int | None = None  # examples a step takes, in order and again from the start; None: all of them
+    compression: Callable[[Params], Params] | None = None  # the client's own, for an attacker that re-applies it
+
+    @property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """The lowest and the highest input of a valid picture, (C, 1, 1) each."""
+        return -self.mean / self.std, (1 - self.mean) / self.std
+
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """Inputs as pixels in [0, 1]."""
+        return (inputs * self.std.to(inputs) + self.mean.to(inputs)).clamp(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What an attack makes of one target's updates; chosen by the attack's own loss, never by the truth."""
+
+    batch: Batch  # inputs in the model's units and the labels the attack believes; it may find fewer or more than B
+    loss: float  # the attack's own, of the trial that was taken
+    curve: Sequence[tuple[int, float]] = ()  # (iteration, loss) of that trial
+    trial: int = 0  # which one was taken
+    diverged: int = 0  # trials that were begun again after a NaN or an explosion
+    note: str | None = None  # what a reader of the result must know of how the attack ran
+
+
+class Watch(Protocol):
+    """Who follows a long attack: shows how far it is, keeps what a resumed run goes on from."""
+
+    def advance(self, iterations: int) -> None:
+        """So many more iterations of the stacked trials are done."""
+        ...
+
+    def load(self) -> Params | None:
+        """What `save` was given last for these targets, in a run that was interrupted."""
+        ...
+
+    def save(self, state: Params, pictures: Sequence[Reconstruction]) -> None:
+        """Called often: the attack could go on from `state`; `pictures` are what it has so far, a target each."""
+        ...
+
+
+class InversionAttack(Protocol):
+    """Turns updates back into what they were made of."""
+
+    def check(self, knowledge: Knowledge, view: ServerView) -> None:
+        """Refuse, before any work and with the reason, what this attack cannot be mounted on (WrongInput)."""
+        ...
+
+    def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
+        """The model that the server sends instead: an active attacker's; a passive one returns it unchanged."""
+        ...
+
+    def reconstruct(
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
+    ) -> Iterator[tuple[int, Reconstruction]]:
+        """Every target's pictures as they are finished, with the target's index; a target is one round or several."""
         ...

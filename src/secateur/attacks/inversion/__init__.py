@@ -1,0 +1,1 @@
+"""Attacks that turn a client's update back into its training examples."""
