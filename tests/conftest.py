@@ -1,5 +1,6 @@
 """One thread for every test process, set before torch is imported, and the real data's folder."""
 
+import importlib.util
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
@@ -24,3 +25,14 @@ def data_folder() -> Path:
 @pytest.fixture
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def hide(monkeypatch):
+    """Make a package look as if it were not installed."""
+    find = importlib.util.find_spec
+
+    def hidden(package):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name))
+
+    return hidden

@@ -23,6 +23,7 @@ from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.judging import attack_rows, flat, judged
 from secateur.metrics.membership import share
 from secateur.metrics.portrait import portrait
+from secateur.needs import check_installed, check_models, shortage
 from secateur.pipeline import defended
 from secateur.recipe import Recipe, Task
 from secateur.rows import Row
@@ -77,7 +78,9 @@ def audit(
     the defense named by `defense`; a tenth of its non-members then says when to stop and is left out of the audit.
     """
     sides = given(model, members, nonmembers, shadows)
+    chosen = _attacks(attacks, len(shadows), labels_only=isinstance(model, BlackBox) and model.labels_only)
     if pruner is not None:
+        check_installed([read_defense(defense)])
         how = choice("pruner", pruner)
         sides = [_pruned(side, how, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
     boxes = [box_of(side.model) for side in sides]
@@ -86,7 +89,7 @@ def audit(
     labels |= {"sparsity": sparsity if pruner else 0.0, "defense": defense if pruner else "given", "seed": seed}
     rows, figures = _described(box, inside, outside, labels | {"extra": {}}, seed)
     own = [Shadow(b, side.inside, side.outside) for b, side in zip(boxes[1:], sides[1:], strict=True)]
-    for attack in _attacks(attacks, box, bool(own)):
+    for attack in chosen:
         named = labels | {"attack": str(attack), "extra": {}}
         fitted = attack.make().fit(own, derive(seed, "attack", str(attack)))
         both = Batch(torch.cat([inside.inputs, outside.inputs]), torch.cat([inside.labels, outside.labels]))
@@ -113,18 +116,17 @@ def _described(
     return rows, [flat(labels) | {"attack": None} | figure for figure in figures]
 
 
-def _attacks(names: Sequence[str] | None, box: BlackBox, shadows: bool) -> list[Choice]:
-    """Those asked for; by default all that can run with what there is."""
+def _attacks(names: Sequence[str] | None, shadows: int, labels_only: bool) -> list[Choice]:
+    """Those asked for, refused where there are too few shadows; by default all that can run with what there is."""
     from secateur.catalogue import methods
 
-    if names is not None:
-        return [choice("attack", name) for name in names]
-    able = [
-        name
-        for name, entry in methods("attack").items()
-        if (shadows or entry.info["shadows"] == "none") and (not box.labels_only or entry.info["sees"] == "labels")
-    ]
-    return [choice("attack", name) for name in able]
+    chosen = [choice("attack", name) for name in (methods("attack") if names is None else names)]
+    if names is None:
+        able = [attack for attack in chosen if not labels_only or attack.method.info["sees"] == "labels"]
+        return [attack for attack in able if shortage(attack, shadows) is None]
+    for attack in chosen:
+        check_models(attack, shadows)
+    return chosen
 
 
 def _pruned(

@@ -16,6 +16,7 @@ from secateur.chance import derive
 from secateur.config import Audit, dump
 from secateur.data.dataset import Dataset
 from secateur.data.splits import Part, in_out, trained_split, victim_shadow
+from secateur.needs import check_audit
 from secateur.pipeline import Job
 from secateur.protocols import Compression, Duel, duels
 from secateur.runs import Row, open_run
@@ -26,6 +27,7 @@ def run_audit(config: Audit, out: Path) -> list[Row]:
     """Audit every pruner, sparsity and defense of the configuration, for every seed, into the folder `out`."""
     from secateur.report.page import write_page
 
+    check_audit(config)
     data, device = prepare(config)
     with open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds) as run:
         benches = [Bench(run, config, data, device, seed) for seed in config.seeds]
@@ -55,16 +57,19 @@ def make_together(arenas: Sequence[Arena], duels: Sequence[Duel]) -> None:
 
 
 def plan(config: Audit) -> list[str]:
-    """What an audit would do, a line each."""
+    """What an audit would do, a line each; what it would refuse before it begins is refused here too."""
+    names = ", ".join(map(str, config.attack))
+    if config.predictions is not None:
+        return [f"attack the saved predictions {config.predictions} with {names}"]
+    check_audit(config)
     seed = config.seeds[0]
     every = list(duels(config, seed))
     victims = list(dict.fromkeys(duel.victim for duel in every))
-    shadows = 0 if config.weights is not None and "train" not in config.model_fields_set else config.shadows
+    shadows = config.shadows if config.trains_shadows else 0
     others = f"{shadows} shadow models" + (f" and {config.in_out} in-out models" if config.in_out else "")
     lines = [f"{config.model} on {config.data}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
     lines += [f"  train {victim.title}, with {others}" for victim in victims if victim.pruner is None]
     lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
-    names = ", ".join(map(str, config.attack))
     return [*lines, f"  attack in {len(every)} duels ({config.protocol}), each with {names}"]
 
 
@@ -74,8 +79,7 @@ def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:
     if config.weights is None:
         split = victim_shadow(rows, config.shadows, rng)
     else:  # its members are known; without a recipe there is nothing to train shadows by
-        shadows = config.shadows if "train" in config.model_fields_set else 0
-        split = trained_split(rows, data.train_size, shadows, rng)
+        split = trained_split(rows, data.train_size, config.shadows if config.trains_shadows else 0, rng)
     parts = {VICTIM: split.victim} | {f"shadow-{i}": part for i, part in enumerate(split.shadows)}
     pool = torch.cat([split.victim.train, split.victim.test])
     if config.in_out:

@@ -184,6 +184,11 @@ class Audit(Common):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_seeds), Field(min_length=1)] = _default(1)
     limits: Limits = Limits()
 
+    @property
+    def trains_shadows(self) -> bool:
+        """Whether the attacker's models can be trained: a model given without a recipe says nothing of how."""
+        return self.weights is None or "train" in self.model_fields_set
+
     @model_validator(mode="after")
     def _checked(self) -> Audit:
         if self.protocol == "select" and self.shadows < 2:

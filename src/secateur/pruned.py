@@ -18,6 +18,7 @@ from secateur.data.splits import Part
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights
+from secateur.needs import check_installed
 from secateur.pipeline import Job, mask_of, model_rows, prune, state_of
 from secateur.protocols import Compression
 from secateur.pruning.removal import remove
@@ -31,6 +32,7 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     """Train (or take the given weights), prune, fine-tune and write `out`; the stages are kept beside it."""
     if out.suffix != ".safetensors":
         raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
+    check_installed([config.defense], config.way)
     data, device = prepare(config)
     part = public_split(data, config.seed)
     with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:

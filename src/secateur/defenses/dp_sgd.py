@@ -27,10 +27,11 @@ ALONE = (
     "does not combine with another defense: its guarantee needs a loss that is a sum over examples, "
     "and ppb's pairs and adv's surrogate carry one example's data into another's gradient"
 )
+OPACUS = ("opacus", "dp")  # the package, and the extra that brings it
 AT_ONCE = {"cpu": 2**24, "cuda": 2**30}  # numbers of per-example gradients to hold at a time: a CPU's caches are small
 
 
-@method("defense", "dp-sgd", "samia_ppb", acts_on="fine-tuning", combines=False, reason=ALONE)
+@method("defense", "dp-sgd", "samia_ppb", acts_on="fine-tuning", combines=False, reason=ALONE, requires=OPACUS)
 @dataclass(frozen=True)
 class DpSgd:
     """Clips every example's gradient and adds Gaussian noise to their sum (samia_ppb 6.3.1; Abadi et al. 2016).
@@ -71,7 +72,7 @@ class DpSgd:
         """As `training.fit_many`; every way but ray goes one by one, and any loss but cross-entropy is refused."""
         if loss is not cross_entropy:
             raise WrongInput("defense", f"dp-sgd {ALONE}")
-        require("opacus", "dp")
+        require(*OPACUS)
         return train_many(partial(_Private, self, net, recipe), tasks, way, progress)
 
     def guarantee(self, size: int, *recipes: Recipe) -> Guarantee:

@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.catalogue import method
-from secateur.defenses.dp_sgd import ALONE, DpSgd
+from secateur.defenses.dp_sgd import ALONE, OPACUS, DpSgd
 from secateur.defenses.norms import grouped
 from secateur.errors import WrongInput
 from secateur.interfaces import Loss
 from secateur.recipe import Fitted, Progress, Recipe, Task
 
 
-@method("defense", "dp-sgd-scratch", "samia_ppb", acts_on="training", combines=False, reason=ALONE)
+@method("defense", "dp-sgd-scratch", "samia_ppb", acts_on="training", combines=False, reason=ALONE, requires=OPACUS)
 @dataclass(frozen=True)
 class DpSgdScratch(DpSgd):
     """Trains the original and fine-tunes it by DP-SGD, with GroupNorm for BatchNorm (beyond samia_ppb 6.3.1).

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.special import log_ndtr
 
-from secateur.attacks.membership.references import Judge, References, average, gather, require_models, weights
+from secateur.attacks.membership.references import Judge, Least, References, average, gather, require_models, weights
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
@@ -95,7 +95,7 @@ class Lira:
         """Ask the models about their own rows, and learn the common deviation and the thresholds from the answers."""
         models = len(shadows.boxes) if isinstance(shadows, InOut) else len(shadows)
         common = self.variance == "fixed" or (self.variance == "auto" and models < MANY)
-        require_models("lira", shadows, *((2, 4) if common else (3, 6)))  # one of them is always the rehearsed target
+        require_models("lira", shadows, self.least)
         known = gather(shadows, partial(_ask, queries=self.queries), rng)
         fixed = None
         if common:
@@ -103,6 +103,15 @@ class Lira:
         fitted = replace(self, references=known, fixed=fixed)
         ways = ("offline",) if known.disjoint else ("online", "offline")
         return replace(fitted, thresholds={way: known.threshold(fitted._judge(way)) for way in ways})
+
+    @property
+    def least(self) -> Least:
+        """One of the models is always the rehearsed target, and a variance of its own takes two more a side."""
+        return Least(3, 6) if self.variance == "per-example" else Least(2, 4)
+
+    def shortage(self, shadows: int, in_out: int) -> str | None:
+        """Why it cannot run with so many disjoint shadows and in-out models; None where it can."""
+        return self.least.shortage("lira", self.mode, shadows, in_out)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Rank by the likelihood, decide by the threshold that served best when the attacker's models were targets."""

@@ -135,17 +135,33 @@ def weights(chosen: Tensor, values: Tensor) -> Tensor:
     return chosen.view(len(chosen), *[1] * (values.ndim - 2), -1).to(values)
 
 
-def require_models(name: str, shadows: Sequence[Shadow] | InOut, disjoint: int, in_out: int) -> None:
-    """Refuse fewer models than an attack needs: so many disjoint shadows, or in-out models that split as evenly."""
+@dataclass(frozen=True)
+class Least:
+    """How many models an attack needs: disjoint shadows, or in-out models."""
+
+    disjoint: int
+    in_out: int
+
+    def shortage(self, name: str, mode: str, shadows: int, in_out: int) -> str | None:
+        """Why so many are too few; None where they are enough. Where there are in-out models, they are used."""
+        if mode == "online" and not in_out:
+            return f"{name} in mode online needs at least {self.in_out} in-out models; 0 given"
+        kind, there, least = ("in-out", in_out, self.in_out) if in_out else ("shadow", shadows, self.disjoint)
+        return f"{name} needs at least {least} {kind} models; {there} given" if there < least else None
+
+
+def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -> None:
+    """Refuse fewer models than an attack needs; of in-out models each example must be in and out of half as many."""
     if not isinstance(shadows, InOut):
-        if len(shadows) < disjoint:
-            raise WrongInput("shadows", f"{name} needs at least {disjoint} shadow models; {len(shadows)} given")
+        if missing := least.shortage(name, "offline", len(shadows), 0):
+            raise WrongInput("shadows", missing)
         return
     trained = shadows.membership.sum(0)
     fewest = int(torch.minimum(trained, len(shadows.membership) - trained).min())
-    if 2 * fewest < in_out:
-        side = f"each example in {in_out // 2} of them and out of {in_out // 2}"
-        raise WrongInput("shadows", f"{name} needs at least {in_out} in-out models, {side}; here one has only {fewest}")
+    if 2 * fewest < least.in_out:
+        side = f"each example in {least.in_out // 2} of them and out of {least.in_out // 2}"
+        needed = f"{name} needs at least {least.in_out} in-out models, {side}"
+        raise WrongInput("shadows", f"{needed}; here one has only {fewest}")
 
 
 def _some(rows: Tensor, number: int, rng: Generator) -> Tensor:

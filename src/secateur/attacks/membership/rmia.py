@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.membership.references import Judge, References, average, gather, require_models
+from secateur.attacks.membership.references import Judge, Least, References, average, gather, require_models
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
@@ -18,6 +18,7 @@ from secateur.queries import probabilities
 
 FLOOR = 1e-300  # P(x) of an example that every model rules out
 MODES = ("auto", "online", "offline")
+LEAST = Least(2, 4)  # one of the models is always the rehearsed target
 
 
 def tempered(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -63,13 +64,17 @@ class Rmia:
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
         """Ask the models about their own rows, learn the thresholds from the answers and draw the population."""
-        require_models("rmia", shadows, disjoint=2, in_out=4)  # one of them is always the rehearsed target
+        require_models("rmia", shadows, LEAST)
         known = gather(shadows, self._ask, rng)
         someone_out = (~known.inside).any(0).nonzero().squeeze(1).cpu()
         drawn = torch.randperm(len(someone_out), generator=rng)[: self.population]
         ways = ("offline",) if known.disjoint else ("online", "offline")
         thresholds = {way: known.threshold(self._judge(way)) for way in ways}
         return replace(self, references=known, rows=someone_out[drawn], thresholds=thresholds)
+
+    def shortage(self, shadows: int, in_out: int) -> str | None:
+        """Why it cannot run with so many disjoint shadows and in-out models; None where it can."""
+        return LEAST.shortage("rmia", self.mode, shadows, in_out)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Rank by the share of the population that an example dominates, decide by its ratio's threshold.
