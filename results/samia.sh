@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The measurements of results/samia.md: chains of audits, most wanted first, that may run side by side on one GPU.
+# The measurements of results/samia.md, side by side on one GPU and its host's processors.
 #   results/samia.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/ and location/; CHAIN is a function below
-# A chain that is stopped goes on where it was. Each finished audit leaves OUT/done/NAME.jsonl.
+# What is stopped goes on where it was. Each finished audit leaves OUT/done/NAME.jsonl.
 set -u
 data=$1 out=$2
 shift 2
 mkdir -p "$out/done"
 export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
 cifar="--model resnet18-pool --data cifar10 --device cuda --set way=sequential"
-location="--model mlp --data location --device cuda"
+location="--model mlp --data location --device cpu"
 all=conf,xent,entropy,mentr,top1-conf,correctness,nn,top3-nn,nn-cls,blindmi,samia,lira,rmia
 some=conf,mentr,nn-cls,samia,lira,rmia
 
@@ -20,16 +20,23 @@ audit() { # audit FOLDER NAME ARGUMENTS...
   cp "$out/$folder/results.jsonl" "$out/done/$name.jsonl"
 }
 
-grid() { # four pruners under basic
-  for sparsity in .5 .7 .9; do
-    audit grid "grid-$sparsity" $cifar --pruner l1-unstructured,l1-structured,l2-structured,slimming --sparsity $sparsity --attack $all
+cifar() { # the victim, its shadows and the first cell; then three chains that begin from them, and two more seeds
+  audit grid first $cifar --pruner l1-unstructured --sparsity .5 --attack $all
+  for chain in defended private; do
+    [ -d "$out/$chain" ] || cp -r "$out/grid" "$out/$chain"
   done
+  grid &
+  private &
+  defended
+  seeds
+  wait
+}
+grid() { # four pruners under basic
+  audit grid grid $cifar --pruner l1-unstructured,l1-structured,l2-structured,slimming --sparsity .5,.7,.9 --attack $all
 }
 defended() { # sparsity .6 under basic, ppb and adv
-  for pruner in l1-unstructured l1-structured l2-structured slimming; do
-    for adaptive in no-adaptive adaptive; do
-      audit defended "defended-$pruner-$adaptive" $cifar --pruner $pruner --sparsity .6 --defense basic,ppb,adv --attack $some --$adaptive
-    done
+  for adaptive in no-adaptive adaptive; do
+    audit defended "defended-$adaptive" $cifar --pruner l1-unstructured --sparsity .6 --defense basic,ppb,adv --attack $some --$adaptive
   done
 }
 private() { # sparsity .6 under dp-sgd
@@ -38,15 +45,24 @@ private() { # sparsity .6 under dp-sgd
   done
 }
 seeds() { # two more seeds of what matters most
-  audit seeds seeds-l1 $cifar --set seeds=[1,2] --pruner l1-unstructured --sparsity .5 --attack $all
-  for adaptive in no-adaptive adaptive; do
-    audit seeds "seeds-ppb-$adaptive" $cifar --set seeds=[1,2] --pruner l1-unstructured --sparsity .6 --defense basic,ppb --attack $some --$adaptive
+  for seed in 1 2; do
+    audit "seed-$seed" "seed-$seed" $cifar --set "seeds=[$seed]" --pruner l1-unstructured --sparsity .5 --attack $all
+    for adaptive in no-adaptive adaptive; do
+      audit "seed-$seed" "seed-$seed-ppb-$adaptive" $cifar --set "seeds=[$seed]" --pruner l1-unstructured --sparsity .6 --defense basic,ppb --attack $some --$adaptive
+    done
   done
 }
-location() { # Location-30, five seeds
-  audit location location-basic $location --set seeds=[0,1,2,3,4] --pruner l1-unstructured --sparsity .5,.6,.7,.8,.9 --attack $all,label-only
+location() { # Location-30, five seeds, a process each
+  for seed in 0 1 2 3 4; do
+    one_location $seed &
+  done
+  wait
+}
+one_location() {
+  local seed=$1
+  audit "location-$seed" "location-$seed" $location --set "seeds=[$seed]" --pruner l1-unstructured --sparsity .5,.6,.7,.8,.9 --attack $all,label-only
   for adaptive in no-adaptive adaptive; do
-    audit location "location-$adaptive" $location --set seeds=[0,1,2,3,4] --pruner l1-unstructured --sparsity .7 --defense basic,ppb:strength=4,ppb:strength=16,adv,dp-sgd --attack $some --$adaptive
+    audit "location-$seed" "location-$seed-$adaptive" $location --set "seeds=[$seed]" --pruner l1-unstructured --sparsity .7 --defense basic,ppb:strength=4,ppb:strength=16,adv,dp-sgd --attack $some --$adaptive
   done
 }
 
