@@ -173,6 +173,7 @@ class Knowledge:
     learning_rate: float | None = None  # of its steps; needed for weights
     local_batch: int | None = None  # examples a step takes, in order and again from the start; None: all of them
     compression: Callable[[Params], Params] | None = None  # the client's own, for an attacker that re-applies it
+    generator: Callable[[Tensor, Tensor], Tensor] | None = None  # pictures of noise (N, 128) and labels, by public data
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
