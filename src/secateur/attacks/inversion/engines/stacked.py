@@ -1,0 +1,75 @@
+"""All trials at once by torch.func.vmap over the double backward: does whatever the plain loop does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from secateur.attacks.inversion.engines.plain import batch_of_step
+from secateur.attacks.inversion.problem import (
+    BatchNormInputs,
+    Evaluate,
+    Evaluated,
+    Objective,
+    Problem,
+    Variables,
+    compared,
+)
+from secateur.interfaces import Mask, Params
+
+Statistics = list[tuple[Tensor, Tensor]]
+
+
+def stacked(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
+    """Evaluate the trials together, or `chunk` of them at a time."""
+
+    def one(
+        leaves: Variables, labels: Tensor | None, fixed: Params, sent: Params, observed: Params, mask: Mask | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        chosen = leaves["labels"].softmax(-1) if labels is None else labels
+        gradient, statistics = _gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
+        result = compared(problem, gradient, observed, mask)._replace(statistics=statistics)
+        total, matching = objective(result, leaves, fixed)
+        return total, (total, matching)
+
+    sent = {name: value.detach() for name, value in problem.sent.items()}
+    axis = 0 if problem.own_weights else None
+    masks = None if problem.mask is None else 0
+
+    def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
+        axes = (0, None if labels is None else 0, 0, axis, 0, masks)
+        many = vmap(grad_and_value(one, has_aux=True), axes, chunk_size=chunk)
+        leaves = {name: value.detach() for name, value in variables.items()}
+        gradient, (_, (total, matching)) = many(leaves, labels, fixed, sent, problem.observed, problem.mask)
+        return Evaluated(total, matching, gradient)
+
+    return evaluate
+
+
+def _gradient(
+    problem: Problem, sent: Params, inputs: Tensor, labels: Tensor, wanted: bool
+) -> tuple[Params, Statistics]:
+    """What the client would have sent, as in the plain loop, and the statistics of its first step."""
+    params = {name: sent[name] for name, _ in problem.net.named_parameters()}
+    buffers = {name: sent[name] for name, _ in problem.net.named_buffers()}
+
+    def task(params: Params, rows: list[int], wanted: bool) -> tuple[Tensor, Statistics]:
+        with BatchNormInputs(problem.net, wanted) as noted:
+            outputs = functional_call(problem.net, {**params, **buffers}, (_take(inputs, rows),))
+        return problem.loss(outputs, _take(labels, rows)), noted
+
+    total: Params = {}
+    statistics: Statistics = []
+    for step in range(problem.steps):
+        rows = batch_of_step(step, len(inputs), problem.step_batch).tolist()
+        grads, noted = grad(task, has_aux=True)(params, rows, wanted and step == 0)
+        statistics += noted
+        total = {name: total[name] + value if total else value for name, value in grads.items()}
+        params = {name: params[name] - problem.learning_rate * value for name, value in grads.items()}
+    return total, statistics
+
+
+def _take(batch: Tensor, rows: list[int]) -> Tensor:
+    """These examples, without an index tensor: copying one to a GPU cannot be captured in a graph."""
+    return batch if rows == list(range(len(batch))) else torch.stack([batch[row] for row in rows])
