@@ -77,6 +77,15 @@ def defense(value: Any) -> Defense:
     return Defense(parts)
 
 
+def inversion(value: Any, **over: Any) -> Choice:
+    """Read an attack on updates; `over` are hyper-parameters that are laid over its own."""
+    try:
+        chosen = choice("inversion", value)
+        return choice("inversion", {"name": chosen.name, **dict(chosen.arguments), **over}) if over else chosen
+    except WrongInput as error:  # a user knows it as an attack
+        raise WrongInput(error.field.replace("inversion", "attack", 1), error.message) from None
+
+
 def _pruners(value: Any) -> Any:
     """`none` means that nothing is pruned."""
     return [] if value in ("none", ["none"]) else _listed(value)
@@ -104,6 +113,7 @@ def _seeds(value: Any) -> Any:
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
 OneDefense = Annotated[Defense, BeforeValidator(defense), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
+OneInversion = Annotated[Choice, BeforeValidator(inversion), PlainSerializer(str)]
 Sparsity = Annotated[float, Field(ge=0, lt=1)]
 _MANY = (BeforeValidator(_listed), Field(min_length=1))
 
@@ -208,6 +218,48 @@ class Prune(Common):
     defense: OneDefense = _default("basic")
     remove: bool = False  # take dead channels out for real
     seed: Annotated[int, Field(ge=0)] = 0
+
+
+class Invert(Common):
+    """`secateur invert`: what does one update reveal?"""
+
+    model: str = "lenet-zhu"
+    update: Path | None = None  # one captured elsewhere (.safetensors); then there is no truth to compare with
+    attack: Annotated[list[OneInversion], *_MANY] = _default("ig")
+    targets: Annotated[int, Field(ge=1)] = 20  # updates that are attacked
+    batch_size: Annotated[int, Field(ge=1)] = 1  # examples in each
+    labels: Literal["inferred", "oracle"] = "inferred"  # whether the attacker is told them
+    adaptive: Literal["none", "support", "layer", "reapply", "mask"] = "none"
+    restarts: Annotated[int, Field(ge=1)] | None = None  # None: the attack's own
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    local_steps: Annotated[int, Field(ge=1)] | None = None  # the client sends its weights after these; None: a gradient
+    local_batch: Annotated[int, Field(ge=1)] | None = None  # examples a local step takes; None: all
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1  # of the local steps
+    batchnorm: Literal["eval", "batch"] = "eval"  # by which statistics the client normalises
+    statistics: bool = False  # the attacker is told those of the batch: a much stronger one
+    images: bool = True  # the page and the folder show training pictures
+    together: Annotated[int, Field(ge=1)] | None = None  # targets attacked at once; None: all on a GPU, else 10
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_seeds), Field(min_length=1)] = _default(1)
+
+    @property
+    def attacks(self) -> list[Choice]:
+        """The attacks, each with the restarts, iterations and adaptive attacker that were asked of all."""
+        asked = {"restarts": self.restarts, "iterations": self.iterations, "adaptive": self.adaptive}
+        over = {name: value for name, value in asked.items() if value not in (None, "none")}
+        return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
+
+    @model_validator(mode="after")
+    def _checked(self) -> Invert:
+        if {"train", "finetune"} & self.model_fields_set:
+            raise WrongInput("train", "nothing is trained here; give the weights of a trained model: --weights FILE")
+        if self.local_batch is not None and self.local_batch > self.batch_size:
+            raise WrongInput("local_batch", f"{self.local_batch} is not allowed; batch_size is {self.batch_size}")
+        if self.update is not None and self.weights is None:
+            raise WrongInput("weights", "must be given with an update: the model that the server had sent")
+        if self.update is not None and (self.labels == "oracle" or self.statistics):
+            raise WrongInput("update", "comes without its truth; labels: oracle and statistics are not possible")
+        _ = self.attacks  # what an attack does not have is refused now
+        return self
 
 
 C = TypeVar("C", bound=Common)

@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 _shown: list[Progress] = []  # the display of the outermost; a terminal has room for one, and inner bars join it
 
 
 @contextmanager
-def progress(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int | None = None, rate: bool = False) -> Iterator[Callable[[int], None]]:
     """Show work of `total` steps (None: unknown); yields a function that advances by a number of steps.
+
+    `rate` shows the steps a second too.
 
     Example:
         >>> with progress("shadows", 5) as advance:
@@ -27,11 +29,25 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[[i
         yield lambda steps: None
         return
     with _display() as bars:
-        task = bars.add_task(description, total=total)
+        task = bars.add_task(description, total=total, rate=rate)
         try:
             yield lambda steps: bars.advance(task, steps)
         finally:
             bars.remove_task(task)
+
+
+def _rate() -> ProgressColumn:
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """Steps a second, of the work that asks for it."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:.1f}/s" if task.fields["rate"] and speed else "")
+
+    return Rate()
 
 
 @contextmanager
@@ -42,8 +58,8 @@ def _display() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    text = TextColumn("{task.description}")
-    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+    text, left = TextColumn("{task.description}"), TimeRemainingColumn()
+    with Progress(text, BarColumn(), MofNCompleteColumn(), _rate(), left, console=Console(stderr=True)) as bars:
         _shown.append(bars)
         try:
             yield bars

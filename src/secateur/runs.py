@@ -5,6 +5,8 @@ config.yaml     everything needed to run it again
 results.jsonl   one row per measurement, rebuilt from the stages by every start
 figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise
 artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest
+unfinished/     what a long stage goes on from when it is killed, and the figures it had; gone when it is done
+pictures/       training pictures and what attacks made of them, of runs that show any
 report.html     the page
 .lock           held while a run writes here; the kernel lets it go when the process dies
 """
@@ -52,12 +54,14 @@ def load_rows(folder: Path | str) -> list[Row]:
 
 
 def load_figures(folder: Path | str) -> list[dict[str, Any]]:
-    """The curves and histograms of a run."""
-    path = Path(folder) / "figures.jsonl"
-    try:
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-    except (OSError, ValueError) as error:
-        raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
+    """The curves, histograms and pictures of a run, also those of a stage that was interrupted."""
+    figures = []
+    for path in (Path(folder) / "figures.jsonl", *sorted(Path(folder).glob("unfinished/*.jsonl"))):
+        try:
+            figures += [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        except (OSError, ValueError) as error:
+            raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
+    return figures
 
 
 class Run:
@@ -157,7 +161,7 @@ def open_run(
         run.write("run.json", json.dumps(marker | {"finished": None}, indent=2))
         with explained(folder):
             (folder / "artifacts").mkdir(exist_ok=True)
-            for left in (*folder.glob(TEMPORARY), *folder.glob(f"artifacts/{TEMPORARY}")):
+            for left in (*folder.glob(TEMPORARY), *folder.glob(f"*/{TEMPORARY}")):
                 left.unlink()
         _renew_config(run, config)
         try:
@@ -179,8 +183,9 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
     with explained(path):
         if path.exists() and path.read_text() == text:
             return
-        for stale in ("results.jsonl", "figures.jsonl", "report.html"):
-            (run.folder / stale).unlink(missing_ok=True)
+        stale = [run.folder / name for name in ("results.jsonl", "figures.jsonl", "report.html")]
+        for each in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/*.png")):
+            each.unlink(missing_ok=True)
     run.write("config.yaml", text)
 
 

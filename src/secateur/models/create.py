@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,25 +78,29 @@ def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
         saved = load_file(path)
     except (SafetensorError, OSError) as error:
         raise WrongInput("weights", f"{path} cannot be read as a .safetensors file: {error}") from error
-    wanted = net.state_dict()
-    shapes = [
-        f"{name} {tuple(saved[name].shape)} for {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in saved and saved[name].shape != wanted[name].shape
-    ]
-    wrong = {
-        "missing": [name for name in wanted if name not in saved],
-        "unexpected": [name for name in saved if name not in wanted],
-        "of another shape": shapes,
-    }
-    found = [f"{what}: {_few(names)}" for what, names in wrong.items() if names]
-    if found:
-        raise WrongInput("weights", f"{path} does not fit the model; {'; '.join(found)}")
+    if wrong := misfit(net.state_dict(), saved):
+        raise WrongInput("weights", f"{path} does not fit the model; {wrong}")
     net.load_state_dict(saved)
     return net
 
 
-def _few(names: Iterable[str], most: int = 3) -> str:
+def misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """Which tensors are missing, unexpected or of another shape, in words; nothing where all fit."""
+    shapes = [
+        f"{name} {tuple(given[name].shape)} for {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in given and given[name].shape != wanted[name].shape
+    ]
+    wrong = {
+        "missing": [name for name in wanted if name not in given],
+        "unexpected": [name for name in given if name not in wanted],
+        "of another shape": shapes,
+    }
+    return "; ".join(f"{what}: {few(names)}" for what, names in wrong.items() if names)
+
+
+def few(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -1,0 +1,106 @@
+"""The client that is attacked: the model it was sent, how it makes an update, and what its attacker knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
+from secateur.catalogue import Choice
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Params, ServerView, Weights
+
+Target = Batch | Gradient | Weights  # examples of which the client makes an update, or one that was captured
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What does not differ between the updates of one client."""
+
+    net: nn.Module
+    state: Params  # the model that the server means to send: parameters and buffers
+    knowledge: Knowledge  # without what differs by target
+    sends_weights: bool = False
+    tells_labels: bool = False
+    tells_statistics: bool = False
+
+    def seen(
+        self, attack: InversionAttack, targets: Sequence[Target], rng: Generator
+    ) -> tuple[Knowledge, list[list[ServerView]]]:
+        """What the attacker knows and sees of each target: one round, after the attacker had its way with the model."""
+        net, sent = attack.tamper(self.net, self.state, self.knowledge, rng)
+        updates = [self._update(net, sent, target) for target in targets]
+        batches = [target for target in targets if isinstance(target, Batch)]
+        labels = torch.stack([batch.labels for batch in batches]) if self.tells_labels else None
+        how = self.knowledge.batchnorm
+        statistics = [statistics_of(net, sent, batch, how) for batch in batches] if self.tells_statistics else None
+        knowledge = replace(self.knowledge, net=net, labels=labels, statistics=statistics)
+        return knowledge, [[ServerView(sent, update)] for update in updates]
+
+    def _update(self, net: nn.Module, sent: Params, target: Target) -> Gradient | Weights:
+        known = self.knowledge
+        if not isinstance(target, Batch):
+            return target
+        if not self.sends_weights:
+            return gradient_update(net, sent, target, known.batchnorm, known.loss)
+        if known.learning_rate is None:
+            raise WrongInput("learning_rate", "must be given for a client that sends its weights")
+        steps, rate, each = known.local_steps, known.learning_rate, known.local_batch
+        return weights_update(net, sent, target, known.batchnorm, steps, rate, each, known.loss)
+
+    @property
+    def sends(self) -> str:
+        """Its update in words."""
+        if not self.sends_weights:
+            return "gradient"
+        steps = self.knowledge.local_steps
+        return f"weights after {steps} local step{'s' if steps > 1 else ''}"
+
+    @property
+    def knows(self) -> str:
+        """What the attacker is told beside the model and the update, in words."""
+        known, size = self.knowledge, self.knowledge.batch_size
+        told = ["the batch size", "how pixels become inputs"]
+        told += ["the labels"] if self.tells_labels else []
+        told += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
+        told += ["the client's steps and learning rate"] if self.sends_weights else []
+        told += ["the client's compression"] if known.compression is not None else []
+        return f"{', '.join(told[:-1])} and {told[-1]}; {size} example{'s' if size > 1 else ''} an update"
+
+
+def check_attack(attack: Choice, client: Client, target: Target, rng: Generator) -> None:
+    """Refuse, before any work, an attack that cannot be mounted on this client."""
+    made: InversionAttack = attack.make()
+    if not isinstance(target, Batch) and attack.method.info.get("active"):
+        needs = "changes the model before it is sent, and this update was captured before"
+        raise WrongInput("attack", f"{attack.name} {needs}; choose a passive attack")
+    knowledge, views = client.seen(made, [target], rng)
+    made.check(knowledge, views[0][0])
+
+
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Refuse data that is no pictures."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        wanted = "only pictures can be recovered: (1 or 3 channels, height, width)"
+        raise WrongInput("data", f"{name} has examples of the shape {tuple(shape)}; {wanted}")
+
+
+def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """(C, 1, 1) mean and deviation of pixels; where none are known the inputs must be pixels in [0, 1] themselves."""
+    channels = inputs.shape[1]
+    if not mean and not std:
+        low, high = float(inputs.min()), float(inputs.max())
+        if low < 0 or high > 1:
+            needs = "pixels in [0, 1], or a mean and a std that say how pixels became inputs"
+            raise WrongInput("data", f"inputs lie from {low:.3g} to {high:.3g}; give {needs}")
+        mean, std = [0.0] * channels, [1.0] * channels
+    if len(mean) != channels or len(std) != channels or min(std) <= 0:
+        raise WrongInput("mean", f"give one mean and one std above 0 for each of the {channels} channels")
+    return _by_channel(mean, inputs), _by_channel(std, inputs)
+
+
+def _by_channel(values: Sequence[float], inputs: Tensor) -> Tensor:
+    return torch.tensor(list(values), dtype=inputs.dtype, device=inputs.device).view(-1, 1, 1)

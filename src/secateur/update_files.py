@@ -1,0 +1,45 @@
+"""An update captured elsewhere: a .safetensors file of parameter names and tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Gradient, Params, Weights
+from secateur.models.create import few, misfit
+
+KINDS = {"gradient": Gradient, "weights": Weights}
+
+
+def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights:
+    """The update in a file, in the precision of the model's parameters; refuses what does not fit the model.
+
+    The file's metadata may say `kind`: gradient or weights; else `weights` says which it is.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            kind = (file.metadata() or {}).get("kind", "weights" if weights else "gradient")
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    except (SafetensorError, OSError) as error:
+        raise WrongInput("update", f"{path} cannot be read as a .safetensors file: {error}") from error
+    if kind not in KINDS:
+        raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
+    buffers = {name for name, _ in net.named_buffers()}
+    held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
+    return KINDS[kind](fitting(held, net, str(path)))
+
+
+def fitting(values: Params, net: nn.Module, name: str) -> Params:
+    """The tensors of an update in the order, precision and place of the model's parameters; refused where unfit."""
+    wanted = dict(net.named_parameters())
+    if wrong := misfit(wanted, values):
+        raise WrongInput("update", f"{name} does not fit the model; {wrong}")
+    broken = [key for key, value in values.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise WrongInput("update", f"{name} holds NaN or infinity in {few(broken)}; every number must be finite")
+    return {key: values[key].to(value) for key, value in wanted.items()}
