@@ -1,7 +1,7 @@
 """The shapes that every part is built to. Read this file first.
 
 A method is a function or a frozen dataclass that has one of these shapes; nothing here has behaviour beyond a
-one-liner. The shapes of federation join this file with the methods that need them.
+one-liner. The shapes of whole federations join this file with the methods that need them.
 """
 
 from __future__ import annotations
@@ -228,4 +228,30 @@ class InversionAttack(Protocol):
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Every target's pictures as they are finished, with the target's index; a target is one round or several."""
+        ...
+
+
+# Updates -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Turning:
+    """What a client has at hand when it rewrites its gradient."""
+
+    net: nn.Module  # the structure
+    sent: Params  # the model it received: parameters and buffers
+    batch: Batch  # its own examples, as it used them
+    round: int
+    rng: Generator  # on the CPU; noise on another device is drawn from a generator that this one seeds
+    loss: Loss = cross_entropy
+    batchnorm: Literal["eval", "batch"] = "batch"
+
+
+class Upload(Protocol):
+    """Rewrites what leaves the client: a frozen dataclass whose fields are its hyper-parameters."""
+
+    def init(self, params: Params) -> Params:
+        """The state that the client keeps at home, by name; empty where there is none."""
+        ...
+
+    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+        """What is sent, and the state afterwards; neither shares memory with what was given unless it is unchanged."""
         ...
