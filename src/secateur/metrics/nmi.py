@@ -1,0 +1,133 @@
+"""How much the values of one picture tell about the values of another, next to what chance alone would give."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from secateur.errors import WrongInput
+from secateur.metrics.pictures import paired
+
+PAIRS = 1024  # of counts whose expectation is taken at once, which bounds the memory
+
+
+class MutualInformation(NamedTuple):
+    """Normalised mutual information of each pair, its chance level, and the adjusted one: 0 by chance, 1 when equal."""
+
+    nmi: Tensor  # (N,)
+    chance: Tensor  # (N,) the expected NMI when the pixels of one picture are permuted
+    ami: Tensor  # (N,)
+
+
+def nmi(truth: Tensor, guess: Tensor, levels: int = 256) -> MutualInformation:
+    """Normalised mutual information of quantised pixel values (PriPrune, Section 4.2.1), its chance level and AMI.
+
+    A pixel's level floor(levels * value), in each colour on its own, is its cluster:
+    NMI = I(U; V) / ((H(U) + H(V)) / 2); chance = E[I] / ((H(U) + H(V)) / 2); AMI = (I - E[I]) / ((H(U) + H(V)) / 2 -
+    E[I]), where E[I] is exact over all permutations of the pixels (Vinh, Epps and Bailey 2010, Eq. 24a). Many levels
+    and few pixels make the chance level high (noise on a natural 32x32 picture scores 0.4 to 0.5 at 256 levels), so NMI
+    says nothing without it. Two constant pictures score 1, as in scikit-learn. A negative scores as the picture does.
+
+    Example:
+        >>> truth = torch.tensor([0.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2)
+        >>> found = nmi(truth, 1 - truth, levels=2)
+        >>> [round(float(value), 4) for value in found]
+        [1.0, 0.3333, 1.0]
+    """
+    if levels < 2:
+        raise WrongInput("levels", f"{levels} is not allowed; give at least 2")
+    u, v = (_quantised(stack, levels) for stack in paired(truth, guess))  # (N, P)
+    size = u.shape[1]
+    of_u, of_v = _histogram(u, levels), _histogram(v, levels)
+    h_u, h_v = _entropy(of_u, size), _entropy(of_v, size)
+    information = (h_u + h_v - _joint_entropy(u, v, levels)).clamp_min(0)
+    expected = _expected_information(of_u, of_v, size)
+    mean = (h_u + h_v) / 2
+
+    constant = [(counts > 0).sum(1) == 1 for counts in (of_u, of_v)]
+    none, both = constant[0] | constant[1], constant[0] & constant[1]
+    convention = both.double()
+    return MutualInformation(
+        *(
+            torch.where(none, convention, value)
+            for value in (
+                information / mean,
+                expected / mean,
+                _away_from_zero(information - expected) / _away_from_zero(mean - expected),
+            )
+        )
+    )
+
+
+def _quantised(pictures: Tensor, levels: int) -> Tensor:
+    return (pictures.flatten(1) * levels).floor().clamp(0, levels - 1).long()
+
+
+def _histogram(quantised: Tensor, levels: int) -> Tensor:
+    """(N, L) how many pixels have each level."""
+    counts = torch.zeros(len(quantised), levels, dtype=torch.long, device=quantised.device)
+    return counts.scatter_add_(1, quantised, torch.ones_like(quantised))
+
+
+def _entropy(counts: Tensor, size: int) -> Tensor:
+    total: Tensor = torch.special.xlogy(counts, counts.double()).sum(1)
+    return math.log(size) - total / size
+
+
+def _joint_entropy(u: Tensor, v: Tensor, levels: int) -> Tensor:
+    """(N,) from the pairs of levels that occur: a table of all pairs would be mostly zeros."""
+    number, size = u.shape
+    picture = torch.arange(number, device=u.device)[:, None]
+    cells, counts = torch.unique((picture * levels + u) * levels + v, return_counts=True)
+    total = torch.zeros(number, dtype=torch.float64, device=u.device)
+    total.index_add_(0, cells // levels**2, torch.special.xlogy(counts, counts.double()))
+    return math.log(size) - total / size
+
+
+def _away_from_zero(value: Tensor) -> Tensor:
+    """What scikit-learn does for 0 / 0, which is a perfect match."""
+    least = torch.finfo(torch.float64).eps
+    return torch.where(value < 0, value.clamp_max(-least), value.clamp_min(least))
+
+
+def _expected_information(of_u: Tensor, of_v: Tensor, size: int) -> Tensor:
+    """(N,) E[I] with fixed histograms and random pairing of the pixels.
+
+    A cell of the table is hypergeometric, so its expectation depends on its two counts only. Counts repeat within and
+    between pictures: each pair of distinct counts is worked out once.
+    """
+    (a, many_a), (b, many_b) = _distinct(of_u), _distinct(of_v)
+    pairs = torch.cartesian_prod(a, b)
+    table = _expected_x_log_x(pairs[:, 0], pairs[:, 1], size).view(len(a), len(b))
+    cells = torch.einsum("na,ab,nb->n", many_a, table, many_b) / size
+    return cells - math.log(size) + _entropy(of_u, size) + _entropy(of_v, size)
+
+
+def _distinct(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct counts above zero, (K,), and how often each picture has them, (N, K)."""
+    kinds = torch.unique(torch.cat([counts.new_zeros(1), counts.flatten()]))
+    return kinds[1:], _histogram(torch.searchsorted(kinds, counts), len(kinds))[:, 1:].double()
+
+
+def _expected_x_log_x(a: Tensor, b: Tensor, size: int) -> Tensor:
+    """(P,) E[X log X], X = how many of b pixels out of `size` fall among a given ones."""
+    mean = a * b / size
+    reach = 12 * mean.sqrt() + 40  # beyond it lies less than e^-70 (Bernstein)
+    start = torch.maximum((mean - reach).floor().long(), a + b - size).clamp_min(1)
+    stop = torch.minimum((mean + reach).ceil().long(), torch.minimum(a, b))
+    log_factorial = torch.arange(size + 1, dtype=torch.float64, device=a.device).add(1).lgamma()
+    fixed = log_factorial[a] + log_factorial[b] + log_factorial[size - a] + log_factorial[size - b]
+    fixed = fixed - log_factorial[size]
+
+    found = torch.zeros_like(fixed)
+    for block in torch.split((stop - start).argsort(), PAIRS):  # alike in length, so that little of a block is padding
+        low, high = start[block, None], stop[block, None]
+        x = low + torch.arange(int((high - low).max()) + 1, device=a.device)
+        inside, x = x <= high, torch.minimum(x, high)
+        rest = (x, a[block, None] - x, b[block, None] - x, size - a[block, None] - b[block, None] + x)
+        chance = (fixed[block, None] - sum(log_factorial[count] for count in rest)).exp()
+        found[block] = torch.where(inside, chance * torch.special.xlogy(x, x.double()), 0.0).sum(1)
+    return found
