@@ -1,0 +1,170 @@
+"""How well pictures were recovered: MSE, PSNR, SSIM here, the others in files of their own, and all of them at once.
+
+Every measure takes two stacks (N, C, H, W) with values in [0, 1], grey or colour, on any device, and gives (N,) values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Params
+from secateur.metrics.cw_ssim import cw_ssim
+from secateur.metrics.lpips import ABSENT, lpips
+from secateur.metrics.membership import Estimate
+from secateur.metrics.nmi import nmi
+from secateur.metrics.pictures import paired
+
+WINDOW = 11  # pixels: 3.5 sigma to each side, as in scikit-image
+SIGMA = 1.5
+LEVELS = (256, 100)  # of NMI: an 8-bit picture's own, and a coarser one whose chance level is low
+
+
+class PictureScores(NamedTuple):
+    """(N,) values by measure, and by measure what a reader must know of them; an absent measure has a note only."""
+
+    values: dict[str, Tensor]
+    notes: dict[str, str]
+
+
+class Summary(NamedTuple):
+    """A measure over all targets."""
+
+    mean: Estimate
+    median: Estimate
+    minimum: float
+    maximum: float
+    targets: int
+
+
+def mse(truth: Tensor, guess: Tensor) -> Tensor:
+    """(N,) mean squared error over pixels and colours.
+
+    Example:
+        >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).item()  # doctest: +ELLIPSIS
+        0.0100...
+    """
+    x, y = paired(truth, guess)
+    return (x - y).square().mean((1, 2, 3))
+
+
+def psnr(truth: Tensor, guess: Tensor) -> Tensor:
+    """(N,) peak signal-to-noise ratio in dB, -10 log10 MSE as the data range is 1; infinite for equal pictures.
+
+    Example:
+        >>> round(psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).item(), 4)
+        20.0
+    """
+    return -10 * mse(truth, guess).log10()
+
+
+def ssim(truth: Tensor, guess: Tensor) -> Tensor:
+    """(N,) structural similarity in an 11-pixel Gaussian window of sigma 1.5 (Wang et al. 2004, Eq. 13).
+
+    SSIM = (2 m_x m_y + C1) (2 s_xy + C2) / ((m_x^2 + m_y^2 + C1) (s_x^2 + s_y^2 + C2)), C1 = 0.01^2, C2 = 0.03^2, with
+    weighted means m, variances s^2 and covariance s_xy, averaged over all windows inside the picture and over colours:
+    scikit-image's with gaussian_weights=True, use_sample_covariance=False, data_range=1. This is not what the DGP paper
+    calls SSIM (`cw_ssim` is).
+
+    Example:
+        >>> round(ssim(torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.1)).item(), 4)  # C1 / (0.01 + C1)
+        0.0099
+    """
+    x, y = paired(truth, guess)
+    if min(x.shape[-2:]) < WINDOW:
+        raise WrongInput("ssim", f"{x.shape[-2]}x{x.shape[-1]} pixels are too few; give at least {WINDOW} a side")
+    mean_x, mean_y, xx, yy, xy = _blurred(torch.stack([x, y, x * x, y * y, x * y]))
+    c1, c2 = 0.01**2, 0.03**2
+    structure = (2 * (xy - mean_x * mean_y) + c2) / (xx - mean_x**2 + yy - mean_y**2 + c2)
+    luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
+    similarity: Tensor = luminance * structure
+    return similarity.mean((1, 2, 3))
+
+
+def _blurred(stacks: Tensor) -> Tensor:
+    """Weighted means over all windows that lie inside."""
+    place = torch.arange(WINDOW, dtype=stacks.dtype, device=stacks.device) - WINDOW // 2
+    weights = (-(place**2) / (2 * SIGMA**2)).softmax(0)
+    down, across = (torch.eye(n, dtype=stacks.dtype, device=stacks.device) for n in stacks.shape[-2:])
+    return (down.unfold(0, WINDOW, 1) @ weights) @ stacks @ (across.unfold(0, WINDOW, 1) @ weights).mT
+
+
+@torch.no_grad()
+def picture_scores(
+    truth: Tensor, guess: Tensor, weights: Params | None, levels: Sequence[int] = LEVELS
+) -> PictureScores:
+    """Every measure of reconstructions that are matched to their truths; `weights` are LPIPS's, None where absent.
+
+    What an attack leaves outside [0, 1] is clamped first, as a viewer would.
+
+    Example:
+        >>> truth = torch.linspace(0, 1, 256).view(1, 1, 16, 16)
+        >>> scores = picture_scores(truth, truth, weights=None, levels=[16])
+        >>> list(scores.values)
+        ['mse', 'psnr', 'cw_ssim', 'nmi_16', 'nmi_16_chance', 'ami_16', 'ssim']
+        >>> scores.notes["cw_ssim"]
+        '4 scales'
+    """
+    if not (truth.isfinite().all() and guess.isfinite().all()):
+        raise WrongInput("pictures", "NaN or infinite values cannot be scored; leave the diverged trials out")
+    if truth.min() < 0 or truth.max() > 1:
+        raise WrongInput("pictures", "the truths have values outside [0, 1]; undo their normalisation first")
+    guess = guess.clamp(0, 1)
+    wavelet = cw_ssim(truth, guess)
+    values = {"mse": mse(truth, guess), "psnr": psnr(truth, guess), "cw_ssim": wavelet.values}
+    notes = {"cw_ssim": f"{wavelet.scales} scales"}
+    for level in levels:
+        found = nmi(truth, guess, level)
+        values |= {f"nmi_{level}": found.nmi, f"nmi_{level}_chance": found.chance, f"ami_{level}": found.ami}
+    if min(truth.shape[-2:]) < WINDOW:
+        notes["ssim"] = f"absent: its window has {WINDOW} pixels a side"
+    else:
+        values["ssim"] = ssim(truth, guess)
+    if weights is None:
+        notes["lpips"] = ABSENT
+    else:
+        values["lpips"], enlarged = lpips(truth, guess, weights)
+        if enlarged:
+            notes["lpips"] = f"of pictures enlarged to {enlarged[0]}x{enlarged[1]}"
+    return PictureScores(values, notes)
+
+
+def summary(values: Mapping[str, Tensor], rng: Generator, resamples: int = 1000) -> dict[str, Summary]:
+    """Mean and median over targets with 95 % percentile intervals from resampling the targets, minimum and maximum.
+
+    Example:
+        >>> found = summary({"psnr": torch.tensor([10.0, 20.0, 60.0])}, Generator().manual_seed(0))["psnr"]
+        >>> found.mean.value, found.median.value, found.maximum
+        (30.0, 20.0, 60.0)
+    """
+    size = len(next(iter(values.values())))
+    drawn = torch.randint(size, (resamples, size), generator=rng)  # the same targets for every measure
+    return {name: _summary(value.detach().cpu().double(), drawn) for name, value in values.items()}
+
+
+def _summary(value: Tensor, drawn: Tensor) -> Summary:
+    note = "one target: no interval" if len(value) == 1 else None
+
+    def estimate(exact: Tensor, resampled: Tensor) -> Estimate:
+        # no interpolation: between an infinite PSNR and another there is nothing
+        low = torch.quantile(resampled, 0.025, interpolation="lower")
+        high = torch.quantile(resampled, 0.975, interpolation="higher")
+        return Estimate(float(exact), float(low), float(high), note)
+
+    return Summary(
+        mean=estimate(value.mean(), value[drawn].mean(1)),
+        median=estimate(_median(value), _median(value[drawn])),
+        minimum=float(value.min()),
+        maximum=float(value.max()),
+        targets=len(value),
+    )
+
+
+def _median(x: Tensor) -> Tensor:
+    """The middle value, or the mean of the two middle ones."""
+    ordered, size = x.sort(-1).values, x.shape[-1]
+    return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2

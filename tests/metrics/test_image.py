@@ -1,0 +1,137 @@
+import doctest
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
+
+from secateur.errors import WrongInput
+from secateur.metrics.image import mse, picture_scores, psnr, ssim, summary
+from secateur.metrics.matching import match
+
+
+def pictures(rng, *shape):
+    """Smooth shapes with some noise, so that windows have structure."""
+    rough = torch.rand(shape, generator=rng, dtype=torch.float64)
+    return 0.7 * torch.nn.functional.avg_pool2d(rough, 3, 1, 1) + 0.3 * rough
+
+
+@pytest.mark.parametrize("module", ["image", "cw_ssim", "nmi", "lpips", "matching"])
+def test_the_examples_run(module):
+    found = doctest.testmod(importlib.import_module(f"secateur.metrics.{module}"))
+    assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 28, 28), (5, 3, 32, 32), (2, 3, 11, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_as_scikit_image(rng, shape, dtype):
+    x = pictures(rng, *shape).to(dtype)
+    y = (0.8 * x + 0.2 * torch.rand(shape, generator=rng)).clamp(0, 1).to(dtype)
+    as_numpy = zip(x.permute(0, 2, 3, 1).double().numpy(), y.permute(0, 2, 3, 1).double().numpy(), strict=True)
+    expected = [
+        (
+            mean_squared_error(a, b),
+            peak_signal_noise_ratio(a, b, data_range=1),
+            structural_similarity(
+                a, b, gaussian_weights=True, use_sample_covariance=False, data_range=1, channel_axis=-1
+            ),
+        )
+        for a, b in as_numpy
+    ]
+    found = torch.stack([mse(x, y), psnr(x, y), ssim(x, y)], 1)
+    assert found.numpy() == pytest.approx(np.array(expected), rel=1e-9)
+
+
+def test_equal_pictures(rng):
+    x = pictures(rng, 3, 3, 16, 16)
+    assert mse(x, x).tolist() == [0.0] * 3
+    assert psnr(x, x).tolist() == [math.inf] * 3
+    assert ssim(x, x).tolist() == pytest.approx([1.0] * 3)
+
+
+@pytest.mark.parametrize("measure", [mse, psnr, ssim])
+def test_wrong_pictures_are_refused_in_one_sentence(measure):
+    x = torch.zeros(2, 3, 16, 16)
+    for a, b in (
+        (x, x[:1]),
+        (x[0], x[0]),
+        (x[:, :2], x[:, :2]),
+        (x[:0], x[:0]),
+        (x.byte(), x.byte()),
+        (x, x[..., :12]),
+    ):
+        with pytest.raises(WrongInput, match="pictures: "):
+            measure(a, b)
+
+
+def test_ssim_needs_its_window(rng):
+    with pytest.raises(WrongInput, match="ssim: 16x8 pixels are too few; give at least 11 a side"):
+        ssim(torch.zeros(1, 1, 16, 8), torch.zeros(1, 1, 16, 8))
+
+
+@settings(max_examples=25, deadline=None)
+@given(number=st.integers(1, 12), seed=st.integers(0, 2**32))
+def test_matching_undoes_any_order(number, seed):
+    rng = torch.Generator().manual_seed(seed)
+    truth = torch.rand(number, 1, 4, 4, generator=rng)
+    order = torch.randperm(number, generator=rng)
+    guess = (truth + 0.01 * torch.randn(truth.shape, generator=rng))[order]
+    assert torch.equal(order[match(truth, guess)], torch.arange(number))
+
+
+def test_matching_minimises_the_total_not_each():
+    # guess 0 equals truth 0, but 0.4^2 + 0.4^2 < 0^2 + 0.8^2
+    truth, guess = (torch.tensor(values).view(2, 1, 1, 1) for values in ([0.4, 0.8], [0.4, 0.0]))
+    assert match(truth, guess).tolist() == [1, 0]
+
+
+def test_what_diverged_is_not_matched_nor_scored():
+    broken = torch.full((1, 1, 4, 4), math.nan)
+    for function in (lambda: match(broken, broken), lambda: picture_scores(broken, broken, None)):
+        with pytest.raises(WrongInput, match="NaN"):
+            function()
+
+
+def test_all_scores(rng):
+    truth = pictures(rng, 4, 3, 32, 32).float()
+    guess = truth + 0.5 * torch.randn(truth.shape, generator=rng)  # leaves [0, 1]
+    scores = picture_scores(truth, guess, weights=None)
+    assert {"mse", "psnr", "ssim", "cw_ssim", "nmi_256", "nmi_256_chance", "ami_256", "nmi_100"} <= set(scores.values)
+    assert all(value.shape == (4,) for value in scores.values.values())
+    assert torch.equal(scores.values["mse"], mse(truth, guess.clamp(0, 1)))
+    assert "lpips" not in scores.values and scores.notes["lpips"].startswith("absent")
+    with pytest.raises(WrongInput, match="undo their normalisation"):
+        picture_scores(truth * 2 - 1, guess, None)
+
+
+def test_small_pictures_say_what_is_absent(rng):
+    truth = torch.rand(2, 1, 8, 8, generator=rng)
+    scores = picture_scores(truth, truth, weights=None)
+    assert "ssim" not in scores.values and scores.notes["ssim"].startswith("absent")
+    assert scores.notes["cw_ssim"] == "3 scales"
+
+
+def test_summary(rng):
+    values = torch.randn(400, generator=rng) + 5
+    found = summary({"psnr": values, "half": values / 2}, rng)
+    psnr_found, half = found["psnr"], found["half"]
+    assert psnr_found.mean.value == pytest.approx(float(values.mean()), abs=1e-5)
+    assert psnr_found.median.value == pytest.approx(float(np.median(values)), abs=1e-5)
+    assert (psnr_found.minimum, psnr_found.maximum) == (float(values.min()), float(values.max()))
+    # the standard error of a mean of 400 is 1/20, of a median 1.25/20
+    assert psnr_found.mean.high - psnr_found.mean.low == pytest.approx(2 * 1.96 / 20, rel=0.2)
+    assert psnr_found.median.high - psnr_found.median.low == pytest.approx(2 * 1.96 * 1.25 / 20, rel=0.4)
+    assert half.mean.low == pytest.approx(psnr_found.mean.low / 2)  # the same draws
+    assert psnr_found.targets == 400 and psnr_found.mean.note is None
+
+
+def test_summary_of_infinite_and_single_values(rng):
+    found = summary({"psnr": torch.tensor([math.inf, 20.0, 30.0])}, rng)["psnr"]
+    assert found.mean.value == math.inf and found.median.value == 30.0
+    assert found.median.low == 20.0 and found.median.high == math.inf
+    one = summary({"psnr": torch.tensor([20.0])}, rng)["psnr"]
+    assert one.mean[:3] == (20.0, 20.0, 20.0) and one.mean.note == "one target: no interval"
