@@ -38,6 +38,7 @@ Data = Annotated[str | None, typer.Option(help="A data set's name, an .npz, an i
 DataFolder = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Many = Annotated[list[str] | None, typer.Option(help="Comma-separated, repeatable.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the file: field.part=value.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
@@ -73,7 +74,7 @@ def audit(
     seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
     device: Device = None,
     junit: Annotated[Path | None, typer.Option(help="Write what was held against the limits, for a CI server.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: DryRun = False,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
@@ -117,6 +118,65 @@ def audit(
         typer.echo(f"secateur: {sentence}", err=True)
     if broken:
         raise typer.Exit(1)
+
+
+@app.command()
+def invert(
+    file: File = None,
+    config: Config = None,
+    out: Out = Path("runs/invert"),
+    model: Model = None,
+    weights: Weights = None,
+    data: Data = None,
+    data_folder: DataFolder = None,
+    update: Annotated[Path | None, typer.Option(help="An update captured elsewhere, .safetensors.")] = None,
+    attack: Many = None,
+    targets: Annotated[str | None, typer.Option(help="How many updates are attacked.")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Examples in each update.")] = None,
+    labels: Annotated[str | None, typer.Option(help="inferred, or oracle: the attacker is told them.")] = None,
+    adaptive: Annotated[str | None, typer.Option(help="none, support, layer, reapply or mask.")] = None,
+    restarts: Annotated[str | None, typer.Option(help="Trials of each attack; the best by its own loss.")] = None,
+    iterations: Annotated[str | None, typer.Option(help="Iterations of each attack.")] = None,
+    local_steps: Annotated[str | None, typer.Option(help="The client sends its weights after so many steps.")] = None,
+    learning_rate: Annotated[str | None, typer.Option(help="Of the client's local steps.")] = None,
+    batchnorm: Annotated[str | None, typer.Option(help="eval or batch: how the client normalises.")] = None,
+    images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
+    device: Device = None,
+    dry_run: DryRun = False,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Turn a client's update back into pictures: what does one update reveal?"""
+    from secateur.config import Invert, read
+    from secateur.inverting import plan, run_invert
+    from secateur.report.terminal import print_inversion
+
+    flags = {
+        "model": model,
+        "weights": weights,
+        "data": data,
+        "data_folder": data_folder,
+        "update": update,
+        "attack": _joined(attack),
+        "targets": targets,
+        "batch_size": batch_size,
+        "labels": labels,
+        "adaptive": adaptive,
+        "restarts": restarts,
+        "iterations": iterations,
+        "local_steps": local_steps,
+        "learning_rate": learning_rate,
+        "batchnorm": batchnorm,
+        "images": images,
+        "seeds": seeds,
+        "device": device,
+    }
+    settings = read(Invert, _file(file, config), flags, set_)
+    if dry_run:
+        typer.echo("\n".join(plan(settings)))
+        return
+    _print(run_invert(settings, out), json_, print_inversion, f"the page: {out / 'report.html'}")
 
 
 @app.command()
@@ -194,19 +254,15 @@ def list_(
 
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
-    rows = [entry.describe() for entry in catalogue.methods(_singular(kind)).values()]
+    kinds = {"attacks": ("attack", "inversion"), "studies": ("study",)}.get(kind, (kind.removesuffix("s"),))
+    found = [(name, each.describe()) for name in kinds for each in catalogue.methods(name).values()]
+    rows = [{"kind": name} | row if len(kinds) > 1 else row for name, row in found]
     if json_:
         typer.echo(json.dumps(rows, default=str))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from secateur.report.terminal import print_methods
 
-    table = Table(box=None, header_style="bold")
-    for name in ("name", "paper", "summary"):
-        table.add_column(name, no_wrap=name != "summary")
-    for row in rows:
-        table.add_row(row["name"], row["paper"], row["summary"])
-    Console(highlight=False).print(table)
+    print_methods(rows)
 
 
 @app.command()
@@ -243,10 +299,6 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
         return
     show(rows)
     typer.echo(last)
-
-
-def _singular(kind: str) -> str:
-    return "study" if kind == "studies" else kind.removesuffix("s")
 
 
 def _joined(values: list[str] | None) -> str | None:

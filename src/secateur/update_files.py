@@ -11,7 +11,7 @@ from secateur.errors import WrongInput
 from secateur.interfaces import Gradient, Params, Weights
 from secateur.models.create import few, misfit
 
-KINDS = {"gradient": Gradient, "weights": Weights}
+KINDS: dict[str, type[Gradient] | type[Weights]] = {"gradient": Gradient, "weights": Weights}
 
 
 def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights:

@@ -89,6 +89,13 @@ def test_matching_minimises_the_total_not_each():
     assert match(truth, guess).tolist() == [1, 0]
 
 
+def test_of_more_guesses_than_truths_the_best_are_taken():
+    truth, guess = (torch.tensor(values).view(-1, 1, 1, 1) for values in ([0.1, 0.9], [0.5, 1.0, 0.0]))
+    assert match(truth, guess).tolist() == [2, 1]
+    with pytest.raises(WrongInput, match="pictures: "):
+        match(guess, truth)
+
+
 def test_what_diverged_is_not_matched_nor_scored():
     broken = torch.full((1, 1, 4, 4), math.nan)
     for function in (lambda: match(broken, broken), lambda: picture_scores(broken, broken, None)):

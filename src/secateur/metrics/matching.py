@@ -12,8 +12,8 @@ from secateur.metrics.pictures import paired
 def match(truth: Tensor, guess: Tensor) -> Tensor:
     """(N,) the row of `guess` that belongs to each row of `truth`: the assignment with the least total MSE (Hungarian).
 
-    Only the evaluator may call it: it looks at the truth. Every guess is used exactly once, so an attack that returns
-    one picture many times is not paid for it.
+    Only the evaluator may call it: it looks at the truth. Every guess is used at most once, so an attack that returns
+    one picture many times is not paid for it; of more guesses than truths some are left over.
 
     Example:
         >>> truth = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1)
@@ -23,7 +23,8 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    a, b = (stack.flatten(1) for stack in paired(truth, guess))
+    first, _ = paired(truth, guess[: len(truth)])
+    a, b = first.flatten(1), guess.double().flatten(1)
     if not (a.isfinite().all() and b.isfinite().all()):
         raise WrongInput("pictures", "NaN or infinite values cannot be matched; leave the diverged trials out")
     # by differences: the expanded square would lose what nearly equal pictures differ by

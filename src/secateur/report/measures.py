@@ -33,11 +33,37 @@ COST = {
     for name, title in {"parameters": "parameters", "flops": "FLOPs", "bytes": "bytes", "seconds": "latency"}.items()
     for form in ("masked", "removed")
 }
-TITLES = ATTACK | MODEL | COST
-SHARES = frozenset({"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"} | set(ATTACK)) - {
-    "auc",
-    "advantage",
+PICTURE = {
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "cw_ssim": "CW-SSIM",
+    "lpips": "LPIPS",
+    "mse": "MSE",
+    "nmi_256": "NMI, 256 levels",
+    "nmi_256_chance": "NMI by chance",
+    "ami_256": "AMI, 256 levels",
 }
+RECOVERY = {
+    "psnr": "PSNR",
+    "psnr_median": "PSNR, median",
+    "psnr_min": "PSNR, lowest",
+    "psnr_max": "PSNR, highest",
+    "psnr_grey": "PSNR of grey",
+    **{name: title for name, title in PICTURE.items() if name != "psnr"},
+    "identified": "nearest its own",
+    "label_accuracy": "labels right",
+    "recovered": "recovered",
+    "diverged": "diverged",
+    "attack_loss": "attack's loss",
+    "seconds": "seconds",
+}
+TITLES = ATTACK | MODEL | COST | RECOVERY
+SHARES = frozenset(
+    {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
+    | {"identified", "label_accuracy", "recovered"}
+    | set(ATTACK)
+) - {"auc", "advantage"}
+DECIBELS = "psnr"  # how the names of measures in dB begin
 
 
 def title(metric: str) -> str:
@@ -63,7 +89,13 @@ def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
         return "-"
     if metric in SHARES:
         return _number(cell, interval, 100, 1, "%")
-    if metric in TITLES and metric not in COST:
+    if metric.startswith(DECIBELS):
+        return _number(cell, interval, 1, 1, " dB")
+    if metric == "attack_loss":
+        return f"{cell.value:.3g}"
+    if metric == "seconds":
+        return f"{cell.value:.1f} s"
+    if metric in TITLES and metric not in (*COST, "diverged"):
         return _number(cell, interval, 1, 3, "")
     if metric.startswith("seconds"):
         return f"{1000 * cell.value:.2f} ms"

@@ -89,3 +89,14 @@ search?.addEventListener("input", () => {
   }
   document.getElementById("matches").textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length}`;
 });
+
+const enlarged = document.getElementById("enlarged");
+for (const button of document.querySelectorAll(".card .picture")) {
+  button.addEventListener("click", () => { // the picture, beside its truth
+    const own = button.closest("figure"), truth = button.closest(".card").querySelector(".truth");
+    const shown = truth && truth !== own ? [truth, own] : [own];
+    enlarged.querySelector(".pictures").replaceChildren(...shown.map(figure => figure.cloneNode(true)));
+    enlarged.showModal();
+  });
+}
+enlarged?.addEventListener("click", () => enlarged.close()); // anywhere; the Escape key is the browser's own

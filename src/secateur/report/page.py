@@ -11,7 +11,7 @@ from typing import Any
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
 from secateur.limits import check
-from secateur.report import measures, sections
+from secateur.report import inversion, measures, sections
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
@@ -39,7 +39,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     if out.is_dir():
         raise WrongInput("out", f"{out} is a folder; give a file such as report.html")
     sources = [_source(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-    if not any(source.rows for source in sources):
+    if not any(source.rows or source.figures for source in sources):
         raise WrongInput("run", f"{', '.join(map(str, folders))}: there are no results yet; finish the run first")
     write(out, render(sources, broken(sources)).encode())
     return out
@@ -74,20 +74,24 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
     rows, figures = _together(sources)
-    table = lines(rows)
+    audited = [row for row in rows if not inversion.is_inversion(row)]
+    on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss")]
+    table, recovered = lines(audited), _recovered(rows, figures)
     views = {
         "tradeoff": sections.tradeoffs(table),
-        "roc": sections.rocs(table, figures),
-        "histograms": sections.histograms(figures),
-        "classes": sections.class_means(figures),
+        "roc": sections.rocs(table, on_models),
+        "histograms": sections.histograms(on_models),
+        "classes": sections.class_means(on_models),
+        "losses": inversion.losses(figures),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
         badge=badge(table, broken),
         broken=broken or [],
         verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
-        facts=_facts(rows),
-        **_tables(table),
+        facts=_facts(audited),
+        **_tables(table, recovered["updates"]),
+        **recovered,
         views=views,
         figures={name: [asdict(view) for view in found] for name, found in views.items()},
         plotly=_plotly() if any(views.values()) else "",
@@ -96,11 +100,35 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     )
 
 
-def _tables(table: Sequence[Line]) -> dict[str, Any]:
+def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page says of attacks on updates."""
+    found = inversion.attacked(rows)
+    own = [row.to_json() for row in rows if inversion.is_inversion(row)]
+    own += [dict(figure) for figure in figures if figure["kind"] in ("picture", "loss")]
+    cards = inversion.gallery(figures)
+    return {
+        "inverted": bool(own),
+        "updates": found,
+        "update_badge": inversion.badge(found),
+        "update_verdict": inversion.verdict(found),
+        "update_facts": inversion.facts(own),
+        "update_places": [x for x in ("run", "model", "dataset") if len({line.labels.get(x) for line in found}) > 1],
+        "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
+        "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in found)),
+        "cards": cards[: inversion.MOST],
+        "more_cards": max(0, len(cards) - inversion.MOST),
+        "pictured": any(card.truth is not None and card.truth.png for card in cards),
+        "any_picture": any(x.png for card in cards for x in (card.truth, *card.guesses) if x),
+    }
+
+
+def _tables(table: Sequence[Line], updates: Sequence[Line]) -> dict[str, Any]:
     """The lines of the three tables, their columns, and the notes of all cells by number."""
     attacked, found = attacks(table), models(table)
     metrics = list(dict.fromkeys(name for line in found for name in line.cells))
-    notes = dict.fromkeys(cell.note for line in [*attacked, *found] for cell in line.cells.values() if cell.note)
+    noted = [line.cells.get(name) for line in updates for name in measures.RECOVERY]
+    noted += [cell for line in [*attacked, *found] for cell in line.cells.values()]
+    notes = dict.fromkeys(cell.note for cell in noted if cell and cell.note)
     known = {"run", "model", "dataset", "pruner", "sparsity", "defense", "original", "attack", "adaptive"}
     several = [name for name in ("run", "model", "dataset") if len({line.labels.get(name) for line in table}) > 1]
     return {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from secateur.report import inversion
 from secateur.report.measures import shown, title
 from secateur.report.summary import Cell, attacks, by_setting, lines
 from secateur.report.verdict import verdict
@@ -14,6 +16,21 @@ COLUMNS = {
     "attack_accuracy": "attack\naccuracy",
     "auc": "AUC",
     "tpr_at_fpr_0.01": "TPR at\n1% FPR",
+}
+
+RECOVERED = {
+    "psnr": "PSNR\nmean",
+    "psnr_median": "PSNR\nmedian",
+    "psnr_max": "PSNR\nmost",
+    "ssim": "SSIM",
+    "lpips": "LPIPS",
+    "label_accuracy": "labels\nright",
+    "identified": "nearest\nits own",
+    "attack_loss": "loss",
+}
+TABLES = {
+    "attack": "on a model: who was in the training data? (secateur audit)",
+    "inversion": "on an update: what was it made of? (secateur invert)",
 }
 
 
@@ -36,6 +53,44 @@ def print_audit(rows: Sequence[Row]) -> None:
     for group in by_setting(found):
         for sentence in verdict(group):
             console.print(sentence)
+
+
+def print_inversion(rows: Sequence[Row]) -> None:
+    """What each attack recovered, then what each attacker must know."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, found = Console(highlight=False), inversion.attacked(rows)
+    table = Table(box=None, header_style="bold")
+    for name in ("attack", "labels"):
+        table.add_column(name, overflow="fold", no_wrap=name == "labels")
+    metrics = [name for name in RECOVERED if any(line.value(name) is not None for line in found)]
+    for name in metrics:
+        table.add_column(RECOVERED[name], justify="right", no_wrap=True)
+    for line in found:
+        cells = [shown(line.cells.get(name), name, interval=False) for name in metrics]
+        table.add_row(line.labels["attack"], line.labels["labels"], *cells)
+    console.print(table)
+    for line in found:
+        console.print(f"{line.labels['attack']}: {inversion.threat(line)}")
+    for sentence in inversion.verdict(found):
+        console.print(sentence)
+
+
+def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The methods of a kind; of attacks in two tables, those on updates with what they must know."""
+    from rich.console import Console
+    from rich.table import Table
+
+    for kind in dict.fromkeys(row.get("kind") for row in rows):
+        own = [row for row in rows if row.get("kind") == kind]
+        columns = ("name", "paper", "summary", *(["threat"] if kind == "inversion" else []))
+        table = Table(box=None, header_style="bold", title=TABLES.get(kind or ""), title_justify="left")
+        for name in columns:
+            table.add_column("needs to know" if name == "threat" else name, no_wrap=name in ("name", "paper"))
+        for row in own:
+            table.add_row(*(str(row[name]) for name in columns))
+        Console(highlight=False).print(table)
 
 
 def _brief(cell: Cell | None, name: str) -> str:

@@ -1,0 +1,181 @@
+"""One seed of `secateur invert`: the client, the updates that are attacked, and every attack on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur import gallery, tree
+from secateur.artifacts import key_of
+from secateur.bench import Bench, file_key
+from secateur.catalogue import Choice
+from secateur.chance import derive
+from secateur.client import Client, Target, scale
+from secateur.config import Invert
+from secateur.data.dataset import Dataset
+from secateur.interfaces import Batch, Knowledge, Reconstruction
+from secateur.judging import flat
+from secateur.likeness import Scoring, joined, judge, summary_rows, target_rows
+from secateur.metrics.lpips import load_weights as load_lpips
+from secateur.models.create import create, load_weights
+from secateur.progress import progress
+from secateur.runs import Result
+from secateur.update_files import read_update
+from secateur.watching import Keeper, forget, packed, unpacked
+
+TOGETHER = 10  # targets at once on a CPU: more gain little there, and fewer finish sooner
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """A client and what is attacked, for one seed, and where results go."""
+
+    config: Invert
+    bench: Bench
+
+    @cached_property
+    def client(self) -> Client:
+        """Who makes the updates."""
+        return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
+
+    @cached_property
+    def targets(self) -> list[Target]:
+        """What is attacked."""
+        return targets_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
+
+    def show_truths(self) -> None:
+        """Put the training pictures where the page finds them."""
+        labels = flat(self._labels(None))
+        for number, target in enumerate(self.targets):
+            if isinstance(target, Batch):
+                pixels = self.client.knowledge.pixels(target.inputs)
+                self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.config.images))
+
+    def measure(self, attack: Choice) -> None:
+        """Reconstruct all targets with one attack, group by group, and judge what comes out."""
+        labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
+        outcomes = []
+        for group in self._groups():
+            made, seconds = self._reconstructed(attack, group)
+            outcome = judge(self._truths(group), made, self.client.knowledge, seconds, Scoring(lpips))
+            self._show(gallery.shown(flat(labels), group, outcome, self.config.images))
+            run.add(target_rows(labels, group, outcome))
+            outcomes.append(outcome)
+        told = {"threat": attack.method.info["threat"], "knows": self.client.knows}
+        rng = derive(self.bench.seed, "bootstrap")
+        run.add(summary_rows(labels | {"extra": labels["extra"] | told}, joined(outcomes), rng))
+
+    def _reconstructed(self, attack: Choice, group: range) -> tuple[list[Reconstruction | None], float]:
+        """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
+        run, depends = self.bench.run, self._depends(attack, group)
+        result = run.stage("invert", depends, lambda: self._reconstruct(attack, group, key_of("invert", depends)))
+        forget(run.folder, "invert", result.key)
+        return unpacked(result), result.data["seconds"]
+
+    def _reconstruct(self, attack: Choice, group: range, key: str) -> Result:
+        made, seed, truths = attack.make(), self.bench.seed, self._truths(group)
+        labels, folder = flat(self._labels(attack)), self.bench.run.folder
+
+        def draw(numbers: Sequence[int], some: Sequence[Reconstruction]) -> list[gallery.Figure]:
+            outcome = judge([truths[i] for i in numbers], some, self.client.knowledge)
+            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.config.images)
+            gallery.save(folder / "pictures", figures)
+            return [figure | {"unfinished": True} for figure in figures]
+
+        found: dict[int, Reconstruction] = {}
+        title = f"{attack} on targets {group.start} to {group.stop - 1}, seed {seed}"
+        with progress(title, getattr(made, "iterations", None), rate=True) as advance:
+            keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
+            tampering, rng = derive(seed, "tamper", str(attack)), derive(seed, "reconstruct", str(attack), group.start)
+            knowledge, views = self.client.seen(made, [self.targets[i] for i in group], tampering)
+            for index, reconstruction in made.reconstruct(views, knowledge, rng, keeper):
+                found[index] = reconstruction
+                draw([index], [reconstruction])
+        return packed([found.get(i) for i in range(len(group))], keeper.seconds)
+
+    def _depends(self, attack: Choice, group: range) -> dict[str, Any]:
+        config = self.config
+        files = {name: getattr(config, name) for name in ("weights", "update")}
+        names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
+        rows = rows_of(config, self.bench.data, self.bench.seed)[group.start : group.stop]
+        return (
+            self.bench.base
+            | {name: None if path is None else file_key(path) for name, path in files.items()}
+            | {name: getattr(config, name) for name in names}
+            | {"attack": str(attack), "rows": rows.tolist(), "first": group.start}
+        )
+
+    def _groups(self) -> list[range]:
+        """The targets that are attacked at once."""
+        count = len(self.targets)
+        size = self.config.together or (TOGETHER if self.bench.device.type == "cpu" else count)
+        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _truths(self, group: range) -> list[Batch | None]:
+        return [target if isinstance(target, Batch) else None for target in (self.targets[i] for i in group)]
+
+    def _show(self, figures: list[gallery.Figure]) -> None:
+        gallery.save(self.bench.run.folder / "pictures", figures)
+        self.bench.run.show(figures)
+
+    def _labels(self, attack: Choice | None) -> dict[str, Any]:
+        """What every row and figure of an attack carries."""
+        config = self.config
+        labels = {"model": config.model, "dataset": self.bench.data.name, "seed": self.bench.seed}
+        extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
+        return attack_labels(labels, extra | {"update": self.client.sends}, attack)
+
+
+def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice | None) -> dict[str, Any]:
+    """The labels of an attack's rows: which one, whether it adapts, and its weight of total variation."""
+    made = None if attack is None else attack.make()
+    adaptive = None if made is None else getattr(made, "adaptive", "none") != "none"
+    named = {"attack": None if attack is None else str(attack), "adaptive": adaptive}
+    return labels | named | {"extra": extra | {"total_variation": getattr(made, "tv", None)}}
+
+
+def stage_of(config: Invert) -> str:
+    """How far the attacked model is trained: near its end gradients vanish, and attacks look weak."""
+    return "untrained" if config.weights is None else "weights given"
+
+
+def client_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> Client:
+    """The client of one seed: a new model, or the one that was given."""
+    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
+    net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
+    mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
+    knowledge = Knowledge(
+        net,
+        data.input_shape,
+        data.classes,
+        mean.to(device),
+        std.to(device),
+        batch_size=config.batch_size,
+        batchnorm=config.batchnorm,
+        local_steps=config.local_steps or 1,
+        learning_rate=None if config.local_steps is None else config.learning_rate,
+        local_batch=config.local_batch,
+    )
+    weights, told = config.local_steps is not None, config.labels == "oracle"
+    return Client(net, tree.state_of(net), knowledge, weights, told, config.statistics)
+
+
+def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
+    """(targets, B) the training rows that each update is made of; more targets begin with the same."""
+    if config.update is not None:
+        return torch.empty(1, 0, dtype=torch.int64)
+    drawn = torch.randperm(data.train_size, generator=derive(seed, "targets"))
+    return drawn[: config.targets * config.batch_size].view(config.targets, config.batch_size)
+
+
+def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
+    """What is attacked: batches of training rows, or the update that was captured elsewhere."""
+    if config.update is not None:
+        net = client_of(config, data, device, seed).net
+        return [read_update(config.update, net, weights=config.local_steps is not None)]
+    return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]

@@ -1,0 +1,67 @@
+"""The job of `secateur invert`: a client makes updates, attacks turn them back into pictures, and the truth judges.
+
+Read `run_invert` first. client.py makes the updates, exposure.py attacks them, likeness.py compares.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from secateur.bench import Bench, prepare
+from secateur.chance import derive
+from secateur.client import check_attack, check_shape
+from secateur.config import Invert, dump
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.exposure import Exposure, client_of, stage_of, targets_of
+from secateur.runs import Row, open_run
+
+
+def run_invert(config: Invert, out: Path) -> list[Row]:
+    """Attack every target with every attack, for every seed, into the folder `out`."""
+    from secateur.report.page import write_page
+
+    data, device = prepare(config)
+    check_invert(config, data, device)
+    try:
+        with open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
+            exposures = [Exposure(config, Bench(run, config, data, device, seed)) for seed in config.seeds]
+            for exposure in exposures:
+                exposure.show_truths()
+                for attack in config.attacks:
+                    exposure.measure(attack)
+            rows = run.rows
+    except KeyboardInterrupt:
+        write_page([out])  # what there is so far
+        raise
+    shutil.rmtree(out / "unfinished", ignore_errors=True)
+    write_page([out])
+    return rows
+
+
+def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
+    """Refuse what cannot be attacked before any work: no pictures, too few, an unfit update, an unfit attack."""
+    check_shape(config.data, data.input_shape)
+    needed = config.targets * config.batch_size
+    if config.update is None and needed > data.train_size:
+        many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
+        raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; ask for fewer")
+    seed = config.seeds[0]
+    client, targets = client_of(config, data, device, seed), targets_of(config, data, device, seed)
+    for attack in config.attacks:
+        check_attack(attack, client, targets[0], derive(seed, "tamper", str(attack)))
+
+
+def plan(config: Invert) -> list[str]:
+    """What the job would do, a line each; what it would refuse before it begins is refused here too."""
+    data, device = prepare(config)
+    check_invert(config, data, device)
+    client = client_of(config, data, device, config.seeds[0])
+    size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
+    taken = f"{config.targets} updates of {size} of {data.name}" if config.update is None else str(config.update)
+    lines = [f"{config.model} ({stage_of(config)}), seeds {', '.join(map(str, config.seeds))}; for each seed:"]
+    lines.append(f"  take {taken}; the client sends its {client.sends}")
+    return lines + [f"  attack with {attack}: {attack.method.info['threat']}" for attack in config.attacks]

@@ -1,0 +1,159 @@
+"""Reconstructions against the truth: which is which, how alike they are, and the rows that say so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
+from secateur.metrics.image import PictureScores, picture_scores, psnr, summary
+from secateur.metrics.matching import match
+from secateur.metrics.membership import share
+from secateur.rows import Row
+
+GREY = 0.5  # of a picture for which the attack found nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """What was made of one target, picture by picture."""
+
+    guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where nothing was found
+    labels: list[int | None]  # what the attack believes each to be
+    truth: Tensor | None = None  # (B, C, H, W) pixels, of an update that was not captured elsewhere
+    found: Tensor | None = None  # (B,) bool
+    right: Tensor | None = None  # (B,) bool: as many as there are labels right, whichever picture they stand with
+
+
+class Scoring(NamedTuple):
+    """What every measure of likeness needs."""
+
+    lpips: Params | None  # the weights; None where they are absent
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an attack made of some targets, one after another."""
+
+    made: list[Reconstruction | None]  # None: the attack gave nothing
+    alike: list[Likeness]
+    scores: PictureScores  # of all their pictures; empty where there is no truth or none were asked for
+    seconds: float = 0.0
+
+    def values(self, target: int) -> dict[str, list[float]]:
+        """The scores of one target's pictures."""
+        size = len(self.alike[target].guess)
+        first = sum(len(each.guess) for each in self.alike[:target])
+        return {name: value[first : first + size].tolist() for name, value in self.scores.values.items()}
+
+
+def compare(truth: Batch | None, made: Reconstruction | None, knowledge: Knowledge) -> Likeness:
+    """Match reconstructions to truths by assignment: an attack returns a batch in no order, and maybe not all of it."""
+    guess, labels = _pictures(made, knowledge)
+    if truth is None:
+        return Likeness(guess, list(labels.tolist()))
+    pixels, number = knowledge.pixels(truth.inputs).double().cpu(), len(guess)
+    padded = torch.cat([guess, torch.full_like(pixels, GREY)[: max(0, len(pixels) - number)]])
+    rows = match(pixels, padded)
+    believed = [int(labels[row]) if row < number else None for row in rows.tolist()]
+    hits = sum((Counter(truth.labels.tolist()) & Counter(labels.tolist())).values())
+    return Likeness(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
+
+
+def judge(
+    truths: Sequence[Batch | None],
+    made: Sequence[Reconstruction | None],
+    knowledge: Knowledge,
+    seconds: float = 0.0,
+    scoring: Scoring | None = None,
+) -> Outcome:
+    """Compare what an attack made of some targets with their truths, where there are any."""
+    alike = [compare(truth, each, knowledge) for truth, each in zip(truths, made, strict=True)]
+    known = [each.truth for each in alike if each.truth is not None]
+    scores = PictureScores({}, {})
+    if known and scoring is not None:
+        scores = picture_scores(torch.cat(known), torch.cat([each.guess for each in alike]), scoring.lpips)
+    return Outcome(list(made), alike, scores, seconds)
+
+
+def joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcomes of several groups of targets as one."""
+    names = outcomes[0].scores.values
+    values = {name: torch.cat([each.scores.values[name] for each in outcomes]) for name in names}
+    return Outcome(
+        [made for each in outcomes for made in each.made],
+        [alike for each in outcomes for alike in each.alike],
+        PictureScores(values, outcomes[0].scores.notes),
+        sum(each.seconds for each in outcomes),
+    )
+
+
+def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: Outcome) -> list[Row]:
+    """Each target's rows: what the attack itself thinks of it, and every measure of every picture."""
+    rows = []
+    for i, (number, made) in enumerate(zip(numbers, outcome.made, strict=True)):
+        own = _with(labels, target=number, trial=made.trial if made else None)
+        loss, note = (made.loss, made.note) if made else (None, "the attack gave nothing")
+        rows.append(Row(**_with(own, item=None), metric="attack_loss", value=loss, note=note))
+        for metric, values in outcome.values(i).items():
+            rows += [Row(**_with(own, item=item), metric=metric, value=x) for item, x in enumerate(values)]
+    return rows
+
+
+def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> list[Row]:
+    """All targets of one attack and seed: mean, median, least and most of every measure, and what was found at all."""
+    made = [each for each in outcome.made if each is not None]
+    labels = _with(labels, target=None, trial=None, item=None)
+    rows = [Row(**labels, metric="diverged", value=sum(each.diverged for each in made))]
+    rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
+    notes = outcome.scores.notes | {"attack_loss": "; ".join(sorted({each.note for each in made if each.note}))}
+    found = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
+    found |= summary(outcome.scores.values, rng) if outcome.scores.values else {}
+    for metric, each in found.items():
+        note = "; ".join(filter(None, (each.mean.note, notes.get(metric)))) or None
+        rows.append(Row(**labels, metric=metric, **(each.mean._asdict() | {"note": note})))
+        rows.append(Row(**labels, metric=f"{metric}_median", **each.median._asdict()))
+        rows.append(Row(**labels, metric=f"{metric}_min", value=each.minimum))
+        rows.append(Row(**labels, metric=f"{metric}_max", value=each.maximum))
+    absent = [metric for metric in outcome.scores.notes if metric not in outcome.scores.values]
+    rows += [Row(**labels, metric=metric, value=None, note=notes[metric]) for metric in absent]
+    return rows + (_shares(labels, outcome.alike) if outcome.scores.values else [])
+
+
+def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
+    """What was found at all, how many labels, and how often a picture is nearest to its own truth of all."""
+    found, right, truth, guess = (
+        torch.cat([getattr(each, name) for each in alike]) for name in ("found", "right", "truth", "guess")
+    )
+    rows = [Row(**labels, metric="recovered", **share(found)._asdict())]
+    if labels["extra"]["labels"] == "oracle":
+        rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
+    else:
+        rows.append(Row(**labels, metric="label_accuracy", **share(right)._asdict()))
+    if len(truth) > 1:
+        nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
+        own = found & (nearest == torch.arange(len(truth)))
+        note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
+        rows.append(Row(**labels, metric="identified", **(share(own)._asdict() | {"note": note})))
+        rows.append(Row(**labels, metric="identified_chance", value=1 / len(truth)))
+    grey = float(psnr(truth, torch.full_like(truth, GREY)).mean())
+    note = "what a mid-grey picture scores: knowing nothing"
+    return [*rows, Row(**labels, metric="psnr_grey", value=grey, note=note)]
+
+
+def _pictures(made: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
+    """An attack's pictures as pixels on the CPU, and their labels; those that are not finite are left out."""
+    if made is None:
+        return torch.empty(0, *knowledge.input_shape, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+    pixels = knowledge.pixels(made.batch.inputs).double().cpu()
+    finite = pixels.isfinite().flatten(1).all(1)
+    return pixels[finite], made.batch.labels.cpu()[finite]
+
+
+def _with(labels: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return labels | {"extra": labels["extra"] | more}

@@ -1,0 +1,186 @@
+"""What attacks on updates recovered: the lines of their table, the sentences above it, the gallery, the loss curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from secateur.report.figures import DASHES
+from secateur.report.measures import PICTURE, shown
+from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.sections import View, setting
+from secateur.report.summary import Cell, Key, Line, lines
+from secateur.report.verdict import Badge
+from secateur.rows import Row
+
+MOST = 100  # truths in a gallery: the others are in the run's folder
+CURVES = 40  # loss curves in a plot
+Labels = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of the gallery with what stands under it."""
+
+    title: str
+    png: str | None  # base64
+    lines: list[str]
+
+
+@dataclass
+class Card:
+    """One truth and what every attack made of it."""
+
+    title: str
+    truth: Picture | None = None
+    guesses: list[Picture] = field(default_factory=list)
+    leak: float = -math.inf  # the highest PSNR that an attack reached
+
+
+def is_inversion(row: Row) -> bool:
+    """Whether a row is of an attack on updates."""
+    return "target" in row.extra
+
+
+def attacked(rows: Iterable[Row]) -> list[Line]:
+    """One line per attack, over all its targets, in the order they were measured; seeds are gathered."""
+    whole = (row for row in rows if is_inversion(row) and row.extra["target"] is None)
+    return [line for line in lines(whole) if line.labels["attack"] is not None]
+
+
+def threat(line: Line) -> str:
+    """Who the attacker is and what it knows."""
+    return f"{str(line.labels['threat']).removesuffix('.')}; it is told {line.labels['knows']}."
+
+
+def badge(found: Sequence[Line]) -> Badge:
+    """Whether any attack's pictures are nearest to their own truths more often than chance allows."""
+    judged = [line for line in found if "identified" in line.cells]
+    if not judged:
+        return Badge("Look at the pictures", "doubtful")
+    leaking = any(map(_recognisable, judged))
+    return Badge("Training pictures come back", "bad") if leaking else Badge("No picture was recognised", "good")
+
+
+def verdict(found: Sequence[Line]) -> list[str]:
+    """What the attacks recovered, in sentences."""
+    known = [line for line in found if line.value("psnr") is not None]
+    if not known:
+        return ["There is no truth to compare with: look at the pictures."] if found else []
+    best = max(known, key=lambda line: (line.value("identified") or 0, line.value("psnr_median") or 0))
+    told = f"{best.labels['attack']} recovers most: a median PSNR of {_told(best, 'psnr_median')}"
+    told += f" (from {_told(best, 'psnr_min')} to {_told(best, 'psnr_max')}; a grey picture has "
+    sentences = [f"{told}{_told(best, 'psnr_grey')})."]
+    if best.value("identified") is not None:
+        share, which = _told(best, "identified"), "nearest to their own truth, of all that were attacked"
+        sentences.append(f"{share} of its pictures are {which}.")
+    guessed = [line for line in known if line.value("label_accuracy") is not None]
+    if guessed:
+        most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
+        sentences.append(f"{most.labels['attack']} finds {_told(most, 'label_accuracy')} of the labels.")
+    if all(line.labels.get("stage") == "untrained" for line in found):
+        sentences.append("The model was untrained, where updates reveal most.")
+    return sentences
+
+
+def facts(labelled: Iterable[Labels]) -> dict[str, str]:
+    """What was attacked, from the labels of rows and figures."""
+    labelled = list(labelled)
+
+    def told(name: str) -> str:
+        return ", ".join(dict.fromkeys(str(x[name]) for x in labelled if x.get(name) is not None))
+
+    targets = {(x.get("run"), x["seed"], x["target"]) for x in labelled if x.get("target") is not None}
+    names = {"Network": "model", "Model is": "stage", "Data": "dataset", "The client sends": "update"}
+    names |= {"Examples an update": "batch_size", "Attacks": "attack", "Labels": "labels", "Seeds": "seed"}
+    return {title: told(name) for title, name in names.items()} | {"Updates attacked": str(len(targets))}
+
+
+def gallery(figures: Iterable[Labels]) -> list[Card]:
+    """One card a truth, the one that an attack came nearest to first."""
+    cards: dict[Key, Card] = {}
+    for figure in figures:
+        if figure["kind"] != "picture":
+            continue
+        key = tuple((name, figure.get(name)) for name in ("run", "model", "dataset", "seed", "target", "item"))
+        card = cards.setdefault(key, Card(_title(figure)))
+        if figure["attack"] is None:
+            card.truth = Picture("truth", figure["png"], [f"label {figure['label']}"])
+            continue
+        card.guesses.append(_guess(figure))
+        card.leak = max(card.leak, float(figure["scores"].get("psnr") or -math.inf))
+    return sorted(cards.values(), key=lambda card: -card.leak)
+
+
+def losses(figures: Iterable[Labels]) -> list[View]:
+    """One view for each attack: how its own loss fell, a curve a target."""
+    groups: dict[Key, list[Labels]] = {}
+    for figure in figures:
+        if figure["kind"] == "loss":
+            groups.setdefault((("setting", setting(figure)), ("attack", figure["attack"])), []).append(figure)
+    several = len({key[0] for key in groups}) > 1
+    views = []
+    for (place, attack), found in groups.items():
+        label = f"{place[1]}: {attack[1]}" if several else str(attack[1])
+        views.append(View(label, [_curves(label, found)]))
+    return views
+
+
+def _curves(title: str, found: Sequence[Labels]) -> Panel:
+    drawn = found[:CURVES]
+    traces: list[Part] = []
+    ends: list[float] = []
+    for number, figure in enumerate(drawn):
+        points = [(step, float(loss)) for step, loss in figure["curve"] if loss is not None]
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        ends += values[-1:]
+        name = f"target {figure['target']}" + (f", seed {figure['seed']}" if figure["seed"] else "")
+        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 1.5}
+        more = {"x": list(steps), "y": short(values), "name": name, "line": style}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "hovertemplate": f"{name}: %{{y:.3g}}<extra></extra>"} | more
+        )
+    positive = all(y > 0 for trace in traces for y in trace["y"])
+    left = f" (the first {CURVES} of {len(found)} targets)" if len(found) > CURVES else ""
+    reach = f"it ends between {min(ends):.3g} and {max(ends):.3g}" if ends else "no finite loss"
+    return panel(
+        f"{title}{left}",
+        f"The attack's own loss by iteration, {title}: {reach}.",
+        traces,
+        340,
+        {"title": "iteration", "zeroline": False, "nticks": 8},
+        {"title": "the attack's loss", "zeroline": False, "nticks": 6} | ({"type": "log"} if positive else {}),
+        showlegend=False,
+    )
+
+
+def _guess(figure: Labels) -> Picture:
+    scores = figure["scores"]
+    told = [f"{PICTURE[name]} {shown(Cell(float(x), None, None), name)}" for name, x in scores.items() if x is not None]
+    if not figure["found"]:
+        told = ["nothing found", *told]
+    if figure.get("unfinished"):
+        told = ["unfinished", *told]
+    name, *set_ = str(figure["attack"]).split(":")
+    told = [*set_, *(["labels told"] if figure["labels"] == "oracle" else []), *told]
+    believed = [] if figure["label"] is None else [f"label {figure['label']}"]
+    return Picture(name, figure["png"], told + believed)
+
+
+def _title(figure: Labels) -> str:
+    parts = [f"target {figure['target']}"]
+    parts += [f"picture {figure['item']}"] if figure["batch_size"] > 1 else []
+    parts += [f"seed {figure['seed']}"] if figure["seed"] else []
+    return ", ".join([*([setting(figure)] if figure.get("run") else []), *parts])
+
+
+def _recognisable(line: Line) -> bool:
+    """More often nearest to its own truth than by chance, by the low end of the interval."""
+    cell = line.cells["identified"]
+    return (cell.low if cell.low is not None else cell.value or 0.0) > (line.value("identified_chance") or 0.0)
+
+
+def _told(line: Line, metric: str) -> str:
+    return shown(line.cells.get(metric), metric, interval=False)
