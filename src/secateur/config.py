@@ -28,6 +28,8 @@ from secateur.catalogue import Choice, Defense
 from secateur.errors import WrongInput, unknown
 from secateur.training import Recipe
 
+UPDATES = ("upload", "residual", "inputs", "model")  # places of defenses that act where an update is made
+
 
 class _Base(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
@@ -77,6 +79,15 @@ def defense(value: Any) -> Defense:
     return Defense(parts)
 
 
+def _of_models(value: Any) -> Defense:
+    """A defense of a trained model; one that acts on updates is refused."""
+    made = defense(value)
+    for part in made.parts:
+        if part.method.info["acts_on"] in UPDATES:
+            raise WrongInput("defense", f"{part.name} acts on updates; use secateur invert")
+    return made
+
+
 def inversion(value: Any, **over: Any) -> Choice:
     """Read an attack on updates; `over` are hyper-parameters that are laid over its own."""
     try:
@@ -111,7 +122,7 @@ def _seeds(value: Any) -> Any:
 
 
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
-OneDefense = Annotated[Defense, BeforeValidator(defense), PlainSerializer(str)]
+OneDefense = Annotated[Defense, BeforeValidator(_of_models), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
 OneInversion = Annotated[Choice, BeforeValidator(inversion), PlainSerializer(str)]
 Sparsity = Annotated[float, Field(ge=0, lt=1)]

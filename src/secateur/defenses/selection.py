@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur.errors import WrongInput
 
@@ -26,6 +27,12 @@ def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
     return first, max(0, size - first - int(round(bottom * size, 9)))
 
 
+def between(values: Tensor, top: float, bottom: float) -> Tensor:
+    """Which entries of a tensor stay when shares of the largest and of the smallest magnitudes are dropped."""
+    first, kept = counts(values.numel(), top, bottom)
+    return ranked_between(values.detach().abs().flatten(), first, kept).view_as(values)
+
+
 def ranked_between(magnitudes: Tensor, first: int, kept: int) -> Tensor:
     """(n,) bool: the `kept` largest entries after the `first` largest; of equal ones the earlier counts as larger.
 
@@ -33,7 +40,7 @@ def ranked_between(magnitudes: Tensor, first: int, kept: int) -> Tensor:
         >>> ranked_between(torch.tensor([5.0, 1.0, 3.0, 3.0, 4.0]), 1, 2).tolist()
         [False, False, True, False, True]
     """
-    if magnitudes.is_cuda or first == 0:
+    if _without_asking(magnitudes) or first == 0:
         return largest(magnitudes, first + kept) & ~largest(magnitudes, first)
     low = _value_of_rank(magnitudes, first + kept)
     high = _value_of_rank(magnitudes[magnitudes >= low], first)  # of a quarter of them: a third of the time
@@ -47,9 +54,14 @@ def largest(magnitudes: Tensor, number: int) -> Tensor:
     return _down_to(magnitudes, _value_of_rank(magnitudes, number), number)
 
 
+def _without_asking(magnitudes: Tensor) -> bool:
+    """Whether no number may be read on the way: it would stall a GPU, and in vmap there is not one number."""
+    return magnitudes.is_cuda or is_functorch_wrapped_tensor(magnitudes)
+
+
 def _value_of_rank(magnitudes: Tensor, number: int) -> Tensor:
     """The number-th largest value. On a CPU kthvalue is twice as fast; on a GPU it runs on one block."""
-    if magnitudes.is_cuda:
+    if _without_asking(magnitudes):
         return torch.topk(magnitudes, number, sorted=False).values.amin()
     return torch.kthvalue(magnitudes, magnitudes.numel() - number + 1).values
 
@@ -58,7 +70,7 @@ def _down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
     """The entries above the bound, and as many of those at it as make up the number, by position."""
     above, equal = magnitudes > bound, magnitudes == bound
     missing = number - above.sum()
-    if magnitudes.is_cuda:  # without asking the device for a number
+    if _without_asking(magnitudes):
         return above | (equal & (equal.cumsum(0) <= missing))
     above[equal.nonzero()[: int(missing), 0]] = True
     return above

@@ -1,0 +1,74 @@
+"""ADGP: aligned dual gradient pruning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secateur.catalogue import method
+from secateur.defenses.selection import between, counts, largest
+from secateur.errors import WrongInput
+from secateur.interfaces import Mask, Params, Turning
+
+
+@method("defense", "adgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
+@dataclass(frozen=True)
+class AlignedDualGradientPruning:
+    """Drops a gradient's largest k1 and sends the k largest inside positions that all users share (dgp 6.4).
+
+    Acts on: the upload. Each round one user, drawn at random, broadcasts I = `positions(its gradient + residual)`: of
+    every tensor the places of the largest 2k, its own largest k1 among them. Every user drops its own largest k1 and
+    sends the k largest of the rest that lie inside I; fewer, where I holds fewer. What is not sent goes into its
+    residual: use it inside error feedback. Nothing outside I changes, so I is all that is downloaded.
+
+    Trust: the user that broadcasts is believed. I shows everybody where that user's gradient is large, its top k1
+    included; and a user that lies decides alone what is learnt: with an empty I nothing is sent by anyone, with I in
+    one corner only that corner is trained, and all else waits in the residuals for an honest round.
+    """
+
+    k1: float = 0.05
+    k: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.k1 < self.k <= 0.5:
+            raise WrongInput("k1, k", f"{self.k1} and {self.k} are not allowed; give 0 <= k1 < k <= .5 (2k are shared)")
+
+    def init(self, params: Params) -> Params:
+        """Nothing is kept."""
+        return {}
+
+    def __call__(
+        self, grads: Params, state: Params, turning: Turning, inside: Mask | None = None
+    ) -> tuple[Params, Params]:
+        """What is sent when `inside` was broadcast; None: this client is the one that broadcasts."""
+        inside = self.positions(grads) if inside is None else inside
+        _check(inside, grads)
+        return {name: torch.where(self._sent(value, inside[name]), value, 0) for name, value in grads.items()}, state
+
+    def compress(self, grads: Params) -> Params:
+        """What a client that broadcasts sends of any gradient, for an attacker who applies it to a trial's."""
+        return {name: torch.where(self._sent(v, self._shared(v)), v, 0) for name, v in grads.items()}
+
+    def positions(self, grads: Params) -> Mask:
+        """I, as an honest user broadcasts it."""
+        return {name: self._shared(value) for name, value in grads.items()}
+
+    def _shared(self, value: Tensor) -> Tensor:
+        return between(value, 0, 1 - 2 * self.k)
+
+    def _sent(self, value: Tensor, inside: Tensor) -> Tensor:
+        """The k largest that are inside and not among the largest k1; outside ones rank below a magnitude of 0."""
+        size, flat = value.numel(), value.detach().abs().flatten()
+        allowed = inside.flatten() & ~largest(flat, counts(size, self.k1, 0)[0])
+        _, number = counts(size, 0, 1 - self.k)
+        return (largest(torch.where(allowed, flat, -1), number) & allowed).view_as(value)
+
+
+def _check(inside: Mask, grads: Params) -> None:
+    """Refuse a broadcast that cannot be followed: another form than the gradient's."""
+    for name, value in grads.items():
+        if name not in inside or inside[name].shape != value.shape or inside[name].dtype != torch.bool:
+            wanted = f"positions of {name} as bool of the shape {tuple(value.shape)}"
+            raise WrongInput("inside", f"the broadcast must hold {wanted}")

@@ -1,0 +1,85 @@
+"""DGP: dual gradient pruning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secateur.catalogue import method
+from secateur.defenses.selection import between, counts, largest
+from secateur.errors import WrongInput
+from secateur.interfaces import Params, Turning
+from secateur.tree import masked
+
+
+@method("defense", "dgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
+@dataclass(frozen=True)
+class DualGradientPruning:
+    """Removes the largest k1 and the smallest k2 of every tensor's entries from a gradient (dgp Algorithm 1).
+
+    Acts on: the upload. Given by k1 and k2, or by their sum and their ratio p = k1 / k2, never by both. Of n entries
+    n - ceil(k1 n) - int(k2 n) stay, exactly: k1 rounds up, so that a short bias loses its largest entry too, and of
+    equal entries the earlier counts as larger.
+
+    `release` is a variant of our own. With error feedback an entry that is always among the largest of gradient +
+    residual is never sent; here one that the top rule held back `release` rounds in a row is sent once, beside the
+    exact number of the others. The rounds are counted in the client's state.
+    """
+
+    k1: float | None = None  # .05 unless total or p is given
+    k2: float | None = None  # .75
+    total: float | None = None  # k1 + k2; .8 where only p is given
+    p: float | None = None  # k1 / k2; 1/15 where only total is given
+    release: int | None = None
+
+    def __post_init__(self) -> None:
+        if {self.k1, self.k2} != {None} and {self.total, self.p} != {None}:
+            raise WrongInput("k1, k2, total, p", "are given twice; give k1 and k2, or total = k1 + k2 and p = k1 / k2")
+        if self.p is not None and not 0 <= self.p < float("inf"):
+            raise WrongInput("p", f"{self.p} is not allowed; give the ratio k1 / k2, a number from 0")
+        if self.total is not None and not 0 <= self.total < 1:
+            raise WrongInput("total", f"{self.total} is not allowed; give k1 + k2, from 0 up to, not including, 1")
+        if self.release is not None and self.release < 1:
+            raise WrongInput("release", f"{self.release} is not allowed; give a number of rounds from 1")
+        counts(0, *self.shares)  # refuses k1 and k2
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """(k1, k2), however they were given.
+
+        Example:
+            >>> [tuple(round(share, 9) for share in DualGradientPruning(p=p).shares) for p in (1 / 15, 1 / 7, 1 / 3)]
+            [(0.05, 0.75), (0.1, 0.7), (0.2, 0.6)]
+        """
+        if self.total is None and self.p is None:
+            return 0.05 if self.k1 is None else self.k1, 0.75 if self.k2 is None else self.k2
+        total, p = 0.8 if self.total is None else self.total, 1 / 15 if self.p is None else self.p
+        return total * p / (1 + p), total / (1 + p)
+
+    def init(self, params: Params) -> Params:
+        """Rounds in a row that the top rule held each entry back, where starved ones are released; else nothing."""
+        if self.release is None:
+            return {}
+        return {name: torch.zeros_like(value, dtype=torch.int32) for name, value in params.items()}
+
+    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+        """What is between the largest and the smallest, and what is released."""
+        if self.release is None:
+            return self.compress(grads), state
+        sent, rounds = self.compress(grads), {}
+        for name, value in grads.items():
+            top = self._top(value)
+            released = top & (state[name] >= self.release)
+            sent[name] = torch.where(released, value, sent[name])
+            rounds[name] = torch.where(top & ~released, state[name] + 1, 0)
+        return sent, rounds
+
+    def compress(self, grads: Params) -> Params:
+        """Algorithm 1 on any gradient, for an attacker who applies it to a trial's."""
+        return masked(grads, {name: between(value, *self.shares) for name, value in grads.items()})
+
+    def _top(self, value: Tensor) -> Tensor:
+        first, _ = counts(value.numel(), *self.shares)
+        return largest(value.abs().flatten(), first).view_as(value)

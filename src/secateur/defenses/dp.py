@@ -1,0 +1,107 @@
+"""Differential privacy of an update: per-example clipping and Gaussian noise."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import reduce
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, vmap
+from torch.func import functional_call, grad
+
+from secateur import tree
+from secateur.catalogue import method
+from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, Phase, epsilon
+from secateur.defenses.dp_sgd import AT_ONCE, OPACUS
+from secateur.defenses.noise import normal
+from secateur.defenses.norms import frozen
+from secateur.errors import WrongInput, unknown
+from secateur.interfaces import Batch, Params, Turning
+
+
+@method("defense", "dp", "dgp", acts_on="upload", adaptive=(), requires=OPACUS)
+@dataclass(frozen=True)
+class DifferentialPrivacy:
+    """Clips every example's gradient and adds Gaussian noise to their sum, so there is an epsilon (Abadi et al. 2016).
+
+    Acts on: the upload, which it makes anew from the client's examples, (sum of clipped + N(0, (sigma C)^2)) / B.
+    BatchNorm normalises by running statistics: those of the batch mix its examples. B is public. The epsilon is that
+    of adding or removing one example; `noise` is what dgp calls DP.
+    """
+
+    anew: ClassVar[bool] = True  # what it is given counts by its names alone: error feedback cannot go around it
+
+    noise_multiplier: float = 1.0  # sigma, in units of max_grad_norm
+    max_grad_norm: float = 1.0  # C
+    delta: float = 1e-5
+    accountant: str = "rdp"  # or prv, tighter but only for epsilon up to 100
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise WrongInput("noise_multiplier", f"{self.noise_multiplier} is not allowed; give a number from 0")
+        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise WrongInput("max_grad_norm", f"{self.max_grad_norm} is not allowed; give a number above 0")
+        if not 0 < self.delta < 1:
+            raise WrongInput("delta", f"{self.delta} is not allowed; give a number between 0 and 1")
+        if self.accountant not in ACCOUNTANTS:
+            raise unknown("accountant", self.accountant, ACCOUNTANTS)
+
+    def init(self, params: Params) -> Params:
+        """Nothing is kept."""
+        return {}
+
+    def noise(self, params: Params, rng: Generator) -> Params:
+        """Standard normal draws, for a caller that must draw before it calls."""
+        return normal(params, rng)
+
+    def __call__(
+        self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
+    ) -> tuple[Params, Params]:
+        """The noisy mean of the clipped gradients of the client's examples."""
+        drawn = self.noise(grads, turning.rng) if noise is None else noise
+        parts = per_example(turning, grads)
+        total = reduce(_plus, (_clipped_sum(part, self.max_grad_norm) for part in parts))
+        scale, size = self.noise_multiplier * self.max_grad_norm, turning.batch.size
+        return {name: (total[name] + scale * drawn[name]) / size for name in grads}, state
+
+    def guarantee(self, rounds: int = 1, sample_rate: float = 1.0) -> Guarantee:
+        """What holds after so many updates, each of examples that Poisson sampling took with this rate.
+
+        One update whose examples are not sampled is rounds 1 at rate 1.
+        """
+        spent = epsilon(self.noise_multiplier, [Phase(sample_rate, rounds)], self.delta, self.accountant)
+        times = f"{rounds} update{'s' if rounds > 1 else ''}"
+        covers = f"{times}, each example taken with probability {sample_rate:.4g}, BatchNorm by running statistics"
+        return Guarantee(spent, self.delta, self.accountant, covers)
+
+
+def per_example(turning: Turning, names: Params) -> list[Params]:
+    """The gradients of each example's own loss, (examples, ...) each, as many at a time as fit."""
+    net = frozen(turning.net).to(turning.batch.inputs.device).eval()
+    params = {name: turning.sent[name].detach() for name in names}
+    others = {name: value.detach() for name, value in turning.sent.items() if name not in names}
+
+    def loss(params: Params, example: Tensor, label: Tensor) -> Tensor:
+        return turning.loss(functional_call(net, {**params, **others}, (example[None],)), label[None])
+
+    many = vmap(grad(loss), in_dims=(None, 0, 0))
+    at_once = max(8, AT_ONCE[turning.batch.inputs.device.type] // tree.count(params))
+    parts = zip(*(torch.split(part, at_once) for part in turning.batch), strict=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # pooling in vmap: a small one
+        return [many(params, *Batch(inputs, labels)) for inputs, labels in parts]
+
+
+def _clipped_sum(grads: Params, bound: float) -> Params:
+    """Sum over examples of g * min(1, C / ||g||), the norm over all tensors."""
+    squares = [value.flatten(1).square().sum(1) for value in grads.values()]
+    norms = torch.stack(squares).sum(0).sqrt()  # (examples,)
+    factors = (bound / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
+    return {name: torch.tensordot(factors, value, 1) for name, value in grads.items()}
+
+
+def _plus(first: Params, second: Params) -> Params:
+    return {name: value + second[name] for name, value in first.items()}

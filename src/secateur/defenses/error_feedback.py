@@ -1,0 +1,97 @@
+"""Error feedback: what was not sent is added to the next gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from secateur.catalogue import Defense, method
+from secateur.errors import WrongInput
+from secateur.interfaces import Mask, Params, Turning, Upload
+
+RESIDUAL, INNER = "residual.", "inner."  # before the names of the state: e, and what the inner upload keeps
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """Sends inner(gradient + residual) and keeps what was not sent as the next residual (dgp Algorithm 2, lines 5-7).
+
+    Nothing is lost: of an entry that is sent whole P - P = 0 stays, of one that is not P - 0 = P, and both are exact,
+    so that sent + next residual equals gradient + residual bitwise. Around an upload that adds noise the noise is fed
+    back too: over the rounds all but the last one's cancels.
+    """
+
+    inner: Upload
+
+    def __post_init__(self) -> None:
+        if getattr(self.inner, "anew", False):
+            made = "it makes its gradient anew from the examples, so a residual cannot be added"
+            raise WrongInput("defense", f"error-feedback does not go around {type(self.inner).__name__}: {made}")
+
+    def init(self, params: Params) -> Params:
+        """A residual of zeros, and what the inner upload keeps."""
+        residual = {RESIDUAL + name: torch.zeros_like(value) for name, value in params.items()}
+        return residual | {INNER + name: value for name, value in self.inner.init(params).items()}
+
+    def __call__(self, grads: Params, state: Params, turning: Turning, **outside: Params) -> tuple[Params, Params]:
+        """What is sent and the next state; `outside` goes to the inner upload: drawn `noise`, ADGP's `inside`."""
+        accumulated = self.accumulated(grads, state)
+        kept = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
+        sent, kept = self.inner(accumulated, kept, turning, **outside)
+        residual = {RESIDUAL + name: value - sent[name] for name, value in accumulated.items()}
+        return sent, residual | {INNER + name: value for name, value in kept.items()}
+
+    def accumulated(self, grads: Params, state: Params) -> Params:
+        """P = gradient + residual: what the inner upload sees, and what ADGP's positions are made of."""
+        return {name: value + state[RESIDUAL + name] for name, value in grads.items()}
+
+
+@method("defense", "error-feedback", "dgp", acts_on="residual")
+def error_feedback() -> Callable[[Upload], ErrorFeedback]:
+    """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).
+
+    Acts on: the residual of the upload it is joined with, as in `dgp+error-feedback`.
+    """
+    return ErrorFeedback
+
+
+def upload_of(defense: Defense) -> Upload | None:
+    """What rewrites the upload, inside error feedback where that is a part; None where a defense leaves it alone."""
+    upload, feedback = defense.acting_on("upload"), defense.acting_on("residual")
+    if upload is None and feedback is not None:
+        raise WrongInput("defense", "error-feedback goes around an upload; write for example dgp+error-feedback")
+    if upload is None:
+        return None
+    made: Upload = upload.make()
+    return made if feedback is None else feedback.make()(made)
+
+
+class Starvation(NamedTuple):
+    """How much error feedback holds back."""
+
+    residual_norm: float  # ||e||_2 over all tensors
+    never_sent: int  # entries
+    starved: int  # of these, the entries that have something to send
+    entries: int
+
+
+def never_yet(params: Params) -> Mask:
+    """Where nothing was ever sent, before the first round: everywhere."""
+    return {name: torch.ones_like(value, dtype=torch.bool) for name, value in params.items()}
+
+
+def still_never(unsent: Mask, sent: Params) -> Mask:
+    """Where nothing was ever sent, after one more round."""
+    return {name: where & (sent[name] == 0) for name, where in unsent.items()}
+
+
+def starvation(state: Params, unsent: Mask) -> Starvation:
+    """What a client's residual holds, and how many entries it never sent."""
+    residual = {name: state[RESIDUAL + name] for name in unsent}
+    norms = torch.stack([torch.linalg.vector_norm(value, dtype=torch.float64) for value in residual.values()])
+    never = sum(int(where.sum()) for where in unsent.values())
+    starved = sum(int((where & (residual[name] != 0)).sum()) for name, where in unsent.items())
+    return Starvation(float(norms.norm()), never, starved, sum(where.numel() for where in unsent.values()))

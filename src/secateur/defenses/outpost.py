@@ -1,0 +1,86 @@
+"""Outpost: pruning, and noise where the Fisher information is high."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.catalogue import method
+from secateur.defenses.noise import normal
+from secateur.defenses.selection import between, largest
+from secateur.errors import WrongInput
+from secateur.interfaces import Mask, Params, Turning
+
+CHANCE = "."  # the name of the draw that decides whether the defense is applied: no parameter can be called so
+
+
+@method("defense", "outpost", "dgp", acts_on="upload", adaptive=("mask", "support"))
+@dataclass(frozen=True)
+class Outpost:
+    """Prunes small entries and adds noise where the Fisher information is high, ever more rarely (Wang et al. 2023).
+
+    Acts on: the upload. Of every tensor the entries below the rho-th percentile of its magnitudes become zero; then
+    N(0, (strength * risk)^2) is added, with risk = min(variance of the tensor's weights, 1), wherever the Fisher
+    information (g^2 averaged over the first axis) is among the highest phi of all tensors together. That also fills
+    pruned entries, so more is sent than 1 - rho. In round t all this is done with probability 1 / (1 + beta t), else
+    the gradient is sent as it is.
+    """
+
+    strength: float = 0.8  # lambda
+    phi: float = 0.4
+    beta: float = 0.1
+    rho: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rho < 1:
+            raise WrongInput("rho", f"{self.rho} is not allowed; give a share from 0 up to, not including, 1")
+        if not 0 <= self.phi <= 1:
+            raise WrongInput("phi", f"{self.phi} is not allowed; give a share from 0 to 1")
+        for name in ("strength", "beta"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
+
+    def init(self, params: Params) -> Params:
+        """Nothing is kept."""
+        return {}
+
+    def noise(self, params: Params, rng: Generator) -> Params:
+        """Standard normal draws and one from [0, 1), for a caller that must draw before it calls."""
+        draw = torch.rand((), generator=rng)
+        return {CHANCE: draw.to(next(iter(params.values())).device)} | normal(params, rng)
+
+    def __call__(
+        self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
+    ) -> tuple[Params, Params]:
+        """The perturbed gradient, or the gradient as it is."""
+        drawn = self.noise(grads, turning.rng) if noise is None else noise
+        applies = drawn[CHANCE] < 1 / (1 + self.beta * turning.round)
+        informative = self.informative(grads)
+        sent = {}
+        for name, value in grads.items():
+            kept = torch.where(between(value, 0, self.rho), value, 0)
+            scale = self.strength * risk(turning.sent[name])
+            sent[name] = torch.where(applies, kept + scale * informative[name] * drawn[name], value)
+        return sent, state
+
+    def informative(self, grads: Params) -> Mask:
+        """Where the Fisher information is among the highest phi of all tensors."""
+        fisher = {name: _fisher(value) for name, value in grads.items()}
+        together = torch.cat([value.flatten() for value in fisher.values()])
+        highest = largest(together, round(self.phi * together.numel()))
+        parts = torch.split(highest, [value.numel() for value in fisher.values()])
+        return {
+            name: part.view_as(value).expand_as(grads[name])
+            for (name, value), part in zip(fisher.items(), parts, strict=True)
+        }
+
+
+def risk(weights: Tensor) -> Tensor:
+    """min(variance, 1) of a tensor's weights."""
+    return weights.detach().var(correction=0).clamp_max(1)
+
+
+def _fisher(grad: Tensor) -> Tensor:
+    return grad.square().mean(0) if grad.ndim else grad.square()

@@ -1,0 +1,38 @@
+"""Top-k: only the largest entries of a gradient are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secateur.catalogue import method
+from secateur.defenses.selection import between
+from secateur.errors import WrongInput
+from secateur.interfaces import Params, Turning
+from secateur.tree import masked
+
+
+@method("defense", "top-k", "dgp", acts_on="upload", adaptive=("support", "reapply"))
+@dataclass(frozen=True)
+class TopK:
+    """Sends of every tensor the largest entries by magnitude and zeros for the others (Alistarh et al. 2018; dgp 6.1).
+
+    Acts on: the upload. Of n entries n - int((1 - keep) n) stay, exactly: of equal ones the earlier counts as larger.
+    """
+
+    keep: float = 0.2  # the paper's Table 7 also keeps .05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise WrongInput("keep", f"{self.keep} is not allowed; give a share above 0, up to 1")
+
+    def init(self, params: Params) -> Params:
+        """Nothing is kept."""
+        return {}
+
+    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+        """The largest entries."""
+        return self.compress(grads), state
+
+    def compress(self, grads: Params) -> Params:
+        """The same of any gradient, for an attacker who applies it to a trial's."""
+        return masked(grads, {name: between(value, 0, 1 - self.keep) for name, value in grads.items()})
