@@ -1,11 +1,13 @@
 """Audits of digits, small enough for every test run: who sees what, and what the rows say."""
 
 import json
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
+from secateur import pipeline
 from secateur.auditing import parts_of
 from secateur.cli import main
 from secateur.config import Audit, read
@@ -207,3 +209,19 @@ def test_seeds_together_give_what_each_gives_alone(tmp_path):
     assert audit(tmp_path / "one", *flags, "--set", "seeds=[1]") == 0
     alone = [row for row in load_rows(tmp_path / "one") if not row.timing]
     assert [row for row in load_rows(tmp_path / "both") if row.seed == 1 and not row.timing] == alone
+
+
+def test_models_that_train_one_by_one_copy_their_rows_one_by_one(tmp_path, monkeypatch):
+    """Five seeds' victims and shadows of a CIFAR would be 6 GB."""
+    task, alive = pipeline.Job.task, []
+
+    def watched(*given):
+        assert all(rows() is None for rows in alive)
+        made = task(*given)
+        alive.append(weakref.ref(made.train.inputs))
+        return made
+
+    monkeypatch.setattr(pipeline.Job, "task", watched)
+    flags = ["--pruner", "l1-unstructured", "--attack", "correctness", "--shadows", 1, "--seeds", 2]
+    assert audit(tmp_path / "run", *flags) == 0
+    assert len(alive) == 8

@@ -36,24 +36,29 @@ class Arena:
         self._measured: set[Compression] = set()
 
     def rest(self) -> None:
-        """Let go of the data that attacks were fitted on: several seeds' would fill the memory."""
+        """Let go of the data that attacks saw: several seeds' would fill the memory."""
         self._shadows, self._victim = (None, []), (None, None)
-
-    @cached_property
-    def members(self) -> Batch:
-        """What the victim was trained on."""
-        return self.bench.rows(self.workshop.parts[VICTIM].train)
-
-    @cached_property
-    def nonmembers(self) -> Batch:
-        """What the victim never saw."""
-        return self.bench.rows(self.workshop.parts[VICTIM].test)
+        for name in ("candidates", "members", "nonmembers"):
+            vars(self).pop(name, None)
 
     @cached_property
     def candidates(self) -> Candidates:
         """Members first, then non-members: the order of an in-out pool."""
-        both = Batch(*(torch.cat(pair) for pair in zip(self.members, self.nonmembers, strict=True)))
+        part = self.workshop.parts[VICTIM]
+        both = self.bench.rows(torch.cat([part.train, part.test]))
         return Candidates(both, ids=torch.arange(both.size) if self.config.in_out else None)
+
+    @cached_property
+    def members(self) -> Batch:
+        """What the victim was trained on; a view of the candidates, as a second copy would be large."""
+        both, size = self.candidates.batch, self.workshop.parts[VICTIM].train.numel()
+        return Batch(both.inputs[:size], both.labels[:size])
+
+    @cached_property
+    def nonmembers(self) -> Batch:
+        """What the victim never saw; a view too."""
+        both, size = self.candidates.batch, self.workshop.parts[VICTIM].train.numel()
+        return Batch(both.inputs[size:], both.labels[size:])
 
     @cached_property
     def is_member(self) -> Tensor:

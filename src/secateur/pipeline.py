@@ -64,13 +64,15 @@ def train_originals(jobs: Sequence[Job], pruner: Choice | None = None) -> list[R
     settings = {"recipe": asdict(recipe), "term": None if term is None else str(pruner)}
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
-        tasks = [jobs[i].task(tree.state_of(jobs[i].bench.initial(jobs[i].role))) for i in missing]
+        def task(i: int) -> Task:
+            return jobs[i].task(tree.state_of(jobs[i].bench.initial(jobs[i].role)))
+
         if bench.scratch is None:
             fit: Fit = partial(fit_many, recipe=recipe, penalty=term)
         else:
             fit = partial(bench.scratch.make().fit_many, recipe=recipe)
-        for i, fitted in _fit(bench, "train", tasks, fit):
-            yield missing[i], Result(fitted.state, _history(fitted))
+        for i, fitted in _fit(bench, "train", missing, task, fit):
+            yield i, Result(fitted.state, _history(fitted))
 
     return bench.run.stages("train", [job.base | settings for job in jobs], compute)
 
@@ -86,12 +88,15 @@ def prune_and_finetune(
     depends = [job.base | settings | {"original": original.key} for job, original in pairs]
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
-        pruned = [prune(jobs[i], originals[i].tensors, pruner, sparsity) for i in missing]
-        tasks = [jobs[i].task(dict(originals[i].tensors), mask) for i, (mask, _) in zip(missing, pruned, strict=True)]
-        for i, fitted in _fit(bench, f"{pruner} {sparsity:g} {defense}", tasks, fit):
+        pruned = {i: prune(jobs[i], originals[i].tensors, pruner, sparsity) for i in missing}
+
+        def task(i: int) -> Task:
+            return jobs[i].task(dict(originals[i].tensors), pruned[i][0])
+
+        for i, fitted in _fit(bench, f"{pruner} {sparsity:g} {defense}", missing, task, fit):
             mask, notes = pruned[i]
             tensors = {f"state.{k}": v for k, v in fitted.state.items()} | {f"mask.{k}": v for k, v in mask.items()}
-            yield missing[i], Result(tensors, _history(fitted) | {"notes": notes})
+            yield i, Result(tensors, _history(fitted) | {"notes": notes})
 
     return bench.run.stages("prune", depends, compute)
 
@@ -159,11 +164,16 @@ def model_rows(bench: Bench, labels: dict[str, Any], model: Result, sides: dict[
     return rows
 
 
-def _fit(bench: Bench, what: str, tasks: Sequence[Task], fit: Fit) -> Iterator[tuple[int, Fitted]]:
-    with progress(what, len(tasks)) as advance:
-        for index, fitted in fit(bench.net, tasks, way=bench.config.way):
-            yield index, fitted
-            advance(1)
+def _fit(
+    bench: Bench, what: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
+) -> Iterator[tuple[int, Fitted]]:
+    """Fit the task of every index. Where models train one by one, a task's rows are copied when its turn comes."""
+    alone = bench.device.type == "cpu" and bench.config.way in ("auto", "sequential")
+    with progress(what, len(indices)) as advance:
+        for some in [[i] for i in indices] if alone else [indices]:
+            for index, fitted in fit(bench.net, [task(i) for i in some], way=bench.config.way):
+                yield some[index], fitted
+                advance(1)
 
 
 def _history(fitted: Fitted) -> dict[str, Any]:

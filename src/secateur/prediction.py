@@ -28,7 +28,9 @@ def _channels_last(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def outputs(function: Functional, tensors: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
+def outputs(
+    function: Callable[[Params, Tensor], Tensor], tensors: Params, inputs: Tensor, batch_size: int | None = None
+) -> Tensor:
     """What a function gives for all inputs, in batches that suit the device."""
     size = batch_size or (2048 if inputs.device.type == "cuda" else 256)
     return torch.cat([function(tensors, part) for part in torch.split(inputs, size)])
@@ -45,9 +47,12 @@ def answering(
     params, others = split(net, {name: value.to(device) for name, value in state.items()})
     tensors = arranged(params | others)
 
+    def arranging(tensors: Params, part: Tensor) -> Tensor:
+        return function(tensors, _channels_last(part))  # part by part: a copy of all inputs would be large
+
     def answer(inputs: Tensor) -> Tensor:
         with full_precision(device):
-            given = outputs(function, tensors, _channels_last(inputs), batch_size)
+            given = outputs(arranging, tensors, inputs, batch_size)
         if not given.isfinite().all():
             raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
         return given
