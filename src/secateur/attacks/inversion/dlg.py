@@ -1,0 +1,35 @@
+"""DLG: Deep Leakage from Gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from secateur.attacks.inversion.labels import Rule
+from secateur.attacks.inversion.matching import GradientMatching
+from secateur.attacks.inversion.objective import Distance
+from secateur.catalogue import method
+
+
+@method(
+    "inversion",
+    "dlg",
+    "priprune",
+    threat="an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised",
+    active=False,
+    demo={"iterations": 20},
+)
+@dataclass(frozen=True)
+class DLG(GradientMatching):
+    """DLG (Zhu et al. 2019; in PriPrune, 2024): picture and soft label whose gradient is nearest, by L-BFGS.
+
+    Sum over parameters of ||g - g*||^2 from N(0, 1); 300 steps of up to 20 moves, rate 1, history 100. It needs an
+    activation that can be differentiated twice (LeNet-Zhu) and diverges often: restarts help.
+    """
+
+    iterations: int = 300
+    learning_rate: float = 1.0
+    distance: Distance = "euclidean"
+    labels: Rule = "joint"
+    optimizer: Literal["adam", "lbfgs"] = "lbfgs"
+    box: bool = False

@@ -1,0 +1,86 @@
+"""IG: Inverting Gradients, with the numbers of each source that ran it.
+
+a_TV (`tv`) and the iterations differ by source, and results by both; every result carries them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secateur.attacks.inversion.matching import GradientMatching
+from secateur.attacks.inversion.steps import Schedule
+from secateur.catalogue import method
+
+THREAT = "an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised"
+DEMO = {"iterations": 150}
+
+
+@method("inversion", "ig", "dgp", threat=THREAT, active=False, demo=DEMO)
+@dataclass(frozen=True)
+class IG(GradientMatching):
+    """IG (Geiping et al. 2020) as the paper DGP (AAAI 2024) runs it: cosine and TV, signed Adam, 2500 iterations.
+
+    1 - <g, g*> / (|g| |g*|) + a_TV TV(x); rate .1, x0.1 at 3/8, 5/8 and 7/8; pictures stay valid. DGP states no a_TV
+    and follows ATS (Gao et al. 2021), so the default is ATS's 1e-4.
+    """
+
+    iterations: int = 2500
+    tv: float = 1e-4
+    sign: bool = True
+    schedule: Schedule = "steps"
+
+
+@method("inversion", "ig-dgp", "dgp", threat=THREAT, active=False, demo=DEMO)
+@dataclass(frozen=True)
+class IGDGP(IG):
+    """IG (Geiping et al. 2020) with the numbers of the DGP authors' code: 12 000 iterations, a_TV .2."""
+
+    iterations: int = 12_000
+    tv: float = 0.2
+
+
+@method("inversion", "ig-geiping", "-", threat=THREAT, active=False, demo=DEMO)
+@dataclass(frozen=True)
+class IGGeiping(IG):
+    """IG (Geiping et al. 2020) with its authors' numbers for one image: 4800 iterations, a_TV .1."""
+
+    iterations: int = 4800
+    tv: float = 1e-1
+
+
+@method("inversion", "ig-geiping-24k", "-", threat=THREAT, active=False, demo=DEMO)
+@dataclass(frozen=True)
+class IGGeiping24k(IG):
+    """IG (Geiping et al. 2020) with its authors' numbers for the long run: 24 000 iterations, a_TV 1e-4."""
+
+    iterations: int = 24_000
+    tv: float = 1e-4
+
+
+@method("inversion", "ig-breaching", "-", threat=THREAT, active=False, demo=DEMO)
+@dataclass(frozen=True)
+class IGBreaching(IG):
+    """IG (Geiping et al. 2020) as the package breaching sets it: 24 000 iterations, a_TV .2 on half of dx + dy."""
+
+    iterations: int = 24_000
+    tv: float = 0.2
+    tv_average: bool = True
+
+
+@method("inversion", "ig-ats", "-", threat=THREAT, active=False, demo=DEMO)
+@dataclass(frozen=True)
+class IGATS(IG):
+    """IG (Geiping et al. 2020) as ATS (Gao et al. 2021) runs it: 4800 iterations, a_TV 1e-4."""
+
+    iterations: int = 4800
+    tv: float = 1e-4
+
+
+@method("inversion", "ig-precode", "-", threat=THREAT, active=False, demo=DEMO | {"learning_rate": 0.1})
+@dataclass(frozen=True)
+class IGPrecode(IG):
+    """IG (Geiping et al. 2020) as PRECODE (Scheliga et al. 2022) runs it: rate .01, 7000 iterations, a_TV 1e-6."""
+
+    iterations: int = 7000
+    learning_rate: float = 0.01
+    tv: float = 1e-6

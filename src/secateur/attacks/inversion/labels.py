@@ -1,0 +1,131 @@
+"""The labels of an update, recovered on their own: before any picture, or together with it.
+
+All rules but `joint` and `oracle` read the last layer's gradient: for cross-entropy dL/dz is p - onehot(y), so it is
+negative at the labels alone, the bias gradient is its mean over the batch, and dW is its product with the features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Knowledge, Params
+
+Rule = Literal["idlg", "bias", "gi", "counts", "joint", "oracle"]
+
+
+def infer(rule: Rule, observed: Params, knowledge: Knowledge, target: int = 0) -> tuple[Tensor | None, str | None]:
+    """The labels (B,) of one target and what a reader must know of them; None where they are optimised (joint).
+
+    Labels that the attacker was given (`Knowledge.labels`) are taken, whatever the rule.
+    """
+    if knowledge.labels is not None:
+        if knowledge.labels.ndim != 2 or knowledge.labels.shape[1] != knowledge.batch_size:
+            wanted = f"(targets, {knowledge.batch_size})"
+            raise WrongInput("labels", f"have shape {tuple(knowledge.labels.shape)}; give a row a target, {wanted}")
+        return knowledge.labels[target].to(next(iter(observed.values())).device), "labels: given"
+    if rule == "joint":
+        return None, "labels: optimised with the picture"
+    if rule == "oracle":
+        raise WrongInput("labels", "the rule oracle needs the true labels; give them, or take another rule")
+    weight, bias = last_layer(observed, knowledge)
+    if rule == "bias":
+        return _by_bias(weight, bias, knowledge)
+    if rule == "gi":
+        return _by_smallest(weight, knowledge)
+    if rule == "idlg" and knowledge.batch_size == 1:
+        return _by_rows(weight, bias)
+    return counts(weight, bias, knowledge.batch_size), "labels: counts from magnitudes (estimated)"
+
+
+def last_layer(observed: Params, knowledge: Knowledge) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the classifier's weight (K, D) and of its bias (K,), if it has one."""
+    name = classifier(knowledge.net, knowledge.classes)
+    prefix = f"{name}." if name else ""
+    return observed[f"{prefix}weight"], observed.get(f"{prefix}bias")
+
+
+def classifier(net: nn.Module, classes: int) -> str:
+    """The name of the last nn.Linear in the module order that gives `classes` numbers."""
+    found: list[str] = [
+        name for name, m in net.named_modules() if isinstance(m, nn.Linear) and m.out_features == classes
+    ]
+    if not found:
+        message = f"has no nn.Linear with {classes} outputs, so labels cannot be read from its gradient"
+        raise WrongInput("model", f"{message}; optimise them with the picture (labels: joint) or give them")
+    return found[-1]
+
+
+def _by_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, str]:
+    """iDLG: the class whose row of dW sums lowest; exact for one example whose features are all non-negative.
+
+    Features of both signs show in rows of both signs. Then the bias decides; without one the rows do that point away
+    from all others (iDLG's Eq. 4: dW_y . dW_c <= 0 for every other c).
+    """
+    one_sign = bool((((weight >= 0).all(1)) | ((weight <= 0).all(1))).all())
+    if one_sign:
+        return weight.sum(1).argmin().view(1), "labels: iDLG, row sums"
+    if bias is not None:
+        return bias.argmin().view(1), "labels: iDLG, bias (features of both signs)"
+    products = weight @ weight.T
+    return (products.sum(1) - products.diagonal()).argmin().view(1), "labels: iDLG, opposed rows (no bias)"
+
+
+def _by_bias(weight: Tensor, bias: Tensor | None, knowledge: Knowledge) -> tuple[Tensor, str]:
+    """The negative entries of the bias gradient; exact for one example.
+
+    A class may be there more than once, so what is left of B is shared out by `counts`.
+    """
+    if bias is None:
+        raise WrongInput("labels", "the rule bias needs a last layer that has a bias; take idlg or joint")
+    if knowledge.batch_size == 1:
+        return bias.argmin().view(1), "labels: bias"
+    return counts(weight, bias, knowledge.batch_size), "labels: bias, counts from magnitudes (estimated)"
+
+
+def _by_smallest(weight: Tensor, knowledge: Knowledge) -> tuple[Tensor, str]:
+    """GI (Yin et al. 2021, Eq. 7): the B classes with the smallest min_j dW[c, j]. It cannot say a class twice."""
+    size = min(knowledge.batch_size, knowledge.classes)
+    found = weight.amin(1).topk(size, largest=False).indices.sort().values
+    missing = knowledge.batch_size - size
+    found = torch.cat([found, found[:1].expand(missing)])
+    return found, "labels: GI's rule (never finds a class twice)" if knowledge.batch_size > 1 else "labels: GI's rule"
+
+
+def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
+    """Labels with repetition, (B,) in ascending order, from how negative each class is.
+
+    The lowest class is taken, one example's part is added to it, and so on B times. With a bias the evidence is
+    dL/db = mean p - n_c / B, so one example's part is 1 / B: exact where the mean probabilities of any two classes
+    differ by less than 1 / B. Without one, or where it was pruned, the evidence is dW along its main direction, and
+    the part is estimated from the classes that must be absent, for which it is mean p, taken as 1 / K.
+    """
+    classes = weight.shape[0]
+    if bias is not None and bool(bias.all()):  # a zero among them is the trace of pruning
+        evidence, part = bias.clone(), bias.new_tensor(1 / size)
+    else:
+        evidence = weight @ torch.linalg.svd(weight, full_matrices=False).Vh[0]
+        evidence = torch.where(-evidence.min() < evidence.max(), -evidence, evidence)
+        absent = evidence.topk(max(1, classes - size)).values.mean()
+        part = torch.maximum(absent * classes, -evidence.min()) / size
+    found = []
+    for _ in range(size):
+        lowest = evidence.argmin()
+        found.append(lowest)
+        evidence[lowest] += part
+    return torch.stack(found).sort().values
+
+
+def label_accuracy(found: Tensor, truth: Tensor) -> float:
+    """The share of the true labels that were found, each as often as it is there: overlap of multisets.
+
+    Example:
+        >>> label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
+        0.6666666666666666
+    """
+    both = Counter(found.tolist()) & Counter(truth.tolist())
+    return both.total() / len(truth)

@@ -1,0 +1,100 @@
+"""Adaptive attackers by hand."""
+
+import pytest
+import scenes
+import torch
+from torch import nn
+
+from secateur.attacks.inversion import adaptive
+from secateur.attacks.inversion.aims import aim_at
+from secateur.attacks.inversion.matching import GradientMatching
+from secateur.errors import WrongInput
+from secateur.interfaces import Gradient, ServerView, Weights
+
+UPDATE = {"a.weight": torch.tensor([0.0, 2.0, -3.0]), "b.weight": torch.tensor([1.0, 1.0]), "b.bias": torch.zeros(1)}
+
+
+def test_support_is_what_is_not_zero():
+    assert {k: v.tolist() for k, v in adaptive.support(UPDATE).items()} == {
+        "a.weight": [False, True, True],
+        "b.weight": [True, True],
+        "b.bias": [False],
+    }
+
+
+def test_the_emptiest_layer_is_left_out():
+    """a lacks 1 of 3, b 1 of 3: the first; with b's bias alone empty in two, b."""
+    assert adaptive.defended_layer(UPDATE, nn.Identity(), 3) == "a"
+    fuller = UPDATE | {"a.weight": torch.ones(3)}
+    assert adaptive.defended_layer(fuller, nn.Identity(), 3) == "b"
+    assert set(adaptive.without_layer(UPDATE, "b")) == {"a.weight"}
+    with pytest.raises(WrongInput, match="Allowed: a, b"):
+        adaptive.without_layer(UPDATE, "c")
+
+
+def test_where_nothing_is_zero_the_classifier_is_left_out():
+    net = scenes.network()
+    observed = {name: torch.ones_like(value) for name, value in net.named_parameters()}
+    assert adaptive.defended_layer(observed, net, scenes.CLASSES) == "4"
+
+
+def test_otsu_by_hand():
+    """Of 1 2 8 9 the widest parting is between 2 and 8."""
+    assert float(adaptive.otsu(torch.tensor([9.0, 1.0, 8.0, 2.0]))) == 5
+    assert float(adaptive.otsu(torch.tensor([4.0, 4.0]))) == 3
+
+
+def test_the_mask_is_found_again_under_noise():
+    values = torch.tensor([1.0, -2.0, 1e-4, -2e-4, 3e-4, 0.0])
+    assert adaptive.larger_heap(values).tolist() == [True, True, False, False, False, False]
+    assert adaptive.larger_heap(torch.zeros(3)).tolist() == [False] * 3
+    weights = ServerView({}, Weights({"a": torch.tensor([0.0, 1e-9])}))
+    assert adaptive.mask_again(weights, {"a": torch.tensor([5.0, 5.0])})["a"].tolist() == [False, True]
+
+
+def test_a_compression_is_estimated_from_what_survived():
+    """Four of ten survive, of sizes 2 to 5. Of a trial's 1..10 one lies below and five above, so of the six that go
+    five go from the top: 2 3 4 5 stay. Twice as large a trial: none lies below 2, so all six go from the top."""
+    sent = torch.tensor([0.0, 2.0, 0.0, -5.0, 0.0, 3.0, 0.0, 4.0, 0.0, 0.0])
+    compress = adaptive.estimated({"a": sent})
+    trial = torch.tensor([10.0, -9, 8, 7, 6, 5, 4, -3, 2, 1])
+    assert compress({"a": trial})["a"].tolist() == [0, 0, 0, 0, 0, 5, 4, -3, 2, 0]
+    assert compress({"a": 2 * trial})["a"].tolist() == [0, 0, 0, 0, 0, 0, 8, -6, 4, 2]
+    assert compress({"a": trial / 100})["a"].abs().gt(0).tolist() == [True] * 4 + [False] * 6, "top-k"
+
+
+def test_an_estimated_compression_of_a_whole_update_changes_nothing():
+    trial = torch.tensor([3.0, 0.0, -1.0])
+    assert torch.equal(adaptive.estimated({"a": torch.tensor([1.0, 2.0, 3.0])})({"a": trial})["a"], trial)
+
+
+def test_what_each_attacker_aims_at():
+    net = scenes.network()
+    truth = scenes.batch(0)
+    whole = scenes.view(net, truth)
+    known = scenes.knowledge(net)
+    pruned = {name: torch.where(v.abs() >= v.abs().median(), v, 0) for name, v in whole.update.values.items()}
+    view = ServerView(whole.sent, Gradient(pruned))
+
+    def aim(name, known=known, **more):
+        return aim_at(GradientMatching(adaptive=name, **more), [view], known, 0)
+
+    assert aim("none").masks is None and aim("none").compression is None
+    assert torch.equal(aim("support").masks[0]["4.weight"], pruned["4.weight"] != 0)
+    assert set(aim("layer", layer="4").observed[0]) == {"0.weight", "0.bias"} and "4" in aim("layer").note
+    masked = aim("mask")
+    assert torch.equal(masked.observed[0]["0.weight"] != 0, masked.masks[0]["0.weight"])
+    assert "estimated" in aim("reapply").note
+    own = scenes.knowledge(net, compression=lambda gradient: gradient)
+    assert aim("reapply", own).compression is own.compression and "own" in aim("reapply", own).note
+
+
+def test_sgi_masks_the_difference_where_weights_were_pruned():
+    """PriPrune, Algorithm 2: (w - w_i) * mask, mask = w_i != 0."""
+    net = scenes.network()
+    moved = scenes.weights_view(net, scenes.batch(0), learning_rate=0.5)
+    kept = {name: torch.where(v.abs() > 0.2, v, 0) for name, v in moved.update.values.items()}
+    known = scenes.knowledge(net, learning_rate=0.5)
+    aim = aim_at(GradientMatching(target="unpruned"), [ServerView(moved.sent, Weights(kept))], known, 0)
+    for name, value in kept.items():
+        torch.testing.assert_close(aim.observed[0][name], (moved.sent[name] - value) / 0.5 * (value != 0))

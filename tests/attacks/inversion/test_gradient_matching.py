@@ -1,0 +1,225 @@
+"""The loop: restarts and targets on one axis, divergence, resuming, several rounds, local steps, statistics."""
+
+from dataclasses import replace
+
+import pytest
+import scenes
+import torch
+from torch import nn
+
+from secateur import catalogue
+from secateur.attacks.inversion import loop
+from secateur.attacks.inversion.matching import GradientMatching
+from secateur.errors import WrongInput
+from secateur.interfaces import ServerView
+
+QUICK = GradientMatching(iterations=60, sign=True, schedule="steps", engine="plain")
+
+
+def run(attack, targets, known, seed=0, watch=None):
+    found = dict(attack.reconstruct(targets, known, scenes.rng(seed), watch or scenes.Diary()))
+    return [found[i] for i in range(len(targets))]
+
+
+def scene(count=3, size=1, **network):
+    net = scenes.network(**network)
+    truths = [scenes.batch(i, size) for i in range(count)]
+    return net, truths, [[scenes.view(net, truth)] for truth in truths], scenes.knowledge(net, batch_size=size)
+
+
+def test_better_than_the_start_and_the_curve_falls():
+    _, truths, targets, known = scene()
+    watch = scenes.Diary()
+    for found, truth in zip(run(QUICK, targets, known, watch=watch), truths, strict=True):
+        assert found.loss < found.curve[0][1] / 5
+        assert [i for i, _ in found.curve] == list(range(60))
+        assert torch.equal(found.batch.labels, truth.labels) and found.trial == 0 and found.diverged == 0
+        assert found.batch.inputs.abs().max() <= 1, "inside the box"
+    assert watch.iterations == 60 and len(watch.pictures[-1]) == 3
+
+
+def test_the_loss_is_that_of_the_returned_picture():
+    net, _, targets, known = scene(1)
+    (found,) = run(QUICK, targets, known)
+    mine = scenes.view(net, found.batch).update.values
+    sent = targets[0][0].update.values
+    dot, a, b = (sum((x[n] * y[n]).sum() for n in sent) for x, y in ((mine, sent), (mine, mine), (sent, sent)))
+    assert found.loss == pytest.approx(float(1 - dot / (a * b).sqrt()), abs=1e-9)
+
+
+def test_the_restart_with_the_lowest_matching_loss_is_taken():
+    _, _, targets, known = scene(2)
+    watch = scenes.Diary()
+    found = run(replace(QUICK, restarts=3), targets, known, watch=watch)
+    losses = watch.states[-1]["0/matching"].view(2, 3)
+    assert [one.trial for one in found] == losses.argmin(1).tolist()
+    assert [one.loss for one in found] == losses.min(1).values.tolist()
+
+
+@pytest.mark.parametrize("change", [{}, {"noise": 0.1, "restarts": 2, "group": 0.01, "sign": False}])
+def test_targets_together_are_what_they_are_one_by_one(change):
+    net, truths, targets, known = scene()
+    attack = replace(QUICK, **change)
+    together = run(attack, targets, known)
+    rng = scenes.rng()
+    for i, target in enumerate(targets):
+        ((_, alone),) = attack.reconstruct([target], known, rng, scenes.Diary())
+        torch.testing.assert_close(alone.batch.inputs, together[i].batch.inputs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_resumed_attack_ends_bit_for_bit_as_one_that_was_not_interrupted(optimizer, monkeypatch):
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(loop, "CHUNK", 2)
+    _, _, targets, known = scene(2)
+    attack = replace(QUICK, iterations=10, optimizer=optimizer, labels="joint", restarts=2, noise=0.1, group=0.01)
+    watch = scenes.Diary()
+    whole = run(attack, targets, known, watch=watch)
+    again = scenes.Diary(watch.states[1])
+    resumed = run(attack, targets, known, watch=again)
+    assert again.iterations == 6, "the first four were done"
+    for a, b in zip(whole, resumed, strict=True):
+        assert torch.equal(a.batch.inputs, b.batch.inputs) and a.curve == b.curve and a.loss == b.loss
+
+
+class Bomb(nn.Module):
+    """Gives no number for pictures that are dark on the whole."""
+
+    def forward(self, x):
+        return torch.where(x.mean() < -0.1, torch.nan, 1.0) * x
+
+
+def test_trials_that_diverge_begin_again_and_are_counted(monkeypatch):
+    monkeypatch.setattr(loop, "CHUNK", 5)
+    net = nn.Sequential(Bomb(), *scenes.network()).eval()
+    truth = scenes.batch(3)
+    assert truth.inputs.mean() > 0
+    target, known = [scenes.view(net, truth)], scenes.knowledge(net)
+    attack = replace(QUICK, restarts=6, iterations=20, box=False)
+    watch = scenes.Diary()
+    (found,) = run(attack, [target], known, watch=watch)
+    assert found.diverged == int(watch.states[-1]["0/attempt"].sum()) > 0
+    assert found.loss < 1 and found.batch.inputs.isfinite().all()
+    assert watch.iterations > 20, "whoever began again had all its iterations"
+
+
+def test_a_target_whose_every_trial_diverges_says_so():
+    class Never(nn.Module):
+        def forward(self, x):
+            return x * torch.nan
+
+    net = nn.Sequential(Never(), *scenes.network()).eval()
+    view = ServerView(scenes.view(net, scenes.batch(0)).sent, scenes.view(scenes.network(), scenes.batch(0)).update)
+    named = {f"{int(name[0]) + 1}{name[1:]}": value for name, value in view.update.values.items()}
+    (found,) = run(
+        replace(QUICK, retries=1), [[ServerView(view.sent, type(view.update)(named))]], scenes.knowledge(net)
+    )
+    assert found.loss == torch.inf and found.diverged == 1 and "every trial diverged" in found.note
+    assert found.batch.inputs.isfinite().all()
+
+
+def test_targets_of_different_sent_models_and_of_several_rounds():
+    nets = [scenes.network(seed) for seed in range(3)]
+    truths = [scenes.batch(i) for i in range(2)]
+    known = scenes.knowledge(nets[0])
+    own = [[scenes.view(net, truth)] for net, truth in zip(nets, truths, strict=False)]
+    for found in run(QUICK, own, known):
+        assert found.loss < 0.1
+    mixed = [own[0], [scenes.view(net, truths[1]) for net in nets]]
+    one_round, three_rounds = run(QUICK, mixed, known)
+    assert one_round.loss < 0.1
+    one, three = (scenes.mse(r, truths[1]) for r in (run(QUICK, own, known)[1], three_rounds))
+    assert three < one, "more rounds tell more"
+
+
+def test_the_local_steps_of_weights_are_unrolled():
+    net = scenes.network()
+    truth = scenes.batch(0, 2)
+    local = {"steps": 3, "learning_rate": 0.5, "step_batch": 1}
+    target = [scenes.weights_view(net, truth, **local)]
+    known = scenes.knowledge(
+        net, batch_size=2, learning_rate=0.5, local_steps=3, local_batch=1, labels=truth.labels[None]
+    )
+    (unrolled,) = run(replace(QUICK, iterations=150), [target], known)
+    (blind,) = run(replace(QUICK, iterations=150), [target], replace(known, local_steps=1, local_batch=None))
+    assert unrolled.loss < blind.loss / 2
+
+
+@pytest.mark.parametrize("mode", ["eval", "batch"])
+def test_batchnorm_of_both_kinds(mode):
+    net = scenes.network(batchnorm=True)
+    truth = scenes.batch(0, 2)
+    known = scenes.knowledge(net, batch_size=2, batchnorm=mode, labels=truth.labels[None])
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    (found,) = run(replace(QUICK, iterations=200), [[scenes.view(net, truth, mode)]], known)
+    assert found.loss < 0.1
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_exact_statistics_help_more_than_running_ones():
+    net = scenes.network(batchnorm=True)
+    truth = scenes.batch(0)
+    known = scenes.knowledge(net, labels=truth.labels[None])
+    attack = replace(QUICK, batchnorm=0.1, distance="euclidean", sign=False)
+    target = [scenes.view(net, truth)]
+    (running,) = run(attack, [target], known)
+    (exact,) = run(attack, [target], replace(known, statistics=[scenes.statistics(net, truth)]))
+    assert scenes.mse(exact, truth) < scenes.mse(running, truth)
+
+
+@pytest.mark.parametrize("adaptive", ["support", "layer", "reapply", "mask"])
+def test_every_adaptive_attacker_runs_on_a_pruned_update(adaptive):
+    net, _, targets, known = scene(2)
+    views = []
+    for (view,) in targets:
+        pruned = {n: torch.where(v.abs() >= v.abs().median(), v, 0) for n, v in view.update.values.items()}
+        views.append([ServerView(view.sent, type(view.update)(pruned))])
+    for found in run(replace(QUICK, adaptive=adaptive), views, known):
+        assert found.loss < found.curve[0][1] / 2 and found.loss == found.loss
+
+
+def test_matching_on_the_support_finds_what_plain_matching_of_a_pruned_update_cannot():
+    net, truths, targets, known = scene(1)
+    view = targets[0][0]
+    pruned = {n: torch.where(v.abs() >= v.abs().median(), v, 0) for n, v in view.update.values.items()}
+    target = [ServerView(view.sent, type(view.update)(pruned))]
+    attack = replace(QUICK, iterations=300)
+    plain, adaptive = (run(replace(attack, adaptive=a), [target], known)[0] for a in ("none", "support"))
+    assert scenes.mse(adaptive, truths[0]) < scenes.mse(plain, truths[0])
+
+
+def test_wrong_input_is_refused_before_any_work():
+    _, _, targets, known = scene(1)
+    view = targets[0][0]
+    for change, match in (
+        ({"iterations": 0}, "iterations"),
+        ({"restarts": 0}, "restarts"),
+        ({"labels": "oracle"}, "true labels"),
+        ({"adaptive": "layer", "layer": "9"}, "layer: '9' is not known"),
+    ):
+        with pytest.raises(WrongInput, match=match):
+            replace(QUICK, **change).check(known, view)
+    with pytest.raises(WrongInput, match="at least one"):
+        QUICK.check(replace(known, batch_size=0), view)
+    QUICK.check(known, view)
+    assert QUICK.tamper(known.net, view.sent, known, scenes.rng()) == (known.net, view.sent)
+
+
+def test_presets_carry_their_sources_numbers():
+    def numbers(name):
+        made = catalogue.find("inversion", name)()
+        return made.iterations, made.learning_rate, made.tv
+
+    assert numbers("ig") == (2500, 0.1, 1e-4)
+    assert numbers("ig-dgp") == (12_000, 0.1, 0.2)
+    assert numbers("ig-geiping") == (4800, 0.1, 0.1)
+    assert numbers("ig-geiping-24k") == (24_000, 0.1, 1e-4)
+    assert numbers("ig-breaching") == (24_000, 0.1, 0.2)
+    assert catalogue.find("inversion", "ig-breaching")().objective.tv == 0.1, "the mean of dx and dy is half their sum"
+    assert numbers("ig-ats") == (4800, 0.1, 1e-4)
+    assert numbers("ig-precode") == (7000, 0.01, 1e-6)
+    assert numbers("sgi")[:2] == numbers("gi-priprune")[:2] == (10_000, 0.01)
+    assert numbers("dlg") == numbers("idlg") == (300, 1.0, 0)
+    gi, dgp = (catalogue.find("inversion", name)() for name in ("gi", "gi-dgp"))
+    assert (gi.tv, gi.l2, gi.batchnorm, gi.group, gi.noise, gi.restarts) == (1e-4, 1e-6, 0.1, 0.01, 0.2, 8)
+    assert (dgp.iterations, dgp.sign, dgp.scale, dgp.batchnorm, dgp.noise) == (20_000, True, 1e-4, 0.01, 0.02)

@@ -1,0 +1,96 @@
+"""Distances and priors by hand; one trial and many give the same."""
+
+import pytest
+import torch
+
+from secateur.attacks.inversion import priors
+from secateur.attacks.inversion.objective import Matching, cosine, euclidean
+from secateur.attacks.inversion.problem import Compared, Problem, compared
+
+PICTURE = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]]).view(1, 1, 2, 3)
+
+
+def test_total_variation_by_hand():
+    """|dx| = 1 2 0 0, |dy| = 2 1 1: the mean of each over the differences that exist, summed."""
+    assert float(priors.total_variation(PICTURE)) == pytest.approx(3 / 4 + 4 / 3)
+    assert float(priors.total_variation(torch.ones(1, 1, 1, 1))) == 0
+    both = priors.total_variation(torch.stack([PICTURE, 2 * PICTURE]))
+    assert both.tolist() == pytest.approx([25 / 12, 25 / 6])
+
+
+def test_squared_norm_and_disagreement_by_hand():
+    assert float(priors.squared_norm(PICTURE)) == 22
+    assert float(priors.disagreement(PICTURE, {"consensus": PICTURE - 2})) == 24
+
+
+def test_batchnorm_prior_by_hand():
+    """First layer ||(3, 4)|| + ||(0, 0)||, times 10; second ||1|| + ||2||."""
+    seen = [(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 1.0])), (torch.tensor([1.0]), torch.tensor([3.0]))]
+    fixed = {
+        "batchnorm.0.mean": torch.zeros(2),
+        "batchnorm.0.var": torch.ones(2),
+        "batchnorm.1.mean": torch.zeros(1),
+        "batchnorm.1.var": torch.ones(1),
+    }
+    assert float(priors.statistics_gap(seen, fixed, 10)) == pytest.approx(53)
+    assert float(priors.statistics_gap(seen, {k: v for k, v in fixed.items() if ".0." in k}, 10)) == pytest.approx(50)
+
+
+def test_the_distance_of_equals_has_no_gradient():
+    a = torch.ones(3, requires_grad=True)
+    priors.distance(a, torch.ones(3)).backward()
+    assert a.grad.tolist() == [0, 0, 0]
+
+
+def test_consensus_is_the_mean_of_a_targets_living_restarts():
+    inputs = torch.tensor([1.0, 3.0, 10.0, torch.nan]).view(4, 1, 1, 1, 1)
+    assert priors.consensus(inputs, 2).flatten().tolist() == [2, 2, 10, 10]
+
+
+def found(g, aim):
+    problem = Problem(torch.nn.Identity(), {}, {"w": torch.tensor([aim])})
+    return compared(problem, {"w": torch.tensor(g)}, {"w": torch.tensor(aim)}, None)
+
+
+def test_distances_by_hand():
+    """<(3, 4), (4, 3)> = 24 of 25; the gap is 1 + 1."""
+    assert float(cosine(found([3.0, 4.0], [4.0, 3.0]))) == pytest.approx(1 / 25)
+    assert float(cosine(found([6.0, 8.0], [4.0, 3.0]))) == pytest.approx(1 / 25)
+    assert float(euclidean(found([3.0, 4.0], [4.0, 3.0]))) == 2
+    assert float(cosine(found([0.0, 0.0], [4.0, 3.0]))) == 1
+
+
+def test_the_cosine_is_one_over_all_parameters():
+    problem = Problem(torch.nn.Identity(), {}, {"a": torch.ones(1, 1), "b": torch.ones(1, 1)})
+    aim = {"a": torch.tensor([4.0]), "b": torch.tensor([3.0])}
+    assert float(cosine(compared(problem, {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, aim, None))) == (
+        pytest.approx(1 / 25)
+    )
+
+
+def test_the_whole_is_the_weighted_sum_and_the_part_has_no_priors():
+    objective = Matching("euclidean", scale=0.5, tv=2, l2=0.1, group=0.25)
+    total, matching = objective(found([3.0, 4.0], [4.0, 3.0]), {"inputs": PICTURE}, {"consensus": PICTURE - 2})
+    assert float(matching) == 2
+    assert float(total) == pytest.approx(1 + 2 * 25 / 12 + 2.2 + 6)
+    assert objective.needs_gap and not objective.needs_statistics and Matching(batchnorm=1).needs_statistics
+
+
+def test_many_trials_are_one_trial_many_times():
+    objective = Matching(tv=0.3, l2=0.1, batchnorm=0.2, group=0.4)
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.rand(5, *shape, generator=rng, dtype=torch.float64)
+
+    seen = [(draw(3), draw(3)), (draw(2), draw(2))]
+    many = Compared(draw(), draw(), draw(), draw(), seen)
+    inputs = draw(2, 3, 4, 4)
+    fixed = {f"batchnorm.{i}.{what}": draw(n) for i, n in ((0, 3), (1, 2)) for what in ("mean", "var")}
+    fixed["consensus"] = draw(2, 3, 4, 4)
+    together = objective(many, {"inputs": inputs}, fixed)
+    for i in range(5):
+        one = Compared(*(value[i] for value in many[:4]), [(m[i], v[i]) for m, v in seen])
+        alone = objective(one, {"inputs": inputs[i]}, {name: value[i] for name, value in fixed.items()})
+        for a, b in zip(together, alone, strict=True):
+            torch.testing.assert_close(a[i], b)
