@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from secateur import tree
+from secateur.attacks.inversion.engines import layers
+from secateur.attacks.inversion.engines.layerwise import layerwise, supported
 from secateur.attacks.inversion.engines.plain import plain
 from secateur.attacks.inversion.engines.stacked import stacked
 from secateur.attacks.inversion.problem import Compared, Problem, structure
+from secateur.errors import WrongInput
 from secateur.models.create import create
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
@@ -120,7 +125,7 @@ def some_mask(problem: Problem) -> dict[str, Tensor]:
     return {name: torch.rand(value.shape, generator=rng) > 0.4 for name, value in problem.observed.items()}
 
 
-ENGINES = {"stacked": stacked}
+ENGINES = {"stacked": stacked, "layerwise": layerwise}
 BOTH = pytest.mark.parametrize("engine", list(ENGINES.values()), ids=list(ENGINES))
 TYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float64"])
 OBJECTIVES = pytest.mark.parametrize("objective", [Cosine(), Gap()], ids=["cosine", "gap"])
@@ -215,3 +220,202 @@ def test_models_of_the_project(engine, name):
     shape = (3, 32, 32)
     net = shaken(create(name, shape, 10, drawn()))
     agree(engine, *made(net, shape, trials=2, classes=10))
+
+
+def seeded(make, seed: int = 0) -> nn.Module:
+    """A network whose weights do not hang on the global generator."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return shaken(make())
+
+
+class Residual(nn.Module):
+    """Overwrites what its layers gave, and adds to it in place, as many published networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.second = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.shortcut = nn.Conv2d(3, 6, 1)
+        self.last = nn.Linear(6 * 64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.relu(self.first(x), inplace=True)
+        y = self.norm(self.second(y))
+        y += self.shortcut(x)
+        return self.last(y.relu_().flatten(1))
+
+
+class Tokens(nn.Module):
+    """Linear layers and LayerNorms on more than two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 4, stride=4)
+        self.norm = nn.LayerNorm(8)
+        self.mix = nn.Linear(8, 8)
+        self.wide = nn.LayerNorm((4, 8), bias=False)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x).flatten(2).transpose(1, 2)
+        y = self.wide(y + nn.functional.gelu(self.mix(self.norm(y))))
+        return self.last(y.mean(1))
+
+
+ODD = {
+    "residual": Residual,
+    "tokens": Tokens,
+    "no affine": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, affine=False),
+        nn.GroupNorm(1, 4, affine=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(144, 4),
+    ),
+    "flat": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 9), nn.BatchNorm1d(9), nn.ELU(), nn.Linear(9, 4, bias=False)
+    ),
+    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 9), nn.Sigmoid(), nn.Linear(9, 4)),
+    "leaf": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)),
+}
+
+
+@TYPES
+@OBJECTIVES
+@pytest.mark.parametrize("batchnorm", ["eval", "batch"])
+@pytest.mark.parametrize("name", list(ODD))
+def test_layerwise_on_every_layer(dtype, objective, batchnorm, name):
+    agree(layerwise, *made(seeded(ODD[name]), batch=3, batchnorm=batchnorm, dtype=dtype), objective)
+
+
+def test_layerwise_in_chunks_is_the_same():
+    problem, variables, labels = made(small(), batch=2, trials=5, batchnorm="batch")
+    fixed = {"centre": torch.randn(variables["inputs"].shape, generator=drawn(7))}
+    for chunk in (1, 2, 5, 9):
+        agree(lambda p, o, size=chunk: layerwise(p, o, chunk=size), problem, variables, labels, fixed=fixed)
+
+
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.one_of(st.tuples(st.integers(0, 2), st.integers(0, 2)), st.sampled_from(["same", "valid"])),
+    mode=st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
+    groups=st.sampled_from([1, 2, 4]),
+    batch=st.sampled_from([1, 3]),
+    bias=st.booleans(),
+    objective=st.sampled_from([Cosine(), Gap()]),
+    large=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_layerwise_on_any_convolution(kernel, stride, dilation, padding, mode, groups, batch, bias, objective, large):
+    assume(padding != "same" or stride == (1, 1))
+
+    def make():
+        options = dict(dilation=dilation, groups=groups, bias=bias, padding=padding, padding_mode=mode)
+        first = [nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 8, kernel, stride, **options), nn.Softplus()]
+        return nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+
+    problem, variables, labels = made(seeded(make), (3, 9, 8), batch=batch, trials=2, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layers, "LARGE", 0 if large else layers.LARGE)  # both ways to have a convolution's gradient
+        agree(layerwise, problem, variables, labels, objective)
+
+
+def test_layerwise_by_inner_products_and_by_gradients():
+    """Wide layers at few places go by inner products, masked ones by their gradients: both as the plain loop."""
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 64, 3, stride=4), nn.Tanh(), nn.Conv2d(64, 64, 2), nn.Tanh(),
+                                       nn.Flatten(), nn.Linear(64, 4)))  # fmt: skip
+    problem, variables, labels = made(net, dtype=torch.float64)
+    agree(layerwise, problem, variables, labels)
+    agree(layerwise, Problem(problem.net, problem.sent, problem.observed, some_mask(problem)), variables, labels)
+
+
+def test_the_gap_is_exact_where_the_gradients_nearly_agree():
+    """|g|^2 - 2 <g, g*> + |g*|^2 would have no right digit here."""
+    problem, variables, labels = made(small(), batchnorm="batch")
+    near = {name: value.clone() for name, value in variables.items()}
+    exact = Problem(problem.net, problem.sent, tree.stack(_gradients(problem, near["inputs"], labels)))
+    near["inputs"] += 1e-5 * torch.randn(near["inputs"].shape, generator=drawn(9))
+    wanted = plain(exact, Gap())(near, labels, {}).total
+    assert wanted.max() < 1e-6
+    torch.testing.assert_close(layerwise(exact, Gap())(near, labels, {}).total, wanted, rtol=1e-2, atol=0)
+
+
+def _gradients(problem: Problem, inputs: Tensor, labels: Tensor) -> list[dict[str, Tensor]]:
+    names = [name for name, _ in problem.net.named_parameters()]
+    params = list(problem.net.parameters())
+    losses = [nn.functional.cross_entropy(problem.net(x), y) for x, y in zip(inputs, labels, strict=True)]
+    return [dict(zip(names, torch.autograd.grad(loss, params), strict=True)) for loss in losses]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(192, 192), nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(self.layer(x.flatten(1)).tanh()))
+
+
+class Around(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.flatten(1)) @ self.layer.weight)
+
+
+class Scaled(Twice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.flatten(1)) * self.scale)
+
+
+class Branching(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.flatten(1))) * (1 if x.sum() > 0 else 2)
+
+
+@pytest.mark.parametrize(
+    "make, reason",
+    [
+        (Twice, "the layer layer is called 2 times"),
+        (Around, "the parameter layer.weight is used outside of its layer"),
+        (Scaled, "the parameter scale is in Scaled"),
+        (Branching, "its forward cannot be traced"),
+        (lambda: nn.Sequential(nn.PReLU(), nn.Flatten(), nn.Linear(192, 4)), "the parameter 0.weight is in PReLU"),
+    ],
+)
+def test_what_layerwise_cannot_take_is_said(make, reason):
+    problem, variables, labels = made(make())
+    assert reason in str(supported(problem))
+    with pytest.raises(WrongInput, match="layerwise cannot be used"):
+        layerwise(problem, Cosine())
+    if make is not Branching:
+        agree(stacked, problem, variables, labels)
+
+
+def test_problems_that_layerwise_cannot_take_are_said():
+    problem, _, _ = made(small())
+    base = problem.net, problem.sent, problem.observed
+    assert supported(problem) is None
+    assert "weights of its own" in str(supported(Problem(*base, own_weights=True)))
+    assert "unrolled" in str(supported(Problem(*base, steps=2)))
+    assert "compressed" in str(supported(Problem(*base, compression=lambda gradient: gradient)))
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 8))
+    tied[2].weight = tied[1].weight
+    assert "is also 1.weight" in str(supported(Problem(tied, {}, {})))
+    hooked = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+    hooked[1].register_forward_hook(lambda *_: None)
+    assert "hooks" in str(supported(Problem(hooked, {}, {})))
+
+
+def test_a_single_layer_is_a_network_too():
+    problem, _, _ = made(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)))
+    linear = Problem(problem.net[1], {k[2:]: v for k, v in problem.sent.items()},
+                     {k[2:]: v for k, v in problem.observed.items()})  # fmt: skip
+    assert supported(linear) is None

@@ -1,0 +1,164 @@
+"""All trials as one ordinary batch with frozen weights: no trial's gradient of the whole network is ever built.
+
+Let f be the objective of dot = <g, g*>, |g|^2 and |g - g*|^2. Its gradient by the pictures is that of <v, g> for the
+direction v = p g* + q g with p = df/d dot - 2 df/d gap and q = 2 df/d trial + 2 df/d gap, held constant. A layer's g is
+bilinear in its inputs a and its outputs' gradient d, so v is carried back to a and d of each layer by itself, outside
+of autograd, and one backward pass from all a and d gives the gradient. |g|^2 and <g, g*> of a linear layer or a
+convolution come from inner products of rows, |d^T a|^2 = <a a^T, d d^T> (the Gram trick), where that is cheaper than g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional as F
+
+from secateur.attacks.inversion.engines.layers import Layer, Note, Tape
+from secateur.attacks.inversion.engines.parts import Aim, Part, bias_part, weight_part
+from secateur.attacks.inversion.engines.watched import layout, supported, watched
+from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables
+from secateur.errors import WrongInput
+from secateur.interfaces import Params
+
+__all__ = ["layerwise", "supported"]
+
+
+def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
+    """Evaluate the trials as one batch, or `chunk` of them at a time; refuses what `supported` names."""
+    if reason := supported(problem):
+        raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: plain, stacked")
+    tape = Tape(wanted=objective.needs_statistics)
+    net, layers = watched(problem, tape)
+    batch = _Batch(problem, objective, net, tape, _aims(problem, layers))
+    size = chunk or problem.trials
+
+    def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
+        found = [
+            batch.evaluate(slice(start, start + size), variables, labels, fixed)
+            for start in range(0, problem.trials, size)
+        ]
+        if len(found) == 1:
+            return found[0]
+        totals, matchings, gradients = zip(*found, strict=True)
+        joined = {name: torch.cat([gradient[name] for gradient in gradients]) for name in variables}
+        return Evaluated(torch.cat(totals), torch.cat(matchings), joined)
+
+    return evaluate
+
+
+def _aims(problem: Problem, layers: dict[str, Layer]) -> dict[Layer, dict[str, Aim]]:
+    """What was observed for each layer's weight and bias."""
+    aims: dict[Layer, dict[str, Aim]] = {layer: {} for layer in layers.values()}
+    for name, value in problem.observed.items():
+        owner, _, key = name.rpartition(".")
+        layer = layers[owner]
+        stored = layer.stored if key == "weight" else lambda bias: bias.flatten(1)
+        mask = None if problem.mask is None or name not in problem.mask else stored(problem.mask[name])
+        aims[layer][key] = Aim(stored(value), mask)
+    return aims
+
+
+class _Batch:
+    """The network as it is watched, with what was observed, stored as its layers want it."""
+
+    def __init__(
+        self, problem: Problem, objective: Objective, net: nn.Module, tape: Tape, aims: dict[Layer, dict[str, Aim]]
+    ) -> None:
+        self.problem, self.objective, self.net, self.tape, self.aims = problem, objective, net, tape, aims
+        sizes = [aim.value.flatten(1).square().sum(1) for of in aims.values() for aim in of.values()]
+        self.observed = torch.stack(sizes).sum(0)  # |g*|^2
+
+    def evaluate(self, rows: slice, variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
+        """These trials."""
+        leaves = {name: value[rows].detach().requires_grad_() for name, value in variables.items()}
+        chosen = leaves["labels"].softmax(-1) if labels is None else labels[rows]
+        with torch.enable_grad():
+            notes, slopes = self._pass(leaves["inputs"], chosen)
+        with torch.no_grad():
+            parts = [self._parts(note, d, rows) for note, d in zip(notes, slopes, strict=True)]
+        compared = self._compared([part for of in parts for part in of], rows)
+        with torch.enable_grad():
+            here = {name: value[rows] for name, value in fixed.items()}
+            total, matching = self.objective(compared, leaves, here)
+        p, q, of_statistics, direct = _partials(total, compared, leaves)
+        ends, cotangents = self._ends(notes, slopes, parts, p, q)
+        ends += [value for pair in self.tape.statistics for value in pair]
+        cotangents += of_statistics
+        pulled = torch.autograd.grad(ends, list(leaves.values()), cotangents, allow_unused=True)
+        gradient = {
+            name: one if other is None else one + other
+            for (name, one), other in zip(direct.items(), pulled, strict=True)
+        }
+        return Evaluated(total.detach(), matching.detach(), gradient)
+
+    def _pass(self, inputs: Tensor, labels: Tensor) -> tuple[list[Note], Sequence[Tensor]]:
+        """Forward and backward: every matched layer's inputs, and the gradient of the trials' losses by its outputs."""
+        trials = len(inputs)
+        self.tape.begin(trials)
+        pictures = inputs.flatten(0, 1)
+        outputs = self.net(pictures.contiguous(memory_format=layout(pictures)))
+        notes = [note for note in self.tape.notes if self.aims[note.layer]]
+        loss = _summed(self.problem, outputs.unflatten(0, (trials, -1)), labels)
+        return notes, torch.autograd.grad(loss, [note.output for note in notes], create_graph=True)
+
+    def _parts(self, note: Note, d: Tensor, rows: slice) -> list[Part]:
+        aims = {key: aim.take(rows) for key, aim in self.aims[note.layer].items()}
+        layer, trials, gap = note.layer, self.tape.trials, self.objective.needs_gap
+        found = []
+        if "weight" in aims:
+            found.append(weight_part(layer.algebra(note.inputs, d, trials), aims["weight"], gap))
+        if "bias" in aims:
+            found.append(bias_part(layer.rows(d, trials), aims["bias"], gap))
+        return found
+
+    def _compared(self, parts: Sequence[Part], rows: slice) -> Compared:
+        """The sums over all parameters, as the leaves that the objective is derived by."""
+        dot, trial = (torch.stack(values).sum(0).requires_grad_() for values in list(zip(*parts, strict=True))[:2])
+        gaps = [part.gap for part in parts if part.gap is not None]
+        gap = torch.stack(gaps).sum(0).requires_grad_() if gaps else None
+        statistics = [(m.detach().requires_grad_(), v.detach().requires_grad_()) for m, v in self.tape.statistics]
+        return Compared(dot, trial, self.observed[rows], gap, statistics)
+
+    @torch.no_grad()
+    def _ends(
+        self, notes: Sequence[Note], slopes: Sequence[Tensor], parts: Sequence[list[Part]], p: Tensor, q: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Where v is carried back to: the layers' inputs and slopes, each with the gradient of <v, g> by it."""
+        ends, cotangents = [], []
+        for note, d, of in zip(notes, slopes, parts, strict=True):
+            pulled = [part.pull(p, q) for part in of]
+            by_d = pulled[0][1] if len(pulled) == 1 else pulled[0][1] + pulled[1][1]
+            if d.requires_grad:
+                ends.append(d)
+                cotangents.append(note.layer.unrows(by_d, d))
+            if pulled[0][0] is not None:
+                ends.append(note.inputs)
+                cotangents.append(pulled[0][0])
+        return ends, cotangents
+
+
+def _partials(
+    total: Tensor, compared: Compared, leaves: Variables
+) -> tuple[Tensor, Tensor, list[Tensor], dict[str, Tensor]]:
+    """The direction's p and q; the objective's gradient by the statistics, and by the variables directly."""
+    gap = [] if compared.gap is None else [compared.gap]
+    statistics = [value for pair in compared.statistics for value in pair]
+    by = [compared.dot, compared.trial, *gap, *statistics, *leaves.values()]
+    grads = torch.autograd.grad(total.sum(), by, allow_unused=True, materialize_grads=True)
+    dot, trial, *rest = grads
+    if gap:
+        dot, trial, rest = dot - 2 * rest[0], trial + rest[0], rest[1:]
+    direct = dict(zip(leaves, rest[len(statistics) :], strict=True))
+    return dot, 2 * trial, list(rest[: len(statistics)]), direct
+
+
+def _summed(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The sum of the trials' own losses."""
+    if problem.loss is F.cross_entropy:
+        whole = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(0, 1), reduction="sum")
+        return whole / outputs.shape[1]
+    losses: Tensor = vmap(problem.loss)(outputs, labels)
+    return losses.sum()
