@@ -1,0 +1,66 @@
+"""Selection by rank: exactly so many, ties by position, the same on every path."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import vmap
+
+from secateur.defenses.selection import between, counts, largest, ranked_between
+from secateur.errors import WrongInput
+
+
+@pytest.mark.parametrize(
+    ("size", "top", "bottom", "expected"),
+    [
+        (1000, 0.05, 0.75, (50, 200)),
+        (20, 0.05, 0.75, (1, 4)),  # .05 * 20 is exactly 1, whatever binary makes of it
+        (21, 0.05, 0.75, (2, 4)),  # 1.05 rounds up, 15.75 down
+        (10, 0.05, 0.75, (1, 2)),  # a bias of ten classes loses its largest
+        (1, 0.05, 0.75, (1, 0)),
+        (10, 0, 0.8, (0, 2)),
+        (10, 0, 0, (0, 10)),
+        (0, 0.05, 0.75, (0, 0)),
+    ],
+)
+def test_how_many_are_dropped_and_kept(size, top, bottom, expected):
+    assert counts(size, top, bottom) == expected
+
+
+@pytest.mark.parametrize(("top", "bottom"), [(-0.1, 0.5), (0.1, -0.5), (0.5, 0.5), (0.9, 0.2)])
+def test_shares_that_leave_nothing_are_refused(top, bottom):
+    with pytest.raises(WrongInput, match="sum is below 1"):
+        counts(10, top, bottom)
+
+
+def by_sorting(values, first, kept):
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))  # of equal ones the earlier is larger
+    chosen = set(order[first : first + kept])
+    return [i in chosen for i in range(len(values))]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_it_is_a_slice_of_the_sorted_entries_and_equal_when_nothing_may_be_asked(data):
+    values = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=30))
+    first = data.draw(st.integers(0, len(values)))
+    kept = data.draw(st.integers(0, len(values) - first))
+    magnitudes = torch.tensor(values, dtype=torch.float32)
+    expected = by_sorting(values, first, kept)
+    assert ranked_between(magnitudes, first, kept).tolist() == expected
+    stacked = vmap(lambda one: ranked_between(one, first, kept))(magnitudes.expand(3, -1))
+    assert stacked.tolist() == [expected] * 3
+    assert largest(magnitudes, kept).tolist() == by_sorting(values, 0, kept)
+
+
+def test_between_keeps_the_shape_and_looks_at_magnitudes():
+    values = torch.tensor([[-9.0, 1.0, -2.0], [3.0, 0.0, -4.0]], requires_grad=True)
+    mask = between(values, 1 / 6, 0.5)  # drops -9 and the three smallest
+    assert mask.tolist() == [[False, False, False], [True, False, True]]
+
+
+def test_many_zeros_do_not_change_the_number():
+    values = torch.zeros(1000)
+    values[::10] = torch.arange(1.0, 101.0)
+    assert int(between(values, 0.05, 0.75).sum()) == 200  # 50 of the top go, 50 values and 150 of the zeros stay
+    assert between(values, 0.05, 0.75)[1:10].all()  # the earliest of them

@@ -1,0 +1,130 @@
+"""Soteria's scores by hand and against one backward per feature."""
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import tree
+from secateur.attacks.inversion.updates import gradient_update
+from secateur.defenses import soteria
+from secateur.defenses.soteria import Soteria, defended_layer, scores
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, Turning
+
+
+def turning_of(net, batch, batchnorm="eval"):
+    return Turning(net, tree.state_of(net), batch, 0, torch.Generator().manual_seed(0), batchnorm=batchnorm)
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(96, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 5),
+    ).double()  # fmt: skip
+
+
+@pytest.fixture
+def batch(rng):
+    return Batch(torch.randn(4, 3, 8, 8, generator=rng, dtype=torch.float64), torch.tensor([0, 1, 2, 4]))
+
+
+def one_backward_per_feature(net, layer, inputs):
+    """The authors' way: for every feature, the gradient of its sum over the batch with respect to the inputs."""
+    seen = []
+    hook = net.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    inputs = inputs.clone().requires_grad_()
+    net(inputs)
+    hook.remove()
+    found = []
+    for feature in range(seen[0].shape[1]):
+        target = torch.zeros_like(seen[0])
+        target[:, feature] = 1
+        (given,) = torch.autograd.grad(seen[0], inputs, target, retain_graph=True)
+        norms = given.flatten(1).norm(dim=1)
+        found.append((norms / (seen[0][:, feature].abs() + 1e-10)).sum())
+    return torch.stack(found).detach()
+
+
+@pytest.mark.parametrize("batchnorm", ["eval", "batch"])
+@pytest.mark.parametrize("layer", ["5", "8"])
+def test_many_features_at_once_equal_one_backward_each(batch, layer, batchnorm, monkeypatch):
+    net = convolutional()
+    reference = convolutional()
+    reference.load_state_dict(net.state_dict())
+    reference.eval()
+    reference[1].train(batchnorm == "batch")
+    expected = one_backward_per_feature(reference, layer, batch.inputs)
+    for at_once in (256, 20):  # in one part, and in parts of five features
+        monkeypatch.setitem(soteria.AT_ONCE, "cpu", at_once)
+        found = scores(turning_of(net, batch, batchnorm), layer)
+        assert torch.allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_score_by_hand():
+    # r = W x with W = ((3, 4), (0, 1)): ||d r / d x|| are 5 and 1; at x = (1, 1) r = (7, 1), at (1, 2) r = (11, 2)
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 3)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    batch = Batch(torch.tensor([[1.0, 1.0], [1.0, 2.0]], dtype=torch.float64), torch.tensor([0, 1]))
+    found = scores(turning_of(net, batch), "1")
+    assert torch.allclose(found, torch.tensor([5 / 7 + 5 / 11, 1 + 1 / 2], dtype=torch.float64))
+    sent, _ = Soteria(rate=0.5)(
+        {"1.weight": torch.ones(3, 2), "0.weight": torch.ones(2, 2)}, {}, turning_of(net, batch)
+    )
+    assert sent["1.weight"].tolist() == [[0, 1]] * 3 and sent["0.weight"].tolist() == [[1, 1]] * 2
+
+
+def test_only_the_columns_of_the_last_layer_with_the_smallest_scores_become_zero(batch):
+    net = convolutional()
+    turning = turning_of(net, batch)
+    grads = gradient_update(net, turning.sent, batch).values
+    sent, state = Soteria()(grads, {}, turning)
+    lowest = scores(turning, "8").argsort(stable=True)[:9]  # int(.8 * 12)
+    assert not sent["8.weight"][:, lowest].any()
+    others = [column for column in range(12) if column not in lowest.tolist()]
+    assert torch.equal(sent["8.weight"][:, others], grads["8.weight"][:, others])
+    assert all(torch.equal(sent[name], value) for name, value in grads.items() if name != "8.weight") and state == {}
+
+
+def test_a_feature_that_is_dead_is_among_the_first_to_go(batch):
+    net = convolutional()
+    with torch.no_grad():
+        net[5].bias[3] = -1e3
+    assert float(scores(turning_of(net, batch), "8")[3]) == 0
+
+
+def test_the_layer_can_be_chosen_and_the_last_is_taken_else():
+    net = convolutional()
+    assert defended_layer(net, None) == "8" and defended_layer(net, "5") == "5"
+    with pytest.raises(WrongInput, match="layer: '6' is not known"):
+        defended_layer(net, "6")
+    with pytest.raises(WrongInput, match="no fully connected layer"):
+        defended_layer(nn.Sequential(nn.Conv2d(1, 2, 3)), None)
+
+
+def test_the_model_and_its_statistics_stay_as_they_are(batch):
+    net = convolutional()
+    before = tree.state_of(net)
+    scores(turning_of(net, batch, "batch"), "8")
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not net[8]._forward_pre_hooks and net.training
+
+
+def test_a_network_that_is_one_layer(batch):
+    net = nn.Linear(8, 5)
+    flat = Batch(torch.ones(2, 8), torch.tensor([0, 1]))
+    sent, _ = Soteria(rate=0.5)(tree.params_of(net), {}, turning_of(net, flat))
+    assert (sent["weight"] == 0).all(0).sum() == 4
+
+
+def test_features_that_are_no_rows_are_refused():
+    net = nn.Sequential(nn.Linear(4, 3))
+    wide = Batch(torch.ones(2, 6, 4), torch.tensor([0, 1]))
+    with pytest.raises(WrongInput, match=r"needs \(batch, features\)"):
+        scores(turning_of(net, wide), "0")
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_wrong_rates_are_refused(rate):
+    with pytest.raises(WrongInput, match=r"rate: .* is not allowed"):
+        Soteria(rate)
