@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,10 +86,11 @@ def device_of(config: Common) -> torch.device:
     return torch.device(config.device)
 
 
-def prepare(config: Common) -> tuple[Dataset, torch.device]:
+def prepare(config: Common, check_data: Callable[[Dataset], None] = lambda data: None) -> tuple[Dataset, torch.device]:
     """The data and the device; refuses a model that does not fit the data before anything is trained."""
     torch.set_num_threads(config.threads)
     data = load(config.data, config.data_folder, config.download)
+    check_data(data)
     if config.examples is not None:
         data = data.at_most(config.examples, derive(0, "examples"))
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice
+from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Params, ServerView, Weights
 
@@ -62,13 +63,13 @@ class Client:
     @property
     def knows(self) -> str:
         """What the attacker is told beside the model and the update, in words."""
-        known, size = self.knowledge, self.knowledge.batch_size
-        told = ["the batch size", "how pixels become inputs"]
+        size = self.knowledge.batch_size
+        told = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
         told += ["the labels"] if self.tells_labels else []
         told += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
         told += ["the client's steps and learning rate"] if self.sends_weights else []
-        told += ["the client's compression"] if known.compression is not None else []
-        return f"{', '.join(told[:-1])} and {told[-1]}; {size} example{'s' if size > 1 else ''} an update"
+        told += ["the client's compression"] if self.knowledge.compression is not None else []
+        return ", ".join(told)
 
 
 def check_attack(attack: Choice, client: Client, target: Target, rng: Generator) -> None:
@@ -81,11 +82,16 @@ def check_attack(attack: Choice, client: Client, target: Target, rng: Generator)
     made.check(knowledge, views[0][0])
 
 
-def check_shape(name: str, shape: Sequence[int]) -> None:
+def check_pictures(data: Dataset) -> None:
     """Refuse data that is no pictures."""
+    check_shape("data", data.name, data.input_shape)
+
+
+def check_shape(field: str, name: str, shape: Sequence[int]) -> None:
+    """Refuse examples that are no pictures, grey or colour."""
     if len(shape) != 3 or shape[0] not in (1, 3):
         wanted = "only pictures can be recovered: (1 or 3 channels, height, width)"
-        raise WrongInput("data", f"{name} has examples of the shape {tuple(shape)}; {wanted}")
+        raise WrongInput(field, f"{name} has examples of the shape {tuple(shape)}; {wanted}")
 
 
 def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[Tensor, Tensor]:

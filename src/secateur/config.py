@@ -245,7 +245,7 @@ class Invert(Common):
     iterations: Annotated[int, Field(ge=1)] | None = None
     local_steps: Annotated[int, Field(ge=1)] | None = None  # the client sends its weights after these; None: a gradient
     local_batch: Annotated[int, Field(ge=1)] | None = None  # examples a local step takes; None: all
-    learning_rate: Annotated[float, Field(gt=0)] = 0.1  # of the local steps
+    learning_rate: Annotated[float, Field(gt=0)] | None = None  # of the local steps; None: 0.1, of a file unknown
     batchnorm: Literal["eval", "batch"] = "eval"  # by which statistics the client normalises
     statistics: bool = False  # the attacker is told those of the batch: a much stronger one
     images: bool = True  # the page and the folder show training pictures
@@ -257,6 +257,9 @@ class Invert(Common):
         """The attacks, each with the restarts, iterations and adaptive attacker that were asked of all."""
         asked = {"restarts": self.restarts, "iterations": self.iterations, "adaptive": self.adaptive}
         over = {name: value for name, value in asked.items() if value not in (None, "none")}
+        for attack, name in ((attack, name) for attack in self.attack for name in over):
+            if name not in attack.method.defaults:
+                raise WrongInput(name, f"{attack.name} has none; leave it out, or choose attacks that have it")
         return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
 
     @model_validator(mode="after")

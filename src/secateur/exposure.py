@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur import gallery, tree
 from secateur.artifacts import key_of
@@ -18,7 +18,7 @@ from secateur.chance import derive
 from secateur.client import Client, Target, scale
 from secateur.config import Invert
 from secateur.data.dataset import Dataset
-from secateur.interfaces import Batch, Knowledge, Reconstruction
+from secateur.interfaces import Batch, Gradient, Knowledge, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, joined, judge, summary_rows, target_rows
 from secateur.metrics.lpips import load_weights as load_lpips
@@ -88,7 +88,8 @@ class Exposure:
             return [figure | {"unfinished": True} for figure in figures]
 
         found: dict[int, Reconstruction] = {}
-        title = f"{attack} on targets {group.start} to {group.stop - 1}, seed {seed}"
+        which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
+        title = f"{attack} on {which}, seed {seed}"
         with progress(title, getattr(made, "iterations", None), rate=True) as advance:
             keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
             tampering, rng = derive(seed, "tamper", str(attack)), derive(seed, "reconstruct", str(attack), group.start)
@@ -149,6 +150,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int) ->
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
+    weights = isinstance(_update(config, net), Weights) if config.update else config.local_steps is not None
     knowledge = Knowledge(
         net,
         data.input_shape,
@@ -158,11 +160,10 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int) ->
         batch_size=config.batch_size,
         batchnorm=config.batchnorm,
         local_steps=config.local_steps or 1,
-        learning_rate=None if config.local_steps is None else config.learning_rate,
+        learning_rate=config.learning_rate or (None if config.update else 0.1),
         local_batch=config.local_batch,
     )
-    weights, told = config.local_steps is not None, config.labels == "oracle"
-    return Client(net, tree.state_of(net), knowledge, weights, told, config.statistics)
+    return Client(net, tree.state_of(net), knowledge, weights, config.labels == "oracle", config.statistics)
 
 
 def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
@@ -176,6 +177,10 @@ def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
     """What is attacked: batches of training rows, or the update that was captured elsewhere."""
     if config.update is not None:
-        net = client_of(config, data, device, seed).net
-        return [read_update(config.update, net, weights=config.local_steps is not None)]
+        return [_update(config, client_of(config, data, device, seed).net)]
     return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]
+
+
+def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
+    assert config.update is not None
+    return read_update(config.update, net, weights=config.local_steps is not None)

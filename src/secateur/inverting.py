@@ -12,7 +12,7 @@ import torch
 
 from secateur.bench import Bench, prepare
 from secateur.chance import derive
-from secateur.client import check_attack, check_shape
+from secateur.client import check_attack, check_pictures
 from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
@@ -24,7 +24,7 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     """Attack every target with every attack, for every seed, into the folder `out`."""
     from secateur.report.page import write_page
 
-    data, device = prepare(config)
+    data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
     try:
         with open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
@@ -44,7 +44,6 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
 
 def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     """Refuse what cannot be attacked before any work: no pictures, too few, an unfit update, an unfit attack."""
-    check_shape(config.data, data.input_shape)
     needed = config.targets * config.batch_size
     if config.update is None and needed > data.train_size:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
@@ -57,7 +56,7 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
 
 def plan(config: Invert) -> list[str]:
     """What the job would do, a line each; what it would refuse before it begins is refused here too."""
-    data, device = prepare(config)
+    data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
     client = client_of(config, data, device, config.seeds[0])
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"

@@ -52,7 +52,7 @@ def attacked(rows: Iterable[Row]) -> list[Line]:
 
 def threat(line: Line) -> str:
     """Who the attacker is and what it knows."""
-    return f"{str(line.labels['threat']).removesuffix('.')}; it is told {line.labels['knows']}."
+    return f"{str(line.labels['threat']).removesuffix('.')}. Told here: {line.labels['knows']}."
 
 
 def badge(found: Sequence[Line]) -> Badge:
