@@ -15,7 +15,7 @@ from secateur.defenses.selection import counts, largest
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Params, Turning
 
-AT_ONCE = {"cpu": 256, "cuda": 4096}  # inputs times features whose gradients are held at a time
+AT_ONCE = {"cpu": 64, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # what is added to |r|
 
 
