@@ -18,6 +18,7 @@ from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 RULES = ("logistic", "share")
+AT_ONCE = 4096  # rows: a turned copy of a CIFAR's candidates would be large
 
 
 def rotated(images: Tensor, degrees: float) -> Tensor:
@@ -109,8 +110,11 @@ class LabelOnly:
 
     def correct(self, box: BlackBox, batch: Batch) -> Tensor:
         """(N, queries): 1 where the label that the box answers is the true one."""
-        hits = [box.predict(view).argmax(1) == batch.labels for view in self.views(batch.inputs)]
-        return torch.stack(hits, 1).double()
+        parts = zip(*(torch.split(side, AT_ONCE) for side in batch), strict=True)
+        return torch.cat([torch.stack(self._hits(box, *part), 1) for part in parts]).double()
+
+    def _hits(self, box: BlackBox, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+        return [box.predict(view).argmax(1) == labels for view in self.views(inputs)]
 
     def views(self, inputs: Tensor) -> Iterator[Tensor]:
         """The inputs themselves, then each disturbed form of them."""
