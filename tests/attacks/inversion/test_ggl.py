@@ -198,6 +198,23 @@ def test_the_truth_has_no_distance_whatever_the_update_and_the_attacker(tiny):
         assert abs(float(found[0, 0])) < 1e-12 < 1e-4 < float(found[0, 1]), adaptive
 
 
+def test_where_memory_runs_out_fewer_candidates_are_judged_at_once(scene, monkeypatch):
+    knowledge, targets = scene
+    expected = attacked(GGL(**FAST), targets, knowledge)
+    asked = []
+
+    def small(function, axes, chunk_size):
+        asked.append(chunk_size)
+        if chunk_size > 2:
+            raise torch.OutOfMemoryError
+        return torch.func.vmap(function, axes, chunk_size=chunk_size)
+
+    monkeypatch.setattr("secateur.attacks.inversion.evolution.vmap", small)
+    found = attacked(GGL(**FAST), targets, knowledge)
+    assert torch.allclose(shown(found), shown(expected), atol=1e-2)
+    assert asked[0] == 6 and asked[-2:] == [2, 1] and len(asked) < 50
+
+
 @pytest.mark.parametrize("settings", [FAST, {"search": "gradient", "iterations": 6}])
 def test_equal_chance_gives_equal_pictures(scene, settings):
     knowledge, targets = scene
@@ -224,6 +241,17 @@ def test_the_best_restart_is_taken_by_its_own_loss(scene):
     three = attacked(GGL(**FAST, restarts=3), targets[:1], knowledge)[0]
     alone = attacked(GGL(**FAST), targets[:1], knowledge)[0]
     assert three.loss <= alone.loss * (1 + 1e-4) and 0 <= three.trial < 3
+
+
+@pytest.mark.parametrize("adaptive", ["none", "support", "layer", "reapply", "mask"])
+@pytest.mark.parametrize("search", ["cma", "gradient"])
+def test_a_pruned_update_is_attacked_by_every_adaptive_attacker(scene, search, adaptive):
+    knowledge, targets = scene
+    sent, update = targets[0][0].sent, targets[0][0].update.values
+    kept = {name: torch.where(value.abs() >= value.abs().median(), value, 0) for name, value in update.items()}
+    attack = GGL(search=search, adaptive=adaptive, **FAST)
+    (found,) = attacked(attack, [[ServerView(sent, Gradient(kept))]], knowledge)
+    assert found.curve[0][1] >= found.loss > 0
 
 
 def test_several_rounds_and_batches_are_searched_together(tiny):

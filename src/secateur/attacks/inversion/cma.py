@@ -106,8 +106,8 @@ class CMAES:
         length = torch.linalg.vector_norm(step_path, dim=1)
         sigma = state.sigma * torch.exp(self.c_sigma / self.d_sigma * (length / self.chi - 1))
 
-        begun = 1 - (1 - self.c_sigma) ** (2 * (state.round + 1))
-        calm = (length / begun.to(length).sqrt() < (1.4 + 2 / (self.dimension + 1)) * self.chi).to(length)  # h_sigma
+        begun = 1 - (1 - self.c_sigma) ** (2 * (state.round + 1)).to(length)
+        calm = (length / begun.sqrt() < (1.4 + 2 / (self.dimension + 1)) * self.chi).to(length)  # h_sigma
         kept = math.sqrt(self.c_c * (2 - self.c_c) * self.mu_eff)
         path = (1 - self.c_c) * state.path + kept * calm[:, None] * step
         rank_one = path[:, :, None] * path[:, None, :]

@@ -102,14 +102,24 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
     own, masked = 0 if problem.own_weights else None, None if problem.mask is None else 0
     device = next(iter(problem.observed.values())).device.type
     parameters = sum(value.numel() for value in problem.net.parameters())
-    room = max(1, min(MOST, ENTRIES[device] // parameters))
+    room = max(1, min(MOST, ENTRIES.get(device, ENTRIES["cpu"]) // parameters))
 
-    def losses(pictures: Tensor) -> Tensor:
+    def at_once(room: int, pictures: Tensor) -> Tensor:
         population = pictures.shape[1]
         candidates = vmap(one, (0, *[None] * 5), chunk_size=min(population, room))
         trials = vmap(candidates, (0, 0, 0, own, 0, masked), chunk_size=max(1, room // population))
-        with torch.no_grad():
-            found: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask)
+        found: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask)
         return found
+
+    @torch.no_grad()
+    def losses(pictures: Tensor) -> Tensor:
+        nonlocal room
+        while True:
+            try:
+                return at_once(room, pictures)
+            except torch.OutOfMemoryError:
+                if room == 1:
+                    raise
+                room //= 2
 
     return losses

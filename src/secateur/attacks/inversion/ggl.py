@@ -31,9 +31,10 @@ THREAT = (
     "an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised, and has "
     "public pictures of the same kind (none of them a target) to train a generator on"
 )
+DEMO = {"iterations": 50, "population": 16}
 
 
-@method("inversion", "ggl", "dgp", threat=THREAT, active=False, demo={"iterations": 50, "population": 16})
+@method("inversion", "ggl", "dgp", threat=THREAT, active=False, needs="generator", demo=DEMO)
 @dataclass(frozen=True)
 class GGL(GradientMatching):
     """GGL (Li et al. 2022) in DGP (AAAI 2024, Fig. 5): min_z ||g(G(z, y)) - g*||^2 + .1 KL(z), labels by iDLG's rule.
