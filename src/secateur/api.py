@@ -16,7 +16,7 @@ from secateur.artifacts import write
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.config import choice
-from secateur.config import defense as read_defense
+from secateur.config import defense_of_models as read_defense
 from secateur.errors import WrongInput
 from secateur.given import Data, Model, Side, box_of, given, in_precision
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow

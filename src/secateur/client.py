@@ -12,6 +12,7 @@ from secateur.attacks.inversion.updates import gradient_update, statistics_of, w
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.guard import Guard
 from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Params, ServerView, Weights
 
 Target = Batch | Gradient | Weights  # examples of which the client makes an update, or one that was captured
@@ -27,26 +28,37 @@ class Client:
     sends_weights: bool = False
     tells_labels: bool = False
     tells_statistics: bool = False
+    guard: Guard | None = None  # what rewrites its gradient before it is sent
+
+    def against(self, attack: InversionAttack) -> Client:
+        """The same, its compression told to an attacker who applies it again."""
+        asks = self.guard is not None and getattr(attack, "adaptive", "none") == "reapply"
+        compression = self.guard.compression if self.guard is not None and asks else None
+        return replace(self, knowledge=replace(self.knowledge, compression=compression))
 
     def seen(
-        self, attack: InversionAttack, targets: Sequence[Target], rng: Generator
+        self, attack: InversionAttack, targets: Sequence[Target], rng: Generator, first: int = 0
     ) -> tuple[Knowledge, list[list[ServerView]]]:
-        """What the attacker knows and sees of each target: one round, after the attacker had its way with the model."""
+        """What the attacker knows and sees of each target: one round, after the attacker had its way with the model.
+
+        `first` is the number of the first target among all: a defense draws by it.
+        """
         net, sent = attack.tamper(self.net, self.state, self.knowledge, rng)
-        updates = [self._update(net, sent, target) for target in targets]
+        updates = [self._update(net, sent, target, number) for number, target in enumerate(targets, first)]
         batches = [target for target in targets if isinstance(target, Batch)]
         labels = torch.stack([batch.labels for batch in batches]) if self.tells_labels else None
         how = self.knowledge.batchnorm
         statistics = [statistics_of(net, sent, batch, how) for batch in batches] if self.tells_statistics else None
-        knowledge = replace(self.knowledge, net=net, labels=labels, statistics=statistics)
+        knowledge = replace(self.against(attack).knowledge, net=net, labels=labels, statistics=statistics)
         return knowledge, [[ServerView(sent, update)] for update in updates]
 
-    def _update(self, net: nn.Module, sent: Params, target: Target) -> Gradient | Weights:
+    def _update(self, net: nn.Module, sent: Params, target: Target, number: int) -> Gradient | Weights:
         known = self.knowledge
         if not isinstance(target, Batch):
             return target
         if not self.sends_weights:
-            return gradient_update(net, sent, target, known.batchnorm, known.loss)
+            plain = gradient_update(net, sent, target, known.batchnorm, known.loss)
+            return plain if self.guard is None else self.guard(plain, sent, target, number, replace(known, net=net))
         if known.learning_rate is None:
             raise WrongInput("learning_rate", "must be given for a client that sends its weights")
         steps, rate, each = known.local_steps, known.learning_rate, known.local_batch

@@ -79,12 +79,24 @@ def defense(value: Any) -> Defense:
     return Defense(parts)
 
 
-def _of_models(value: Any) -> Defense:
+def defense_of_models(value: Any) -> Defense:
     """A defense of a trained model; one that acts on updates is refused."""
     made = defense(value)
     for part in made.parts:
         if part.method.info["acts_on"] in UPDATES:
             raise WrongInput("defense", f"{part.name} acts on updates; use secateur invert")
+    return made
+
+
+def defense_of_updates(value: Any) -> Defense:
+    """A defense of what a client sends, or `none`; one that acts on training is refused."""
+    from secateur.defenses.error_feedback import upload_of
+
+    made = defense(value)
+    for part in made.parts:
+        if part.method.info["acts_on"] not in UPDATES and part.name != "none":
+            raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
+    upload_of(made)  # what cannot be joined is refused now
     return made
 
 
@@ -122,7 +134,8 @@ def _seeds(value: Any) -> Any:
 
 
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
-OneDefense = Annotated[Defense, BeforeValidator(_of_models), PlainSerializer(str)]
+OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
+OneUpdateDefense = Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
 OneInversion = Annotated[Choice, BeforeValidator(inversion), PlainSerializer(str)]
 Sparsity = Annotated[float, Field(ge=0, lt=1)]
@@ -236,6 +249,8 @@ class Invert(Common):
 
     model: str = "lenet-zhu"
     update: Path | None = None  # one captured elsewhere (.safetensors); then there is no truth to compare with
+    defense: Annotated[list[OneUpdateDefense], *_MANY] = _default("none")
+    residual: Path | None = None  # what error feedback kept in a training (.safetensors); None: nothing yet
     attack: Annotated[list[OneInversion], *_MANY] = _default("ig")
     targets: Annotated[int, Field(ge=1)] = 20  # updates that are attacked
     batch_size: Annotated[int, Field(ge=1)] = 1  # examples in each
@@ -272,6 +287,13 @@ class Invert(Common):
             raise WrongInput("weights", "must be given with an update: the model that the server had sent")
         if self.update is not None and (self.labels == "oracle" or self.statistics):
             raise WrongInput("update", "comes without its truth; labels: oracle and statistics are not possible")
+        if any(str(each) != "none" for each in self.defense):
+            if self.update is not None:
+                raise WrongInput("defense", "an update that was captured is made already; leave the defense out")
+            if self.local_steps is not None:
+                raise WrongInput("defense", "acts on a gradient, and local_steps send weights; leave one of them out")
+        if self.residual is not None and not any(each.acting_on("residual") for each in self.defense):
+            raise WrongInput("residual", "is what error feedback keeps; ask for it: --defense dgp+error-feedback")
         _ = self.attacks  # what an attack does not have is refused now
         return self
 

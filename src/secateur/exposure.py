@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from secateur import gallery, tree
 from secateur.artifacts import key_of
 from secateur.bench import Bench, file_key
-from secateur.catalogue import Choice
+from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
 from secateur.client import Client, Target, scale
 from secateur.config import Invert
 from secateur.data.dataset import Dataset
+from secateur.guard import caution, guarantee_of, guard_of
 from secateur.interfaces import Batch, Gradient, Knowledge, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, joined, judge, summary_rows, target_rows
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.models.create import create, load_weights
 from secateur.progress import progress
-from secateur.runs import Result
+from secateur.runs import Result, Row
 from secateur.update_files import read_update
 from secateur.watching import Keeper, forget, packed, unpacked
 
@@ -33,15 +34,16 @@ TOGETHER = 10  # targets at once on a CPU: more gain little there, and fewer fin
 
 @dataclass(frozen=True)
 class Exposure:
-    """A client and what is attacked, for one seed, and where results go."""
+    """A client under one defense and what is attacked, for one seed, and where results go."""
 
     config: Invert
     bench: Bench
+    defense: Defense
 
     @cached_property
     def client(self) -> Client:
         """Who makes the updates."""
-        return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
+        return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed, self.defense)
 
     @cached_property
     def targets(self) -> list[Target]:
@@ -56,6 +58,13 @@ class Exposure:
                 pixels = self.client.knowledge.pixels(target.inputs)
                 self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.config.images))
 
+    def show_guarantee(self) -> None:
+        """What the defense proves of an update, where it proves anything."""
+        if (proved := guarantee_of(self.defense)) is not None:
+            labels = self._labels(None)
+            labels["extra"] |= dict.fromkeys(("target", "trial", "item"))
+            self.bench.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=str(proved))])
+
     def measure(self, attack: Choice) -> None:
         """Reconstruct all targets with one attack, group by group, and judge what comes out."""
         labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
@@ -66,9 +75,10 @@ class Exposure:
             self._show(gallery.shown(flat(labels), group, outcome, self.config.images))
             run.add(target_rows(labels, group, outcome))
             outcomes.append(outcome)
-        told = {"threat": attack.method.info["threat"], "knows": self.client.knows}
-        rng = derive(self.bench.seed, "bootstrap")
-        run.add(summary_rows(labels | {"extra": labels["extra"] | told}, joined(outcomes), rng))
+        told = {"threat": attack.method.info["threat"], "knows": self.client.against(attack.make()).knows}
+        rng, care = derive(self.bench.seed, "bootstrap"), caution(self.defense, self.config.attacks)
+        rows = summary_rows(labels | {"extra": labels["extra"] | told}, joined(outcomes), rng)
+        run.add(replace(row, note=_also(row.note, care)) if row.metric == "psnr" else row for row in rows)
 
     def _reconstructed(self, attack: Choice, group: range) -> tuple[list[Reconstruction | None], float]:
         """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
@@ -89,11 +99,12 @@ class Exposure:
 
         found: dict[int, Reconstruction] = {}
         which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
-        title = f"{attack} on {which}, seed {seed}"
+        under = "" if self.client.guard is None else f" under {self.defense}"
+        title = f"{attack} on {which}{under}, seed {seed}"
         with progress(title, getattr(made, "iterations", None), rate=True) as advance:
             keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
             tampering, rng = derive(seed, "tamper", str(attack)), derive(seed, "reconstruct", str(attack), group.start)
-            knowledge, views = self.client.seen(made, [self.targets[i] for i in group], tampering)
+            knowledge, views = self.client.seen(made, [self.targets[i] for i in group], tampering, group.start)
             for index, reconstruction in made.reconstruct(views, knowledge, rng, keeper):
                 found[index] = reconstruction
                 draw([index], [reconstruction])
@@ -101,14 +112,14 @@ class Exposure:
 
     def _depends(self, attack: Choice, group: range) -> dict[str, Any]:
         config = self.config
-        files = {name: getattr(config, name) for name in ("weights", "update")}
+        files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
         names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
         rows = rows_of(config, self.bench.data, self.bench.seed)[group.start : group.stop]
         return (
             self.bench.base
             | {name: None if path is None else file_key(path) for name, path in files.items()}
             | {name: getattr(config, name) for name in names}
-            | {"attack": str(attack), "rows": rows.tolist(), "first": group.start}
+            | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
         )
 
     def _groups(self) -> list[range]:
@@ -128,6 +139,7 @@ class Exposure:
         """What every row and figure of an attack carries."""
         config = self.config
         labels = {"model": config.model, "dataset": self.bench.data.name, "seed": self.bench.seed}
+        labels["defense"] = str(self.defense)
         extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
         return attack_labels(labels, extra | {"update": self.client.sends}, attack)
 
@@ -145,8 +157,12 @@ def stage_of(config: Invert) -> str:
     return "untrained" if config.weights is None else "weights given"
 
 
-def client_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> Client:
-    """The client of one seed: a new model, or the one that was given."""
+def _also(note: str | None, more: str | None) -> str | None:
+    return "; ".join(filter(None, (note, more))) or None
+
+
+def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> Client:
+    """The client of one seed under a defense: a new model, or the one that was given."""
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
@@ -163,7 +179,8 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int) ->
         learning_rate=config.learning_rate or (None if config.update else 0.1),
         local_batch=config.local_batch,
     )
-    return Client(net, tree.state_of(net), knowledge, weights, config.labels == "oracle", config.statistics)
+    guard = guard_of(defense, config.residual, seed)
+    return Client(net, tree.state_of(net), knowledge, weights, config.labels == "oracle", config.statistics, guard)
 
 
 def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
@@ -177,7 +194,7 @@ def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
     """What is attacked: batches of training rows, or the update that was captured elsewhere."""
     if config.update is not None:
-        return [_update(config, client_of(config, data, device, seed).net)]
+        return [_update(config, client_of(config, data, device, seed, config.defense[0]).net)]
     return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]
 
 

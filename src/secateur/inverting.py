@@ -17,22 +17,26 @@ from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.exposure import Exposure, client_of, stage_of, targets_of
+from secateur.needs import check_installed
 from secateur.runs import Row, open_run
 
 
 def run_invert(config: Invert, out: Path) -> list[Row]:
-    """Attack every target with every attack, for every seed, into the folder `out`."""
+    """Attack every target with every attack, under every defense, for every seed, into the folder `out`."""
     from secateur.report.page import write_page
 
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
     try:
         with open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
-            exposures = [Exposure(config, Bench(run, config, data, device, seed)) for seed in config.seeds]
-            for exposure in exposures:
-                exposure.show_truths()
-                for attack in config.attacks:
-                    exposure.measure(attack)
+            for seed in config.seeds:
+                bench = Bench(run, config, data, device, seed)
+                exposures = [Exposure(config, bench, defense) for defense in config.defense]
+                exposures[0].show_truths()
+                for exposure in exposures:
+                    exposure.show_guarantee()
+                    for attack in config.attacks:
+                        exposure.measure(attack)
             rows = run.rows
     except KeyboardInterrupt:
         write_page([out])  # what there is so far
@@ -49,18 +53,22 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
         raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; ask for fewer")
     seed = config.seeds[0]
-    client, targets = client_of(config, data, device, seed), targets_of(config, data, device, seed)
-    for attack in config.attacks:
-        check_attack(attack, client, targets[0], derive(seed, "tamper", str(attack)))
+    check_installed(config.defense)
+    targets = targets_of(config, data, device, seed)
+    for defense in config.defense:
+        client = client_of(config, data, device, seed, defense)
+        for attack in config.attacks:
+            check_attack(attack, client, targets[0], derive(seed, "tamper", str(attack)))
 
 
 def plan(config: Invert) -> list[str]:
     """What the job would do, a line each; what it would refuse before it begins is refused here too."""
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
-    client = client_of(config, data, device, config.seeds[0])
+    client = client_of(config, data, device, config.seeds[0], config.defense[0])
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
     taken = f"{config.targets} updates of {size} of {data.name}" if config.update is None else str(config.update)
     lines = [f"{config.model} ({stage_of(config)}), seeds {', '.join(map(str, config.seeds))}; for each seed:"]
     lines.append(f"  take {taken}; the client sends its {client.sends}")
+    lines.append(f"  defend with {', '.join(map(str, config.defense))}")
     return lines + [f"  attack with {attack}: {attack.method.info['threat']}" for attack in config.attacks]

@@ -17,6 +17,7 @@ from secateur.rows import Row
 
 MOST = 100  # truths in a gallery: the others are in the run's folder
 CURVES = 40  # loss curves in a plot
+PLACES = ("run", "model", "dataset", "defense")  # columns of the table where its lines differ in them
 Labels = Mapping[str, Any]
 
 
@@ -50,6 +51,17 @@ def attacked(rows: Iterable[Row]) -> list[Line]:
     return [line for line in lines(whole) if line.labels["attack"] is not None]
 
 
+def name(labels: Labels) -> str:
+    """An attack, with the defense it met.
+
+    Example:
+        >>> name({"attack": "ig", "defense": "dgp"}), name({"attack": "ig", "defense": "none"})
+        ('ig on dgp', 'ig')
+    """
+    met = labels.get("defense")
+    return str(labels["attack"]) if met in (None, "none") else f"{labels['attack']} on {met}"
+
+
 def threat(line: Line) -> str:
     """Who the attacker is and what it knows."""
     return f"{str(line.labels['threat']).removesuffix('.')}. Told here: {line.labels['knows']}."
@@ -70,7 +82,7 @@ def verdict(found: Sequence[Line]) -> list[str]:
     if not known:
         return ["There is no truth to compare with: look at the pictures."] if found else []
     best = max(known, key=lambda line: (line.value("identified") or 0, line.value("psnr_median") or 0))
-    told = f"{best.labels['attack']} recovers most: a median PSNR of {_told(best, 'psnr_median')}"
+    told = f"{name(best.labels)} recovers most: a median PSNR of {_told(best, 'psnr_median')}"
     told += f" (from {_told(best, 'psnr_min')} to {_told(best, 'psnr_max')}; a grey picture has "
     sentences = [f"{told}{_told(best, 'psnr_grey')})."]
     if best.value("identified") is not None:
@@ -79,7 +91,7 @@ def verdict(found: Sequence[Line]) -> list[str]:
     guessed = [line for line in known if line.value("label_accuracy") is not None]
     if guessed:
         most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
-        sentences.append(f"{most.labels['attack']} finds {_told(most, 'label_accuracy')} of the labels.")
+        sentences.append(f"{name(most.labels)} finds {_told(most, 'label_accuracy')} of the labels.")
     if all(line.labels.get("stage") == "untrained" for line in found):
         sentences.append("The model was untrained, where updates reveal most.")
     return sentences
@@ -94,7 +106,8 @@ def facts(labelled: Iterable[Labels]) -> dict[str, str]:
 
     targets = {(x.get("run"), x["seed"], x["target"]) for x in labelled if x.get("target") is not None}
     names = {"Network": "model", "Model is": "stage", "Data": "dataset", "The client sends": "update"}
-    names |= {"Examples an update": "batch_size", "Attacks": "attack", "Labels": "labels", "Seeds": "seed"}
+    names |= {"Examples an update": "batch_size", "Defenses": "defense", "Attacks": "attack", "Labels": "labels"}
+    names |= {"Seeds": "seed"}
     return {title: told(name) for title, name in names.items()} | {"Updates attacked": str(len(targets))}
 
 
@@ -119,7 +132,7 @@ def losses(figures: Iterable[Labels]) -> list[View]:
     groups: dict[Key, list[Labels]] = {}
     for figure in figures:
         if figure["kind"] == "loss":
-            groups.setdefault((("setting", setting(figure)), ("attack", figure["attack"])), []).append(figure)
+            groups.setdefault((("setting", setting(figure)), ("attack", name(figure))), []).append(figure)
     several = len({key[0] for key in groups}) > 1
     views = []
     for (place, attack), found in groups.items():
@@ -163,10 +176,10 @@ def _guess(figure: Labels) -> Picture:
         told = ["nothing found", *told]
     if figure.get("unfinished"):
         told = ["unfinished", *told]
-    name, *set_ = str(figure["attack"]).split(":")
+    attack, *set_ = str(figure["attack"]).split(":")
     told = [*set_, *(["labels told"] if figure["labels"] == "oracle" else []), *told]
     believed = [] if figure["label"] is None else [f"label {figure['label']}"]
-    return Picture(name, figure["png"], told + believed)
+    return Picture(name({**figure, "attack": attack}), figure["png"], told + believed)
 
 
 def _title(figure: Labels) -> str:

@@ -112,7 +112,7 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
         "update_badge": inversion.badge(found),
         "update_verdict": inversion.verdict(found),
         "update_facts": inversion.facts(own),
-        "update_places": [x for x in ("run", "model", "dataset") if len({line.labels.get(x) for line in found}) > 1],
+        "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in found}) > 1],
         "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
         "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in found)),
         "cards": cards[: inversion.MOST],

@@ -62,17 +62,20 @@ def print_inversion(rows: Sequence[Row]) -> None:
 
     console, found = Console(highlight=False), inversion.attacked(rows)
     table = Table(box=None, header_style="bold")
-    for name in ("attack", "labels"):
+    for name in ("defense", "attack", "labels"):
         table.add_column(name, overflow="fold", no_wrap=name == "labels")
     metrics = [name for name in RECOVERED if any(line.value(name) is not None for line in found)]
     for name in metrics:
         table.add_column(RECOVERED[name], justify="right", no_wrap=True)
     for line in found:
         cells = [shown(line.cells.get(name), name, interval=False) for name in metrics]
-        table.add_row(line.labels["attack"], line.labels["labels"], *cells)
+        table.add_row(line.labels["defense"], line.labels["attack"], line.labels["labels"], *cells)
     console.print(table)
-    for line in found:
-        console.print(f"{line.labels['attack']}: {inversion.threat(line)}")
+    for attacker in dict.fromkeys(f"{line.labels['attack']}: {inversion.threat(line)}" for line in found):
+        console.print(attacker)
+    for note in dict.fromkeys(line.cells["psnr"].note for line in found if "psnr" in line.cells):
+        if note is not None:
+            console.print(note)
     for sentence in inversion.verdict(found):
         console.print(sentence)
 

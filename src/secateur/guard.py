@@ -1,0 +1,85 @@
+"""What a client does to its gradient before it is sent, and what must be said of a defense beside the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from secateur.catalogue import Choice, Defense
+from secateur.chance import derive
+from secateur.defenses.accounting import Guarantee
+from secateur.defenses.error_feedback import INNER, ErrorFeedback, upload_of
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch, Gradient, Knowledge, Params, Turning, Upload
+from secateur.models.create import misfit
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """The upload of an attacked client."""
+
+    upload: Upload
+    residual: Params | None = None  # the state after a training with error feedback; None: before the first round
+    seed: int = 0
+
+    def __call__(self, gradient: Gradient, sent: Params, batch: Batch, number: int, knowledge: Knowledge) -> Gradient:
+        """What leaves the client of one target; every attack on that target sees the same."""
+        rng = derive(self.seed, "upload", number)
+        turning = Turning(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
+        values, _ = self.upload(gradient.values, self._state(gradient.values), turning)
+        return Gradient(values)
+
+    @property
+    def compression(self) -> Callable[[Params], Params] | None:
+        """What an attacker can apply to a trial's gradient, where the upload depends on the gradient alone."""
+        inner = self.upload.inner if isinstance(self.upload, ErrorFeedback) else self.upload
+        found: Callable[[Params], Params] | None = getattr(inner, "compress", None)
+        return found
+
+    def _state(self, params: Params) -> Params:
+        state = self.upload.init(params)
+        if self.residual is None or not state:
+            return state
+        given = {name: value.to(state[name]) for name, value in self.residual.items() if name in state}
+        missing = {name: value for name, value in state.items() if not name.startswith(INNER)}
+        if wrong := misfit(missing, {name: value for name, value in given.items() if name in missing}):
+            raise WrongInput("residual", f"does not fit the gradient; {wrong}")
+        return state | given
+
+
+def guard_of(defense: Defense, residual: Path | None, seed: int) -> Guard | None:
+    """The guard that a defense asks for; a residual goes to those with error feedback."""
+    upload = upload_of(defense)
+    if upload is None:
+        return None
+    kept = _read(residual) if residual is not None and defense.acting_on("residual") else None
+    return Guard(upload, kept, seed)
+
+
+def guarantee_of(defense: Defense) -> Guarantee | None:
+    """What a defense proves of one update whose examples were not sampled."""
+    part = defense.acting_on("upload")
+    made: Any = None if part is None else part.make()
+    found: Guarantee | None = made.guarantee() if hasattr(made, "guarantee") else None
+    return found
+
+
+def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
+    """What to say where no attacker was one that the defense is known to be weak against."""
+    weak = sorted({name for part in defense.parts for name in part.method.info.get("adaptive", ())})
+    if not weak or any(getattr(attack.make(), "adaptive", "none") in weak for attack in attacks):
+        return None
+    knowing = f"an attacker who knows of it (adaptive: {', '.join(weak)}) may see more"
+    return f"{defense} was attacked plainly only; {knowing}"
+
+
+def _read(path: Path) -> Params:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError) as error:
+        raise WrongInput("residual", f"{path} cannot be read as a .safetensors file: {error}") from error
