@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from secateur.api import Report, audit
     from secateur.errors import WrongInput
+    from secateur.inverted import Inversion, invert
     from secateur.pruned import load_pruned
 
-__all__ = ["Report", "WrongInput", "audit", "load_pruned"]
-_HOMES = {"Report": "api", "audit": "api", "WrongInput": "errors", "load_pruned": "pruned"}
+__all__ = ["Inversion", "Report", "WrongInput", "audit", "invert", "load_pruned"]
+_HOMES = {
+    "Inversion": "inverted",
+    "Report": "api",
+    "WrongInput": "errors",
+    "audit": "api",
+    "invert": "inverted",
+    "load_pruned": "pruned",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -57,6 +57,7 @@ class Exposure:
             if isinstance(target, Batch):
                 pixels = self.client.knowledge.pixels(target.inputs)
                 self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.config.images))
+        self.bench.run.flush()  # so that a page has them while the first attack is still at work
 
     def show_guarantee(self) -> None:
         """What the defense proves of an update, where it proves anything."""

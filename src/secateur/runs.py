@@ -106,7 +106,7 @@ class Run:
             self._lines["results.jsonl"].append(json.dumps(row.to_json(), allow_nan=False) + "\n")
             self.rows.append(row)
         if time.monotonic() - self._saved_at > 1:  # rewriting it for every row would cost the square of the rows
-            self._save_rows()
+            self.flush()
 
     def show(self, figures: Iterable[dict[str, Any]]) -> None:
         """Add curves and histograms for the page; they are saved with the rows."""
@@ -118,7 +118,8 @@ class Run:
         """Put a file such as report.html into the folder, whole or not at all."""
         write(self.folder / name, text.encode())
 
-    def _save_rows(self) -> None:
+    def flush(self) -> None:
+        """Save the rows and figures now."""
         lines = sum(map(len, self._lines.values()))
         if self._saved != lines:
             for name, content in self._lines.items():
@@ -167,10 +168,10 @@ def open_run(
         try:
             yield run
         except BaseException:
-            if run.rows:
-                run._save_rows()
+            if run.rows or run.figures:
+                run.flush()
             raise
-        run._save_rows()
+        run.flush()
         run.write("run.json", json.dumps(marker | {"finished": _now()}, indent=2))
 
 

@@ -1,0 +1,193 @@
+"""`secateur.invert(...)`: attack an update of any nn.Module, made of tensors or captured elsewhere, from Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur import gallery, tree
+from secateur.artifacts import write
+from secateur.attacks.inversion.problem import structure
+from secateur.catalogue import Choice
+from secateur.chance import derive
+from secateur.client import Client, Target, check_attack, check_shape, scale
+from secateur.config import inversion
+from secateur.errors import WrongInput
+from secateur.exposure import attack_labels
+from secateur.given import in_precision
+from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Loss, Reconstruction, Weights
+from secateur.judging import flat
+from secateur.likeness import Scoring, judge, summary_rows, target_rows
+from secateur.metrics.lpips import load_weights
+from secateur.progress import progress
+from secateur.rows import Row
+from secateur.update_files import fitting, read_update
+from secateur.watching import Onlooker
+
+Update = Gradient | Weights | Path | str
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """What attacks made of updates."""
+
+    rows: list[Row]
+    pictures: dict[str, list[Tensor]]  # by attack, a target each: (B, C, H, W) pixels in the order of the truths
+    figures: list[dict[str, Any]]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page; it shows the pictures."""
+        from secateur.report.page import Source, render
+
+        write(Path(path), render([Source("invert", self.rows, self.figures, config="", environment={})]).encode())
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the table."""
+        from secateur.report.terminal import print_inversion
+
+        print_inversion(self.rows)
+
+
+def invert(
+    model: nn.Module,
+    batch_or_update: Batch | tuple[Tensor, Tensor] | Update,
+    attack: str | Sequence[str] = "ig",
+    *,
+    batch_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    labels: Literal["inferred", "oracle"] = "inferred",
+    loss: Loss = nn.functional.cross_entropy,
+    batchnorm: Literal["eval", "batch"] = "eval",
+    local_steps: int | None = None,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    name: str = "model",
+    **over: Any,
+) -> Inversion:
+    """What does this model's update reveal of the batch it was made of?
+
+    The model as it is is what the server sent. A batch (inputs, labels) becomes one update, or several of `batch_size`
+    examples each; an update (a Gradient, Weights, or a .safetensors file) was captured elsewhere and needs
+    `input_shape`. `mean` and `std` say how pixels in [0, 1] became inputs, by channel. With `local_steps` the client
+    sends its weights after them instead of a gradient. `over` is laid over every attack, such as iterations=500.
+    """
+    chosen = [inversion(each, **over) for each in ([attack] if isinstance(attack, str) else attack)]
+    targets, inputs = _given(model, batch_or_update, batch_size, input_shape, local_steps is not None)
+    own = isinstance(targets[0], Batch)
+    if labels == "oracle" and not own:
+        raise WrongInput("labels", "an update that was captured comes without its labels; only inferred is possible")
+    centre, spread = scale(mean, std, inputs)
+    knowledge = Knowledge(
+        model,
+        tuple(inputs.shape[1:]),
+        _classes(model, inputs, targets),
+        centre,
+        spread,
+        batch_size=targets[0].size if isinstance(targets[0], Batch) else batch_size or 1,
+        loss=loss,
+        batchnorm=batchnorm,
+        local_steps=local_steps or 1,
+        learning_rate=learning_rate or (0.1 if own else None),
+    )
+    sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
+    client = Client(model, tree.state_of(model), knowledge, sends_weights, labels == "oracle")
+    for each in chosen:
+        check_attack(each, client, targets[0], derive(seed, "tamper", str(each)))
+    common = {"model": name, "dataset": "given", "seed": seed}
+    extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
+    return _attacked(client, targets, chosen, common | {"extra": extra}, seed)
+
+
+def _attacked(
+    client: Client, targets: Sequence[Target], chosen: Sequence[Choice], labels: dict[str, Any], seed: int
+) -> Inversion:
+    """Every attack on all targets, judged."""
+    truths = [target if isinstance(target, Batch) else None for target in targets]
+    found = Inversion([], {}, [])
+    for number, truth in enumerate(truths):
+        if truth is not None:
+            shown = flat(attack_labels(labels, labels["extra"], None))
+            pixels = client.knowledge.pixels(truth.inputs)
+            found.figures.extend(gallery.truths(shown, number, pixels, truth.labels.tolist(), images=True))
+    for attack in chosen:
+        named, numbers = attack_labels(labels, labels["extra"], attack), range(len(targets))
+        outcome = judge(truths, *_reconstructed(client, targets, attack, seed), Scoring(load_weights()))
+        told = {"threat": attack.method.info["threat"], "knows": client.knows}
+        found.rows.extend(target_rows(named, numbers, outcome))
+        summed = named | {"extra": named["extra"] | told}
+        found.rows.extend(summary_rows(summed, outcome, derive(seed, "bootstrap")))
+        found.figures.extend(gallery.shown(flat(named), numbers, outcome, images=True))
+        found.pictures[str(attack)] = [each.guess for each in outcome.alike]
+    return found
+
+
+def _reconstructed(
+    client: Client, targets: Sequence[Target], attack: Choice, seed: int
+) -> tuple[list[Reconstruction | None], Knowledge, float]:
+    made: InversionAttack = attack.make()
+    begun = time.monotonic()
+    with progress(f"{attack} on {len(targets)} updates", getattr(made, "iterations", None), rate=True) as advance:
+        knowledge, views = client.seen(made, targets, derive(seed, "tamper", str(attack)))
+        rng = derive(seed, "reconstruct", str(attack), 0)
+        found = dict(made.reconstruct(views, knowledge, rng, Onlooker(advance)))
+    return [found.get(i) for i in range(len(targets))], knowledge, time.monotonic() - begun
+
+
+def _given(
+    model: nn.Module, given: Any, batch_size: int | None, input_shape: Sequence[int] | None, weights: bool
+) -> tuple[list[Target], Tensor]:
+    """What is attacked, and inputs such as it was made of."""
+    if isinstance(given, Gradient | Weights | Path | str):
+        if input_shape is None:
+            raise WrongInput("input_shape", "must be given with an update: (channels, height, width)")
+        check_shape("input_shape", "the update", input_shape)
+        if isinstance(given, Path | str):
+            update = read_update(Path(given), model, weights)
+        else:
+            update = type(given)(fitting(given.values, model, "the update"))
+        return [update], in_precision(model, torch.zeros(1, *input_shape)).to(_device(model))
+    inputs, labels = given
+    if not len(inputs) or labels.shape != inputs.shape[:1] or labels.is_floating_point():
+        sizes = f"{len(inputs)} inputs and {labels.dtype} labels of the shape {tuple(labels.shape)}"
+        raise WrongInput("batch", f"{sizes} do not fit; give at least one input, and one whole number for each")
+    check_shape("batch", "the batch", inputs.shape[1:])
+    size = batch_size or len(inputs)
+    if size < 1 or len(inputs) % size:
+        raise WrongInput("batch_size", f"{size} does not divide the {len(inputs)} examples; give one that does")
+    batch = Batch(in_precision(model, inputs), labels.long()).to(_device(model))
+    parts = zip(torch.split(batch.inputs, size), torch.split(batch.labels, size), strict=True)
+    return [Batch(*part) for part in parts], batch.inputs
+
+
+def _classes(model: nn.Module, inputs: Tensor, targets: Sequence[Target]) -> int:
+    """How many classes the model tells apart; refuses labels that are none of them."""
+    rows = torch.zeros_like(inputs[:1])
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            answers = structure(model, "eval")(rows)
+    except Exception as error:  # whatever the user's own code raises
+        reason = f"raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise WrongInput(
+            "model", f"it must take inputs of the shape {tuple(inputs.shape[1:])}, and {reason}"
+        ) from error
+    if answers.ndim != 2:
+        raise WrongInput("model", f"answers {tuple(answers.shape)} for one example; it must give one row of classes")
+    every = [target.labels for target in targets if isinstance(target, Batch)]
+    if every and not 0 <= int(torch.cat(every).min()) <= int(torch.cat(every).max()) < answers.shape[1]:
+        low, high = int(torch.cat(every).min()), int(torch.cat(every).max())
+        allowed = f"allowed by the model's outputs: 0 to {answers.shape[1] - 1}"
+        raise WrongInput("batch", f"labels from {low} to {high}; {allowed}")
+    return int(answers.shape[1])
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((value.device for value in model.parameters()), torch.device("cpu"))

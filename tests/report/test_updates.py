@@ -1,0 +1,92 @@
+"""What the page says of attacks on updates."""
+
+import json
+import re
+
+import pytest
+from audited import audit_rows, figures_of
+
+import tiny_attack
+from secateur.config import Invert, read
+from secateur.errors import WrongInput
+from secateur.inverting import run_invert
+from secateur.report import inversion
+from secateur.report.page import write_page
+from secateur.rows import Row
+
+PNG = 'class="picture" aria-label'
+
+
+@pytest.fixture
+def updates(monkeypatch, tmp_path):
+    tiny_attack.install(monkeypatch)
+    config = read(Invert, None, {"model": "tiny_attack:linear", "attack": "tiny:iterations=3,tiny", "targets": 4})
+    run_invert(config, tmp_path / "updates")
+    return tmp_path / "updates"
+
+
+def figure(target, psnr, attack="ig", **more):
+    labels = {"model": "m", "dataset": "d", "seed": 0, "labels": "inferred", "batch_size": 1, "kind": "picture"}
+    own = {"attack": attack, "target": target, "item": 0, "png": "AA", "label": 3, "found": True}
+    return labels | own | {"scores": {"psnr": psnr}} | more
+
+
+def test_the_worst_case_comes_first_whichever_attack_it_was():
+    figures = [figure(0, 10.0), figure(1, 12.0), figure(2, "inf"), figure(0, 30.0, "dlg"), figure(3, None)]
+    figures += [figure(target, None, None) for target in range(4)]
+    cards = inversion.gallery(figures)
+    assert [card.title for card in cards] == ["target 2", "target 0", "target 1", "target 3"]
+    assert [guess.title for guess in cards[1].guesses] == ["ig", "dlg"] and cards[0].truth is not None
+    assert cards[0].guesses[0].lines == ["PSNR inf dB", "label 3"]
+
+
+def test_what_stands_under_a_picture():
+    (card,) = inversion.gallery(
+        [figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)]
+    )
+    assert card.guesses[0].title == "ig"
+    assert card.guesses[0].lines[:3] == ["iterations=5", "tv=0.1", "labels told"]
+    assert {"unfinished", "nothing found"} <= set(card.guesses[0].lines)
+
+
+def test_the_badge_follows_what_is_recognised():
+    def found(identified, low):
+        labels = {
+            "model": "m",
+            "dataset": "d",
+            "seed": 0,
+            "attack": "ig",
+            "extra": {"target": None, "labels": "inferred"},
+        }
+        row = Row(**labels, metric="identified", value=identified, low=low, high=1.0)
+        return inversion.attacked([row, Row(**labels, metric="identified_chance", value=0.05)])
+
+    assert inversion.badge(found(0.9, 0.7)).colour == "bad"
+    assert inversion.badge(found(0.05, 0.01)).colour == "good"
+    assert inversion.badge([]).colour == "doubtful"
+
+
+def test_losses_have_one_view_an_attack(updates):
+    page = (updates / "report.html").read_text()
+    views = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])["losses"]
+    assert [view["label"] for view in views] == ["tiny:iterations=3", "tiny"]
+    assert [len(view["panels"][0]["data"]) for view in views] == [4, 4]
+    assert views[0]["panels"][0]["layout"]["yaxis"]["type"] == "log"
+
+
+def test_one_page_of_an_audit_and_of_attacks_on_updates(updates, tmp_path):
+    folder, rows = tmp_path / "models", audit_rows()
+    folder.mkdir()
+    for name, objects in (("results.jsonl", [row.to_json() for row in rows]), ("figures.jsonl", figures_of(rows))):
+        (folder / name).write_text("".join(json.dumps(each) + "\n" for each in objects))
+    (folder / "run.json").write_text(json.dumps({"schema": 1, "kind": "audit", "secateur": "0.1.0"}))
+    page = write_page([updates, folder], tmp_path / "both.html").read_text()
+    assert "What the pruned models and the updates give away" in page
+    assert 'id="recovered"' in page and 'id="attacks"' in page and page.count(PNG) == 4 * 3
+    assert page.count('class="badge"') == 2
+
+
+def test_a_run_that_has_shown_nothing_yet_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "kind": "invert", "secateur": "0.1.0"}))
+    with pytest.raises(WrongInput, match="no results yet"):
+        write_page([tmp_path])

@@ -1,0 +1,145 @@
+"""`secateur invert` as a user types it, on updates made here and captured elsewhere."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from secateur import catalogue, tree
+from secateur.attacks.inversion.updates import gradient_update, weights_update
+from secateur.chance import derive
+from secateur.cli import main
+from secateur.data.load import load
+from secateur.models.create import create
+
+QUICK = ["--attack", "ig", "--iterations", "60", "--targets", "2"]
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory):
+    """A sent model and updates of it, good and bad, as files."""
+    folder = tmp_path_factory.mktemp("captured")
+    data, net = load("digits"), create("lenet-zhu", (1, 8, 8), 10, derive(5, "sent"))
+    state, batch = tree.state_of(net), data.batch.take(torch.tensor([7]))
+    save_file(state, folder / "sent.safetensors")
+    gradient = gradient_update(net, state, batch).values
+    save_file(gradient, folder / "gradient.safetensors")
+    after = weights_update(net, state, batch, "eval", 2, 0.05).values
+    save_file(after, folder / "weights.safetensors", metadata={"kind": "weights"})
+    save_file(gradient | {"0.bias": gradient["0.bias"] * torch.nan}, folder / "nan.safetensors")
+    save_file(gradient | {"0.bias": torch.zeros(5)}, folder / "shape.safetensors")
+    save_file({"other": torch.zeros(1)}, folder / "names.safetensors")
+    save_file(gradient, folder / "kind.safetensors", metadata={"kind": "picture"})
+    whole = (folder / "gradient.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def invert(*arguments):
+    return main(["invert", *map(str, arguments)])
+
+
+def test_real_digits_come_back(tmp_path, capsys):
+    assert invert(*QUICK, "--out", tmp_path / "run", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows == [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert all({"target", "trial", "labels", "total_variation"} <= row.keys() for row in rows)
+    whole = {row["metric"]: row for row in rows if row["target"] is None}
+    assert whole["psnr_min"]["value"] > whole["psnr_grey"]["value"] + 5
+    assert whole["label_accuracy"]["value"] == 1.0
+    assert {row["total_variation"] for row in rows} == {1e-4}
+    assert invert(*QUICK, "--out", tmp_path / "run") == 0
+    printed = capsys.readouterr().out
+    assert "PSNR" in printed and "honest-but-curious" in printed and "report.html" in printed
+
+
+def test_a_dry_run_does_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert invert("--dry-run", "--attack", "ig,dlg", "--local-steps", "3") == 0
+    said = capsys.readouterr().out
+    assert "20 updates of 1 example of digits" in said and "weights after 3 local steps" in said and "dlg" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["gradient", "weights"])
+def test_an_update_captured_elsewhere(captured, tmp_path, name, capsys):
+    update = ["--update", captured / f"{name}.safetensors", "--weights", captured / "sent.safetensors"]
+    more = ["--local-steps", 2, "--learning-rate", 0.05] if name == "weights" else []
+    assert invert(*QUICK, *update, *more, "--out", tmp_path / "run") == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert {row["metric"].removesuffix("_median") for row in rows} >= {"attack_loss"}
+    assert not [row for row in rows if row["metric"] in ("psnr", "label_accuracy")]
+    assert {row["update"] for row in rows} == {"gradient" if name == "gradient" else "weights after 2 local steps"}
+    assert [path.name for path in (tmp_path / "run" / "pictures").iterdir()] == [
+        "seed0-target0000-00-ig_iterations_60.png"
+    ]
+    assert "no truth to compare with" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nan", "update: FILE holds NaN or infinity in 0.bias; every number must be finite"),
+        ("shape", "update: FILE does not fit the model; of another shape: 0.bias (5,) for (12,)"),
+        ("names", "unexpected: other"),
+        ("kind", "update: FILE says that its kind is 'picture'; allowed: gradient, weights"),
+        ("cut", "update: FILE cannot be read as a .safetensors file"),
+        ("nowhere", "update: FILE cannot be read as a .safetensors file"),
+        ("weights", "learning_rate: is needed"),
+    ],
+)
+def test_updates_that_do_not_fit(captured, tmp_path, name, expected, capsys):
+    file = captured / f"{name}.safetensors"
+    sent = ["--weights", captured / "sent.safetensors", "--out", tmp_path / "run"]
+    assert invert("--update", file, *sent) == 2
+    said = capsys.readouterr().err
+    assert expected.replace("FILE", str(file)) in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--attack", "igg"], "attack: 'igg' is not known; did you mean 'ig'"),
+        (["--attack", "ig:tvv=1"], "attack.ig: 'tvv' is not known; did you mean 'tv'"),
+        (["--attack", "r-gap"], "attack r-gap: cannot invert this network: 0 (Conv2d) has a bias"),
+        (["--attack", "ig,r-gap", "--restarts", "2"], "restarts: r-gap has none"),
+        (["--data", "breast_cancer"], "data: breast_cancer has examples of the shape (30,); only pictures"),
+        (["--targets", "1000", "--batch-size", "2"], "targets: 1000 targets of 2 need 2000 training rows"),
+        (["--batch-size", "0"], "batch_size"),
+        (["--labels", "guessed"], "labels: 'guessed' is not allowed"),
+        (["--adaptive", "yes"], "adaptive: 'yes' is not allowed"),
+        (["--update", "u.safetensors"], "weights: must be given with an update"),
+        (["--update", "u", "--weights", "w", "--labels", "oracle"], "update: comes without its truth"),
+        (["--set", "train.epochs=3"], "train: nothing is trained here"),
+        (["--set", "local_batch=2"], "local_batch: 2 is not allowed; batch_size is 1"),
+    ],
+)
+def test_wrong_input_is_one_sentence_before_any_work(arguments, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invert(*arguments) == 2
+    said = capsys.readouterr()
+    assert expected in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_of_attacks_has_both_kinds_and_what_each_needs_to_know(capsys):
+    assert main(["list", "attacks", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for row in rows} == {"attack", "inversion"}
+    assert {"dlg", "idlg", "ig", "gi", "sgi", "r-gap", "rob", "ggl", "conf", "samia"} <= {row["name"] for row in rows}
+    assert all(row["threat"] for row in rows if row["kind"] == "inversion")
+    assert main(["list", "attacks"]) == 0
+    printed = capsys.readouterr().out
+    assert "needs to know" in printed and all(name in printed for name in catalogue.methods("inversion"))
+
+
+def test_flags_are_laid_over_every_attack():
+    from secateur.config import Invert, read
+
+    config = read(Invert, None, {"attack": "ig:tv=0.1,dlg", "iterations": 7, "restarts": 2, "adaptive": "support"})
+    assert [str(attack) for attack in config.attacks] == [
+        "ig:adaptive=support:iterations=7:restarts=2:tv=0.1",
+        "dlg:adaptive=support:iterations=7:restarts=2",
+    ]

@@ -1,0 +1,87 @@
+"""Reconstructions against truths, by hand."""
+
+import torch
+
+from secateur.interfaces import Batch, Knowledge, Reconstruction
+from secateur.likeness import Scoring, compare, joined, judge, summary_rows, target_rows
+
+ONES = torch.ones(1, 1, 1)
+KNOWN = Knowledge(torch.nn.Identity(), (1, 2, 2), 3, 0 * ONES, ONES, batch_size=2)
+LABELS = {"model": "m", "dataset": "d", "seed": 0, "attack": "a", "adaptive": False, "extra": {"labels": "inferred"}}
+
+
+def pictures(*values):
+    return torch.tensor(values).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
+
+
+def made(values, labels, **more):
+    return Reconstruction(Batch(pictures(*values), torch.tensor(labels, dtype=torch.int64)), 0.25, **more)
+
+
+def summed(outcome):
+    rows = summary_rows(LABELS, outcome, torch.Generator().manual_seed(0))
+    assert all(row.extra["target"] is None for row in rows)
+    return {row.metric: row for row in rows}
+
+
+def test_pictures_are_put_in_the_order_of_their_truths():
+    alike = compare(Batch(pictures(0.0, 1.0), torch.tensor([1, 2])), made([0.9, 0.2], [2, 0]), KNOWN)
+    assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.2, 0.9], dtype=torch.float64))
+    assert alike.labels == [0, 2]
+    assert alike.found.tolist() == [True, True]
+    assert alike.right.tolist() == [True, False]  # one of two labels
+
+
+def test_what_was_not_found_is_grey_and_counted():
+    truth = Batch(pictures(0.0, 1.0), torch.tensor([1, 1]))
+    alike = compare(truth, made([0.9], [1]), KNOWN)
+    assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.5, 0.9], dtype=torch.float64))
+    assert alike.found.tolist() == [False, True] and alike.labels == [None, 1]
+    assert alike.right.tolist() == [True, False]  # the label that occurs twice was found once
+    nothing = compare(truth, None, KNOWN)
+    assert nothing.found.tolist() == [False, False] and bool((nothing.guess == 0.5).all())
+    broken = compare(truth, made([float("nan"), 0.1], [1, 1]), KNOWN)
+    assert broken.found.tolist() == [True, False]
+
+
+def test_more_pictures_than_there_were_are_not_a_merit():
+    alike = compare(Batch(pictures(0.0, 1.0), torch.tensor([0, 1])), made([0.5, 0.1, 0.9], [0, 1, 2]), KNOWN)
+    assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.1, 0.9], dtype=torch.float64))
+
+
+def test_rows_of_targets_and_of_all_of_them():
+    truths = [Batch(pictures(0.0, 1.0), torch.tensor([0, 1])), Batch(pictures(0.3, 0.7), torch.tensor([2, 2]))]
+    first = judge(truths[:1], [made([0.1, 0.9], [0, 1], trial=3, note="so")], KNOWN, 2.0, Scoring(None))
+    second = judge(truths[1:], [made([0.3], [0], diverged=2)], KNOWN, 3.0, Scoring(None))
+    rows = target_rows(LABELS, [7], first)
+    assert {(row.extra["target"], row.extra["trial"]) for row in rows} == {(7, 3)}
+    mse = [row.value for row in rows if row.metric == "mse"]
+    assert torch.allclose(torch.tensor(mse), torch.tensor([0.01, 0.01]))
+    assert [row.extra["item"] for row in rows if row.metric == "mse"] == [0, 1]
+    assert next(row for row in rows if row.metric == "attack_loss").note == "so"
+
+    found = summed(joined([first, second]))
+    assert abs(found["mse"].value - (0.01 + 0.01 + 0 + 0.04) / 4) < 1e-6 and found["mse"].low <= found["mse"].value
+    assert abs(found["mse_max"].value - 0.04) < 1e-6 and found["mse_min"].value < 1e-12
+    assert found["recovered"].value == 0.75 and found["label_accuracy"].value == 0.5
+    assert found["identified"].value == 0.75 and found["identified_chance"].value == 0.25
+    assert found["diverged"].value == 2 and found["seconds"].value == 5.0 and found["seconds"].timing
+    assert found["lpips"].value is None and "absent" in found["lpips"].note
+    assert found["attack_loss"].note == "so"
+
+
+def test_labels_that_were_told_are_no_finding():
+    truths = [Batch(pictures(0.0, 1.0), torch.tensor([0, 1]))]
+    outcome = judge(truths, [made([0.1, 0.9], [0, 1])], KNOWN, 0.0, Scoring(None))
+    rows = summary_rows(LABELS | {"extra": {"labels": "oracle"}}, outcome, torch.Generator().manual_seed(0))
+    assert next(row for row in rows if row.metric == "label_accuracy").value is None
+
+
+def test_without_a_truth_there_are_pictures_and_the_attacks_loss():
+    outcome = judge([None], [made([0.1, 0.9], [0, 1])], KNOWN, 0.0, Scoring(None))
+    assert len(outcome.alike[0].guess) == 2
+    assert set(summed(outcome)) == {
+        "diverged",
+        "seconds",
+        *(f"attack_loss{x}" for x in ("", "_median", "_min", "_max")),
+    }
