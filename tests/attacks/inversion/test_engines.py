@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.attacks.inversion.engines import layers
+from secateur.attacks.inversion.engines.choose import choose, engine_for
+from secateur.attacks.inversion.engines.graph import captured
 from secateur.attacks.inversion.engines.layerwise import layerwise, supported
+from secateur.attacks.inversion.engines.memory import halving
 from secateur.attacks.inversion.engines.plain import plain
 from secateur.attacks.inversion.engines.stacked import stacked
 from secateur.attacks.inversion.problem import Compared, Problem, structure
@@ -419,3 +423,125 @@ def test_a_single_layer_is_a_network_too():
     linear = Problem(problem.net[1], {k[2:]: v for k, v in problem.sent.items()},
                      {k[2:]: v for k, v in problem.observed.items()})  # fmt: skip
     assert supported(linear) is None
+
+
+def chosen(problem: Problem, trials: int, device: str, name: str = "auto") -> str:
+    return choose(problem.take(torch.zeros(trials, dtype=torch.int64)), device, name).name
+
+
+def test_the_engine_fits_device_network_and_trials():
+    little, _, _ = made(small())
+    net = structure(create("resnet18", (3, 32, 32), 10, drawn()), "eval")
+    large = Problem(net, {}, {"0.weight": torch.zeros(1, 64, 3, 3, 3)})
+    assert [chosen(little, n, "cpu") for n in (1, 2, 500)] == ["plain", "layerwise", "layerwise"]
+    assert [chosen(little, n, "cuda") for n in (1, 20, 500)] == ["layerwise", "layerwise", "stacked"]
+    assert [chosen(large, n, "cpu") for n in (1, 20)] == ["layerwise", "layerwise"]
+    assert chosen(large, 500, "cuda") == "layerwise"
+    assert chosen(replace(little, steps=2), 8, "cpu") == chosen(replace(large, steps=2), 8, "cuda") == "stacked"
+    assert chosen(replace(large, steps=2), 8, "cpu") == "plain"
+    assert chosen(made(Branching())[0], 8, "cuda") == "plain"
+    assert "unrolled" in choose(replace(little, steps=2), "cuda").reason
+
+
+def test_an_engine_by_name():
+    problem, variables, labels = made(small())
+    for name in ("auto", "plain", "stacked", "layerwise"):
+        agree(lambda p, o, name=name: engine_for(p, o, "cpu", name), problem, variables, labels)
+    with pytest.raises(WrongInput, match=r"engine: layerwise cannot be used: local steps are unrolled; allowed: "):
+        engine_for(replace(problem, steps=2), Cosine(), "cpu", "layerwise")
+    with pytest.raises(WrongInput, match="did you mean 'layerwise'"):
+        engine_for(problem, Cosine(), "cpu", "layer")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_halving_goes_on_with_half_as_many(error, caplog):
+    tried = []
+
+    def run(rows: Tensor) -> list[int]:
+        tried.append(len(rows))
+        if len(rows) > 3:
+            raise error
+        return rows.tolist()
+
+    with caplog.at_level(logging.WARNING):
+        parts = halving(run, torch.arange(13))
+    assert [row for part in parts for row in part] == list(range(13))
+    assert tried == [13, 7, 4, 2, 2, 2, 2, 2, 2, 1]
+    assert len(caplog.records) == 1 and "memory ran out with 13 trials" in caplog.text
+
+
+def test_halving_raises_what_is_not_about_memory_or_cannot_be_halved():
+    def wrong(rows: Tensor) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    def full(rows: Tensor) -> None:
+        raise MemoryError
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        halving(wrong, torch.arange(4))
+    with pytest.raises(MemoryError):
+        halving(full, torch.arange(4))
+
+
+def test_on_a_cpu_a_step_is_itself():
+    def step() -> None: ...
+
+    assert captured(step, {"x": torch.zeros(1)}) is step
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@GPU
+@pytest.mark.parametrize("engine", [stacked, layerwise], ids=["stacked", "layerwise"])
+@pytest.mark.parametrize("objective", [Cosine(needs_statistics=True), Gap()], ids=["cosine", "gap"])
+def test_a_captured_step_does_what_the_eager_one_does(engine, objective):
+    problem, variables, labels = made(small(), batch=2, dtype=torch.float64)
+    problem = replace(
+        problem, net=problem.net.cuda(), sent=tree.to(problem.sent, "cuda"), observed=tree.to(problem.observed, "cuda")
+    )
+    evaluate, labels = engine(problem, objective), labels.cuda()
+    states = []
+    for capture in (False, True):
+        state = {"inputs": variables["inputs"].cuda().clone(), "total": torch.zeros(3, device="cuda").double()}
+
+        def step(state=state) -> None:
+            found = evaluate({"inputs": state["inputs"]}, labels, {})
+            state["inputs"].sub_(0.1 * found.gradient["inputs"])
+            state["total"].copy_(found.total)
+
+        move = captured(step, state) if capture else step
+        for _ in range(8):
+            move()
+        states.append(state)
+    for name in states[0]:
+        torch.testing.assert_close(states[1][name], states[0][name], rtol=1e-9, atol=1e-12)
+
+
+@GPU
+def test_what_cannot_be_captured_runs_without_a_graph(caplog):
+    state = {"x": torch.zeros(1, device="cuda")}
+
+    def step() -> None:
+        if state["x"].item() >= 0:
+            state["x"].add_(1)
+
+    move = captured(step, state)
+    for _ in range(6):
+        move()
+    assert state["x"].item() == 6 and "cannot be captured" in caplog.text
+
+
+@GPU
+def test_halving_on_a_gpu_that_is_full():
+    unit = 64 * 2**20
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 5 * unit) / total)
+    try:
+        sizes = halving(
+            lambda rows: torch.empty(len(rows), unit, dtype=torch.uint8, device="cuda").shape[0], torch.arange(8)
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert sum(sizes) == 8 and max(sizes) <= 4

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from secateur.attacks.inversion.engines.layers import LAYERS, Layer, Tape
 from secateur.attacks.inversion.problem import Problem
 
+UNTRACED = "its forward cannot be traced"
+
 
 def supported(problem: Problem) -> str | None:
     """Why the layer-wise engine cannot take a problem; None where it can."""
@@ -46,7 +48,7 @@ def _of_calls(net: nn.Module) -> str | None:
     try:
         nodes = fx.Tracer().trace(whole).nodes
     except Exception as error:
-        return f"its forward cannot be traced ({type(error).__name__})"
+        return f"{UNTRACED} ({type(error).__name__})"
     calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
     names = dict(whole.named_parameters())
     for node in nodes:

@@ -1,0 +1,74 @@
+"""Which engine takes a problem: by the device, the network, the number of trials and what the engines can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from secateur.attacks.inversion.engines.layerwise import layerwise
+from secateur.attacks.inversion.engines.plain import plain
+from secateur.attacks.inversion.engines.stacked import stacked
+from secateur.attacks.inversion.engines.watched import UNTRACED, supported
+from secateur.attacks.inversion.problem import Evaluate, Objective, Problem
+from secateur.errors import WrongInput, unknown
+
+ENGINES = ("plain", "stacked", "layerwise")
+SMALL = (
+    1_000_000  # parameters below which a CPU gains by vmap: 1.4 times on ResNet18-w16, but a loss of half on ResNet18
+)
+TINY = 200_000  # below which a GPU prefers vmap to the layer-wise batch, if there are MANY trials: CNN6, LeNet
+MANY = 64
+CHUNK = 32  # trials that a CPU takes together: more are no faster and need more memory
+
+
+class Choice(NamedTuple):
+    """An engine's name and why it was taken."""
+
+    name: str
+    reason: str
+
+
+def engine_for(problem: Problem, objective: Objective, device: torch.device | str, name: str = "auto") -> Evaluate:
+    """The engine of that name, or the one that `choose` takes, for this problem."""
+    chunk = CHUNK if torch.device(device).type == "cpu" else None
+    engines: dict[str, Callable[[], Evaluate]] = {
+        "plain": lambda: plain(problem, objective),
+        "stacked": lambda: stacked(problem, objective, chunk),
+        "layerwise": lambda: layerwise(problem, objective, chunk),
+    }
+    return engines[choose(problem, device, name).name]()
+
+
+def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> Choice:
+    """The engine that is likely the fastest here, or the one asked for if it can do it (WrongInput otherwise)."""
+    if name not in ("auto", *ENGINES):
+        raise unknown("engine", name, ("auto", *ENGINES))
+    if name == "plain":
+        return Choice(name, "asked for")
+    reason = supported(problem)
+    if name != "auto":
+        if name == "layerwise" and reason:
+            raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: auto, plain, stacked")
+        return Choice(name, "asked for")
+    size = sum(value.numel() for value in problem.net.parameters())
+    if reason and UNTRACED in reason:
+        return Choice("plain", reason)
+    if torch.device(device).type == "cpu":
+        return _on_cpu(problem.trials, size, reason)
+    if reason:
+        return Choice("stacked", f"layerwise cannot be used: {reason}")
+    if size < TINY and problem.trials > MANY:
+        return Choice("stacked", f"{problem.trials} trials of a small network")
+    return Choice("layerwise", "shared weights")
+
+
+def _on_cpu(trials: int, size: int, reason: str | None) -> Choice:
+    if trials == 1 and (reason or size < SMALL):
+        return Choice("plain", "one trial")
+    if reason is None:
+        return Choice("layerwise", "shared weights")
+    if size < SMALL:
+        return Choice("stacked", f"layerwise cannot be used: {reason}")
+    return Choice("plain", f"a large network on a CPU, and layerwise cannot be used: {reason}")
