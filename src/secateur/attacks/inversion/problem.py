@@ -32,8 +32,15 @@ class Compared(NamedTuple):
 class Objective(Protocol):
     """What is minimised. Works entry by entry over any leading axes."""
 
-    needs_gap: bool  # |g - g*|^2 itself: near the end it cannot be had from the other three in float32
-    needs_statistics: bool
+    @property
+    def needs_gap(self) -> bool:
+        """Whether it asks for |g - g*|^2 itself: near the end float32 cannot have it from the other three."""
+        ...
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it asks for the statistics of what BatchNorms are given."""
+        ...
 
     def __call__(self, compared: Compared, variables: Variables, fixed: Params) -> tuple[Tensor, Tensor]:
         """(...,) the whole, and the part that compares gradients, by which trials are judged.
