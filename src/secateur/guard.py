@@ -66,13 +66,20 @@ def guarantee_of(defense: Defense) -> Guarantee | None:
     return found
 
 
+def remarks(defense: Defense, attacks: Sequence[Choice]) -> list[str]:
+    """What a reader of the numbers must know: what is proved, and that no attacker knew of the defense."""
+    proved = guarantee_of(defense)
+    return [*([f"{defense}: {proved}"] if proved else []), *([said] if (said := caution(defense, attacks)) else [])]
+
+
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
-    """What to say where no attacker was one that the defense is known to be weak against."""
+    """What to say where no attack was of the kind that the defense is known to be weak against."""
     weak = sorted({name for part in defense.parts for name in part.method.info.get("adaptive", ())})
     if not weak or any(getattr(attack.make(), "adaptive", "none") in weak for attack in attacks):
         return None
-    knowing = f"an attacker who knows of it (adaptive: {', '.join(weak)}) may see more"
-    return f"{defense} was attacked plainly only; {knowing}"
+    plainly = all(getattr(attack.make(), "adaptive", "none") == "none" for attack in attacks)
+    how = "was attacked plainly only" if plainly else "was not attacked as its weakness asks for"
+    return f"{defense} {how}; an attacker who knows of it (adaptive: {' or '.join(weak)}) may see more"
 
 
 def _read(path: Path) -> Params:

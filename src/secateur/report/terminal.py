@@ -62,14 +62,16 @@ def print_inversion(rows: Sequence[Row]) -> None:
 
     console, found = Console(highlight=False), inversion.attacked(rows)
     table = Table(box=None, header_style="bold")
-    for name in ("defense", "attack", "labels"):
+    defended = any(line.labels["defense"] not in (None, "none") for line in found)
+    names = [*(["defense"] if defended else []), "attack", "labels"]
+    for name in names:
         table.add_column(name, overflow="fold", no_wrap=name == "labels")
     metrics = [name for name in RECOVERED if any(line.value(name) is not None for line in found)]
     for name in metrics:
         table.add_column(RECOVERED[name], justify="right", no_wrap=True)
     for line in found:
         cells = [shown(line.cells.get(name), name, interval=False) for name in metrics]
-        table.add_row(line.labels["defense"], line.labels["attack"], line.labels["labels"], *cells)
+        table.add_row(*(line.labels[name] for name in names), *cells)
     console.print(table)
     for attacker in dict.fromkeys(f"{line.labels['attack']}: {inversion.threat(line)}" for line in found):
         console.print(attacker)

@@ -1,0 +1,154 @@
+"""`secateur invert --defense`: the client's gradient goes through its upload, and what is said of it."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from secateur import tree
+from secateur.attacks.inversion.updates import gradient_update
+from secateur.client import Client
+from secateur.config import Invert, defense, inversion, read
+from secateur.defenses.dgp import DualGradientPruning
+from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
+from secateur.defenses.noise import GaussianNoise
+from secateur.errors import WrongInput
+from secateur.guard import Guard, caution, guard_of, remarks
+from secateur.interfaces import Batch, Knowledge
+from secateur.inverting import plan, run_invert
+from secateur.models.inversion import lenet_zhu
+from secateur.runs import comparable
+
+PLAIN, REAPPLY, LAYER = (inversion(f"ig:iterations=2{more}") for more in ("", ":adaptive=reapply", ":adaptive=layer"))
+
+
+@pytest.fixture
+def client(rng):
+    net = lenet_zhu((1, 8, 8), 10)
+    shape = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    return Client(net, tree.state_of(net), Knowledge(net, (1, 8, 8), 10, *shape))
+
+
+@pytest.fixture
+def batch(rng):
+    return Batch(torch.rand(1, 1, 8, 8, generator=rng), torch.tensor([3]))
+
+
+def under(client, upload, **more):
+    return dataclasses.replace(client, guard=Guard(upload, **more))
+
+
+def update(client, batch, attack=PLAIN, first=0):
+    knowledge, ((view,),) = client.seen(attack.make(), [batch], None, first)
+    return knowledge, view.update.values
+
+
+def test_the_gradient_goes_through_the_upload(client, batch):
+    upload = DualGradientPruning()
+    plain = gradient_update(client.net, client.state, batch).values
+    _, sent = update(under(client, upload), batch)
+    assert all(torch.equal(sent[name], value) for name, value in upload.compress(plain).items())
+    _, fed_back = update(under(client, ErrorFeedback(upload)), batch)  # nothing waits before the first round
+    assert all(torch.equal(sent[name], value) for name, value in fed_back.items())
+
+
+def test_a_residual_of_a_training_is_added(client, batch, tmp_path):
+    plain = gradient_update(client.net, client.state, batch).values
+    residual = {RESIDUAL + name: torch.full_like(value, 0.5) for name, value in plain.items()}
+    save_file(residual, tmp_path / "residual.safetensors")
+    guard = guard_of(defense("dgp:release=3+error-feedback"), tmp_path / "residual.safetensors", 0)
+    _, sent = update(dataclasses.replace(client, guard=guard), batch)
+    both = DualGradientPruning().compress({name: value + 0.5 for name, value in plain.items()})
+    assert all(torch.equal(sent[name], value) for name, value in both.items())
+    assert guard_of(defense("dgp"), tmp_path / "residual.safetensors", 0).residual is None
+
+
+def test_a_residual_of_another_model_is_refused(client, batch, tmp_path):
+    guard = Guard(ErrorFeedback(DualGradientPruning()), {RESIDUAL + "0.weight": torch.zeros(12, 1, 5, 5)})
+    with pytest.raises(WrongInput, match=r"residual: does not fit the gradient; missing: residual\.0\.bias"):
+        update(dataclasses.replace(client, guard=guard), batch)
+    (tmp_path / "broken.safetensors").write_bytes(b"no")
+    with pytest.raises(WrongInput, match=r"residual: .* cannot be read"):
+        guard_of(defense("dgp+error-feedback"), tmp_path / "broken.safetensors", 0)
+
+
+def test_every_attack_on_a_target_sees_the_same_noise_however_targets_are_grouped(client, batch):
+    noisy = under(client, GaussianNoise())
+    _, first = update(noisy, batch, first=3)
+    _, again = update(noisy, batch, REAPPLY, first=3)
+    _, other = update(noisy, batch, first=4)
+    assert all(torch.equal(value, again[name]) and not torch.equal(value, other[name]) for name, value in first.items())
+
+
+def test_only_who_applies_the_compression_again_is_told_it(client, batch):
+    upload = DualGradientPruning(k1=0.1, k2=0.5)
+    for wrapped in (upload, ErrorFeedback(upload)):
+        guarded = under(client, wrapped)
+        assert update(guarded, batch)[0].compression is None and "compression" not in guarded.knows
+        assert update(guarded, batch, LAYER)[0].compression is None
+        knowledge, sent = update(guarded, batch, REAPPLY)
+        plain = gradient_update(client.net, client.state, batch).values
+        assert all(torch.equal(sent[name], value) for name, value in knowledge.compression(plain).items())
+        assert "the client's compression" in guarded.against(REAPPLY.make()).knows
+    assert update(under(client, GaussianNoise()), batch, REAPPLY)[0].compression is None  # nobody can apply that again
+
+
+def test_what_met_no_attacker_who_knows_of_it_says_so():
+    assert caution(defense("none"), [PLAIN]) is None
+    assert caution(defense("noise"), [PLAIN]) is None
+    assert caution(defense("dgp"), [PLAIN]).startswith("dgp was attacked plainly only; ")
+    assert "(adaptive: reapply or support) may see more" in caution(defense("dgp+error-feedback"), [PLAIN])
+    assert caution(defense("dgp"), [PLAIN, REAPPLY]) is None
+    assert "was not attacked as its weakness asks for" in caution(defense("dgp"), [LAYER])
+    assert caution(defense("soteria"), [LAYER]) is None
+    (said,) = remarks(defense("dp:noise_multiplier=4.0"), [PLAIN])
+    assert "epsilon 1." in said and "for 1 update" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"defense": "ppb"}, "ppb acts on training; use secateur audit or secateur prune"),
+        ({"defense": "basic"}, "basic acts on training"),
+        ({"defense": "error-feedback"}, "write for example dgp\\+error-feedback"),
+        ({"defense": "dp+error-feedback"}, "residual cannot be added"),
+        ({"defense": "dgp:k1=.5:k2=.5"}, "sum is below 1"),
+        ({"defense": "dgp", "local_steps": 2}, "acts on a gradient, and local_steps send weights"),
+        ({"defense": "dgp", "residual": "e.safetensors"}, "residual: is what error feedback keeps"),
+        ({"defense": "dgp", "update": "u.safetensors", "weights": "w.safetensors"}, "made already"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_one_sentence(given, sentence):
+    with pytest.raises(WrongInput, match=sentence):
+        read(Invert, None, given)
+
+
+def settings(**more):
+    return read(Invert, None, {"model": "lenet-zhu", "attack": "ig:iterations=2", "targets": 2, "images": False} | more)
+
+
+def test_rows_carry_the_defense_and_a_run_repeats_from_what_it_wrote(tmp_path):
+    texts = ["none", "dgp+error-feedback", "noise", "dp"]
+    config = settings(defense=",".join(texts))
+    assert any("defend with none, dgp+error-feedback" in line for line in plan(config))
+    rows = run_invert(config, tmp_path / "a")
+    whole = [row for row in rows if row.metric == "psnr" and row.extra["target"] is None]
+    assert [row.defense for row in whole] == texts and all(row.attack == "ig:iterations=2" for row in whole)
+    assert "plainly only" in whole[1].note and "plainly only" not in (whole[0].note or "")
+    assert len({row.value for row in rows if row.metric == "attack_loss" and row.extra["target"] == 0}) == 4
+    (epsilon,) = [row for row in rows if row.metric == "epsilon"]
+    assert epsilon.defense == "dp" and epsilon.attack is None and epsilon.value > 0
+    again = run_invert(read(Invert, tmp_path / "a" / "config.yaml", {}), tmp_path / "b")
+    assert comparable(again) == comparable(rows)
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert "dgp+error-feedback" in page and "plainly only" in page and "on noise" in page
+
+
+def test_pictures_of_two_defenses_do_not_overwrite_each_other(tmp_path):
+    run_invert(settings(defense="none,dgp", targets=1, images=True), tmp_path)
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert {name.removeprefix("seed0-target0000-00-ig_iterations_2") for name in names if "ig" in name} == {
+        ".png",
+        "-dgp.png",
+    }
