@@ -1,0 +1,192 @@
+"""Rob: a server that changes the model so that its gradient holds the pictures themselves."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.distributions import Laplace, Normal
+from torch.func import functional_call
+
+from secateur.attacks.inversion.problem import structure
+from secateur.attacks.inversion.updates import observed_gradient
+from secateur.catalogue import method
+from secateur.errors import WrongInput, unknown
+from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
+
+DEVIATIONS = {"randn": 1.0, "dct": 0.18}  # of a measurement whose row has norm D^-.5 (dct) or 1 (randn)
+LOWEST = -10.0  # deviations: all pictures lie above the first threshold
+
+
+class Imprinted(nn.Module):
+    """A network behind an imprint block: it is given x + mean_i relu(w_i x + b_i) in place of x."""
+
+    def __init__(self, net: nn.Module, pixels: int, bins: int) -> None:
+        super().__init__()
+        self.imprint = nn.Linear(pixels, bins)
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Add the mean activation to every pixel, so that all rows get the same gradient."""
+        active = torch.relu(self.imprint(inputs.flatten(1))).mean(1)
+        output: Tensor = self.net(inputs + active.view(-1, *[1] * (inputs.ndim - 1)))
+        return output
+
+
+@method(
+    "inversion",
+    "rob",
+    "dgp",
+    threat="an active server that puts an imprint block before the first layer; it knows the normalisation, so that a"
+    " random measurement of a picture has about mean 0 and deviation 1 (or estimates both from public pictures)",
+    active=True,
+)
+@dataclass(frozen=True)
+class Rob:
+    """Read the pictures off the gradient of an imprint block put in by the server (Robbing the Fed, Fowl et al. 2021).
+
+    All rows of the block are one measurement of the picture and row i is active above the i-th quantile of that
+    measurement, so the difference of two neighbouring rows' gradients holds only the pictures between two quantiles: a
+    picture that is alone there is exact, those that share a bin are averaged. `measurement` is randn (quantiles of a
+    Gaussian) or dct (the first horizontal frequency, quantiles of a Laplace); `centre` and `deviation` are what the
+    attacker believes of it. Differences of the bias gradient below `threshold` of the largest count as empty; of the
+    others the batch size's many with the largest are kept, since more bins than pictures cannot be full. A picture's
+    label is the one that explains its bias gradient best; the loss is how far that leaves it open.
+    """
+
+    bins: int = 128
+    measurement: str = "randn"
+    centre: float = 0.0
+    deviation: float | None = None
+    threshold: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.measurement not in DEVIATIONS:
+            raise unknown("attack rob measurement", self.measurement, DEVIATIONS)
+        if self.bins < 2:
+            raise WrongInput("attack rob bins", f"{self.bins} is not allowed; give 2 or more")
+        if self.deviation is not None and not self.deviation > 0:
+            raise WrongInput("attack rob deviation", f"{self.deviation} is not allowed; give a number above 0")
+        if not 0 <= self.threshold < 1:
+            raise WrongInput("attack rob threshold", f"{self.threshold} is not allowed; give a number from 0 up to 1")
+
+    def check(self, knowledge: Knowledge, view: ServerView) -> None:
+        """Refuse an update that was not made with the model of `tamper`."""
+        if "imprint.weight" not in view.sent or "imprint.weight" not in view.update.values:
+            raise WrongInput(
+                "attack rob", "needs an update of the model that it tampered with; this one has no imprint"
+            )
+
+    def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
+        """The network behind an imprint block, its own tensors under `net.`; the row is drawn from `rng`."""
+        like = next(value for value in state.values() if value.is_floating_point())
+        deviation = self.deviation or DEVIATIONS[self.measurement]
+        row = measure(self.measurement, knowledge.input_shape, rng) / deviation
+        bias = -thresholds(self.measurement, self.bins) - self.centre / deviation
+        imprint = {"imprint.weight": row.expand(self.bins, -1), "imprint.bias": bias}
+        imprint = {name: value.to(like.device, like.dtype).clone() for name, value in imprint.items()}
+        tampered = Imprinted(copy.deepcopy(net), len(row), self.bins).to(like.device)
+        tampered.imprint.to(like.dtype)
+        with torch.no_grad():
+            tampered.imprint.weight.copy_(imprint["imprint.weight"])
+            tampered.imprint.bias.copy_(imprint["imprint.bias"])
+        return tampered, imprint | {f"net.{name}": value for name, value in state.items()}
+
+    def reconstruct(
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
+    ) -> Iterator[tuple[int, Reconstruction]]:
+        """Every target's pictures: of several rounds those of the one that shows most, then of the least loss."""
+        classes = range(knowledge.classes)
+        for index, views in enumerate(targets):
+            told = classes if knowledge.labels is None else sorted(set(knowledge.labels[index].tolist()))
+            rounds = [self._round(view, knowledge, told) for view in views]
+            watch.advance(1)
+            best = max(range(len(rounds)), key=lambda i: (rounds[i].batch.size, -rounds[i].loss))
+            yield index, replace(rounds[best], trial=best)
+
+    def _round(self, view: ServerView, knowledge: Knowledge, labels: Sequence[int]) -> Reconstruction:
+        observed = observed_gradient(view, knowledge)
+        inputs, slopes = read_out(observed["imprint.weight"], observed["imprint.bias"], self.threshold)
+        full = len(slopes)
+        kept = slopes.abs().argsort(descending=True, stable=True)[: knowledge.batch_size].sort().values
+        pictures, slopes = inputs[kept].view(-1, *knowledge.input_shape), slopes[kept]
+        believed, open_share = explain(view, knowledge, pictures, slopes, labels)
+        note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest bias gradient are kept"
+        return Reconstruction(Batch(pictures, believed), open_share, note=note)
+
+
+def measure(measurement: str, shape: tuple[int, ...], rng: Generator) -> Tensor:
+    """The row (D,) that a picture is multiplied with, float64.
+
+    randn: its mean is taken out, since pictures differ most in brightness and one draw would weigh that ten times as
+    much as another. dct: the mean over pixels of sqrt(2) cos(pi (column + 1/2) / width).
+    """
+    pixels = math.prod(shape)
+    if measurement == "dct":
+        columns = (torch.arange(shape[-1], dtype=torch.double) + 0.5) / shape[-1]
+        return (math.sqrt(2) * torch.cos(math.pi * columns)).expand(shape).flatten() / pixels
+    row = torch.randn(pixels, generator=rng, dtype=torch.double, device=rng.device).cpu()
+    row = row - row.mean()
+    unit: Tensor = row / row.norm()
+    return unit
+
+
+def thresholds(measurement: str, bins: int) -> Tensor:
+    """(bins,) ascending: the lower ends of bins of equal mass under the unit Gaussian, or the Laplace for dct."""
+    law = Laplace(0.0, math.sqrt(0.5)) if measurement == "dct" else Normal(0.0, 1.0)
+    ends = law.icdf(torch.arange(1, bins, dtype=torch.double) / bins)  # type: ignore[no-untyped-call]
+    return torch.cat([torch.tensor([LOWEST], dtype=torch.double), ends])
+
+
+def read_out(weight: Tensor, bias: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Row i less row i + 1, the last as it is: (P, D) pictures dgW / dgb of the full bins, and their (P,) dgb."""
+    below = torch.zeros_like(weight[:1])
+    rows = weight - torch.cat([weight[1:], below])
+    slopes = bias - torch.cat([bias[1:], below[0, :1]])
+    full = slopes.abs() > threshold * slopes.abs().max()
+    return rows[full] / slopes[full, None], slopes[full]
+
+
+def explain(
+    view: ServerView, knowledge: Knowledge, pictures: Tensor, slopes: Tensor, labels: Sequence[int]
+) -> tuple[Tensor, float]:
+    """Of each picture the label whose loss would have caused its bias gradient, and the mean gap that this leaves."""
+    choices = torch.tensor(labels, device=slopes.device)
+    if not len(pictures):
+        return choices[:0], 1.0
+    tampered = structure(knowledge.net, knowledge.batchnorm)
+    sent = {name: value.detach() for name, value in view.sent.items()}
+    active = torch.relu(pictures.flatten(1) @ sent["imprint.weight"].T + sent["imprint.bias"]).mean(1)
+    leaf = active.requires_grad_()
+    inner = {name.removeprefix("net."): value for name, value in sent.items() if name.startswith("net.")}
+    shown = pictures + leaf.view(-1, *[1] * (pictures.ndim - 1))
+    outputs = functional_call(tampered.get_submodule("net"), inner, (shown,))
+    share = len(pictures) / knowledge.batch_size / len(sent["imprint.bias"])
+    gaps = []
+    for label in choices:
+        loss = knowledge.loss(outputs, label.expand(len(pictures)))
+        caused = share * torch.autograd.grad(loss, leaf, retain_graph=True)[0]
+        gaps.append(((caused - slopes) / slopes).abs())
+    left, best = torch.stack(gaps).nan_to_num(math.inf).min(0)
+    return choices[best], float(left.mean())
+
+
+def expected_isolated(masses: Tensor, batch: int) -> float:
+    """The share of a batch's pictures that are alone in their bin: sum_b p_b (1 - p_b)^(batch - 1).
+
+    Example:
+        >>> round(expected_isolated(torch.full((128,), 1 / 128), 9), 3)
+        0.939
+    """
+    return float((masses * (1 - masses) ** (batch - 1)).sum())
+
+
+def bin_masses(sent: Params, pictures: Tensor) -> Tensor:
+    """The share of pictures in every bin of a tampered model, (bins,)."""
+    measured = pictures.flatten(1).to(sent["imprint.weight"]) @ sent["imprint.weight"][0]
+    place = torch.bucketize(measured, -sent["imprint.bias"]) - 1
+    return torch.bincount(place[place >= 0], minlength=len(sent["imprint.bias"])) / len(pictures)
