@@ -23,8 +23,9 @@ help:  ## show the targets
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,dp]'
 	@touch $@
 
-demo: .venv/core  ## audit a small network on embedded data and write a page
+demo: .venv/core  ## audit a small network on embedded data, invert a few updates, and write a page of each
 	$(BIN)/secateur audit --out runs/demo
+	$(BIN)/secateur invert --out runs/demo-updates --targets 4 --iterations 300
 
 test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not system"
