@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import secateur
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.client import Client
@@ -14,10 +15,11 @@ from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise
 from secateur.errors import WrongInput
-from secateur.guard import Guard, caution, guard_of, remarks
+from secateur.guard import Guard, caution, guard_of, remarked
 from secateur.interfaces import Batch, Knowledge
 from secateur.inverting import plan, run_invert
 from secateur.models.inversion import lenet_zhu
+from secateur.rows import Row
 from secateur.runs import comparable
 
 PLAIN, REAPPLY, LAYER = (inversion(f"ig:iterations=2{more}") for more in ("", ":adaptive=reapply", ":adaptive=layer"))
@@ -102,8 +104,25 @@ def test_what_met_no_attacker_who_knows_of_it_says_so():
     assert caution(defense("dgp"), [PLAIN, REAPPLY]) is None
     assert "was not attacked as its weakness asks for" in caution(defense("dgp"), [LAYER])
     assert caution(defense("soteria"), [LAYER]) is None
-    (said,) = remarks(defense("dp:noise_multiplier=4.0"), [PLAIN])
-    assert "epsilon 1." in said and "for 1 update" in said
+
+
+def test_what_is_proved_stands_beside_the_numbers():
+    rows = [Row(model="m", dataset="d", seed=0, metric=name, value=1.0, note="n") for name in ("psnr", "ssim")]
+    first, second = remarked(rows, defense("dp:noise_multiplier=4.0"), [PLAIN])
+    assert first.note.startswith("n; dp:noise_multiplier=4.0: epsilon 1.") and "for 1 update" in first.note
+    assert second.note == "n"
+
+
+def test_from_python(client, batch):
+    report = secateur.invert(client.net, batch, "ig", defense="dgp", iterations=2)
+    (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]
+    assert row.defense == "dgp" and "plainly only" in row.note
+    with pytest.raises(WrongInput, match="acts on the gradient of a batch"):
+        secateur.invert(client.net, batch, "ig", defense="dgp", local_steps=1, iterations=2)
+    with pytest.raises(WrongInput, match="ppb acts on training"):
+        secateur.invert(client.net, batch, "ig", defense="ppb")
+    with pytest.raises(WrongInput, match="dgp acts on updates"):
+        secateur.audit(client.net, batch, (1 - batch.inputs, batch.labels), pruner="snip", defense="dgp")
 
 
 @pytest.mark.parametrize(

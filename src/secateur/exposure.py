@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from secateur.chance import derive
 from secateur.client import Client, Target, scale
 from secateur.config import Invert
 from secateur.data.dataset import Dataset
-from secateur.guard import guarantee_of, guard_of, remarks
+from secateur.guard import guarantee_of, guard_of, remarked
 from secateur.interfaces import Batch, Gradient, Knowledge, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, joined, judge, summary_rows, target_rows
@@ -77,9 +77,9 @@ class Exposure:
             run.add(target_rows(labels, group, outcome))
             outcomes.append(outcome)
         told = {"threat": attack.method.info["threat"], "knows": self.client.against(attack.make()).knows}
-        rng, said = derive(self.bench.seed, "bootstrap"), remarks(self.defense, self.config.attacks)
+        rng = derive(self.bench.seed, "bootstrap")
         rows = summary_rows(labels | {"extra": labels["extra"] | told}, joined(outcomes), rng)
-        run.add(replace(row, note=_also(row.note, *said)) if row.metric == "psnr" else row for row in rows)
+        run.add(remarked(rows, self.defense, self.config.attacks))
 
     def _reconstructed(self, attack: Choice, group: range) -> tuple[list[Reconstruction | None], float]:
         """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
@@ -156,10 +156,6 @@ def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice 
 def stage_of(config: Invert) -> str:
     """How far the attacked model is trained: near its end gradients vanish, and attacks look weak."""
     return "untrained" if config.weights is None else "weights given"
-
-
-def _also(*notes: str | None) -> str | None:
-    return "; ".join(filter(None, notes)) or None
 
 
 def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> Client:

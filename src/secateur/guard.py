@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from secateur.defenses.error_feedback import INNER, ErrorFeedback, upload_of
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Turning, Upload
 from secateur.models.create import misfit
+from secateur.rows import Row
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +67,15 @@ def guarantee_of(defense: Defense) -> Guarantee | None:
     return found
 
 
-def remarks(defense: Defense, attacks: Sequence[Choice]) -> list[str]:
-    """What a reader of the numbers must know: what is proved, and that no attacker knew of the defense."""
+def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice]) -> list[Row]:
+    """The rows of one attack with what their reader must know: what is proved, and that no attacker knew of it."""
     proved = guarantee_of(defense)
-    return [*([f"{defense}: {proved}"] if proved else []), *([said] if (said := caution(defense, attacks)) else [])]
+    said = [f"{defense}: {proved}" if proved else None, caution(defense, attacks)]
+
+    def noted(row: Row) -> Row:
+        return replace(row, note="; ".join(filter(None, (row.note, *said))) or None)
+
+    return [noted(row) if row.metric == "psnr" else row for row in rows]
 
 
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:

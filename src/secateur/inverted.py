@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from secateur import gallery, tree
 from secateur.artifacts import write
 from secateur.attacks.inversion.problem import structure
-from secateur.catalogue import Choice
+from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
 from secateur.client import Client, Target, check_attack, check_shape, scale
-from secateur.config import inversion
+from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput
 from secateur.exposure import attack_labels
 from secateur.given import in_precision
+from secateur.guard import guard_of, remarked
 from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Loss, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, judge, summary_rows, target_rows
@@ -60,6 +61,7 @@ def invert(
     batch_or_update: Batch | tuple[Tensor, Tensor] | Update,
     attack: str | Sequence[str] = "ig",
     *,
+    defense: str = "none",
     batch_size: int | None = None,
     input_shape: Sequence[int] | None = None,
     mean: Sequence[float] = (),
@@ -78,7 +80,8 @@ def invert(
     The model as it is is what the server sent. A batch (inputs, labels) becomes one update, or several of `batch_size`
     examples each; an update (a Gradient, Weights, or a .safetensors file) was captured elsewhere and needs
     `input_shape`. `mean` and `std` say how pixels in [0, 1] became inputs, by channel. With `local_steps` the client
-    sends its weights after them instead of a gradient. `over` is laid over every attack, such as iterations=500.
+    sends its weights after them instead of a gradient. A `defense` such as dgp rewrites the gradient that it sends.
+    `over` is laid over every attack, such as iterations=500.
     """
     chosen = [inversion(each, **over) for each in ([attack] if isinstance(attack, str) else attack)]
     targets, inputs = _given(model, batch_or_update, batch_size, input_shape, local_steps is not None)
@@ -99,18 +102,23 @@ def invert(
         learning_rate=learning_rate or (0.1 if own else None),
     )
     sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
-    client = Client(model, tree.state_of(model), knowledge, sends_weights, labels == "oracle")
+    guarded = defense_of_updates(defense)
+    guard = guard_of(guarded, None, seed)
+    if guard is not None and (sends_weights or not own):
+        raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
+    client = Client(model, tree.state_of(model), knowledge, sends_weights, labels == "oracle", guard=guard)
     for each in chosen:
         check_attack(each, client, targets[0], derive(seed, "tamper", str(each)))
-    common = {"model": name, "dataset": "given", "seed": seed}
+    common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
     extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
-    return _attacked(client, targets, chosen, common | {"extra": extra}, seed)
+    return _attacked(client, targets, chosen, common | {"extra": extra}, guarded)
 
 
 def _attacked(
-    client: Client, targets: Sequence[Target], chosen: Sequence[Choice], labels: dict[str, Any], seed: int
+    client: Client, targets: Sequence[Target], chosen: Sequence[Choice], labels: dict[str, Any], defense: Defense
 ) -> Inversion:
     """Every attack on all targets, judged."""
+    seed = labels["seed"]
     truths = [target if isinstance(target, Batch) else None for target in targets]
     found = Inversion([], {}, [])
     for number, truth in enumerate(truths):
@@ -121,10 +129,11 @@ def _attacked(
     for attack in chosen:
         named, numbers = attack_labels(labels, labels["extra"], attack), range(len(targets))
         outcome = judge(truths, *_reconstructed(client, targets, attack, seed), Scoring(load_weights()))
-        told = {"threat": attack.method.info["threat"], "knows": client.knows}
+        told = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
         found.rows.extend(target_rows(named, numbers, outcome))
         summed = named | {"extra": named["extra"] | told}
-        found.rows.extend(summary_rows(summed, outcome, derive(seed, "bootstrap")))
+        rows = summary_rows(summed, outcome, derive(seed, "bootstrap"))
+        found.rows.extend(remarked(rows, defense, chosen))
         found.figures.extend(gallery.shown(flat(named), numbers, outcome, images=True))
         found.pictures[str(attack)] = [each.guess for each in outcome.alike]
     return found
