@@ -58,7 +58,7 @@ def test_the_restart_with_the_lowest_matching_loss_is_taken():
 
 @pytest.mark.parametrize("change", [{}, {"noise": 0.1, "restarts": 2, "group": 0.01, "sign": False}])
 def test_targets_together_are_what_they_are_one_by_one(change):
-    net, truths, targets, known = scene()
+    _, _, targets, known = scene()
     attack = replace(QUICK, **change)
     together = run(attack, targets, known)
     rng = scenes.rng()
@@ -80,6 +80,24 @@ def test_a_resumed_attack_ends_bit_for_bit_as_one_that_was_not_interrupted(optim
     assert again.iterations == 6, "the first four were done"
     for a, b in zip(whole, resumed, strict=True):
         assert torch.equal(a.batch.inputs, b.batch.inputs) and a.curve == b.curve and a.loss == b.loss
+
+
+def test_where_memory_runs_out_half_the_targets_go_on(monkeypatch):
+    _, _, targets, known = scene()
+    attack = replace(QUICK, iterations=20, restarts=2)
+    whole = run(attack, targets, known)
+    step = loop.Trials.step
+
+    def short_of_memory(trials, state):
+        if trials.size > 2 and int(state["clock"].max()) >= 7:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(trials, state)
+
+    monkeypatch.setattr(loop.Trials, "step", short_of_memory)
+    watch = scenes.Diary()
+    for a, b in zip(whole, run(attack, targets, known, watch=watch), strict=True):
+        assert torch.equal(a.batch.inputs, b.batch.inputs) and a.curve == b.curve
+    assert (watch.states[-1]["0/clock"] == 20).all()
 
 
 class Bomb(nn.Module):
@@ -169,7 +187,7 @@ def test_exact_statistics_help_more_than_running_ones():
 
 @pytest.mark.parametrize("adaptive", ["support", "layer", "reapply", "mask"])
 def test_every_adaptive_attacker_runs_on_a_pruned_update(adaptive):
-    net, _, targets, known = scene(2)
+    _, _, targets, known = scene(2)
     views = []
     for (view,) in targets:
         pruned = {n: torch.where(v.abs() >= v.abs().median(), v, 0) for n, v in view.update.values.items()}
@@ -179,7 +197,7 @@ def test_every_adaptive_attacker_runs_on_a_pruned_update(adaptive):
 
 
 def test_matching_on_the_support_finds_what_plain_matching_of_a_pruned_update_cannot():
-    net, truths, targets, known = scene(1)
+    _, truths, targets, known = scene(1)
     view = targets[0][0]
     pruned = {n: torch.where(v.abs() >= v.abs().median(), v, 0) for n, v in view.update.values.items()}
     target = [ServerView(view.sent, type(view.update)(pruned))]

@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.attacks.inversion import priors
+from secateur.attacks.inversion.engines.graph import captured
 from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables
 from secateur.attacks.inversion.steps import into_box
 from secateur.chance import derive
@@ -94,6 +95,12 @@ class Trials:
             state["noise"] = torch.zeros_like(variables["inputs"])
         return state
 
+    def rows(self, state: Params, targets: Tensor) -> Params:
+        """The state of some targets that lie side by side, as views: what they do is done to the whole."""
+        rows = slice(int(targets[0]) * self.restarts, (int(targets[-1]) + 1) * self.restarts)
+        views = {name: value[rows] for name, value in state.items() if value.ndim and name != "curve"}
+        return {**views, "curve": state["curve"][:, rows], "step": state["step"].clone()}
+
     def look(self, state: Params) -> Evaluated:
         """The objective summed over the rounds, where the trials are."""
         variables = {name: state[name] for name in self.names}
@@ -144,7 +151,7 @@ class Trials:
 
     def run(self, state: Params, advance: Callable[[int], None], save: Callable[[], None]) -> None:
         """Go on from `state` until every trial is done; its losses are then those of where it is."""
-        step, saved = stepper(self, state), time.monotonic()
+        step, saved = captured(lambda: self.step(state), state), time.monotonic()
         while remaining := self.iterations - int(state["clock"].min()):
             done, count = int(state["step"]), min(CHUNK, remaining)
             for number in range(done, done + count):
@@ -159,19 +166,6 @@ class Trials:
             if time.monotonic() - saved >= SAVE_SECONDS:
                 save()
                 saved = time.monotonic()
-
-
-def stepper(trials: Trials, state: Params) -> Callable[[], None]:
-    """One step of the state; on a GPU captured in a CUDA graph."""
-
-    def step() -> None:
-        trials.step(state)
-
-    if trials.like.device.type != "cuda":
-        return step
-    from secateur.attacks.inversion.engines.graph import captured
-
-    return captured(step, state)
 
 
 def sum_of(values: Sequence[Tensor]) -> Tensor:

@@ -15,10 +15,11 @@ from torch import Generator, Tensor, nn
 from secateur.attacks.inversion import labels as label_rules
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.aims import Aim, aim_at, grouped, problems
+from secateur.attacks.inversion.engines.choose import engine_for
+from secateur.attacks.inversion.engines.memory import halving
 from secateur.attacks.inversion.lbfgs import LBFGS
 from secateur.attacks.inversion.loop import StepRule, Trials
 from secateur.attacks.inversion.objective import Distance, Matching
-from secateur.attacks.inversion.problem import Evaluate, Problem
 from secateur.attacks.inversion.steps import Adam, Schedule, learning_rates
 from secateur.attacks.inversion.updates import observed_gradient
 from secateur.errors import WrongInput
@@ -91,7 +92,16 @@ class GradientMatching:
             watch.save(whole, pictures())
 
         for group, one, state in zip(groups, trials, states, strict=True):
-            one.run(state, watch.advance, save)
+
+            def run(places: Tensor, group: list[int] = group, one: Trials = one, state: Params = state) -> None:
+                """All of them on what was made for them; a part, where memory ran out, on its rows of the state."""
+                if len(places) == len(group):
+                    return one.run(state, watch.advance, save)
+                some = [group[place] for place in places.tolist()]
+                part = self.trials([aims[i] for i in some], [seeds[i] for i in some], knowledge)
+                part.run(one.rows(state, places), watch.advance, save)
+
+            halving(run, torch.arange(len(group)))
             save()
             for place, i in enumerate(group):
                 yield i, self.best(one, state, aims[i], place)
@@ -104,14 +114,6 @@ class GradientMatching:
 
     def trials(self, aims: Sequence[Aim], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
         """The stacked trials of targets that can be stacked."""
-        try:
-            from secateur.attacks.inversion.engines.choose import engine_for
-        except ImportError:
-            from secateur.attacks.inversion.engines.plain import plain
-
-            def engine_for(problem: Problem, objective: Matching, *_: object) -> Evaluate:
-                return plain(problem, objective)
-
         rounds = problems(aims, knowledge, self.restarts)
         like = next(iter(aims[0].observed[0].values()))
         low, high = (limit.to(like) for limit in knowledge.box)
