@@ -149,6 +149,7 @@ def test_batch_statistics(rng):
     state, found = mount(Rob(), (3, 8, 8), batches, rng, update=update, batchnorm="batch")
     for one, batch in zip(found, batches, strict=True):
         assert torch.equal(exact(one, batch, 1e-6), alone(state, batch))
+        assert "guess" in one.note
 
 
 def test_float32(rng):

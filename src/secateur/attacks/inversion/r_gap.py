@@ -160,7 +160,8 @@ def scales(v: Tensor, c: Tensor, loss: Loss, label: int) -> list[tuple[float, fl
 
     def rest(s: Tensor) -> Tensor:
         gaps: Tensor = s[:, None] * slopes(s[:, None] * v) - c
-        return torch.linalg.vector_norm(gaps, dim=1).nan_to_num(math.inf)
+        norms: Tensor = torch.linalg.vector_norm(gaps, dim=1)
+        return norms.nan_to_num(math.inf)
 
     norm = max(float(c.norm()), 1e-300)
     grid = norm * torch.logspace(-3, 13, SCALES, dtype=v.dtype, device=v.device)

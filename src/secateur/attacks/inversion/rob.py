@@ -116,6 +116,8 @@ class Rob:
         pictures, slopes = inputs[kept].view(-1, *knowledge.input_shape), slopes[kept]
         believed, open_share = explain(view, knowledge, pictures, slopes, labels)
         note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest bias gradient are kept"
+        if knowledge.batchnorm == "batch":
+            note += "; the labels are a guess, since batch statistics mix the gradients of the pictures"
         return Reconstruction(Batch(pictures, believed), open_share, note=note)
 
 
