@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import secateur
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
+from secateur.cli import app
 from secateur.client import Client
 from secateur.config import Invert, defense, inversion, read
 from secateur.defenses.dgp import DualGradientPruning
@@ -73,6 +75,18 @@ def test_a_residual_of_another_model_is_refused(client, batch, tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"no")
     with pytest.raises(WrongInput, match=r"residual: .* cannot be read"):
         guard_of(defense("dgp+error-feedback"), tmp_path / "broken.safetensors", 0)
+
+
+def test_no_defense_is_passed_over_in_silence():
+    with pytest.raises(WrongInput, match="ppb acts on loss, not on what is sent"):
+        guard_of(defense("ppb+dgp"), None, 0)
+
+
+def test_the_command_takes_defenses_and_refuses_others():
+    run = CliRunner().invoke(
+        app, ["invert", "--defense", "none,dgp:p=.1", "--defense", "top-k+error-feedback", "--dry-run"]
+    )
+    assert "defend with none, dgp:p=0.1, top-k+error-feedback" in run.output
 
 
 def test_every_attack_on_a_target_sees_the_same_noise_however_targets_are_grouped(client, batch):

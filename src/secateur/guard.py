@@ -52,6 +52,9 @@ class Guard:
 
 def guard_of(defense: Defense, residual: Path | None, seed: int) -> Guard | None:
     """The guard that a defense asks for; a residual goes to those with error feedback."""
+    for part in defense.parts:
+        if part.name != "none" and part.method.info["acts_on"] not in ("upload", "residual"):
+            raise WrongInput("defense", f"{part.name} acts on {part.method.info['acts_on']}, not on what is sent")
     upload = upload_of(defense)
     if upload is None:
         return None
