@@ -80,6 +80,7 @@ class Client:
         told += ["the labels"] if self.tells_labels else []
         told += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
         told += ["the client's steps and learning rate"] if self.sends_weights else []
+        told += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         told += ["the client's compression"] if self.knowledge.compression is not None else []
         return ", ".join(told)
 

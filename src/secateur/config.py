@@ -263,6 +263,8 @@ class Invert(Common):
     learning_rate: Annotated[float, Field(gt=0)] | None = None  # of the local steps; None: 0.1, of a file unknown
     batchnorm: Literal["eval", "batch"] = "eval"  # by which statistics the client normalises
     statistics: bool = False  # the attacker is told those of the batch: a much stronger one
+    generator_steps: Annotated[int, Field(ge=1)] = 2000  # of training the generator that an attack such as ggl needs
+    generator_width: Annotated[int, Field(ge=1)] = 64
     images: bool = True  # the page and the folder show training pictures
     together: Annotated[int, Field(ge=1)] | None = None  # targets attacked at once; None: all on a GPU, else 10
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_seeds), Field(min_length=1)] = _default(1)

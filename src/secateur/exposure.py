@@ -7,26 +7,22 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from secateur import gallery, tree
+from secateur import gallery
 from secateur.artifacts import key_of
 from secateur.bench import Bench, file_key
 from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
-from secateur.client import Client, Target, scale
+from secateur.client import Client, Target
 from secateur.config import Invert
-from secateur.data.dataset import Dataset
-from secateur.guard import guarantee_of, guard_of, remarked
-from secateur.interfaces import Batch, Gradient, Knowledge, Reconstruction, Weights
+from secateur.generators import learnt_from, needs_generator, with_trained
+from secateur.guard import guarantee_of, remarked
+from secateur.interfaces import Batch, Reconstruction
 from secateur.judging import flat
 from secateur.likeness import Scoring, joined, judge, summary_rows, target_rows
 from secateur.metrics.lpips import load_weights as load_lpips
-from secateur.models.create import create, load_weights
 from secateur.progress import progress
 from secateur.runs import Result, Row
-from secateur.update_files import read_update
+from secateur.targets import client_of, rows_of, stage_of, targets_of
 from secateur.watching import Keeper, forget, packed, unpacked
 
 TOGETHER = 10  # targets at once on a CPU: more gain little there, and fewer finish sooner
@@ -50,6 +46,12 @@ class Exposure:
         """What is attacked."""
         return targets_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
 
+    def attacked_by(self, attack: Choice) -> Client:
+        """The client as this attack meets it, which may need a generator first."""
+        if not needs_generator(attack):
+            return self.client
+        return with_trained(self.client, self.config, self.bench)
+
     def show_truths(self) -> None:
         """Put the training pictures where the page finds them."""
         labels = flat(self._labels(None))
@@ -69,26 +71,27 @@ class Exposure:
     def measure(self, attack: Choice) -> None:
         """Reconstruct all targets with one attack, group by group, and judge what comes out."""
         labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
-        outcomes = []
+        client, outcomes = self.attacked_by(attack), []
         for group in self._groups():
-            made, seconds = self._reconstructed(attack, group)
+            made, seconds = self._reconstructed(attack, client, group)
             outcome = judge(self._truths(group), made, self.client.knowledge, seconds, Scoring(lpips))
             self._show(gallery.shown(flat(labels), group, outcome, self.config.images))
             run.add(target_rows(labels, group, outcome))
             outcomes.append(outcome)
-        told = {"threat": attack.method.info["threat"], "knows": self.client.against(attack.make()).knows}
+        told = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
         rng = derive(self.bench.seed, "bootstrap")
         rows = summary_rows(labels | {"extra": labels["extra"] | told}, joined(outcomes), rng)
         run.add(remarked(rows, self.defense, self.config.attacks))
 
-    def _reconstructed(self, attack: Choice, group: range) -> tuple[list[Reconstruction | None], float]:
+    def _reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
         """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
         run, depends = self.bench.run, self._depends(attack, group)
-        result = run.stage("invert", depends, lambda: self._reconstruct(attack, group, key_of("invert", depends)))
+        key = key_of("invert", depends)
+        result = run.stage("invert", depends, lambda: self._reconstruct(attack, client, group, key))
         forget(run.folder, "invert", result.key)
         return unpacked(result), result.data["seconds"]
 
-    def _reconstruct(self, attack: Choice, group: range, key: str) -> Result:
+    def _reconstruct(self, attack: Choice, client: Client, group: range, key: str) -> Result:
         made, seed, truths = attack.make(), self.bench.seed, self._truths(group)
         labels, folder = flat(self._labels(attack)), self.bench.run.folder
 
@@ -105,7 +108,7 @@ class Exposure:
         with progress(title, getattr(made, "iterations", None), rate=True) as advance:
             keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
             tampering, rng = derive(seed, "tamper", str(attack)), derive(seed, "reconstruct", str(attack), group.start)
-            knowledge, views = self.client.seen(made, [self.targets[i] for i in group], tampering, group.start)
+            knowledge, views = client.seen(made, [self.targets[i] for i in group], tampering, group.start)
             for index, reconstruction in made.reconstruct(views, knowledge, rng, keeper):
                 found[index] = reconstruction
                 draw([index], [reconstruction])
@@ -121,6 +124,7 @@ class Exposure:
             | {name: None if path is None else file_key(path) for name, path in files.items()}
             | {name: getattr(config, name) for name in names}
             | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
+            | ({"generator": learnt_from(config, self.bench)} if needs_generator(attack) else {})
         )
 
     def _groups(self) -> list[range]:
@@ -151,50 +155,3 @@ def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice 
     adaptive = None if made is None else getattr(made, "adaptive", "none") != "none"
     named = {"attack": None if attack is None else str(attack), "adaptive": adaptive}
     return labels | named | {"extra": extra | {"total_variation": getattr(made, "tv", None)}}
-
-
-def stage_of(config: Invert) -> str:
-    """How far the attacked model is trained: near its end gradients vanish, and attacks look weak."""
-    return "untrained" if config.weights is None else "weights given"
-
-
-def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> Client:
-    """The client of one seed under a defense: a new model, or the one that was given."""
-    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
-    net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
-    mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
-    weights = isinstance(_update(config, net), Weights) if config.update else config.local_steps is not None
-    knowledge = Knowledge(
-        net,
-        data.input_shape,
-        data.classes,
-        mean.to(device),
-        std.to(device),
-        batch_size=config.batch_size,
-        batchnorm=config.batchnorm,
-        local_steps=config.local_steps or 1,
-        learning_rate=config.learning_rate or (None if config.update else 0.1),
-        local_batch=config.local_batch,
-    )
-    guard = guard_of(defense, config.residual, seed)
-    return Client(net, tree.state_of(net), knowledge, weights, config.labels == "oracle", config.statistics, guard)
-
-
-def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
-    """(targets, B) the training rows that each update is made of; more targets begin with the same."""
-    if config.update is not None:
-        return torch.empty(1, 0, dtype=torch.int64)
-    drawn = torch.randperm(data.train_size, generator=derive(seed, "targets"))
-    return drawn[: config.targets * config.batch_size].view(config.targets, config.batch_size)
-
-
-def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
-    """What is attacked: batches of training rows, or the update that was captured elsewhere."""
-    if config.update is not None:
-        return [_update(config, client_of(config, data, device, seed, config.defense[0]).net)]
-    return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]
-
-
-def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
-    assert config.update is not None
-    return read_update(config.update, net, weights=config.local_steps is not None)

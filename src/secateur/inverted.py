@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +71,7 @@ def invert(
     batchnorm: Literal["eval", "batch"] = "eval",
     local_steps: int | None = None,
     learning_rate: float | None = None,
+    generator: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
     name: str = "model",
     **over: Any,
@@ -81,7 +82,8 @@ def invert(
     examples each; an update (a Gradient, Weights, or a .safetensors file) was captured elsewhere and needs
     `input_shape`. `mean` and `std` say how pixels in [0, 1] became inputs, by channel. With `local_steps` the client
     sends its weights after them instead of a gradient. A `defense` such as dgp rewrites the gradient that it sends.
-    `over` is laid over every attack, such as iterations=500.
+    `generator` makes pictures of noise (N, 128) and labels, for attacks that search through one. `over` is laid over
+    every attack, such as iterations=500.
     """
     chosen = [inversion(each, **over) for each in ([attack] if isinstance(attack, str) else attack)]
     targets, inputs = _given(model, batch_or_update, batch_size, input_shape, local_steps is not None)
@@ -100,6 +102,7 @@ def invert(
         batchnorm=batchnorm,
         local_steps=local_steps or 1,
         learning_rate=learning_rate or (0.1 if own else None),
+        generator=generator,
     )
     sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
     guarded = defense_of_updates(defense)

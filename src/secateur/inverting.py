@@ -16,9 +16,11 @@ from secateur.client import check_attack, check_pictures
 from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.exposure import Exposure, client_of, stage_of, targets_of
+from secateur.exposure import Exposure
+from secateur.generators import needs_generator, with_untrained
 from secateur.needs import check_installed
 from secateur.runs import Row, open_run
+from secateur.targets import client_of, public_rows, stage_of, targets_of
 
 
 def run_invert(config: Invert, out: Path) -> list[Row]:
@@ -53,12 +55,17 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
         raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; ask for fewer")
     seed = config.seeds[0]
+    if any(map(needs_generator, config.attacks)) and not len(public_rows(config, data, seed)):
+        raise WrongInput(
+            "targets", "leave no row to train a generator on, which an attack needs; ask for fewer"
+        )
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
     for defense in config.defense:
         client = client_of(config, data, device, seed, defense)
         for attack in config.attacks:
-            check_attack(attack, client, targets[0], derive(seed, "tamper", str(attack)))
+            met = with_untrained(client, config) if needs_generator(attack) else client
+            check_attack(attack, met, targets[0], derive(seed, "tamper", str(attack)))
 
 
 def plan(config: Invert) -> list[str]:

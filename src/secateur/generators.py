@@ -1,0 +1,73 @@
+"""The generator of pictures that some attackers have: trained once a seed on public rows, none of them a target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from secateur.attacks.inversion.generator import train_generator
+from secateur.attacks.inversion.wgan import Generator
+from secateur.bench import Bench
+from secateur.catalogue import Choice
+from secateur.chance import derive
+from secateur.client import Client
+from secateur.config import Invert
+from secateur.data.dataset import fingerprint
+from secateur.interfaces import Knowledge
+from secateur.progress import progress
+from secateur.runs import Result
+from secateur.targets import public_rows
+
+
+def needs_generator(attack: Choice) -> bool:
+    """Whether the run must train one: the attack needs it, and the user gave none."""
+    return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
+
+
+def with_untrained(client: Client, config: Invert) -> Client:
+    """The client of an attacker with a generator that knows nothing yet, for what is checked before any work."""
+    return _with(client, _new(client.knowledge, config))
+
+
+def learnt_from(config: Invert, bench: Bench) -> dict[str, Any]:
+    """What the generator depends on."""
+    rows = fingerprint(public_rows(config, bench.data, bench.seed))
+    depends = {"data": bench.data.key, "rows": rows, "device": bench.device.type, "threads": config.threads}
+    return depends | {"seed": bench.seed, "steps": config.generator_steps, "width": config.generator_width}
+
+
+def with_trained(client: Client, config: Invert, bench: Bench) -> Client:
+    """The client of an attacker whose generator learnt from public rows; a stage of the run."""
+    known = client.knowledge
+
+    def train() -> Result:
+        rng = derive(bench.seed, "generator")
+        examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
+        with progress("train a generator of pictures", config.generator_steps, rate=True) as advance:
+            made = train_generator(
+                examples,
+                known.classes,
+                known.input_shape,
+                known.box,
+                config.generator_steps,
+                rng,
+                bench.device,
+                advance,
+                width=config.generator_width,
+            )
+        return Result(made.state_dict())
+
+    made = _new(known, config)
+    made.load_state_dict(dict(bench.run.stage("generator", learnt_from(config, bench), train).tensors))
+    return _with(client, made.to(bench.device))
+
+
+def _new(knowledge: Knowledge, config: Invert) -> Generator:
+    with torch.random.fork_rng(devices=[]):  # its first weights are never used
+        return Generator(knowledge.input_shape, knowledge.classes, knowledge.box, config.generator_width).eval()
+
+
+def _with(client: Client, made: Generator) -> Client:
+    return replace(client, knowledge=replace(client.knowledge, generator=made.requires_grad_(False)))
