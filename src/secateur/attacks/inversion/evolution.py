@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from secateur import tree
 from secateur.attacks.inversion.cma import CMAES, State
+from secateur.attacks.inversion.engines.memory import ran_out
 from secateur.attacks.inversion.engines.stacked import _gradient as client_gradient
 from secateur.attacks.inversion.latents import Latents
 from secateur.attacks.inversion.loop import SAVE_SECONDS
@@ -117,9 +118,9 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
         while True:
             try:
                 return at_once(room, pictures)
-            except torch.OutOfMemoryError:
-                if room == 1:
+            except Exception as error:
+                if room == 1 or not ran_out(error):
                     raise
-                room //= 2
+            room //= 2
 
     return losses
