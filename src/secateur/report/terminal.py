@@ -65,7 +65,8 @@ def print_inversion(rows: Sequence[Row]) -> None:
     defended = any(line.labels["defense"] not in (None, "none") for line in found)
     names = [*(["defense"] if defended else []), "attack", "labels"]
     for name in names:
-        table.add_column(name, overflow="fold", no_wrap=name == "labels")
+        width = 10 if name == "defense" else None  # so that a narrow terminal does not cut its names up
+        table.add_column(name, overflow="fold", no_wrap=name == "labels", min_width=width)
     metrics = [name for name in RECOVERED if any(line.value(name) is not None for line in found)]
     for name in metrics:
         table.add_column(RECOVERED[name], justify="right", no_wrap=True)
