@@ -56,9 +56,7 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
         raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; ask for fewer")
     seed = config.seeds[0]
     if any(map(needs_generator, config.attacks)) and not len(public_rows(config, data, seed)):
-        raise WrongInput(
-            "targets", "leave no row to train a generator on, which an attack needs; ask for fewer"
-        )
+        raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; ask for fewer")
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
     for defense in config.defense:

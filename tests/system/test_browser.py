@@ -1,8 +1,7 @@
 """The page in a real browser: drawn offline, sorted and searched, readable on a phone, in the dark and on paper."""
 
-import shutil
-
 import pytest
+from browsing import lightness, overlong
 
 from secateur.cli import main
 
@@ -17,35 +16,6 @@ def page_file(tmp_path_factory):
     return folder / "report.html"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("left out: there is no chromium on this machine")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser, page_file):
-    """The page with no network; a complaint, or a question to anything but the file, fails the test."""
-    context = browser.new_context(offline=True)
-    page = context.new_page()
-    complaints = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
-    page.on("request", lambda request: None if request.url.startswith("file:") else complaints.append(request.url))
-    page.goto(page_file.as_uri())
-    yield page
-    assert complaints == []
-    context.close()
-
-
 def column(page, index):
     return page.eval_on_selector_all(
         f"#attacks tbody td:nth-child({index})", "cells => cells.map(c => c.dataset.value)"
@@ -54,23 +24,6 @@ def column(page, index):
 
 def heads(page):
     return page.locator("#attacks th [role=button]")
-
-
-def lightness(page, selector, what):
-    # a plot that is drawn anew leaves nodes behind that have no style: ask until one that is shown answers
-    ask = "([s, what]) => { const node = document.querySelector(s); return node && getComputedStyle(node)[what]; }"
-    colour = page.wait_for_function(ask, arg=[selector, what]).json_value()
-    return sum(float(x) for x in colour[colour.index("(") + 1 : -1].split(",")[:3]) / 3
-
-
-def overlong(page):
-    """What sticks out of the window although nothing lets it scroll."""
-    return page.evaluate(
-        """() => [...document.querySelectorAll("body *")]
-          .filter(node => !node.closest(".scroll, pre, svg, details"))
-          .filter(node => node.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
-          .map(node => node.outerHTML.slice(0, 80))"""
-    )
 
 
 def test_the_verdict_comes_first_and_the_tables_are_whole(page):

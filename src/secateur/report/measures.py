@@ -49,15 +49,20 @@ RECOVERY = {
     "psnr_min": "PSNR, lowest",
     "psnr_max": "PSNR, highest",
     "psnr_grey": "PSNR of grey",
-    **{name: title for name, title in PICTURE.items() if name != "psnr"},
+    "ssim": "SSIM",
+    "cw_ssim": "CW-SSIM",
+    "lpips": "LPIPS",
     "identified": "nearest its own",
     "label_accuracy": "labels right",
     "recovered": "recovered",
+}
+BESIDE = {
+    **{name: title for name, title in PICTURE.items() if name not in RECOVERY},
     "diverged": "diverged",
     "attack_loss": "attack's loss",
     "seconds": "seconds",
 }
-TITLES = ATTACK | MODEL | COST | RECOVERY
+TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
     | {"identified", "label_accuracy", "recovered"}

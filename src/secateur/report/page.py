@@ -114,6 +114,7 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
         "update_facts": inversion.facts(own),
         "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in found}) > 1],
         "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
+        "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in found)],
         "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in found)),
         "cards": cards[: inversion.MOST],
         "more_cards": max(0, len(cards) - inversion.MOST),
@@ -126,7 +127,7 @@ def _tables(table: Sequence[Line], updates: Sequence[Line]) -> dict[str, Any]:
     """The lines of the three tables, their columns, and the notes of all cells by number."""
     attacked, found = attacks(table), models(table)
     metrics = list(dict.fromkeys(name for line in found for name in line.cells))
-    noted = [line.cells.get(name) for line in updates for name in measures.RECOVERY]
+    noted = [line.cells.get(name) for line in updates for name in measures.RECOVERY | measures.BESIDE]
     noted += [cell for line in [*attacked, *found] for cell in line.cells.values()]
     notes = dict.fromkeys(cell.note for cell in noted if cell and cell.note)
     known = {"run", "model", "dataset", "pruner", "sparsity", "defense", "original", "attack", "adaptive"}

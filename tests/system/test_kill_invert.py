@@ -1,0 +1,78 @@
+"""An attack on updates killed at many random moments goes on in the middle and ends with the same rows."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from secateur.report.page import write_page
+from secateur.runs import comparable, load_rows
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("killable_invert.py")
+SETTINGS = ["--attack", "ig:iterations=400,gi:iterations=200,dlg:iterations=12", "--restarts", "2"]
+SETTINGS += ["--targets", "4", "--set", "together=2"]
+
+
+def start(folder):
+    command = [sys.executable, str(SCRIPT), "--out", str(folder), *SETTINGS]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def finish(folder):
+    process = start(folder)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+
+
+@pytest.mark.timeout(1200)
+def test_killed_many_times_and_still_the_same_rows(tmp_path):
+    begun = time.monotonic()
+    finish(tmp_path / "whole")
+    seconds = time.monotonic() - begun
+    whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
+
+    moments, killed, caught = random.Random(0), 0, 0
+    while killed < 6:
+        process = start(folder)
+        try:
+            process.wait(timeout=moments.uniform(0.3, 0.7) * seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+            unfinished = list(folder.glob("unfinished/*.jsonl"))
+            caught += bool(unfinished)
+            if unfinished:  # a page shows what the attack had
+                page = write_page([folder], tmp_path / "page.html").read_text()
+                assert "unfinished</small>" in page
+        else:  # it got through: compare, and begin anew for the kills that are left
+            assert process.returncode == 0, process.stderr.read()
+            assert comparable(load_rows(folder)) == whole
+            shutil.rmtree(folder)
+        process.stderr.close()
+    assert caught >= 2  # in the middle of an attack
+    finish(folder)
+    assert comparable(load_rows(folder)) == whole
+    assert not (folder / "unfinished").exists()
+    assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_control_c_writes_the_page(tmp_path):
+    process = start(tmp_path / "run")
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("unfinished/*.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "stopped; what was finished is kept" in said and "Traceback" not in said
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "unfinished</small>" in page or 'id="recovered"' in page
