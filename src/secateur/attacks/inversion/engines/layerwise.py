@@ -36,10 +36,11 @@ def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) 
     size = chunk or problem.trials
 
     def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
-        found = [
-            batch.evaluate(slice(start, start + size), variables, labels, fixed)
-            for start in range(0, problem.trials, size)
-        ]
+        starts = range(0, problem.trials, size)
+        try:
+            found = [batch.evaluate(slice(start, start + size), variables, labels, fixed) for start in starts]
+        finally:
+            tape.begin(0)  # what was noted holds the memory of a whole pass
         if len(found) == 1:
             return found[0]
         totals, matchings, gradients = zip(*found, strict=True)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from secateur.attacks.inversion.engines.layers import LAYERS, Layer, Tape
+from secateur.attacks.inversion.engines.layers import ConvLayer, Layer, LinearLayer, Tape
+from secateur.attacks.inversion.engines.norms import NormLayer, batchnorm_layer
 from secateur.attacks.inversion.problem import Problem
 
+LAYERS: dict[type[nn.Module], Callable[[Any, Tape], Layer]] = {
+    nn.Linear: LinearLayer,
+    nn.Conv2d: ConvLayer,
+    nn.BatchNorm1d: batchnorm_layer,
+    nn.BatchNorm2d: batchnorm_layer,
+    nn.GroupNorm: NormLayer,
+    nn.LayerNorm: NormLayer,
+}
 UNTRACED = "its forward cannot be traced"
 
 
