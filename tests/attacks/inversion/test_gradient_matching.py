@@ -32,7 +32,7 @@ def test_better_than_the_start_and_the_curve_falls():
     watch = scenes.Diary()
     for found, truth in zip(run(QUICK, targets, known, watch=watch), truths, strict=True):
         assert found.loss < found.curve[0][1] / 5
-        assert [i for i, _ in found.curve] == list(range(60))
+        assert [i for i, _ in found.curve] == list(range(61)) and found.curve[-1][1] == found.loss
         assert torch.equal(found.batch.labels, truth.labels) and found.trial == 0 and found.diverged == 0
         assert found.batch.inputs.abs().max() <= 1, "inside the box"
     assert watch.iterations == 60 and len(watch.pictures[-1]) == 3

@@ -148,12 +148,15 @@ class GradientMatching:
         trial = int(matching.argmin())
         row, loss = rows.start + trial, float(matching[trial])
         labels = state["labels"][row].argmax(-1) if aim.labels is None else aim.labels
-        curve = state["curve"][:, row].tolist()
+        points = enumerate(state["curve"][:, row].tolist())
+        curve = [(i * trials.every, value) for i, value in points if value == value]
+        if int(state["clock"][row]) == self.iterations and loss < torch.inf:
+            curve.append((self.iterations, loss))
         note = aim.note if loss < torch.inf or not bool(state["clock"][row]) else f"{aim.note}; every trial diverged"
         return Reconstruction(
             Batch(state["inputs"][row].nan_to_num().clone(), labels.clone()),
             loss,
-            [(i * trials.every, value) for i, value in enumerate(curve) if value == value],
+            curve,
             trial,
             int(state["attempt"][rows].sum()),
             note,

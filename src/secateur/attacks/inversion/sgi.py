@@ -22,8 +22,9 @@ from secateur.catalogue import method
 class SGI(GIPriPrune):
     """SGI (PriPrune, 2024, Algorithm 2): reads the pruning mask from the weights and matches (w - w_i) * mask.
 
-    Cosine and TV as IG, rate .01, 10 000 iterations, labels optimised with the picture. A gradient shows no pruned
-    weights; it is matched as it is.
+    Cosine and TV as IG, rate .01, 10 000 iterations, labels optimised with the picture. The trial's gradient is whole,
+    as the algorithm has it; adaptive=mask masks it too and recovers far more. A gradient shows no pruned weights; it is
+    matched as it is.
     """
 
     target: Literal["update", "unpruned"] = "unpruned"
