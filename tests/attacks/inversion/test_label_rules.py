@@ -33,9 +33,11 @@ def test_idlg_takes_the_lowest_row_sum_of_one_sign():
 
 def test_idlg_reads_the_bias_where_features_have_both_signs():
     """h = (1, -3): row sums would say 2."""
-    observed = last([[0.3, -0.9], [-0.7, 2.1], [0.4, -1.2]], [0.3, -0.7, 0.4])
-    labels, note = infer("idlg", observed, known())
+    rows = [[0.3, -0.9], [-0.7, 2.1], [0.4, -1.2]]
+    labels, note = infer("idlg", last(rows, [0.3, -0.7, 0.4]), known())
     assert labels.tolist() == [1] and "bias" in note
+    labels, note = infer("idlg", last(rows, [0.3, 0.0, 0.0]), known())
+    assert labels.tolist() == [1] and "opposed" in note, "the label's entry was pruned from the top"
 
 
 def test_idlg_without_a_bias_takes_the_row_against_all_others():
@@ -63,6 +65,16 @@ def test_counts_by_hand():
     assert counts(torch.zeros(3, 2), bias, 4).tolist() == [0, 0, 0, 2]
     weight = bias[:, None] * torch.tensor([2.0, 1.0])
     assert counts(weight, None, 4).tolist() == [0, 0, 0, 2]
+
+
+def test_counts_know_the_sign_of_features():
+    """Labels 0 1 of B = 2 at K = 4: dL/dz = (-.25, -.25, .25, .25) looks the same from both sides."""
+    slope = torch.tensor([-0.25, -0.25, 0.25, 0.25])
+    assert counts(slope[:, None] * torch.tensor([2.0, 1.0]), None, 2).tolist() == [0, 1], "features of one sign"
+    pruned = torch.tensor([0.0, -0.25, 0.0, 0.0])
+    assert counts(slope[:, None] * torch.tensor([2.0, -3.0]), pruned, 2).tolist() == [0, 1], "what is left of the bias"
+    few = torch.tensor([-0.9, 0.3, 0.3, 0.3])
+    assert counts(few[:, None] * torch.tensor([-2.0, 3.0]), None, 1).tolist() == [0], "few classes are labels"
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.booleans())

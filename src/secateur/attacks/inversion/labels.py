@@ -63,16 +63,18 @@ def classifier(net: nn.Module, classes: int) -> str:
 def _by_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, str]:
     """iDLG: the class whose row of dW sums lowest; exact for one example whose features are all non-negative.
 
-    Features of both signs show in rows of both signs. Then the bias decides; without one the rows do that point away
-    from all others (iDLG's Eq. 4: dW_y . dW_c <= 0 for every other c).
+    Features of both signs show in rows of both signs. Then the bias decides; where there is none, or a zero in it shows
+    that it was pruned, the row that points away from all others (dW_y . dW_c <= 0 for every other c).
     """
     one_sign = bool((((weight >= 0).all(1)) | ((weight <= 0).all(1))).all())
     if one_sign:
         return weight.sum(1).argmin().view(1), "labels: iDLG, row sums"
-    if bias is not None:
+    if bias is not None and bool(bias.all()):
         return bias.argmin().view(1), "labels: iDLG, bias (features of both signs)"
     products = weight @ weight.T
-    return (products.sum(1) - products.diagonal()).argmin().view(1), "labels: iDLG, opposed rows (no bias)"
+    return (products.sum(1) - products.diagonal()).argmin().view(
+        1
+    ), "labels: iDLG, opposed rows (features of both signs, no whole bias)"
 
 
 def _by_bias(weight: Tensor, bias: Tensor | None, knowledge: Knowledge) -> tuple[Tensor, str]:
@@ -108,8 +110,7 @@ def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
     if bias is not None and bool(bias.all()):  # a zero among them is the trace of pruning
         evidence, part = bias.clone(), bias.new_tensor(1 / size)
     else:
-        evidence = weight @ torch.linalg.svd(weight, full_matrices=False).Vh[0]
-        evidence = torch.where(-evidence.min() < evidence.max(), -evidence, evidence)
+        evidence = _along_features(weight, bias)
         absent = evidence.topk(max(1, classes - size)).values.mean()
         part = torch.maximum(absent * classes, -evidence.min()) / size
     found = []
@@ -118,6 +119,22 @@ def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
         found.append(lowest)
         evidence[lowest] += part
     return torch.stack(found).sort().values
+
+
+def _along_features(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(K,): dW along its main direction, turned so that labels are negative.
+
+    Which way that is says what is left of the bias gradient, else features that are nearly all of one sign (they are
+    then non-negative), else that few classes are labels and so lie furthest from zero.
+    """
+    main = torch.linalg.svd(weight, full_matrices=False).Vh[0]
+    evidence: Tensor = weight @ main
+    vote = -evidence.min() - evidence.max()
+    if bias is not None and bool(bias.any()):
+        vote = evidence @ bias
+    elif main.sum().abs() > main.abs().sum() / 2:
+        vote = main.sum()
+    return -evidence if vote < 0 else evidence
 
 
 def label_accuracy(found: Tensor, truth: Tensor) -> float:
