@@ -6,8 +6,11 @@ import torch
 import tiny_attack
 from secateur import watching
 from secateur.config import Invert, read
+from secateur.data.load import load
+from secateur.errors import WrongInput
 from secateur.inverting import plan, run_invert
 from secateur.runs import comparable, load_figures, load_rows
+from secateur.targets import public_rows, rows_of
 
 MODEL = "tiny_attack:linear"
 PNG = 'class="picture" aria-label'
@@ -138,5 +141,25 @@ def test_the_written_configuration_gives_the_same_rows(tmp_path):
 
 def test_the_plan_refuses_what_the_job_would(tmp_path):
     assert "one linear layer" in plan(settings())[-1]
-    with pytest.raises(Exception, match="needs one local step"):
+    with pytest.raises(WrongInput, match="needs one local step"):
         plan(settings(local_steps=2))
+
+
+def test_an_attack_that_needs_a_generator_gets_one_of_public_rows_once_a_seed(tmp_path):
+    small = {"generator_steps": 2, "generator_width": 4, "targets": 3, "together": 2}
+    config = settings(**small, attack="ggl:iterations=2:population=4", labels="oracle")
+    rows = run_invert(config, tmp_path / "run")
+    assert "a generator of such pictures" in summary(rows, "psnr").extra["knows"]
+    names = sorted(path.name.split("-")[0] for path in (tmp_path / "run" / "artifacts").iterdir())
+    assert names == ["generator", "invert", "invert"]
+    assert comparable(run_invert(config, tmp_path / "again")) == comparable(rows)
+
+
+def test_a_generator_never_learns_from_a_target():
+    data = load("digits")
+    for targets in (1, 20, 1700):
+        config = settings(targets=targets)
+        public = set(public_rows(config, data, 0).tolist())
+        assert public and not public & set(rows_of(config, data, 0).flatten().tolist())
+    with pytest.raises(WrongInput, match="targets: leave no row to train a generator on"):
+        plan(settings(targets=1797, attack="ggl"))

@@ -1,5 +1,6 @@
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -15,8 +16,10 @@ with progress("models", 2) as outer:
                 time.sleep(0.1)
                 inner(1)
         outer(1)
-with progress("again", 1) as advance:
-    advance(1)
+with progress("again", 100, rate=True) as advance:
+    for _ in range(10):
+        time.sleep(0.05)
+        advance(10)
 """
 
 
@@ -50,3 +53,5 @@ def test_bars_with_time_left_on_a_real_terminal():
     text = shown.decode()
     for expected in ("models", "epochs", "again", "1/2", "2/4", "0:00:0"):
         assert expected in text, text
+    models, again = text.split("again", 1)
+    assert re.search(r"\d+\.\d/s", again) and "/s" not in models  # steps a second where they are asked for

@@ -84,19 +84,25 @@ def print_inversion(rows: Sequence[Row]) -> None:
 
 
 def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The methods of a kind; of attacks in two tables, those on updates with what they must know."""
+    """The methods of a kind; attacks in two tables, with what they need to know."""
     from rich.console import Console
     from rich.table import Table
 
     for kind in dict.fromkeys(row.get("kind") for row in rows):
-        own = [row for row in rows if row.get("kind") == kind]
-        columns = ("name", "paper", "summary", *(["threat"] if kind == "inversion" else []))
         table = Table(box=None, header_style="bold", title=TABLES.get(kind or ""), title_justify="left")
-        for name in columns:
-            table.add_column("needs to know" if name == "threat" else name, no_wrap=name in ("name", "paper"))
-        for row in own:
-            table.add_row(*(str(row[name]) for name in columns))
+        for name in ("name", "paper", "summary", *(["needs to know"] if kind else [])):
+            table.add_column(name, no_wrap=name in ("name", "paper"))
+        for row in (row for row in rows if row.get("kind") == kind):
+            table.add_row(row["name"], row["paper"], row["summary"], *([_needs(row)] if kind else []))
         Console(highlight=False).print(table)
+
+
+def _needs(row: Mapping[str, Any]) -> str:
+    """What an attacker must see and know."""
+    if "threat" in row:
+        return str(row["threat"])
+    shadows = {"none": "", "needed": "; shadow models of its own"}.get(row["shadows"], f"; models: {row['shadows']}")
+    return f"the model's {row['sees']}{shadows}"
 
 
 def _brief(cell: Cell | None, name: str) -> str:
