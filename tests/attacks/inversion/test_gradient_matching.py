@@ -9,6 +9,7 @@ from torch import nn
 
 from secateur import catalogue
 from secateur.attacks.inversion import loop
+from secateur.attacks.inversion.aims import aim_at
 from secateur.attacks.inversion.matching import GradientMatching
 from secateur.errors import WrongInput
 from secateur.interfaces import ServerView
@@ -119,6 +120,23 @@ def test_trials_that_diverge_begin_again_and_are_counted(monkeypatch):
     assert found.diverged == int(watch.states[-1]["0/attempt"].sum()) > 0
     assert found.loss < 1 and found.batch.inputs.isfinite().all()
     assert watch.iterations > 20, "whoever began again had all its iterations"
+
+
+def test_an_explosion_is_a_loss_far_above_the_first():
+    """Of three restarts the first exploded, the last did too and has no retry left: it rests."""
+    _, _, targets, known = scene(1)
+    attack = replace(QUICK, restarts=3, retries=1)
+    trials = attack.trials([aim_at(attack, targets[0], known, 0)], [7], known)
+    state = trials.begin()
+    kept = state["inputs"].clone()
+    state["curve"][0], state["matching"][:], state["clock"][:] = 1, torch.tensor([2e4, 0.5, 2e4]), 5
+    state["attempt"][2] = 1
+    trials.begin_again(state)
+    assert state["attempt"].tolist() == [1, 0, 1] and state["clock"].tolist() == [0, 5, 60]
+    assert torch.equal(state["inputs"][0], trials.start(0, 1)["inputs"]) and not torch.equal(
+        state["inputs"][0], kept[0]
+    )
+    assert torch.equal(state["inputs"][1:], kept[1:])
 
 
 def test_a_target_whose_every_trial_diverges_says_so():

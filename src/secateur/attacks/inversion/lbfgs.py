@@ -14,6 +14,7 @@ from torch import Tensor
 
 from secateur.attacks.inversion.problem import Evaluated, Variables
 from secateur.interfaces import Params
+from secateur.precision import tf32
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class LBFGS:
         state["lbfgs.stored"] = torch.zeros_like(state["lbfgs.moves"])
         return state
 
+    @tf32(False)  # curvature is a difference of gradients, which ten bits would lose
     def __call__(self, state: Params, names: Sequence[str], evaluate: Callable[[], Evaluated]) -> Tensor:
         """One step of the variables `names`; returns the matching loss (N,) where they were before it."""
         found = evaluate()
