@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+STOPPED = 130  # the exit code of what Control-C ended
 KINDS = ("attacks", "defenses", "pruners", "models", "datasets", "studies")
 
 File = Annotated[
@@ -281,11 +282,13 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit code is 0 done, 1 a limit passed, 2 wrong input."""
+    """Run a command; the exit code is 0 done, 1 a limit passed, 2 wrong input, 130 stopped."""
     # Two threads on a busy two-core machine can be 50 times slower; must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = app(args=arguments, standalone_mode=False)
+        if code == STOPPED:  # typer makes an exit of Control-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except WrongInput as error:
         print(f"secateur: {error}", file=sys.stderr)
@@ -293,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"secateur: {error.format_message()}", file=sys.stderr)
     except (KeyboardInterrupt, click.Abort):
         print("secateur: stopped; what was finished is kept, start it again to go on", file=sys.stderr)
-        return 130
+        return STOPPED
     return 2
 
 

@@ -6,6 +6,7 @@ Read `run_invert` first. client.py makes the updates, exposure.py attacks them, 
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -41,7 +42,8 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
                         exposure.measure(attack)
             rows = run.rows
     except KeyboardInterrupt:
-        write_page([out])  # what there is so far
+        with suppress(WrongInput):  # there may be nothing yet
+            write_page([out])
         raise
     shutil.rmtree(out / "unfinished", ignore_errors=True)
     write_page([out])
