@@ -1,0 +1,192 @@
+"""The 50 fixed image operations that ATS chooses from, on whole batches of 8-bit pictures.
+
+They are AutoAugment's (Cubuk et al. 2019) as ATS's authors set their magnitudes. Every operation takes integer levels
+0 to 255, (N, C, H, W) int64 in grey or RGB, and a sign (N,) of 1 or -1 for each picture, which some of them do not
+need; it gives what Pillow's ImageOps, ImageEnhance and Image.transform give, level by level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Operate = Callable[[Tensor, Tensor, float], Tensor]  # (levels, sign, magnitude) -> levels
+GREY = (19595, 38470, 7471)  # of red, green and blue in a grey level, of 65536 (ITU-R 601-2)
+
+
+def invert(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """255 - v."""
+    return 255 - levels
+
+
+def solarize(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """255 - v where v is at least the magnitude."""
+    return torch.where(levels < magnitude, levels, 255 - levels)
+
+
+def posterize(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Only the highest `magnitude` bits."""
+    return levels & -(1 << (8 - int(magnitude)))
+
+
+def autocontrast(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Every channel stretched so that its lowest level becomes 0 and its highest 255; a flat one stays."""
+    low, high = levels.amin((2, 3), True), levels.amax((2, 3), True)
+    stretch = torch.full_like(low, 255, dtype=torch.float64) / (high - low).clamp_min(1)  # 255 / x would round twice
+    found = (levels * stretch + -low * stretch).trunc().clamp(0, 255).long()
+    return torch.where(high > low, found, levels)
+
+
+def equalize(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Every channel with its histogram made flat: v becomes (step // 2 + pixels below v) // step."""
+    flat = levels.flatten(2)  # (N, C, P)
+    counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int64, device=levels.device)
+    counts.scatter_add_(2, flat, torch.ones_like(flat))
+    last = counts.gather(2, flat.amax(2, True))
+    step = (flat.shape[2] - last) // 255
+    whole = step.clamp_min(1)
+    table = ((step // 2 + counts.cumsum(2) - counts) // whole).clamp(0, 255)
+    return torch.where(step > 0, table.gather(2, flat), flat).view_as(levels)
+
+
+def brightness(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Away from black, or towards it."""
+    return _blend(torch.zeros_like(levels), levels, sign, magnitude)
+
+
+def colour(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Away from grey, or towards it."""
+    return _blend(_grey(levels).expand_as(levels), levels, sign, magnitude)
+
+
+def contrast(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Away from the picture's mean grey, or towards it."""
+    mean = (_grey(levels).double().mean((1, 2, 3), True) + 0.5).long()
+    return _blend(mean.expand_as(levels), levels, sign, magnitude)
+
+
+def sharpness(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Away from the smoothed picture, or towards it; a pixel weighs 5 and its eight neighbours 1, the border stays."""
+    height, width = levels.shape[2:]
+    smooth = levels.clone()
+    if height > 2 and width > 2:
+        shifts = [(i, j) for i in range(3) for j in range(3)]
+        around = torch.stack([levels[..., i : height - 2 + i, j : width - 2 + j] for i, j in shifts]).sum(0)
+        smooth[..., 1:-1, 1:-1] = (2 * (around + 4 * levels[..., 1:-1, 1:-1]) + 13) // 26
+    return _blend(smooth, levels, sign, magnitude)
+
+
+def translate(levels: Tensor, sign: Tensor, magnitude: float, axis: int) -> Tensor:
+    """Shifted by a share of its width (axis 3) or height (axis 2), nearest pixels, black where nothing was."""
+    size = levels.shape[axis]
+    whole = sign.new_zeros(len(sign), 1, 1)
+    x, y = (_centres(levels, along) + whole for along in (3, 2))
+    shift = (magnitude * size * sign.double())[:, None, None]
+    return _nearest(levels, *((x + shift, y) if axis == 3 else (x, y + shift)), outside=0)
+
+
+def rotate(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Turned by so many degrees against the clock about the middle, nearest pixels, mid-grey where nothing was."""
+    angle = -math.radians(magnitude)
+    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    height, width = levels.shape[2:]
+    x, y = _centres(levels, 3) - width / 2, _centres(levels, 2) - height / 2
+    whole = sign.new_zeros(len(sign), 1, 1)
+    turned_x, turned_y = cos * x + sin * y + width / 2, -sin * x + cos * y + height / 2
+    return _nearest(levels, turned_x + whole, turned_y + whole, outside=128)
+
+
+def shear_y(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """Columns shifted by a share of their place, cubic between pixels, black where nothing was."""
+    height = levels.shape[2]
+    y = _centres(levels, 2) + (magnitude * sign.double())[:, None, None] * _centres(levels, 3)  # (N, H, W)
+    inside = (y >= 0) & (y < height)
+    below = (y - 0.5).floor()
+    d = (y - 0.5 - below)[:, None]
+    rows = [(below.long() + i).clamp(0, height - 1)[:, None].expand_as(levels) for i in (-1, 0, 1, 2)]
+    a, b, c, e = (levels.gather(2, row).double() for row in rows)
+    cubic = b + d * (c - a + d * (2 * (a - b) + c - e + d * (b - a - c + e)))
+    return torch.where(inside[:, None], cubic.clamp(0, 255).long(), 0)
+
+
+def _blend(away: Tensor, levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
+    """away + (1 + sign magnitude) (levels - away), cut off at the ends, in float32 as Pillow does."""
+    factor = (1 + magnitude * sign.double()).float()[:, None, None, None]
+    return (away.float() + factor * (levels - away).float()).clamp(0, 255).long()
+
+
+def _grey(levels: Tensor) -> Tensor:
+    """(N, 1, H, W)."""
+    if levels.shape[1] == 1:
+        return levels
+    return sum((weight * levels[:, i : i + 1] for i, weight in enumerate(GREY)), torch.tensor(0x8000)) >> 16
+
+
+def _centres(levels: Tensor, axis: int) -> Tensor:
+    """Where the pixels' centres lie along an axis: (1, W) or (H, 1)."""
+    places = torch.arange(levels.shape[axis], dtype=torch.float64, device=levels.device) + 0.5
+    return places[None, :] if axis == 3 else places[:, None]
+
+
+def _nearest(levels: Tensor, x: Tensor, y: Tensor, outside: int) -> Tensor:
+    """The levels at (N, H, W) places, and `outside` beyond the picture."""
+    height, width = levels.shape[2:]
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    place = y.floor().clamp(0, height - 1).long() * width + x.floor().clamp(0, width - 1).long()
+    found = levels.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, levels.shape[1], -1))
+    return torch.where(inside[:, None], found.view_as(levels), outside)
+
+
+class Operation(NamedTuple):
+    """One of the 50."""
+
+    name: str
+    step: int  # of ten, from the least magnitude to the most
+
+    @property
+    def magnitude(self) -> float:
+        """The magnitude of its step."""
+        _, first, last = KINDS[self.name]
+        value = first + (last - first) * self.step / 9
+        return round(value) if self.name == "posterize" else value
+
+    def __call__(self, levels: Tensor, sign: Tensor) -> Tensor:
+        """The operated levels; `sign` (N,) says which way."""
+        return KINDS[self.name][0](levels, sign, self.magnitude)
+
+
+KINDS: dict[str, tuple[Operate, float, float]] = {  # the magnitudes of the first and of the tenth step
+    "invert": (invert, 0, 0),
+    "contrast": (contrast, 0, 0.5),
+    "rotate": (rotate, 0, 30),
+    "translate-x": (partial(translate, axis=3), 0, 150 / 331),
+    "translate-y": (partial(translate, axis=2), 0, 150 / 331),
+    "sharpness": (sharpness, 0, 0.5),
+    "shear-y": (shear_y, 0, 0.3),
+    "autocontrast": (autocontrast, 0, 0),
+    "equalize": (equalize, 0, 0),
+    "posterize": (posterize, 8, 4),
+    "colour": (colour, 0, 0.5),
+    "brightness": (brightness, 0, 0.5),
+    "solarize": (solarize, 256, 0),
+}
+OPERATIONS = tuple(
+    Operation(name, int(step))
+    for name, step in (
+        text.split()
+        for text in (
+            "invert 7, contrast 6, rotate 2, translate-x 9, sharpness 1, sharpness 3, shear-y 2, translate-y 2, "
+            "autocontrast 5, equalize 2, shear-y 5, posterize 5, colour 3, brightness 5, sharpness 9, brightness 9, "
+            "equalize 5, equalize 1, contrast 7, sharpness 5, colour 5, translate-x 5, equalize 7, autocontrast 8, "
+            "translate-y 3, sharpness 6, brightness 6, colour 8, solarize 0, invert 0, equalize 0, autocontrast 0, "
+            "equalize 8, equalize 4, colour 5, equalize 5, autocontrast 4, solarize 4, brightness 3, colour 0, "
+            "solarize 1, autocontrast 0, translate-y 3, translate-y 3, autocontrast 1, solarize 1, equalize 5, "
+            "invert 0, translate-y 3, autocontrast 1"
+        ).split(", ")
+    )
+)
