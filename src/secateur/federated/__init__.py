@@ -1,0 +1,1 @@
+"""Training by many users who keep their data: collaborative SGD under any upload (dgp Algorithm 2)."""

@@ -1,0 +1,114 @@
+"""One function as CUDA graphs, the users of a step as parallel branches; on a CPU it is simply called."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+WARMUPS = 3  # real steps before the capture: libraries set themselves up, and on every branch
+
+
+class Tensors(Protocol):
+    """What a captured function is given."""
+
+    def tensors(self) -> list[Tensor]:
+        """Its tensors in a fixed order."""
+        ...
+
+    def clone(self) -> Self:
+        """The same in memory of its own."""
+        ...
+
+
+Given = TypeVar("Given", bound=Tensors)
+Made = TypeVar("Made")
+
+
+@dataclass
+class _Form(Generic[Given]):
+    """One form of the inputs: so far run, or captured."""
+
+    left: float = field(default_factory=lambda: WARMUPS)  # calls before the capture
+    given: Given | None = None  # where a replay reads
+    made: Any = None  # where it writes
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class Captured(Generic[Given, Made]):
+    """Calls, then captures, then replays `function`, a graph for each form of what it is given.
+
+    The function reads and changes tensors that stay where they are and never waits for the device. What it returns is
+    overwritten by the next call.
+    """
+
+    def __init__(self, function: Callable[[Given], Made], device: torch.device) -> None:
+        self.function = function
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.forms: dict[object, _Form[Given]] = {}
+        self.pool: Any = None
+
+    def __call__(self, given: Given) -> Made:
+        """What the function makes of it."""
+        key = tuple((tensor.shape, tensor.dtype) for tensor in given.tensors())
+        form: _Form[Given] = self.forms.setdefault(key, _Form())
+        if form.left == 0 and form.graph is None:
+            self._capture(form, given)
+        if form.left:
+            form.left -= 1
+            current = torch.cuda.current_stream(self.stream.device)
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                made = self.function(given)
+            current.wait_stream(self.stream)
+            return made
+        assert form.graph is not None and form.given is not None
+        torch._foreach_copy_(form.given.tensors(), given.tensors())
+        form.graph.replay()
+        result: Made = form.made
+        return result
+
+    def _capture(self, form: _Form[Given], given: Given) -> None:
+        form.given, graph = given.clone(), torch.cuda.CUDAGraph()
+        # The graphs run one at a time and keep nothing in between, so they share their memory.
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                form.made = self.function(form.given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # such as a network of the user's that waits for the device
+            log.warning("a step cannot be captured in a CUDA graph and runs without one: %s", str(error).split("\n")[0])
+            form.left = math.inf
+            return
+        self.pool, form.graph = graph.pool(), graph
+
+
+class Branches:
+    """Runs one function for each of the many: one after the other, or in parallel branches of a captured graph."""
+
+    def __init__(self, count: int, device: torch.device, parallel: bool) -> None:
+        self.count = count
+        made = count - 1 if parallel else 0
+        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(made)]  # type: ignore[no-untyped-call]
+
+    def __call__(self, function: Callable[[int], Made]) -> list[Made]:
+        """What the function makes of every number."""
+        if not self.streams:
+            return [function(i) for i in range(self.count)]
+        main = torch.cuda.current_stream(self.streams[0].device)
+        found = []
+        for i, stream in enumerate(self.streams, start=1):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                found.append(function(i))
+        found.insert(0, function(0))  # last, as branches that forked after it would wait for it
+        for stream in self.streams:
+            main.wait_stream(stream)
+        return found

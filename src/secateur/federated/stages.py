@@ -1,0 +1,88 @@
+"""A collaborative training as one stage of a run: killed at any moment and started again, it ends with equal rows."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from secateur import tree
+from secateur.artifacts import Result, decode, encode, explained, key_of, write
+from secateur.data.dataset import fingerprint
+from secateur.federated.collaborative import Collaborated, Epoch, Training
+from secateur.federated.plan import named
+from secateur.federated.tally import Row
+from secateur.progress import progress
+from secateur.runs import Run
+from secateur.watching import forget
+
+STAGE = "collaborate"
+EVERY = 30.0  # seconds between two savings: with ten ResNet18s' residuals one takes seconds
+
+Measure = Callable[[Epoch], Row]  # more columns of an epoch's row, such as the bytes that its last step sent
+
+
+def collaborate(run: Run, training: Training, *, measure: Measure | None = None, every: float = EVERY) -> Collaborated:
+    """Train, or go on, or take what an earlier start of this run made from the same data, network, plan and seed.
+
+    After an epoch everything is kept in `unfinished/`, at most once in `every` seconds, until the stage is done.
+    `measure` must be named by a function or a frozen dataclass: it is a part of what the result depends on.
+    """
+    depends = depends_of(training) | {"measure": named(measure)}
+    key = key_of(STAGE, depends)
+    result = run.stage(STAGE, depends, lambda: _train(run.folder, key, training, measure, every))
+    forget(run.folder, STAGE, key)
+    parts: dict[str, dict[str, Any]] = {"model": {}, "client": {}}
+    for name, value in result.tensors.items():
+        part, _, own = name.partition(".")
+        parts[part][own] = value
+    return Collaborated(parts["model"], result.data["history"], parts["client"], training.plan.stated)
+
+
+def depends_of(training: Training) -> dict[str, Any]:
+    """All that a training's result depends on."""
+    net, shares = training.net, training.feed.shares
+    structure = hashlib.sha256(repr(net).encode()).hexdigest()
+    return training.plan.stated | {
+        "data": training.data.key,
+        "train_size": training.data.train_size,
+        "net": [structure, fingerprint(*net.state_dict().values())],
+        "shares": fingerprint(*shares),
+        "sizes": [len(rows) for rows in shares],
+        "seed": training.seed,
+        "device": training.device.type,
+    }
+
+
+def _train(folder: Path, key: str, training: Training, measure: Measure | None, every: float) -> Result:
+    place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
+    history, saved = _resumed(place, key, training), time.monotonic()
+    plan = training.plan
+    title = f"{plan.users} users, {named(plan.upload)}"
+    with progress(title, plan.schedule.epochs) as advance:
+        advance(len(history))
+        for epoch in training.epochs():
+            history.append(epoch.row | ({} if measure is None else measure(epoch)))
+            advance(1)
+            if time.monotonic() - saved >= every and training.epoch < plan.schedule.epochs:
+                with explained(place):
+                    place.parent.mkdir(exist_ok=True)
+                write(place, encode(Result(training.state(), {"history": history}), key))
+                saved = time.monotonic()
+    model, client = training.model(), tree.clone(training.rounds.states[0])
+    tensors = {f"model.{name}": value for name, value in model.items()}
+    return Result(tensors | {f"client.{name}": value for name, value in client.items()}, {"history": history})
+
+
+def _resumed(place: Path, key: str, training: Training) -> list[Row]:
+    """Bring the training to where a killed one was; a damaged file counts as none."""
+    with explained(place):
+        content = place.read_bytes() if place.exists() else None
+    kept = None if content is None else decode(content, key)
+    if kept is None:
+        return []
+    training.load(dict(kept.tensors))
+    history: list[Row] = kept.data["history"]
+    return history
