@@ -18,6 +18,7 @@ from secateur.attacks.inversion.engines.plain import batch_of_step
 from secateur.attacks.inversion.problem import BatchNormInputs, structure
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, ServerView, Weights
+from secateur.precision import full_precision
 
 BatchNormMode = Literal["eval", "batch"]
 
@@ -71,7 +72,7 @@ def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchN
     _refuse_empty(batch)
     fixed, params = _tensors(net, state, batchnorm)
     names: list[str] = []
-    with torch.no_grad(), BatchNormInputs(fixed, True) as noted, _Order(fixed, names):
+    with full_precision(), torch.no_grad(), BatchNormInputs(fixed, True) as noted, _Order(fixed, names):
         functional_call(fixed, {**params, **_buffers(fixed, state)}, (batch.inputs,))
     return {
         f"{name}.{what}": value
@@ -120,9 +121,11 @@ def _buffers(fixed: nn.Module, state: Params) -> Params:
 
 
 def _gradient(fixed: nn.Module, params: Params, state: Params, batch: Batch, loss: Loss) -> Params:
+    """In real float32 on a GPU too: with TF32 the closed form of R-GAP loses 85 dB."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-    outputs = functional_call(fixed, {**leaves, **_buffers(fixed, state)}, (batch.inputs,))
-    grads = torch.autograd.grad(loss(outputs, batch.labels), list(leaves.values()))
+    with full_precision():
+        outputs = functional_call(fixed, {**leaves, **_buffers(fixed, state)}, (batch.inputs,))
+        grads = torch.autograd.grad(loss(outputs, batch.labels), list(leaves.values()))
     return {name: grad.detach() for name, grad in zip(leaves, grads, strict=True)}
 
 
