@@ -63,8 +63,8 @@ def test_a_killed_run_ends_with_equal_rows(tmp_path):
         whole = collaborate(run, new(), measure=sizes)
     training, seen = new(), []
 
-    def dies():
-        for epoch in Training.epochs(training):
+    def dies(advance):
+        for epoch in Training.epochs(training, advance):
             seen.append(epoch)
             yield epoch
             if len(seen) == 2:  # the second epoch is done and kept

@@ -74,10 +74,10 @@ class Training:
         self.feed = Feed(net, data, plan, self.seed, self.device)
         self.epoch = 0  # epochs that are done
 
-    def epochs(self) -> Iterator[Epoch]:
-        """Train from where it stands to the end of the schedule, an epoch at a time."""
+    def epochs(self, advance: Callable[[int], None] | None = None) -> Iterator[Epoch]:
+        """Train from where it stands to the end of the schedule, an epoch at a time; `advance` follows the steps."""
         while self.epoch < self.plan.schedule.epochs:
-            yield self._train(self.epoch + 1)
+            yield self._train(self.epoch + 1, advance)
 
     def model(self) -> Params:
         """The shared model as it is now: a state_dict of copies."""
@@ -98,13 +98,15 @@ class Training:
                 value.copy_(state[name])
         self.epoch, self.rounds.number = int(state["epoch"]), int(state["round"])
 
-    def _train(self, epoch: int) -> Epoch:
+    def _train(self, epoch: int, advance: Callable[[int], None] | None) -> Epoch:
         begun, rate = time.perf_counter(), self.plan.schedule.rate(epoch)
         examples = steps = 0
         for given in self.feed(epoch, self.rounds):
             exchanged = self.rounds(given)
             examples += sum(user.batch.size for user in given.given)
             steps += 1
+            if advance is not None:
+                advance(1)
         tally, follows = self.rounds.tally, aligned(self.plan.upload) is not None
         row = {"epoch": epoch, "learning_rate": rate} | tally.row(examples, steps, self.rounds.states, follows)
         row["seconds"] = time.perf_counter() - begun

@@ -34,6 +34,7 @@ class Feed:
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.test = Batch(inputs[data.train_size :], labels[data.train_size :])
         self.shares = self._shares()
+        self.steps = max(len(self._cut(rows)) for rows in self.shares)  # an epoch
         self._asks: dict[int, list[Ask]] = {}
 
     def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:
@@ -58,13 +59,12 @@ class Feed:
         A last single example joins the batch before it where BatchNorm needs two.
         """
         rng = derive(self.seed, "order", epoch)
-        steps = max(len(self._cut(rows)) for rows in self.shares)
         by_user: list[list[Tensor]] = []
         for rows in self.shares:
             batches: list[Tensor] = []
-            while len(batches) < steps:
+            while len(batches) < self.steps:
                 batches += self._cut(rows[torch.randperm(len(rows), generator=rng)].to(self.device))
-            by_user.append(batches[:steps])
+            by_user.append(batches[: self.steps])
         return zip(*by_user, strict=True)
 
     def arranged(self, inputs: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ class Rounds:
         self.averaged, self.taken = _statistics(net)
         graphs = device.type == "cuda"
         whole = graphs and capturable(plan.upload) and plan.liar is None
-        self.by_user, self.by_sender = (Branches(plan.users, device, parallel) for parallel in (graphs, whole))
+        self.by_user = Branches(plan.users, device, parallel=graphs)
+        self.by_sender = self.by_user if whole else Branches(plan.users, device, parallel=False)
         self._gradients = Captured(self.gradients, device) if graphs and not whole else self.gradients
         self._round = Captured(self._plain_round, device) if whole else self._plain_round
 

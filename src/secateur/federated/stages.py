@@ -59,13 +59,11 @@ def depends_of(training: Training) -> dict[str, Any]:
 def _train(folder: Path, key: str, training: Training, measure: Measure | None, every: float) -> Result:
     place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     history, saved = _resumed(place, key, training), time.monotonic()
-    plan = training.plan
-    title = f"{plan.users} users, {named(plan.upload)}"
-    with progress(title, plan.schedule.epochs) as advance:
-        advance(len(history))
-        for epoch in training.epochs():
+    plan, steps = training.plan, training.feed.steps
+    with progress(f"{plan.users} users, {named(plan.upload)}", plan.schedule.epochs * steps, rate=True) as advance:
+        advance(training.epoch * steps)
+        for epoch in training.epochs(advance):
             history.append(epoch.row | ({} if measure is None else measure(epoch)))
-            advance(1)
             if time.monotonic() - saved >= every and training.epoch < plan.schedule.epochs:
                 with explained(place):
                     place.parent.mkdir(exist_ok=True)
