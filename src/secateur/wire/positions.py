@@ -1,0 +1,107 @@
+"""The positions of kept entries: which coding is the cheapest, and the bitmaps themselves."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.errors import WrongInput
+from secateur.wire import gaps, rans
+from secateur.wire.table import Coding, Entry, inflate, item_size
+
+Bits = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """The positions of one tensor, coded."""
+
+    count: int
+    coding: Coding
+    own: bytes = b""  # what is sent for this tensor alone
+    bitmap: rans.Bytes = field(default_factory=lambda: np.empty(0, np.uint8))  # its part of the shared stream
+
+
+def entropy(size: int, count: int) -> float:
+    """Bits that the positions of `count` of `size` entries need, each as likely as the others: n H(count / n).
+
+    Example:
+        >>> round(entropy(1000, 200), 1), entropy(10, 10)
+        (721.9, 0.0)
+    """
+    parts = [part for part in (count, size - count) if part]
+    return sum(part * math.log2(size / part) for part in parts) if len(parts) > 1 else 0.0
+
+
+def code(kept: Mapping[str, Bits], item_sizes: Mapping[str, int]) -> dict[str, Coded]:
+    """The cheapest coding of every tensor; the shared stream is used where all that it saves pays for it."""
+    alone = {name: _alone(bits, item_sizes[name]) for name, bits in kept.items()}
+    shared, saved = {}, 0.0
+    for name, (one, cost) in alone.items():
+        size = len(kept[name])
+        gain = cost - rans.cost((size + 7) // 8, entropy(size, one.count))
+        if gain > 0:
+            shared[name] = Coded(one.count, Coding.ENTROPY, bitmap=np.packbits(kept[name]))
+            saved += gain
+    if saved <= rans.OVERHEAD:
+        shared = {}
+    return {name: shared.get(name, one) for name, (one, _) in alone.items()}
+
+
+def _alone(kept: Bits, item: int) -> tuple[Coded, int]:
+    """The cheapest coding that needs no other tensor, and its bytes beyond the kept values."""
+    size, count = len(kept), int(np.count_nonzero(kept))
+    if count in (0, size):
+        return Coded(count, Coding.EVIDENT), 0
+    bitmap = np.packbits(kept).tobytes()
+    choices = [(Coding.BITMAP, bitmap, len(bitmap))]
+    if 16 * min(count, size - count) < size:  # else the entropy coder is better, and cheaper to try
+        few = gaps.encode(kept, count)
+        choices.append((Coding.GAPS, few, len(few)))
+    deflated = zlib.compress(bitmap, 6)
+    choices.append((Coding.DEFLATED, deflated, len(deflated)))
+    if item:
+        choices.append((Coding.DENSE, b"", item * (size - count)))
+    coding, own, cost = min(choices, key=lambda choice: choice[2])
+    return Coded(count, coding, own), cost
+
+
+def own_bytes(entry: Entry, size: int) -> int:
+    """How many bytes of its own a tensor's positions have; refuses a table that cannot be."""
+    if entry.count > size:
+        raise WrongInput("message", f"{entry.name} has a wrong count: {entry.count} of {size} entries")
+    if (entry.coding == Coding.EVIDENT) != (entry.count in (0, size)):
+        raise WrongInput("message", f"{entry.name} has a coding that does not fit its count, {entry.count} of {size}")
+    if entry.coding == Coding.DENSE and not item_size(entry.dtype):
+        raise WrongInput("message", f"{entry.name} is a mask without positions")
+    fixed = (size + 7) // 8 if entry.coding == Coding.BITMAP else 0
+    if entry.coding not in (Coding.DEFLATED, Coding.GAPS) and entry.bytes != fixed:
+        raise WrongInput("message", f"{entry.name} has {entry.bytes} bytes of positions; {fixed} are right")
+    return entry.bytes
+
+
+def read(entry: Entry, own: bytes, bitmap: rans.Bytes | None, size: int) -> Bits | None:
+    """Which entries are kept; None: their values say it. `bitmap` comes from the shared stream."""
+    if entry.coding == Coding.DENSE:
+        return None
+    if entry.coding == Coding.EVIDENT:
+        return np.full(size, entry.count > 0)
+    if entry.coding == Coding.GAPS:
+        return gaps.decode(own, size, entry.count, entry.name)
+    wanted = (size + 7) // 8
+    if bitmap is None:
+        plain = own if entry.coding == Coding.BITMAP else inflate(own, wanted, f"positions of {entry.name}")
+        bitmap = np.frombuffer(plain, np.uint8)
+    if len(bitmap) != wanted:
+        raise WrongInput("message", f"the positions of {entry.name} are {len(bitmap)} bytes; {wanted} are right")
+    bits = np.unpackbits(bitmap).view(np.bool_)
+    if bits[size:].any():
+        raise WrongInput("message", f"{entry.name} has a position out of range; it has {size} entries")
+    if (found := int(np.count_nonzero(bits))) != entry.count:
+        raise WrongInput("message", f"{entry.name} has {found} positions, but its count is {entry.count}")
+    return bits[:size]

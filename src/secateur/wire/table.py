@@ -1,0 +1,148 @@
+"""The table of a message: which tensors it holds, deflated, because names of a network's layers repeat themselves."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from secateur.errors import WrongInput
+
+Shapes = Mapping[str, Sequence[int]]
+
+MAGIC, VERSION = b"SCTR", 1
+HEAD = len(MAGIC) + 1 + 4 + 4  # magic, version, checksum, length of the table
+DTYPES = (
+    *(torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)  # a code is a place here; a bool has no values, only positions
+
+
+class Coding(IntEnum):
+    """How the positions of a tensor's kept entries are sent."""
+
+    EVIDENT = 0  # the count says it: none or all
+    DENSE = 1  # not at all: the zeros are among the values
+    BITMAP = 2
+    DEFLATED = 3  # a bitmap
+    GAPS = 4  # between the entries that are fewer, kept or dropped
+    ENTROPY = 5  # a bitmap, in the stream that tensors share
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor in the table."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    count: int  # entries that are not 0
+    coding: Coding
+    bytes: int  # of its own positions
+
+
+@dataclass(frozen=True)
+class Table:
+    """All tensors of a message."""
+
+    inside: int | None  # the checksum of the mask that positions are relative to
+    stream: int  # bytes of the shared stream
+    entries: tuple[Entry, ...]
+
+
+def item_size(dtype: torch.dtype) -> int:
+    """Bytes of one value on the wire."""
+    return 0 if dtype == torch.bool else dtype.itemsize
+
+
+def pack(table: Table) -> bytes:
+    """The table as deflated bytes."""
+    given = b"" if table.inside is None else table.inside.to_bytes(4, "little")
+    plain = _number(len(given)) + given + _number(table.stream) + _number(len(table.entries))
+    for entry in table.entries:
+        name = entry.name.encode()
+        head = [DTYPES.index(entry.dtype), entry.coding, len(entry.shape), *entry.shape, entry.count, entry.bytes]
+        plain += _number(len(name)) + name + b"".join(map(_number, head))
+    return zlib.compress(plain, 9)
+
+
+def unpack(data: bytes, shapes: Shapes) -> Table:
+    """The inverse; what it reads is bounded by the table that these shapes can have."""
+    limit = 64 + sum(len(name.encode()) + 10 * (6 + len(shape)) for name, shape in shapes.items())
+    reader = Reader(inflate(data, limit, "table"))
+    given = reader.take(reader.number())
+    if len(given) not in (0, 4):
+        raise WrongInput("message", "is damaged: its table has a broken checksum of the mask")
+    inside = int.from_bytes(given, "little") if given else None
+    stream, number = reader.number(), reader.number()
+    if number > len(shapes):
+        raise WrongInput("message", f"holds {number} tensors; {len(shapes)} are expected")
+    entries = tuple(_entry(reader) for _ in range(number))
+    if reader.rest:
+        raise WrongInput("message", "is damaged: something follows its table")
+    return Table(inside, stream, entries)
+
+
+def inflate(data: bytes, limit: int, what: str) -> bytes:
+    """Inflate at most `limit` bytes; refuse what would be more, is cut off or goes on."""
+    machine = zlib.decompressobj()
+    try:
+        plain = machine.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise WrongInput("message", f"is damaged: its {what} cannot be inflated") from error
+    if len(plain) > limit:
+        raise WrongInput("message", f"is refused: its {what} inflates to more than the {limit} bytes it can have")
+    if not machine.eof or machine.unused_data:
+        raise WrongInput("message", f"is damaged: its {what} does not end where it must")
+    return plain
+
+
+class Reader:
+    """Takes a table apart, and refuses to read past its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.rest = memoryview(data)
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        if size > len(self.rest):
+            raise WrongInput("message", "is damaged: its table is cut off")
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return bytes(taken)
+
+    def number(self) -> int:
+        """The next number: seven bits a byte, the lowest first, the last byte below 128."""
+        found = 0
+        for shift in range(0, 63, 7):
+            byte = self.take(1)[0]
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+        raise WrongInput("message", "is damaged: its table holds a number above 2^63")
+
+
+def _number(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _entry(reader: Reader) -> Entry:
+    try:
+        name = reader.take(reader.number()).decode()
+    except UnicodeDecodeError as error:
+        raise WrongInput("message", "is damaged: a tensor's name is not UTF-8") from error
+    dtype, coding, dimensions = (reader.number() for _ in range(3))
+    if dtype >= len(DTYPES):
+        raise WrongInput("message", f"{name} has the unknown dtype {dtype}; allowed: 0 to {len(DTYPES) - 1}")
+    if coding >= len(Coding):
+        raise WrongInput("message", f"{name} has the unknown coding {coding}; allowed: 0 to {len(Coding) - 1}")
+    if dimensions > len(reader.rest):
+        raise WrongInput("message", "is damaged: its table is cut off")
+    shape = tuple(reader.number() for _ in range(dimensions))
+    return Entry(name, DTYPES[dtype], shape, reader.number(), Coding(coding), reader.number())
