@@ -65,9 +65,19 @@ def test_rows_of_targets_and_of_all_of_them():
     assert abs(found["mse_max"].value - 0.04) < 1e-6 and found["mse_min"].value < 1e-12
     assert found["recovered"].value == 0.75 and found["label_accuracy"].value == 0.5
     assert found["identified"].value == 0.75 and found["identified_chance"].value == 0.25
+    assert found["recognisable"].value == 0.75  # all that were found
     assert found["diverged"].value == 2 and found["seconds"].value == 5.0 and found["seconds"].timing
     assert found["lpips"].value is None and "absent" in found["lpips"].note
     assert found["attack_loss"].note == "so"
+
+
+def test_a_picture_is_recognisable_when_it_is_its_own_and_clearer_than_grey():
+    truths = [Batch(pictures(0.0, 1.0), torch.tensor([0, 1]))]
+    for values, identified, clear in (([0.3, 0.7], 1.0, 0.0), ([0.24, 0.7], 1.0, 0.5), ([0.6, 0.1], 1.0, 0.5)):
+        found = summed(judge(truths, [made(values, [0, 1])], KNOWN, 0.0, Scoring(None)))
+        assert (found["identified"].value, found["recognisable"].value) == (identified, clear), values
+    one = judge([Batch(pictures(0.0), torch.tensor([0]))], [made([0.1], [0])], KNOWN, 0.0, Scoring(None))
+    assert summed(one)["recognisable"].value == 1.0 and "identified" not in summed(one)
 
 
 def test_labels_that_were_told_are_no_finding():

@@ -11,12 +11,13 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
-from secateur.metrics.image import PictureScores, picture_scores, psnr, summary
+from secateur.metrics.image import PictureScores, mse, picture_scores, psnr, summary
 from secateur.metrics.matching import match
 from secateur.metrics.membership import share
 from secateur.rows import Row
 
 GREY = 0.5  # of a picture for which the attack found nothing
+CLEARER = 4  # times less squared error than grey, 6 dB: where a picture of its own counts as recognisable
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,7 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
 
 
 def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
-    """What was found at all, how many labels, and how often a picture is nearest to its own truth of all."""
+    """What was found at all, how many labels, and which pictures are nearest to their own truth of all."""
     found, right, truth, guess = (
         torch.cat([getattr(each, name) for each in alike]) for name in ("found", "right", "truth", "guess")
     )
@@ -135,15 +136,17 @@ def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
         rows.append(Row(**labels, metric="label_accuracy", **share(right)._asdict()))
+    grey = torch.full_like(truth, GREY)
+    own = found & (torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1) == torch.arange(len(truth)))
     if len(truth) > 1:
-        nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
-        own = found & (nearest == torch.arange(len(truth)))
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
         rows.append(Row(**labels, metric="identified", **(share(own)._asdict() | {"note": note})))
         rows.append(Row(**labels, metric="identified_chance", value=1 / len(truth)))
-    grey = float(psnr(truth, torch.full_like(truth, GREY)).mean())
+    clear = own & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
+    note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
+    rows.append(Row(**labels, metric="recognisable", **(share(clear)._asdict() | {"note": note})))
     note = "what a mid-grey picture scores: knowing nothing"
-    return [*rows, Row(**labels, metric="psnr_grey", value=grey, note=note)]
+    return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
 
 
 def _pictures(made: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:

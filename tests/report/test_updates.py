@@ -49,20 +49,20 @@ def test_what_stands_under_a_picture():
     assert {"unfinished", "nothing found"} <= set(card.guesses[0].lines)
 
 
-def test_the_badge_follows_what_is_recognised():
-    def found(identified, low):
-        labels = {
-            "model": "m",
-            "dataset": "d",
-            "seed": 0,
-            "attack": "ig",
-            "extra": {"target": None, "labels": "inferred"},
-        }
-        row = Row(**labels, metric="identified", value=identified, low=low, high=1.0)
-        return inversion.attacked([row, Row(**labels, metric="identified_chance", value=0.05)])
+def test_the_badge_follows_the_worst_case():
+    def found(recognisable, low):
+        labels = {"model": "m", "dataset": "d", "seed": 0, "attack": "ig", "extra": {"target": None}}
+        return inversion.attacked(
+            [
+                Row(**labels, metric="recognisable", value=recognisable),
+                Row(**labels, metric="identified", value=0.5, low=low, high=1.0),
+                Row(**labels, metric="identified_chance", value=0.05),
+            ]
+        )
 
-    assert inversion.badge(found(0.9, 0.7)).colour == "bad"
-    assert inversion.badge(found(0.05, 0.01)).colour == "good"
+    assert inversion.badge(found(0.01, 0.0)).colour == "bad"  # one picture suffices
+    assert inversion.badge(found(0.0, 0.06)).colour == "bad"  # none is clear, but too many are nearest to their own
+    assert inversion.badge(found(0.0, 0.01)).colour == "good"
     assert inversion.badge([]).colour == "doubtful"
 
 

@@ -17,7 +17,7 @@ from secateur.rows import Row
 
 MOST = 100  # truths in a gallery: the others are in the run's folder
 CURVES = 40  # loss curves in a plot
-PLACES = ("run", "model", "dataset", "defense")  # columns of the table where its lines differ in them
+PLACES = ("run", "model", "dataset", "defense", "against")  # columns of the table where its lines differ in them
 Labels = Mapping[str, Any]
 
 
@@ -57,9 +57,17 @@ def name(labels: Labels) -> str:
     Example:
         >>> name({"attack": "ig", "defense": "dgp"}), name({"attack": "ig", "defense": "none"})
         ('ig on dgp', 'ig')
+        >>> name({"attack": "ig", "defense": "ats", "against": "raw"})
+        'ig on ats (against raw)'
     """
-    met = labels.get("defense")
-    return str(labels["attack"]) if met in (None, "none") else f"{labels['attack']} on {met}"
+    met = defended(labels)
+    return str(labels["attack"]) if met in ("None", "none") else f"{labels['attack']} on {met}"
+
+
+def defended(labels: Labels) -> str:
+    """A defense, with the pictures that reconstructions are compared with where it transforms them."""
+    against = labels.get("against")
+    return str(labels.get("defense")) + ("" if against is None else f" (against {against})")
 
 
 def threat(line: Line) -> str:
@@ -68,11 +76,11 @@ def threat(line: Line) -> str:
 
 
 def badge(found: Sequence[Line]) -> Badge:
-    """Whether any attack's pictures are nearest to their own truths more often than chance allows."""
-    judged = [line for line in found if "identified" in line.cells]
+    """Whether even one picture is recognisable, or more are nearest to their own truths than chance allows."""
+    judged = [line for line in found if "recognisable" in line.cells]
     if not judged:
         return Badge("Look at the pictures", "doubtful")
-    leaking = any(map(_recognisable, judged))
+    leaking = any(line.value("recognisable") or _above_chance(line) for line in judged)
     return Badge("Training pictures come back", "bad") if leaking else Badge("No picture was recognised", "good")
 
 
@@ -81,13 +89,15 @@ def verdict(found: Sequence[Line]) -> list[str]:
     known = [line for line in found if line.value("psnr") is not None]
     if not known:
         return ["There is no truth to compare with: look at the pictures."] if found else []
-    best = max(known, key=lambda line: (line.value("identified") or 0, line.value("psnr_median") or 0))
-    told = f"{name(best.labels)} recovers most: a median PSNR of {_told(best, 'psnr_median')}"
-    told += f" (from {_told(best, 'psnr_min')} to {_told(best, 'psnr_max')}; a grey picture has "
-    sentences = [f"{told}{_told(best, 'psnr_grey')})."]
-    if best.value("identified") is not None:
-        share, which = _told(best, "identified"), "nearest to their own truth, of all that were attacked"
-        sentences.append(f"{share} of its pictures are {which}.")
+    best = max(known, key=lambda line: (line.value("recognisable") or 0, line.value("psnr_max") or 0))
+    told = {
+        metric: _told(best, metric) for metric in ("recognisable", "psnr_median", "psnr_min", "psnr_max", "psnr_grey")
+    }
+    sentences = [
+        f"{name(best.labels)} recovers most: {told['recognisable']} of its pictures are recognisable. Their PSNR is "
+        f"{told['psnr_median']} in the median, from {told['psnr_min']} to {told['psnr_max']}; a grey picture has "
+        f"{told['psnr_grey']}."
+    ]
     guessed = [line for line in known if line.value("label_accuracy") is not None]
     if guessed:
         most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
@@ -189,9 +199,10 @@ def _title(figure: Labels) -> str:
     return ", ".join([*([setting(figure)] if figure.get("run") else []), *parts])
 
 
-def _recognisable(line: Line) -> bool:
+def _above_chance(line: Line) -> bool:
     """More often nearest to its own truth than by chance, by the low end of the interval."""
-    cell = line.cells["identified"]
+    if (cell := line.cells.get("identified")) is None:
+        return False
     return (cell.low if cell.low is not None else cell.value or 0.0) > (line.value("identified_chance") or 0.0)
 
 

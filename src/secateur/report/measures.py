@@ -52,6 +52,7 @@ RECOVERY = {
     "ssim": "SSIM",
     "cw_ssim": "CW-SSIM",
     "lpips": "LPIPS",
+    "recognisable": "recognisable",
     "identified": "nearest its own",
     "label_accuracy": "labels right",
     "recovered": "recovered",
@@ -65,7 +66,7 @@ BESIDE = {
 TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
-    | {"identified", "label_accuracy", "recovered"}
+    | {"recognisable", "identified", "label_accuracy", "recovered"}
     | set(ATTACK)
 ) - {"auc", "advantage"}
 DECIBELS = "psnr"  # how the names of measures in dB begin

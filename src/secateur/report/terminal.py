@@ -25,7 +25,7 @@ RECOVERED = {
     "ssim": "SSIM",
     "lpips": "LPIPS",
     "label_accuracy": "labels\nright",
-    "identified": "nearest\nits own",
+    "recognisable": "recog-\nnisable",
     "attack_loss": "loss",
 }
 TABLES = {
@@ -72,7 +72,8 @@ def print_inversion(rows: Sequence[Row]) -> None:
         table.add_column(RECOVERED[name], justify="right", no_wrap=True)
     for line in found:
         cells = [shown(line.cells.get(name), name, interval=False) for name in metrics]
-        table.add_row(*(line.labels[name] for name in names), *cells)
+        labels = {**line.labels, "defense": inversion.defended(line.labels)}
+        table.add_row(*(labels[name] for name in names), *cells)
     console.print(table)
     for attacker in dict.fromkeys(f"{line.labels['attack']}: {inversion.threat(line)}" for line in found):
         console.print(attacker)
