@@ -96,12 +96,15 @@ def test_a_finished_one_is_taken_as_it_is_and_another_plan_is_trained(tmp_path):
         for other in (new(seed=2), new("noise"), new(weight_decay=0.1), new(transform=None), new(batch_size=4)):
             assert collaborate(run, other).history[0]["train_loss"] != first.history[0]["train_loss"]
             assert other.epoch == 3
+        again = new()
+        collaborate(run, again, also={"beta": 1})
+        assert again.epoch == 3
 
 
 def test_a_damaged_file_counts_as_none(tmp_path):
     with open_run(tmp_path / "a", "test", {}) as run:
         whole = collaborate(run, new())
-    key = key_of(STAGE, depends_of(new()) | {"measure": "none"})
+    key = key_of(STAGE, depends_of(new()) | {"measure": "none", "also": {}})
     with open_run(tmp_path / "b", "test", {}) as run:
         place = tmp_path / "b" / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
         place.parent.mkdir()

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 from secateur import tree
+from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.feed import Feed
@@ -110,19 +111,25 @@ class Training:
         tally, follows = self.rounds.tally, aligned(self.plan.upload) is not None
         row = {"epoch": epoch, "learning_rate": rate} | tally.row(examples, steps, self.rounds.states, follows)
         row["seconds"] = time.perf_counter() - begun
-        row |= self._judged()
+        row |= self._judged(epoch)
         if not math.isfinite(row["train_loss"]):
             raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")
         self.epoch = epoch
         return Epoch(row, exchanged.sent, exchanged.inside)
 
-    def _judged(self) -> Row:
-        """How the model does on the test part, where there is one."""
+    def _judged(self, epoch: int) -> Row:
+        """How the model does on the test part, where there is one; noise inside it is drawn here too."""
         inputs, labels = self.feed.test
         if not len(labels):
             return {}
-        tensors = arranged(self.rounds.params | self.rounds.buffers)
-        found = outputs(lambda held, part: self.judge(held, self.feed.arranged(part)), tensors, inputs)
+        seed = int(torch.randint(2**62, (), generator=derive(self.seed, "judge", epoch)))
+        noise = Generator(self.device).manual_seed(seed)
+
+        def answer(tensors: Params, part: Tensor) -> Tensor:
+            part = self.feed.arranged(part)
+            return self.judge(tensors, part, self.feed.chance(self.judge, tensors, part, noise))
+
+        found = outputs(answer, arranged(self.rounds.params | self.rounds.buffers), inputs)
         right = (found.argmax(1) == labels).double().mean()
         return {"test_loss": float(self.plan.loss(found, labels)), "test_accuracy": float(right)}
 

@@ -15,8 +15,8 @@ from secateur.errors import WrongInput
 from secateur.federated.plan import Plan
 from secateur.federated.rounds import Given, Round, Rounds
 from secateur.federated.sending import drawn
-from secateur.functional import Ask
-from secateur.interfaces import Batch
+from secateur.functional import Ask, Functional
+from secateur.interfaces import Batch, Params
 from secateur.prediction import arranged
 
 
@@ -35,20 +35,20 @@ class Feed:
         self.test = Batch(inputs[data.train_size :], labels[data.train_size :])
         self.shares = self._shares()
         self.steps = max(len(self._cut(rows)) for rows in self.shares)  # an epoch
-        self._asks: dict[int, list[Ask]] = {}
+        self._asks: dict[tuple[Functional, int], list[Ask]] = {}
 
     def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:
         """Every step's batches and noise."""
         plan, device = self.plan, self.device
         uploads, chooser, seeder = (derive(self.seed, what, epoch) for what in ("upload", "broadcast", "noise"))
         noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=seeder)))
-        rounds.rng = uploads
+        rounds.rng, uploading, tensors = uploads, (plan.upload, rounds.params), rounds.params | rounds.buffers
         steps = list(self.batches(epoch))
         chosen = torch.randint(plan.users, (len(steps), 1), generator=chooser).to(device)
         rate = torch.tensor(plan.schedule.rate(epoch), dtype=self.dtype, device=device)
         for rows, user in zip(steps, chosen, strict=True):
             given = [
-                Given(batch, self._dropout(batch, rounds, noise), drawn(plan.upload, rounds.params, uploads))
+                Given(batch, self.chance(rounds.learner, tensors, batch.inputs, noise), drawn(*uploading, uploads))
                 for batch in self._users(rows, noise)
             ]
             yield Round(given, rate, user)
@@ -67,6 +67,13 @@ class Feed:
             by_user.append(batches[: self.steps])
         return zip(*by_user, strict=True)
 
+    def chance(self, function: Functional, tensors: Params, inputs: Tensor, noise: Generator) -> tuple[Tensor, ...]:
+        """What a forward of so many inputs draws: dropout, and noise inside the network."""
+        key = function, len(inputs)
+        if key not in self._asks:
+            self._asks[key] = function.asks(tensors, inputs)
+        return tuple(ask.draw(noise) for ask in self._asks[key])
+
     def arranged(self, inputs: Tensor) -> Tensor:
         """Inputs as the network takes them."""
         return arranged({"": inputs.to(self.dtype)})[""]
@@ -79,11 +86,6 @@ class Feed:
         sizes = [len(each) for each in rows]
         parts = zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True)
         return [Batch(self.arranged(some), each) for some, each in parts]
-
-    def _dropout(self, batch: Batch, rounds: Rounds, noise: Generator) -> tuple[Tensor, ...]:
-        if batch.size not in self._asks:
-            self._asks[batch.size] = rounds.learner.asks(rounds.params | rounds.buffers, batch.inputs)
-        return tuple(ask.draw(noise) for ask in self._asks[batch.size])
 
     def _shares(self) -> list[Tensor]:
         """Which rows of the train part each user holds."""

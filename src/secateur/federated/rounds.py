@@ -140,7 +140,7 @@ class Rounds:
         method = aligned(self.plan.upload)
         if method is None:
             return None
-        if self.by_sender.streams:  # in a graph another user is chosen at every replay
+        if given.chosen.is_cuda and self.plan.liar is None:  # in a graph another user is chosen at every replay
             everyone = {name: torch.stack([whole[name] for whole in wholes]) for name in wholes[0]}
             inside = method.positions({name: v.index_select(0, given.chosen)[0] for name, v in everyone.items()})
         else:

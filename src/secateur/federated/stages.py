@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,20 @@ EVERY = 30.0  # seconds between two savings: with ten ResNet18s' residuals one t
 Measure = Callable[[Epoch], Row]  # more columns of an epoch's row, such as the bytes that its last step sent
 
 
-def collaborate(run: Run, training: Training, *, measure: Measure | None = None, every: float = EVERY) -> Collaborated:
+def collaborate(
+    run: Run,
+    training: Training,
+    *,
+    measure: Measure | None = None,
+    also: Mapping[str, Any] | None = None,
+    every: float = EVERY,
+) -> Collaborated:
     """Train, or go on, or take what an earlier start of this run made from the same data, network, plan and seed.
 
     After an epoch everything is kept in `unfinished/`, at most once in `every` seconds, until the stage is done.
-    `measure` must be named by a function or a frozen dataclass: it is a part of what the result depends on.
+    The result depends on functions, such as a loss and `measure`, by their names; `also` is what these do not tell.
     """
-    depends = depends_of(training) | {"measure": named(measure)}
+    depends = depends_of(training) | {"measure": named(measure), "also": dict(also or {})}
     key = key_of(STAGE, depends)
     result = run.stage(STAGE, depends, lambda: _train(run.folder, key, training, measure, every))
     forget(run.folder, STAGE, key)
