@@ -10,12 +10,18 @@ from torch import Generator, Tensor, nn
 
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice
+from secateur.chance import derive
 from secateur.data.dataset import Dataset
+from secateur.defenses.precode import Precode, with_divergence, with_noise
 from secateur.errors import WrongInput
+from secateur.functional import noise_of
 from secateur.guard import Guard
-from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Params, ServerView, Weights
+from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Params, ServerView, Transform, Weights
 
 Target = Batch | Gradient | Weights  # examples of which the client makes an update, or one that was captured
+
+
+TAKEN = {"sample": "one sample of its own", "mean": "the mean"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +35,9 @@ class Client:
     tells_labels: bool = False
     tells_statistics: bool = False
     guard: Guard | None = None  # what rewrites its gradient before it is sent
+    transform: Transform | None = None  # of its examples before it uses them
+    precode: Precode | None = None  # how the bottleneck in its network is treated
+    seed: int = 0  # of the chance in both
 
     def against(self, attack: InversionAttack) -> Client:
         """The same, its compression told to an attacker who applies it again."""
@@ -44,25 +53,47 @@ class Client:
         `first` is the number of the first target among all: a defense draws by it.
         """
         net, sent = attack.tamper(self.net, self.state, self.knowledge, rng)
-        updates = [self._update(net, sent, target, number) for number, target in enumerate(targets, first)]
-        batches = [target for target in targets if isinstance(target, Batch)]
-        labels = torch.stack([batch.labels for batch in batches]) if self.tells_labels else None
-        how = self.knowledge.batchnorm
-        statistics = [statistics_of(net, sent, batch, how) for batch in batches] if self.tells_statistics else None
-        knowledge = replace(self.against(attack).knowledge, net=net, labels=labels, statistics=statistics)
-        return knowledge, [[ServerView(sent, update)] for update in updates]
+        used = [self.used(target, number) for number, target in enumerate(targets, first)]
+        updates = [self._update(net, sent, target, number) for number, target in enumerate(used, first)]
+        batches = [(number, target) for number, target in enumerate(used, first) if isinstance(target, Batch)]
+        labels = torch.stack([batch.labels for _, batch in batches]) if self.tells_labels else None
+        statistics = None
+        if self.tells_statistics:
+            how = self.knowledge.batchnorm
+            statistics = [statistics_of(net, self._held(net, sent, batch, i), batch, how) for i, batch in batches]
+        known = replace(self.against(attack).knowledge, net=self._imagined(net), labels=labels, statistics=statistics)
+        return known, [[ServerView(sent, update)] for update in updates]
+
+    def used(self, target: Target, number: int) -> Target:
+        """What the client makes its update of: its examples, transformed where a defense does that."""
+        if self.transform is None or not isinstance(target, Batch):
+            return target
+        return target._replace(inputs=self.transform(target.inputs, derive(self.seed, "transform", number)))
 
     def _update(self, net: nn.Module, sent: Params, target: Target, number: int) -> Gradient | Weights:
-        known = self.knowledge
         if not isinstance(target, Batch):
             return target
+        known, held = self.knowledge, self._held(net, sent, target, number)
+        if self.precode is not None and self.precode.divergence:
+            net, loss = with_divergence(net, known.loss, self.precode.beta)
+            known = replace(known, loss=loss)
         if not self.sends_weights:
-            plain = gradient_update(net, sent, target, known.batchnorm, known.loss)
-            return plain if self.guard is None else self.guard(plain, sent, target, number, replace(known, net=net))
+            plain = gradient_update(net, held, target, known.batchnorm, known.loss)
+            return plain if self.guard is None else self.guard(plain, held, target, number, replace(known, net=net))
         if known.learning_rate is None:
             raise WrongInput("learning_rate", "must be given for a client that sends its weights")
         steps, rate, each = known.local_steps, known.learning_rate, known.local_batch
-        return weights_update(net, sent, target, known.batchnorm, steps, rate, each, known.loss)
+        return weights_update(net, held, target, known.batchnorm, steps, rate, each, known.loss)
+
+    def _held(self, net: nn.Module, sent: Params, batch: Batch, number: int) -> Params:
+        """What was sent, with the noise of noisy modules that the client draws for itself."""
+        return sent | noise_of(net, batch.size, derive(self.seed, "noise", number))
+
+    def _imagined(self, net: nn.Module) -> nn.Module:
+        """The network as the attacker runs it, who has no part in the client's noise."""
+        if self.precode is None or self.precode.attacker == "mean":
+            return net
+        return with_noise(net, noise_of(net, self.knowledge.batch_size, derive(self.seed, "noise", "attacker")))
 
     @property
     def sends(self) -> str:
@@ -82,6 +113,7 @@ class Client:
         told += ["the client's steps and learning rate"] if self.sends_weights else []
         told += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         told += ["the client's compression"] if self.knowledge.compression is not None else []
+        told += [f"none of the client's noise (it takes {TAKEN[self.precode.attacker]})"] if self.precode else []
         return ", ".join(told)
 
 

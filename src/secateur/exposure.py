@@ -71,17 +71,22 @@ class Exposure:
     def measure(self, attack: Choice) -> None:
         """Reconstruct all targets with one attack, group by group, and judge what comes out."""
         labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
-        client, outcomes = self.attacked_by(attack), []
+        client, outcomes, against = self.attacked_by(attack), [], compared_with(self.client)
         for group in self._groups():
             made, seconds = self._reconstructed(attack, client, group)
-            outcome = judge(self._truths(group), made, self.client.knowledge, seconds, Scoring(lpips))
-            self._show(gallery.shown(flat(labels), group, outcome, self.config.images))
-            run.add(target_rows(labels, group, outcome))
-            outcomes.append(outcome)
+            found = [
+                judge(truths, made, self.client.knowledge, seconds, Scoring(lpips))
+                for truths in (self._used(group), self._truths(group))[: len(against)]
+            ]
+            self._show(gallery.shown(flat(labels), group, found[0], self.config.images))
+            for outcome, which in zip(found, against, strict=True):
+                run.add(target_rows(marked(labels, which), group, outcome))
+            outcomes.append(found)
         told = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
-        rng = derive(self.bench.seed, "bootstrap")
-        rows = summary_rows(labels | {"extra": labels["extra"] | told}, joined(outcomes), rng)
-        run.add(remarked(rows, self.defense, self.config.attacks))
+        for which, judged in zip(against, zip(*outcomes, strict=True), strict=True):
+            rng = derive(self.bench.seed, "bootstrap")
+            rows = summary_rows(marked(labels, which | told), joined(judged), rng)
+            run.add(remarked(rows, self.defense, self.config.attacks))
 
     def _reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
         """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
@@ -92,7 +97,7 @@ class Exposure:
         return unpacked(result), result.data["seconds"]
 
     def _reconstruct(self, attack: Choice, client: Client, group: range, key: str) -> Result:
-        made, seed, truths = attack.make(), self.bench.seed, self._truths(group)
+        made, seed, truths = attack.make(), self.bench.seed, self._used(group)
         labels, folder = flat(self._labels(attack)), self.bench.run.folder
 
         def draw(numbers: Sequence[int], some: Sequence[Reconstruction]) -> list[gallery.Figure]:
@@ -136,6 +141,11 @@ class Exposure:
     def _truths(self, group: range) -> list[Batch | None]:
         return [target if isinstance(target, Batch) else None for target in (self.targets[i] for i in group)]
 
+    def _used(self, group: range) -> list[Batch | None]:
+        """What the client made its updates of."""
+        used = [self.client.used(self.targets[i], i) for i in group]
+        return [target if isinstance(target, Batch) else None for target in used]
+
     def _show(self, figures: list[gallery.Figure]) -> None:
         gallery.save(self.bench.run.folder / "pictures", figures)
         self.bench.run.show(figures)
@@ -155,3 +165,16 @@ def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice 
     adaptive = None if made is None else getattr(made, "adaptive", "none") != "none"
     named = {"attack": None if attack is None else str(attack), "adaptive": adaptive}
     return labels | named | {"extra": extra | {"total_variation": getattr(made, "tv", None)}}
+
+
+def compared_with(client: Client) -> list[dict[str, str]]:
+    """What reconstructions are compared with, as labels: the pictures that were used and the raw ones, if they differ.
+
+    dgp calls the first ATS-R and the second ATS-T.
+    """
+    return [{}] if client.transform is None else [{"against": "used"}, {"against": "raw"}]
+
+
+def marked(labels: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Labels with more extras."""
+    return labels | {"extra": labels["extra"] | more}

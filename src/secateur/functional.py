@@ -1,7 +1,8 @@
 """A network as a function of its tensors and of its chance: nothing inside draws, nothing of the given net changes.
 
-Dropout is the chance inside a network. A dry forward asks which noise a batch needs, the caller draws it from a
-generator of its own, and the forward takes it in the same order. So one lane and many stacked lanes see equal noise.
+Dropout is the chance inside a network, and so is the normal noise of modules that are `Noisy`. A dry forward asks which
+noise a batch needs, the caller draws it from a generator of its own, and the forward takes it in the same order. So one
+lane and many stacked lanes see equal noise.
 """
 
 from __future__ import annotations
@@ -25,16 +26,46 @@ WHOLE_CHANNELS = {F.dropout: False, F.dropout1d: True, F.dropout2d: True, F.drop
 
 
 class Ask(NamedTuple):
-    """What one dropout of a forward needs."""
+    """What one dropout, or one noisy module, of a forward needs."""
 
     shape: Size
-    rate: float
+    rate: float | None  # of a dropout; None: standard normal noise
     dtype: torch.dtype
 
     def draw(self, rng: Generator) -> Tensor:
-        """Zero with probability `rate`, else 1 / (1 - rate), on the generator's device."""
+        """Zero with probability `rate`, else 1 / (1 - rate), or normal noise, on the generator's device."""
+        if self.rate is None:
+            return torch.randn(self.shape, generator=rng, device=rng.device, dtype=self.dtype)
         keep = torch.rand(self.shape, generator=rng, device=rng.device) >= self.rate
         return keep.to(self.dtype).mul_(1 / (1 - self.rate) if self.rate < 1 else 0)
+
+
+class Noisy(nn.Module):
+    """A module that takes normal noise from outside: its buffer `noise` (rows, size), which is never saved.
+
+    Zeros, as it is made, stand for no noise; who runs the network gives more, in place of the buffer.
+    """
+
+    noise: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("noise", torch.zeros(1, size), persistent=False)
+
+
+def noise_asks(net: nn.Module, rows: int) -> dict[str, Ask]:
+    """The buffers of the noisy modules of a network, each with what a batch of so many rows needs there."""
+    modules = {name: module for name, module in net.named_modules() if isinstance(module, Noisy)}
+    return {
+        f"{name}.noise".lstrip("."): Ask(Size([rows, module.noise.shape[-1]]), None, module.noise.dtype)
+        for name, module in modules.items()
+    }
+
+
+def noise_of(net: nn.Module, rows: int, rng: Generator) -> Params:
+    """Noise for a batch, to be laid over the network's tensors; empty where nothing in it is noisy."""
+    own = dict(net.named_buffers())
+    return {name: ask.draw(rng).to(own[name].device) for name, ask in noise_asks(net, rows).items()}
 
 
 class _Dropouts(TorchFunctionMode):
@@ -77,18 +108,21 @@ class Functional:
 
     def __init__(self, net: nn.Module, *, training: bool, device: torch.device | str) -> None:
         self.structure = copy.deepcopy(net).to(device).train(training)
+        self.noisy = list(noise_asks(net, 0))
 
     def __call__(self, tensors: Params, inputs: Tensor, noise: Sequence[Tensor] = ()) -> Tensor:
-        """The outputs; `noise` holds one tensor for each of `asks`."""
+        """The outputs; `noise` holds one tensor for each of `asks`, or is empty."""
         given = iter(noise)
+        if noise:
+            tensors = tensors | {name: next(given) for name in self.noisy}
         with _Dropouts(lambda x, _: x * next(given)) if noise else nullcontext():
             outputs: Tensor = functional_call(self.structure, tensors, (inputs,))
         return outputs
 
     @torch.no_grad()
     def asks(self, tensors: Params, inputs: Tensor) -> list[Ask]:
-        """Which noise a batch of this shape needs, in the order of the forward."""
-        asked: list[Ask] = []
+        """Which noise a batch of this shape needs: of noisy modules, then of dropouts in the order of the forward."""
+        asked: list[Ask] = list(noise_asks(self.structure, len(inputs)).values())
 
         def note(x: Tensor, ask: Ask) -> Tensor:
             asked.append(ask)

@@ -1,4 +1,4 @@
-"""What a client does to its gradient before it is sent, and what must be said of a defense beside the numbers."""
+"""What a client does to its network, examples and gradient, and what must be said of a defense beside the numbers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Generator, Tensor, nn
+
 from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
+from secateur.config import UPDATES
 from secateur.defenses.accounting import Guarantee
 from secateur.defenses.error_feedback import INNER, ErrorFeedback, upload_of
+from secateur.defenses.precode import Precode, bottleneck_of, with_bottleneck
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Gradient, Knowledge, Params, Turning, Upload
+from secateur.interfaces import Batch, Gradient, Knowledge, Params, Transform, Turning, Upload
 from secateur.models.create import misfit
 from secateur.rows import Row
 
@@ -53,13 +57,28 @@ class Guard:
 def guard_of(defense: Defense, residual: Path | None, seed: int) -> Guard | None:
     """The guard that a defense asks for; a residual goes to those with error feedback."""
     for part in defense.parts:
-        if part.name != "none" and part.method.info["acts_on"] not in ("upload", "residual"):
+        if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
             raise WrongInput("defense", f"{part.name} acts on {part.method.info['acts_on']}, not on what is sent")
     upload = upload_of(defense)
     if upload is None:
         return None
     kept = _read(residual) if residual is not None and defense.acting_on("residual") else None
     return Guard(upload, kept, seed)
+
+
+def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
+    """The network with what a defense puts into it, and that defense; a network that has it already stays."""
+    part = defense.acting_on("model")
+    made: Precode | None = None if part is None else part.make()
+    if made is None or bottleneck_of(net) is not None:
+        return net, made
+    return with_bottleneck(net, classes, rng, made.size), made
+
+
+def transform_of(defense: Defense, mean: Tensor, std: Tensor) -> Transform | None:
+    """What a defense does to the client's examples, where it does anything."""
+    part = defense.acting_on("inputs")
+    return None if part is None else part.make().transform(mean, std)
 
 
 def guarantee_of(defense: Defense) -> Guarantee | None:

@@ -19,9 +19,9 @@ from secateur.chance import derive
 from secateur.client import Client, Target, check_attack, check_shape, scale
 from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput
-from secateur.exposure import attack_labels
+from secateur.exposure import attack_labels, compared_with, marked
 from secateur.given import in_precision
-from secateur.guard import guard_of, remarked
+from secateur.guard import guard_of, protected, remarked, transform_of
 from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Loss, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, judge, summary_rows, target_rows
@@ -91,10 +91,12 @@ def invert(
     if labels == "oracle" and not own:
         raise WrongInput("labels", "an update that was captured comes without its labels; only inferred is possible")
     centre, spread = scale(mean, std, inputs)
+    guarded, classes = defense_of_updates(defense), _classes(model, inputs, targets)
+    model, precode = protected(model, guarded, classes, derive(seed, "initialise", "defense"))
     knowledge = Knowledge(
         model,
         tuple(inputs.shape[1:]),
-        _classes(model, inputs, targets),
+        classes,
         centre,
         spread,
         batch_size=targets[0].size if isinstance(targets[0], Batch) else batch_size or 1,
@@ -105,11 +107,20 @@ def invert(
         generator=generator,
     )
     sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
-    guarded = defense_of_updates(defense)
     guard = guard_of(guarded, None, seed)
-    if guard is not None and (sends_weights or not own):
+    if str(guarded) != "none" and (sends_weights or not own):
         raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
-    client = Client(model, tree.state_of(model), knowledge, sends_weights, labels == "oracle", guard=guard)
+    client = Client(
+        model,
+        tree.state_of(model),
+        knowledge,
+        sends_weights,
+        labels == "oracle",
+        guard=guard,
+        transform=transform_of(guarded, centre, spread),
+        precode=precode,
+        seed=seed,
+    )
     for each in chosen:
         check_attack(each, client, targets[0], derive(seed, "tamper", str(each)))
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
@@ -122,8 +133,11 @@ def _attacked(
 ) -> Inversion:
     """Every attack on all targets, judged."""
     seed = labels["seed"]
-    truths = [target if isinstance(target, Batch) else None for target in targets]
-    found = Inversion([], {}, [])
+    truths, used = (
+        [target if isinstance(target, Batch) else None for target in some]
+        for some in (targets, [client.used(target, number) for number, target in enumerate(targets)])
+    )
+    found, against = Inversion([], {}, []), compared_with(client)
     for number, truth in enumerate(truths):
         if truth is not None:
             shown = flat(attack_labels(labels, labels["extra"], None))
@@ -131,14 +145,15 @@ def _attacked(
             found.figures.extend(gallery.truths(shown, number, pixels, truth.labels.tolist(), images=True))
     for attack in chosen:
         named, numbers = attack_labels(labels, labels["extra"], attack), range(len(targets))
-        outcome = judge(truths, *_reconstructed(client, targets, attack, seed), Scoring(load_weights()))
+        made = _reconstructed(client, targets, attack, seed)
         told = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
-        found.rows.extend(target_rows(named, numbers, outcome))
-        summed = named | {"extra": named["extra"] | told}
-        rows = summary_rows(summed, outcome, derive(seed, "bootstrap"))
-        found.rows.extend(remarked(rows, defense, chosen))
-        found.figures.extend(gallery.shown(flat(named), numbers, outcome, images=True))
-        found.pictures[str(attack)] = [each.guess for each in outcome.alike]
+        outcomes = [judge(each, *made, Scoring(load_weights())) for each in (used, truths)[: len(against)]]
+        for outcome, which in zip(outcomes, against, strict=True):
+            found.rows.extend(target_rows(marked(named, which), numbers, outcome))
+            rows = summary_rows(marked(named, which | told), outcome, derive(seed, "bootstrap"))
+            found.rows.extend(remarked(rows, defense, chosen))
+        found.figures.extend(gallery.shown(flat(named), numbers, outcomes[0], images=True))
+        found.pictures[str(attack)] = [each.guess for each in outcomes[0].alike]
     return found
 
 

@@ -11,7 +11,7 @@ from secateur.chance import derive
 from secateur.client import Client, Target, scale
 from secateur.config import Invert
 from secateur.data.dataset import Dataset
-from secateur.guard import guard_of
+from secateur.guard import guard_of, protected, transform_of
 from secateur.interfaces import Gradient, Knowledge, Weights
 from secateur.models.create import create, load_weights
 from secateur.update_files import read_update
@@ -25,6 +25,7 @@ def stage_of(config: Invert) -> str:
 def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> Client:
     """The client of one seed under a defense: a new model, or the one that was given."""
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
+    net, precode = protected(net, defense, data.classes, derive(seed, "initialise", "defense"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     weights = isinstance(_update(config, net), Weights) if config.update else config.local_steps is not None
@@ -41,7 +42,18 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         local_batch=config.local_batch,
     )
     guard = guard_of(defense, config.residual, seed)
-    return Client(net, tree.state_of(net), knowledge, weights, config.labels == "oracle", config.statistics, guard)
+    return Client(
+        net,
+        tree.state_of(net),
+        knowledge,
+        weights,
+        config.labels == "oracle",
+        config.statistics,
+        guard,
+        transform_of(defense, knowledge.mean, knowledge.std),
+        precode,
+        seed,
+    )
 
 
 def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:

@@ -108,14 +108,14 @@ def test_a_seed_gives_the_same_pictures_and_changes_nothing_that_is_given(dtype)
     one, two, other = (transform(inputs, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
     assert torch.equal(one, two) and not torch.equal(one, other)
     assert torch.equal(inputs, before) and one.dtype == dtype and one.shape == inputs.shape
-    assert 0 <= float(one.min()) and float(one.max()) <= 1
+    assert float(one.min()) >= 0 and float(one.max()) <= 1
 
 
 def test_policies_are_read_and_written():
     for text in (CHOSEN, CONVNET, "5", "1-2/3"):
         assert write_policies(read_policies(text)) == text
     for wrong in ("", "3-x", "3-1-7+43", "3--1"):
-        with pytest.raises(WrongInput, match="policies: .* is not readable; write for example 3-1-7/43-18-18"):
+        with pytest.raises(WrongInput, match=r"policies: .* is not readable; write for example 3-1-7/43-18-18"):
             AutomaticTransformationSearch(wrong)
     with pytest.raises(WrongInput, match="operation 50 is not allowed; there are those from 0 to 49"):
         choice("defense", "ats:policies=3-1-50")

@@ -115,7 +115,7 @@ def shear_y(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
 
 
 def _blend(away: Tensor, levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """away + (1 + sign magnitude) (levels - away), cut off at the ends, in float32 as Pillow does."""
+    """Gives away + (1 + sign magnitude) (levels - away), cut off at the ends, in float32 as Pillow does."""
     factor = (1 + magnitude * sign.double()).float()[:, None, None, None]
     return (away.float() + factor * (levels - away).float()).clamp(0, 255).long()
 
@@ -175,18 +175,13 @@ KINDS: dict[str, tuple[Operate, float, float]] = {  # the magnitudes of the firs
     "brightness": (brightness, 0, 0.5),
     "solarize": (solarize, 256, 0),
 }
-OPERATIONS = tuple(
-    Operation(name, int(step))
-    for name, step in (
-        text.split()
-        for text in (
-            "invert 7, contrast 6, rotate 2, translate-x 9, sharpness 1, sharpness 3, shear-y 2, translate-y 2, "
-            "autocontrast 5, equalize 2, shear-y 5, posterize 5, colour 3, brightness 5, sharpness 9, brightness 9, "
-            "equalize 5, equalize 1, contrast 7, sharpness 5, colour 5, translate-x 5, equalize 7, autocontrast 8, "
-            "translate-y 3, sharpness 6, brightness 6, colour 8, solarize 0, invert 0, equalize 0, autocontrast 0, "
-            "equalize 8, equalize 4, colour 5, equalize 5, autocontrast 4, solarize 4, brightness 3, colour 0, "
-            "solarize 1, autocontrast 0, translate-y 3, translate-y 3, autocontrast 1, solarize 1, equalize 5, "
-            "invert 0, translate-y 3, autocontrast 1"
-        ).split(", ")
-    )
+LISTED = (
+    "invert 7, contrast 6, rotate 2, translate-x 9, sharpness 1, sharpness 3, shear-y 2, translate-y 2, "
+    "autocontrast 5, equalize 2, shear-y 5, posterize 5, colour 3, brightness 5, sharpness 9, brightness 9, "
+    "equalize 5, equalize 1, contrast 7, sharpness 5, colour 5, translate-x 5, equalize 7, autocontrast 8, "
+    "translate-y 3, sharpness 6, brightness 6, colour 8, solarize 0, invert 0, equalize 0, autocontrast 0, "
+    "equalize 8, equalize 4, colour 5, equalize 5, autocontrast 4, solarize 4, brightness 3, colour 0, "
+    "solarize 1, autocontrast 0, translate-y 3, translate-y 3, autocontrast 1, solarize 1, equalize 5, "
+    "invert 0, translate-y 3, autocontrast 1"
 )
+OPERATIONS = tuple(Operation(name, int(step)) for name, step in map(str.split, LISTED.split(", ")))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from secateur.attacks.inversion.labels import classifier
 from secateur.errors import unknown
+from secateur.functional import Noisy
 from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
 
 Adaptive = Literal["none", "support", "layer", "reapply", "mask"]
@@ -66,21 +67,31 @@ def otsu(values: Tensor) -> Tensor:
 
 
 def without_layer(observed: Params, layer: str) -> Params:
-    """The update less one layer's parameters."""
-    layers = sorted({layer_of(name) for name in observed})
-    if layer not in layers:
-        raise unknown("layer", layer, layers)
-    return {name: value for name, value in observed.items() if layer_of(name) != layer}
+    """The update less one layer's parameters; a layer may be a module of several, such as PRECODE's bottleneck."""
+    left = {name: value for name, value in observed.items() if layer_of(name) != layer and not _within(name, layer)}
+    if len(left) == len(observed):
+        raise unknown("layer", layer, sorted({layer_of(name) for name in observed}))
+    return left
 
 
 def defended_layer(observed: Params, net: nn.Module, classes: int) -> str:
-    """The layer whose update has the largest share of zeros; where nothing is zero, the classifier."""
+    """A bottleneck that draws noise, which all who know the network see; else the layer with the most zeros.
+
+    That is the one with the largest share of them; where nothing is zero, the classifier.
+    """
+    noisy: list[str] = [name for name, module in net.named_modules() if isinstance(module, Noisy)]
+    if noisy:
+        return noisy[0]
     zeros: dict[str, list[Tensor]] = {}
     for name, value in observed.items():
         zeros.setdefault(layer_of(name), []).append((value == 0).flatten())
     shares = {layer: float(torch.cat(parts).double().mean()) for layer, parts in zeros.items()}
     emptiest = max(shares, key=shares.__getitem__)
     return emptiest if shares[emptiest] > 0 else classifier(net, classes)
+
+
+def _within(name: str, layer: str) -> bool:
+    return bool(layer) and name.startswith(f"{layer}.")
 
 
 def layer_of(name: str) -> str:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.attacks.inversion.problem import structure
 from secateur.errors import WrongInput
+from secateur.functional import Noisy
 from secateur.interfaces import Knowledge, Params
 
 EDGE = 1e-15  # how near to the end of its range an activation is undone: perturbed updates point beyond it
@@ -86,6 +87,8 @@ class Step(NamedTuple):
 def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
     """The layers in the order of the forward pass, in float64; refuses a network that is no such chain."""
     values = {name: value.double() if value.is_floating_point() else value for name, value in sent.items()}
+    if noisy := [name for name, module in knowledge.net.named_modules() if isinstance(module, Noisy)]:
+        raise _refused(f"{noisy[0]} is a sample of noise that the attacker does not have (precode)")
     steps, before, output = _traced(knowledge, values)
     for step in steps:
         reason = _refusal(step.module)
