@@ -8,11 +8,13 @@ import pytest
 import torch
 from alone import alone, pictures, small
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secateur import tree
 from secateur.config import defense
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
+from secateur.defenses import selection
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback, upload_of
@@ -21,8 +23,10 @@ from secateur.federated import graphs
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.collaborative import TIMES, Training, train_collaboratively
 from secateur.federated.plan import Plan
+from secateur.federated.rounds import Given, Round, _picked
 from secateur.federated.schedules import schedule_of
-from secateur.federated.sending import SendAll
+from secateur.federated.sending import SendAll, capturable
+from secateur.interfaces import Batch
 from secateur.models.create import create
 
 UPLOADS = (
@@ -322,7 +326,47 @@ def test_a_loss_that_is_not_a_number_is_told():
             pass
 
 
-# On a GPU ------------------------------------------------------------------------------------------------------------
+# On a GPU, and what it needs of a step ------------------------------------------------------------------------------
+class Fake(FakeTensorMode):
+    """Tensors without numbers: whoever asks for one fails, as in a CUDA graph."""
+
+    def of(self, values):
+        if isinstance(values, torch.Tensor):
+            return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype)
+        return {name: self.of(value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("text", [text for text in UPLOADS if text != "outpost"])
+def test_a_step_that_is_captured_reads_no_number_back(text, monkeypatch):
+    monkeypatch.setattr(selection, "_without_asking", lambda _: True)
+    plan = plan_of(text)
+    training = training_of(plan, small(dropout=0.3))
+    rounds, given = training.rounds, next(iter(training.feed(1, training.rounds)))
+    assert capturable(plan.upload)
+    with Fake() as fake:
+        for name in ("params", "buffers", "moments"):
+            setattr(rounds, name, fake.of(getattr(rounds, name)))
+        rounds.states = [fake.of(state) for state in rounds.states]
+        rounds.tally.values, rounds.tally.unsent = fake.of(rounds.tally.values), list(map(fake.of, rounds.tally.unsent))
+        users = [
+            Given(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout)), fake.of(user.noise))
+            for user in given.given
+        ]
+        rounds.pick = _picked
+        rounds(Round(users, fake.of(given.rate), fake.of(given.chosen)))
+
+
+def test_a_graph_picks_the_user_that_was_drawn():
+    trees = [{"w": torch.full((2, 2), float(i)), "b": torch.tensor(float(-i))} for i in range(3)]
+    for i in range(3):
+        assert all(torch.equal(v, trees[i][n]) for n, v in _picked(trees, torch.tensor([i])).items())
+
+
+@pytest.mark.parametrize("text", ["soteria", "outpost", "dp"])
+def test_uploads_that_no_graph_can_hold_are_known(text):
+    assert not capturable(upload_of(defense(text)))
+
+
 @needs_cuda
 @pytest.mark.parametrize("text", [*UPLOADS, "soteria"])
 def test_captured_equals_eager_on_a_gpu(text, monkeypatch):

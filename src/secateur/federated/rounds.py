@@ -87,6 +87,7 @@ class Rounds:
         whole = graphs and capturable(plan.upload) and plan.liar is None
         self.by_user = Branches(plan.users, device, parallel=graphs)
         self.by_sender = self.by_user if whole else Branches(plan.users, device, parallel=False)
+        self.pick = _picked if graphs else _taken
         self._gradients = Captured(self.gradients, device) if graphs and not whole else self.gradients
         self._round = Captured(self._plain_round, device) if whole else self._plain_round
 
@@ -140,16 +141,12 @@ class Rounds:
         method = aligned(self.plan.upload)
         if method is None:
             return None
-        if given.chosen.is_cuda and self.plan.liar is None:  # in a graph another user is chosen at every replay
-            everyone = {name: torch.stack([whole[name] for whole in wholes]) for name in wholes[0]}
-            inside = method.positions({name: v.index_select(0, given.chosen)[0] for name, v in everyone.items()})
-        else:
-            user = int(given.chosen)
-            inside = honest = method.positions(wholes[user])
-            if self.plan.liar is not None:
-                inside = self.plan.liar(user, tree.clone(honest))
-                same = [name in inside and torch.equal(inside[name], where) for name, where in honest.items()]
-                self.tally.values["lies"] += not all(same)
+        honest = method.positions(self.pick(wholes, given.chosen))
+        if self.plan.liar is None:
+            return honest
+        inside = self.plan.liar(int(given.chosen), tree.clone(honest))
+        same = [name in inside and torch.equal(inside[name], where) for name, where in honest.items()]
+        self.tally.values["lies"] += not all(same)
         return inside
 
     def _send(self, user: int, grads: Params, given: Given, inside: Mask | None) -> Params:
@@ -177,6 +174,16 @@ class Rounds:
             self.buffers[name].copy_(torch.stack([buffers[name] for buffers in users]).mean(0))
         for name in self.taken:
             self.buffers[name].copy_(users[0][name])
+
+
+def _taken(trees: list[Params], which: Tensor) -> Params:
+    """One of many."""
+    return trees[int(which)]
+
+
+def _picked(trees: list[Params], which: Tensor) -> Params:
+    """The same without asking which: in a graph it is another one at every replay."""
+    return {name: torch.stack([tree[name] for tree in trees]).index_select(0, which)[0] for name in trees[0]}
 
 
 def _statistics(net: nn.Module) -> tuple[list[str], list[str]]:
