@@ -71,10 +71,9 @@ class Rounds:
     """
 
     def __init__(self, net: nn.Module, plan: Plan, state: Params, device: torch.device) -> None:
-        params, buffers = split(net, tree.to(state, device))
         self.net, self.plan = net, plan
-        self.params, self.buffers = tree.clone(params), tree.clone(buffers)
-        self.moments = {name: torch.zeros_like(value) for name, value in params.items()}
+        self.params, self.buffers = (_plain(part, device) for part in split(net, state))
+        self.moments = {name: torch.zeros_like(value) for name, value in self.params.items()}
         self.states = [tree.clone(plan.upload.init(self.params)) for _ in range(plan.users)]
         self.tally = Tally(self.params, plan.users)
         self.number = 0  # rounds so far
@@ -174,6 +173,11 @@ class Rounds:
             self.buffers[name].copy_(torch.stack([buffers[name] for buffers in users]).mean(0))
         for name in self.taken:
             self.buffers[name].copy_(users[0][name])
+
+
+def _plain(tensors: Params, device: torch.device) -> Params:
+    """Copies on the device in plain strides."""
+    return {n: v.detach().to(device).clone(memory_format=torch.contiguous_format) for n, v in tensors.items()}
 
 
 def _taken(trees: list[Params], which: Tensor) -> Params:
