@@ -4,12 +4,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
+from torch import nn
 
-from secateur import catalogue
-from secateur.config import Audit, Invert, choice, read
+import secateur
+from secateur import catalogue, tree
+from secateur.attacks.inversion.updates import gradient_update
+from secateur.chance import derive
+from secateur.client import Client
+from secateur.config import Audit, Invert, choice, defense, inversion, read
 from secateur.defenses.ats import CHOSEN, CONVNET, AutomaticTransformationSearch, read_policies, write_policies
 from secateur.defenses.ats_operations import KINDS, OPERATIONS, Operation
 from secateur.errors import WrongInput
+from secateur.exposure import compared_with
+from secateur.guard import transform_of
+from secateur.interfaces import Batch, Knowledge
+from secateur.models.inversion import lenet_zhu
 
 UP, DOWN = torch.tensor([1]), torch.tensor([-1])
 
@@ -126,3 +135,33 @@ def test_it_acts_on_inputs_and_other_commands_refuse_it():
     assert str(read(Invert, None, {"defense": "ats:policies=5/1-2"}).defense[0]) == "ats:policies=5/1-2"
     with pytest.raises(WrongInput, match="ats acts on updates; use secateur invert"):
         read(Audit, None, {"defense": "ats"})
+
+
+def test_the_client_makes_its_update_of_the_transformed_pictures():
+    net = lenet_zhu((1, 12, 12), 10)
+    mean, std = torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5)
+    raw = Batch(
+        (torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(1)) - mean) / std, torch.tensor([3, 4])
+    )
+    knowledge = Knowledge(net, (1, 12, 12), 10, mean, std, batch_size=2)
+    transform = transform_of(defense("ats+dgp"), mean, std)
+    client = Client(net, tree.state_of(net), knowledge, transform=transform, seed=7)
+    used = client.used(raw, 3)
+    assert torch.equal(used.inputs, transform(raw.inputs, derive(7, "transform", 3))) and used.labels is raw.labels
+    for attack in ("ig:iterations=2", "gi:iterations=2"):  # each sees the same update of a target
+        _, ((view,),) = client.seen(inversion(attack).make(), [raw], None, 3)
+        for name, value in gradient_update(net, tree.state_of(net), used).values.items():
+            assert torch.equal(view.update.values[name], value)
+    assert not torch.equal(client.used(raw, 4).inputs, used.inputs)
+    assert compared_with(client) == [{"against": "used"}, {"against": "raw"}]
+    assert transform_of(defense("dgp"), mean, std) is None
+
+
+def test_a_reconstruction_is_compared_with_what_was_used_and_with_the_raw_picture(rng):
+    inputs = torch.rand(1, 1, 3, 3, generator=rng).mul(255).round() / 255
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 6), nn.LeakyReLU(0.2), nn.Linear(6, 4))
+    batch = Batch(inputs, torch.tensor([3]))
+    report = secateur.invert(net, batch, "r-gap", defense="ats:policies=0")  # the negative of the picture
+    found = {row.extra["against"]: row.value for row in report.rows if row.metric == "mse"}
+    assert found["used"] == pytest.approx(0, abs=1e-6)  # in closed form: the transform does not disturb the gradient
+    assert found["raw"] == pytest.approx(float((1 - 2 * inputs).square().mean()), rel=1e-3)

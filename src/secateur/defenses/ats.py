@@ -29,14 +29,14 @@ class AutomaticTransformationSearch:
     that was used (ATS-R) and with the raw one (ATS-T).
     """
 
-    policies: str = CHOSEN
+    policies: str | int = CHOSEN  # a number alone is a policy of one operation
 
     def __post_init__(self) -> None:
-        read_policies(self.policies)
+        read_policies(str(self.policies))
 
     def transform(self, mean: Tensor, std: Tensor) -> Transform:
         """The transform of inputs (pixels - mean) / std, with (C, 1, 1) mean and std."""
-        return Transformation(read_policies(self.policies), mean, std)
+        return Transformation(read_policies(str(self.policies)), mean, std)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,104 @@
+"""The search for ATS's policies: random triples of operations, kept by how little they show and how well they learn.
+
+Gao et al. 2021. Neither score trains anything or attacks anybody, so that many policies can be judged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from secateur.defenses.ats import Policy, Transformation
+from secateur.defenses.ats_operations import OPERATIONS
+from secateur.errors import WrongInput
+from secateur.functional import Functional, split
+from secateur.interfaces import Batch, Loss, Params
+from secateur.prediction import per_example_gradients
+from secateur.progress import progress
+
+OF_A_POLICY = 3  # operations
+STEPS = 20  # from noise to the picture, so 21 blends
+LEAST = 1e-5  # k, what is added to an eigenvalue
+
+
+class Judged(NamedTuple):
+    """A policy and its scores."""
+
+    policy: Policy
+    privacy: float  # lower shows less
+    accuracy: float  # higher learns better; at most minus the number of examples
+
+
+def search(
+    net: nn.Module,
+    trained: Params,
+    untrained: Params,
+    batch: Batch,
+    mean: Tensor,
+    std: Tensor,
+    rng: Generator,
+    candidates: int = 1600,
+    threshold: float = -85.0,
+) -> list[Judged]:
+    """The policies of three operations that reach an accuracy score of `threshold`, those that show least first.
+
+    The privacy score is of a model that is partly trained, the accuracy score of one that is not; both are of one batch
+    of inputs (pixels - mean) / std, which every policy transforms with the same draws. No accuracy score is above minus
+    the number of examples: the authors' threshold is for about 63, one of each class that is among 100. What is found
+    goes to the defense as `AutomaticTransformationSearch(write_policies(...))`.
+    """
+    if threshold > -batch.size:
+        reach = f"{threshold} cannot be reached with {batch.size} examples"
+        raise WrongInput("threshold", f"{reach}; give at most {-batch.size}, or fewer examples")
+    chosen = torch.randint(len(OPERATIONS), (candidates, OF_A_POLICY), generator=rng)
+    noise = torch.rand(batch.inputs.shape, generator=rng, dtype=batch.inputs.dtype).to(batch.inputs.device)
+    noise = (noise - mean.to(noise)) / std.to(noise)
+    seed = int(torch.randint(2**62, (), generator=rng))
+    found = []
+    with progress("policies judged", candidates) as advance:
+        for policy in map(tuple, chosen.tolist()):
+            used = Transformation((policy,), mean, std)(batch.inputs, Generator().manual_seed(seed))
+            accuracy = accuracy_score(net, untrained, used)
+            if accuracy >= threshold:
+                privacy = privacy_scores(net, trained, Batch(used, batch.labels), noise)
+                found.append(Judged(policy, float(privacy.mean()), accuracy))
+            advance(1)
+    return sorted(found, key=lambda judged: (judged.privacy, judged.policy))
+
+
+def privacy_scores(net: nn.Module, state: Params, batch: Batch, noise: Tensor, loss: Loss = cross_entropy) -> Tensor:
+    """(N,) how soon a blend of noise and a picture has the picture's gradient: low is private.
+
+    Blend i of 0 to 20 is (1 - i/20) noise + i/20 picture; s_i is the cosine of its gradient and the picture's, mean of
+    the parameter tensors; the score is the area under s over i/20, by the trapezoid rule.
+    """
+    found = []
+    share = torch.linspace(0, 1, STEPS + 1, dtype=noise.dtype, device=noise.device).view(-1, *[1] * (noise.ndim - 1))
+    for picture, label, start in zip(batch.inputs, batch.labels, noise, strict=True):
+        blends = Batch(start + share * (picture - start), label.expand(STEPS + 1))
+        grads = per_example_gradients(net, state, blends, loss)
+        cosines = [cosine_similarity(value.flatten(1), value[-1:].flatten(1)) for value in grads.values()]
+        found.append(torch.trapezoid(torch.stack(cosines).mean(0), dx=1 / STEPS))
+    return torch.stack(found)
+
+
+def accuracy_score(net: nn.Module, state: Params, inputs: Tensor) -> float:
+    """How differently a network treats different examples: a guess of how well it will learn from them.
+
+    J holds a row an example, the gradient of the sum of its logits by its pixels; v are the eigenvalues of the
+    correlation matrix of the rows; the score is - sum ln(v + k) + 1 / (v + k), k = 1e-5 (Mellor et al. 2020).
+    """
+    function = Functional(net, training=False, device=inputs.device)
+    params, others = split(net, {name: value.to(inputs.device) for name, value in state.items()})
+    leaf = inputs.detach().clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(function(params | others, leaf).sum(), leaf)
+    return eigenvalue_score(torch.corrcoef(slopes.flatten(1).double()))
+
+
+def eigenvalue_score(correlations: Tensor) -> float:
+    """The score of a correlation matrix; 0 stands for the correlation with an example that has no slope at all."""
+    values = torch.linalg.eigvalsh(correlations.nan_to_num(0, 0, 0)).clamp_min(0) + LEAST
+    return -float((values.log() + 1 / values).sum())
