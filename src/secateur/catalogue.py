@@ -24,6 +24,7 @@ PACKAGES = {
     "inversion": "secateur.attacks.inversion",
     "defense": "secateur.defenses",
     "pruner": "secateur.pruning",
+    "base-pruning": "secateur.federated.base",
     "model": "secateur.models",
     "dataset": "secateur.data",
     "study": "secateur.studies",
