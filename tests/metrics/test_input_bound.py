@@ -4,11 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from secateur.attacks.inversion.ig import IG
 from secateur.attacks.inversion.updates import gradient_update
+from secateur.data.embedded import digits
 from secateur.defenses.dgp import DualGradientPruning
+from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch
-from secateur.metrics.gradient_distance import distance
+from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
+from secateur.metrics.attack_bounds import cosine_on_support
+from secateur.metrics.gradient_distance import cosine_distance, distance, gamma_1
 from secateur.metrics.input_bound import InputBound, gradient_map, reconstruction_bound, violations
 from secateur.models.create import create
 from secateur.tree import state_of
@@ -67,6 +71,39 @@ def test_near_the_truth_it_holds_where_phi_is_smooth(rng):
     moves = [1e-4 * torch.randn(1, 1, 8, 8, generator=rng, dtype=torch.float64) for _ in range(5)]
     found = [reconstruction_bound(net, state_of(net), truth, truth.inputs + move, rng) for move in moves]
     assert violations(found).value == 0
+
+
+class Silent:
+    def advance(self, iterations):
+        pass
+
+    def load(self):
+        return None
+
+    def save(self, state, pictures):
+        pass
+
+
+@pytest.mark.parametrize("upload", [TopK(), DualGradientPruning()], ids=["top-k", "dgp"])
+def test_a_real_attack_finds_a_gradient_nearer_to_the_true_one_than_what_was_sent(upload, rng):
+    """So ||grad W - g|| limits nothing: what comes back has not the gradient that was sent, but one of a picture."""
+    net = create("lenet-zhu", (1, 8, 8), 10, rng).eval()
+    state, middle = state_of(net), torch.full((1, 1, 1), 0.5)
+    data = digits()
+    truths = [Batch(data.inputs[i : i + 1] * 0.376 / 0.5 - 0.39, data.labels[i : i + 1]) for i in range(2)]
+    known = Knowledge(net, (1, 8, 8), 10, middle, middle, labels=data.labels[:2, None])
+    gradients = [gradient_update(net, state, truth).values for truth in truths]
+    sent = [upload.compress(gradient) for gradient in gradients]
+    views = [[ServerView(state, Gradient(each))] for each in sent]
+    found = dict(IG(iterations=150, tv=1e-3).reconstruct(views, known, rng, Silent()))
+    bounds = []
+    for i, (truth, gradient) in enumerate(zip(truths, gradients, strict=True)):
+        guess = found[i].batch.inputs
+        reached = cosine_distance(gradient_update(net, state, Batch(guess, truth.labels)).values, gradient)
+        assert reached < cosine_on_support(0.0, gamma_1(gradient, sent[i]).whole) / 2
+        bounds.append(reconstruction_bound(net, state, truth, guess, rng, sent[i]))
+    assert violations(bounds).value == 0  # Eq. 2 itself held
+    assert all(bound.gradients < bound.sent for bound in bounds)
 
 
 def test_violations_are_counted_with_an_interval():

@@ -10,7 +10,7 @@ from secateur.models.create import create
 from secateur.tree import state_of
 
 
-@pytest.mark.parametrize("name", ["lenet-zhu", "cnn6"])
+@pytest.mark.parametrize("name", ["lenet-zhu", "cnn6", "digits-cnn"])
 def test_the_norm_of_the_map_from_input_to_gradient_is_that_of_its_explicit_jacobian(name, rng):
     net = create(name, (1, 8, 8), 4, rng).double()
     inputs = torch.rand(1, 1, 8, 8, generator=rng, dtype=torch.float64)
