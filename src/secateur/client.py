@@ -21,9 +21,6 @@ from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Par
 Target = Batch | Gradient | Weights  # examples of which the client makes an update, or one that was captured
 
 
-TAKEN = {"sample": "one sample of its own", "mean": "the mean"}
-
-
 @dataclass(frozen=True, eq=False)
 class Client:
     """What does not differ between the updates of one client."""
@@ -61,7 +58,8 @@ class Client:
         if self.tells_statistics:
             how = self.knowledge.batchnorm
             statistics = [statistics_of(net, self._held(net, sent, batch, i), batch, how) for i, batch in batches]
-        known = replace(self.against(attack).knowledge, net=self._imagined(net), labels=labels, statistics=statistics)
+        told = self.against(attack).knowledge
+        known = replace(told, net=self._imagined(net, attack), labels=labels, statistics=statistics)
         return known, [[ServerView(sent, update)] for update in updates]
 
     def used(self, target: Target, number: int) -> Target:
@@ -89,9 +87,9 @@ class Client:
         """What was sent, with the noise of noisy modules that the client draws for itself."""
         return sent | noise_of(net, batch.size, derive(self.seed, "noise", number))
 
-    def _imagined(self, net: nn.Module) -> nn.Module:
-        """The network as the attacker runs it, who has no part in the client's noise."""
-        if self.precode is None or self.precode.attacker == "mean":
+    def _imagined(self, net: nn.Module, attack: InversionAttack) -> nn.Module:
+        """The network as the attacker runs it, without the client's noise: a sample of its own, or the mean."""
+        if self.precode is None or getattr(attack, "adaptive", "none") != "none":
             return net
         return with_noise(net, noise_of(net, self.knowledge.batch_size, derive(self.seed, "noise", "attacker")))
 
@@ -113,7 +111,6 @@ class Client:
         told += ["the client's steps and learning rate"] if self.sends_weights else []
         told += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         told += ["the client's compression"] if self.knowledge.compression is not None else []
-        told += [f"none of the client's noise (it takes {TAKEN[self.precode.attacker]})"] if self.precode else []
         return ", ".join(told)
 
 

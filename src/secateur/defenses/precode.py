@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor, fx, nn
@@ -25,13 +24,13 @@ class Precode:
     Acts on: the model. Features become the mean and the deviation of `size` normal variables, of which a sample, in
     evaluation too, is decoded again. Training adds beta times their divergence from N(0, 1); the gradient that
     `secateur invert` attacks is without that term, as dgp's authors ran it, unless `divergence` asks for it. The noise
-    never leaves the client: an attacker who matches gradients draws one sample of its own, or takes the mean.
+    never leaves the client: a plain attacker draws one sample of its own for all trials, and an adaptive one takes the
+    mean and leaves the layers out of the matching whose gradients are products of the noise.
     """
 
     size: int = 256  # K
     beta: float = 1e-3
     divergence: bool = False  # whether the attacked gradient is of the loss with beta KL
-    attacker: Literal["sample", "mean"] = "sample"
 
     def __post_init__(self) -> None:
         if self.size < 1:

@@ -75,13 +75,15 @@ def without_layer(observed: Params, layer: str) -> Params:
 
 
 def defended_layer(observed: Params, net: nn.Module, classes: int) -> str:
-    """A bottleneck that draws noise, which all who know the network see; else the layer with the most zeros.
+    """What draws noise together with the layer behind it, as all see who know the network; else the emptiest layer.
 
-    That is the one with the largest share of them; where nothing is zero, the classifier.
+    The gradients of PRECODE's bottleneck and of the classifier behind it are products of its noise (Scheliga et al.
+    2023 leave them out). The emptiest layer is the one whose update has the largest share of zeros; where nothing is
+    zero, the classifier.
     """
     noisy: list[str] = [name for name, module in net.named_modules() if isinstance(module, Noisy)]
     if noisy:
-        return noisy[0]
+        return noisy[0].rpartition(".")[0] or noisy[0]
     zeros: dict[str, list[Tensor]] = {}
     for name, value in observed.items():
         zeros.setdefault(layer_of(name), []).append((value == 0).flatten())
