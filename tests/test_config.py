@@ -106,6 +106,14 @@ def test_hyper_parameters_become_what_their_annotations_say():
         choice("defense", "ppb:strength=[")
 
 
+def test_a_hyper_parameter_may_be_a_function_of_the_users():
+    made = choice("inversion", "ggl:generator=own.module:function:iterations=3")
+    assert made.make().generator == "own.module:function" and made.make().iterations == 3
+    assert choice("inversion", str(made)) == made
+    with pytest.raises(WrongInput, match="name:key=value"):
+        choice("inversion", "ggl:fast")
+
+
 def test_overrides_that_make_no_sense_are_one_sentence():
     for text, expected in (("train.epochs=[", "not readable"), ("model.a=1", "no parts")):
         with pytest.raises(WrongInput, match=expected):

@@ -1,5 +1,7 @@
 """The job of `secateur invert`, with a small attack of the tests' own."""
 
+import sys
+
 import pytest
 import torch
 
@@ -163,3 +165,20 @@ def test_a_generator_never_learns_from_a_target():
         assert public and not public & set(rows_of(config, data, 0).flatten().tolist())
     with pytest.raises(WrongInput, match="targets: leave no row to train a generator on"):
         plan(settings(targets=1797, attack="ggl"))
+
+
+def test_a_generator_of_the_users_own_is_asked_again_when_its_source_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "own_pictures.py"
+    made = "def pictures(z, y):\n    return {} * z[:, :64].sigmoid().view(-1, 1, 8, 8)\n"
+    ggl = settings(attack="ggl:generator=own_pictures:pictures:iterations=1", targets=1)
+
+    def artifacts():
+        monkeypatch.delitem(sys.modules, "own_pictures", raising=False)
+        run_invert(ggl, tmp_path / "run")
+        return len(list((tmp_path / "run" / "artifacts").iterdir()))
+
+    source.write_text(made.format(1.0))
+    assert artifacts() == artifacts() == 1
+    source.write_text(made.format(0.25))
+    assert artifacts() == 2

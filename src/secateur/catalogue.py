@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -130,6 +131,16 @@ class Choice:
     def __str__(self) -> str:
         values = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.arguments)
         return ":".join([self.name, *(f"{key}={value}" for key, value in values)])
+
+
+def split(text: str) -> list[str]:
+    """A choice's text as its name and its `key=value` parts.
+
+    Example:
+        >>> split("ggl:generator=module:function:iterations=3")
+        ['ggl', 'generator=module:function', 'iterations=3']
+    """
+    return re.split(r":(?=[^:=]*=)", text.strip())
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def choice(kind: str, value: Any) -> Choice:
     if isinstance(value, Choice):
         return value
     if isinstance(value, str):
-        name, *pairs = value.strip().split(":")
-        if any("=" not in pair for pair in pairs):
+        name, *pairs = catalogue.split(value)
+        if ":" in name:
             raise WrongInput(kind, f"{value!r} is not readable; write name or name:key=value")
         given = {key: _yaml(f"{kind}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)}
     elif isinstance(value, Mapping) and isinstance(value.get("name"), str):

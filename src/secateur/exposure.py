@@ -14,7 +14,7 @@ from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
 from secateur.client import Client, Target
 from secateur.config import Invert
-from secateur.generators import learnt_from, needs_generator, with_trained
+from secateur.generators import generator_key, needs_generator, with_trained
 from secateur.guard import guarantee_of, remarked
 from secateur.interfaces import Batch, Reconstruction
 from secateur.judging import flat
@@ -129,7 +129,7 @@ class Exposure:
             | {name: None if path is None else file_key(path) for name, path in files.items()}
             | {name: getattr(config, name) for name in names}
             | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
-            | ({"generator": learnt_from(config, self.bench)} if needs_generator(attack) else {})
+            | generator_key(attack, config, self.bench)
         )
 
     def _groups(self) -> list[range]:

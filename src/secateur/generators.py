@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from secateur.attacks.inversion.generator import train_generator
 from secateur.attacks.inversion.wgan import Generator
-from secateur.bench import Bench
-from secateur.catalogue import Choice
+from secateur.bench import Bench, file_key
+from secateur.catalogue import Choice, users_own
 from secateur.chance import derive
 from secateur.client import Client
 from secateur.config import Invert
@@ -24,6 +26,15 @@ from secateur.targets import public_rows
 def needs_generator(attack: Choice) -> bool:
     """Whether the run must train one: the attack needs it, and the user gave none."""
     return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
+
+
+def generator_key(attack: Choice, config: Invert, bench: Bench) -> dict[str, Any]:
+    """What a stage of this attack depends on for its generator: how it was trained, or the user's own source."""
+    if needs_generator(attack):
+        return {"generator": learnt_from(config, bench)}
+    own = dict(attack.arguments).get("generator")
+    source = None if own is None else inspect.getsourcefile(users_own("generator", own))
+    return {} if source is None else {"generator": file_key(Path(source))}
 
 
 def with_untrained(client: Client, config: Invert) -> Client:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from secateur.catalogue import split
 from secateur.report.figures import DASHES
 from secateur.report.measures import PICTURE, shown
 from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
@@ -186,7 +187,7 @@ def _guess(figure: Labels) -> Picture:
         told = ["nothing found", *told]
     if figure.get("unfinished"):
         told = ["unfinished", *told]
-    attack, *set_ = str(figure["attack"]).split(":")
+    attack, *set_ = split(str(figure["attack"]))
     told = [*set_, *(["labels told"] if figure["labels"] == "oracle" else []), *told]
     believed = [] if figure["label"] is None else [f"label {figure['label']}"]
     return Picture(name({**figure, "attack": attack}), figure["png"], told + believed)
