@@ -20,6 +20,7 @@ from secateur.metrics.gradient_distance import (
     printed_lower_bound,
     relative_distance,
     top_bounds,
+    top_sent,
 )
 
 HEAVY = st.floats(0, 6)  # the power that entries are raised to: from even to a few that hold everything
@@ -105,6 +106,15 @@ def test_equation_22_by_hand():
     kept = torch.tensor([2.0, 2.0, 0.0, 0.0])  # of (2, 2, 2, 2): half of the entries
     assert float(kept.norm()) / 4 == pytest.approx(top_bounds(0.5).kept_tight)
     assert top_bounds(0.5).kept_at_least == pytest.approx(1 - math.sqrt(0.5))
+
+
+def test_dgp_sends_none_of_the_largest_until_a_residual_lies_above_them():
+    upload = ErrorFeedback(DualGradientPruning(k1=0.25, k2=0.25))
+    once, then = {"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}, {"w": torch.tensor([0.0, 4.0, 1.0, 2.0])}
+    sent, state = upload(once, upload.init(once), None)
+    assert top_sent(once, sent, 0.25) == 0
+    sent, state = upload(then, state, None)  # X = (9, 5, 1, 2): the 9 is in the way, and the 4 goes out
+    assert sent["w"].tolist() == [0, 5, 0, 2] and top_sent(then, sent, 0.25) == 1
 
 
 def test_the_sum_of_the_other_logits_gradients_is_the_true_ones():

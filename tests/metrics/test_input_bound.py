@@ -106,6 +106,18 @@ def test_a_real_attack_finds_a_gradient_nearer_to_the_true_one_than_what_was_sen
     assert all(bound.gradients < bound.sent for bound in bounds)
 
 
+def test_with_relu_the_gradient_jumps_and_no_norm_bounds_it(rng):
+    """phi of relu(w x + b): on the dead side 0, on the other (x, 1), however near they are."""
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU()).double()
+    nn.init.ones_(net[0].weight)
+    nn.init.zeros_(net[0].bias)
+    truth = Batch(torch.tensor([[1e-3]], dtype=torch.float64), torch.tensor([0]))
+    found = reconstruction_bound(
+        net, state_of(net), truth, -truth.inputs, rng, points=2, loss=lambda outputs, labels: outputs.sum()
+    )
+    assert found.norm == pytest.approx(1) and found.gradients > 1 > 100 * found.error and found.violated
+
+
 def test_violations_are_counted_with_an_interval():
     broken, kept = InputBound(1.0, 4.0, 1.0, 2.0), InputBound(3.0, 4.0, 8.0, 2.0)
     assert violations([broken, kept]).value == 0.5 and violations([broken, kept], by_sent=True).value == 0.5

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.defenses.selection import counts
+from secateur.defenses.selection import counts, largest
 from secateur.interfaces import Params
 
 
@@ -66,6 +66,24 @@ def gamma_1(accumulated: Params, sent: Params) -> Gamma:
     lost = _norms(list(_difference(accumulated, sent).values())).square()
     shares = dict(zip(accumulated, map(_ratio, lost.tolist(), before.tolist()), strict=True))
     return Gamma(_ratio(float(lost.sum()), float(before.sum())), max(shares.values(), default=0.0), shares)
+
+
+def top_sent(gradient: Params, sent: Params, k1: float) -> float:
+    """The share of a gradient's own largest k1 entries, tensor by tensor, that are sent nonetheless.
+
+    DGP promises 0. With error feedback it ranks gradient + residual: where starved entries fill the top for good, this
+    round's largest ones are below them and are sent.
+
+    Example:
+        >>> top_sent({"w": torch.tensor([5.0, 9.0, 1.0, 2.0])}, {"w": torch.tensor([5.0, 0.0, 0.0, 0.0])}, 0.5)
+        0.5
+    """
+    found = total = 0
+    for name, value in gradient.items():
+        first, _ = counts(value.numel(), k1, 0)
+        top = largest(value.abs().flatten(), first)
+        found, total = found + int((top & (sent[name].flatten() != 0)).sum()), total + first
+    return found / total if total else 0.0
 
 
 def printed_lower_bound(k1: float, k2: float) -> float:

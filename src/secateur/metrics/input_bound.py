@@ -1,6 +1,7 @@
 """How near a reconstruction can be to its picture: dgp Proposition 1, measured on real ones.
 
-The proof takes x -> gradient for linear. It is not, so this is a rule of thumb whose exceptions are counted.
+The proof takes x -> gradient for linear. It is not, and with ReLU or max-pooling it even jumps, which no derivative
+sees; so this is a rule of thumb whose exceptions are counted.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def reconstruction_bound(
 
     Phi is the map from input to gradient. `guess` is x', matched to the truth row by row; the true labels stand on
     both sides. The norm is taken at x, as in the paper. With more `points` it is the largest at so many places on the
-    way from x to x', both ends included: by the mean value inequality Eq. 2 then holds, but for the places in between.
-    Only the evaluator may call it.
+    way from x to x', both ends included: by the mean value inequality Eq. 2 then holds for a smooth network, but for
+    the places in between. Only the evaluator may call it.
     """
     if guess.shape != truth.inputs.shape:
         found, wanted = tuple(guess.shape), tuple(truth.inputs.shape)
