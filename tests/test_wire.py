@@ -215,14 +215,20 @@ def test_a_mask_is_bool():
 
 # Broken messages -------------------------------------------------------------------------------------------------
 UPDATE = {
-    "w": sparse((30, 100), 0.2),
-    "b": torch.ones(10),
-    "s": torch.tensor([0.0, 1.0, 0.0]),
-    "g": sparse((999,), 0.02),
+    "entropy": sparse((30, 100), 0.2),
+    "all": torch.ones(10),
+    "gaps": sparse((9_999,), 0.01),
+    "runs": (torch.arange(9_000) // 1_000 % 2).to(torch.int8),
+    "dense": torch.cat([torch.ones(300), torch.zeros(1)]).to(torch.int8),
+    "bitmap": exactly(512, 0.5),
 }
 SHAPES = shapes_of(UPDATE)
 DATA = encode(UPDATE)
 VALUES = struct.pack("<2f", 1.0, 2.0)
+
+
+def test_what_is_fuzzed_has_every_coding():
+    assert set(codings(UPDATE)) == set(Coding)
 
 
 def entry(**changes: object) -> Entry:

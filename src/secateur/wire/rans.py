@@ -29,12 +29,12 @@ OVERHEAD = 8  # bytes of a stream beyond what its bitmaps cost, at most
 
 def lanes(size: int) -> int:
     """How many states share `size` bytes: each takes its share of the steps, and adds 4 bytes."""
-    return max(1, min(256, size // 4096))
+    return max(1, min(256, size // 2048))
 
 
 def cost(size: int, entropy: float) -> float:
     """Bytes that a bitmap of `size` bytes and so many bits of entropy adds to a stream, about."""
-    return entropy / 8 + size / 1024
+    return entropy / 8 + size / 512
 
 
 def encode(symbols: Bytes, models: Sequence[Model]) -> bytes:
