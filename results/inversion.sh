@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# The measurements of results/inversion.md, side by side on one GPU and its host's processors.
+#   results/inversion.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/ and lpips/; CHAIN is a function below
+# What is stopped goes on where it was. Each finished run leaves OUT/done/NAME.jsonl.
+set -u
+data=$1 out=$2
+shift 2
+mkdir -p "$out/done"
+export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
+cifar="--data cifar10 --device cuda --targets 20"
+
+invert() { # invert NAME ARGUMENTS...
+  local name=$1 begun=$SECONDS
+  shift
+  python3 -m secateur invert --out "$out/$name" $cifar "$@" >"$out/$name.log" 2>&1
+  echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
+  cp "$out/$name/results.jsonl" "$out/done/$name.jsonl"
+}
+measure() { # measure NAME ARGUMENTS...: a benchmark
+  local name=$1 begun=$SECONDS
+  shift
+  python3 benchmarks/invert.py --json "$out/done/$name.json" "$@" >"$out/$name.log" 2>&1
+  echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
+}
+
+speed() { # alone on the GPU: ratios to the plain loop
+  measure speed --device cuda --models lenet-zhu cnn6 vgg11-bn resnet18 --targets 20 64 --iterations 60
+}
+networks() { # IG on four untrained networks
+  for model in resnet18 vgg11-bn cnn6 lenet-zhu; do
+    invert "ig-$model" --model $model --attack ig,ig-geiping,ig-dgp
+  done
+}
+attacks() { # the others, each on the network that its source or the paper attacks it on
+  invert rob --model resnet18 --batch-size 9 --attack rob
+  invert rgap --model cnn6 --attack r-gap
+  invert gi --model resnet18 --attack gi-dgp:iterations=2500,gi-dgp,gi:iterations=2500
+  invert dlg --model lenet-zhu --attack dlg,idlg
+  invert sgi --model cnn6 --local-steps 1 --learning-rate .1 --attack sgi,gi-priprune
+}
+prior() { # a generator of the project's own, then GGL through it
+  invert ggl --model lenet-zhu --set generator_steps=20000 --attack ggl,ggl:search=gradient
+}
+peers() { # the same targets and iterations by breaching: two networks on processors, two on the GPU
+  measure peer-lenet-zhu --quality --device cpu --models lenet-zhu &
+  measure peer-cnn6 --quality --device cpu --models cnn6 &
+  measure peer-vgg11-bn --quality --device cuda --models vgg11-bn &
+  measure peer-resnet18 --quality --device cuda --models resnet18 &
+  wait
+}
+
+for chain in "$@"; do $chain & done
+wait
