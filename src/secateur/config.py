@@ -29,6 +29,7 @@ from secateur.errors import WrongInput, unknown
 from secateur.training import Recipe
 
 UPDATES = ("upload", "residual", "inputs", "model")  # places of defenses that act where an update is made
+FEDERATED = ("client",)  # places that only a federation has
 
 
 class _Base(BaseModel):
@@ -81,7 +82,7 @@ def defense(value: Any) -> Defense:
 
 def defense_of_models(value: Any) -> Defense:
     """A defense of a trained model; one that acts on updates is refused."""
-    made = defense(value)
+    made = _outside_federations(defense(value))
     for part in made.parts:
         if part.method.info["acts_on"] in UPDATES:
             raise WrongInput("defense", f"{part.name} acts on updates; use secateur invert")
@@ -92,11 +93,18 @@ def defense_of_updates(value: Any) -> Defense:
     """A defense of what a client sends, or `none`; one that acts on training is refused."""
     from secateur.defenses.error_feedback import upload_of
 
-    made = defense(value)
+    made = _outside_federations(defense(value))
     for part in made.parts:
         if part.method.info["acts_on"] not in UPDATES and part.name != "none":
             raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
     upload_of(made)  # what cannot be joined is refused now
+    return made
+
+
+def _outside_federations(made: Defense) -> Defense:
+    for part in made.parts:
+        if part.method.info["acts_on"] in FEDERATED:
+            raise WrongInput("defense", f"{part.name} acts on the clients of a federation; use secateur federate")
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import secateur
 from secateur import catalogue
-from secateur.config import UPDATES
+from secateur.config import FEDERATED, UPDATES
 from secateur.errors import WrongInput
 
 ALL = [(kind, name) for kind in catalogue.PACKAGES for name in catalogue.methods(kind)]
@@ -47,7 +47,7 @@ def test_every_method_says_what_it_is(kind, name):
 @pytest.mark.parametrize("name", catalogue.methods("defense"))
 def test_every_defense_says_where_it_acts(name):
     entry = catalogue.find("defense", name)
-    assert entry.info["acts_on"] in ("recipe", "loss", "fine-tuning", "training", *UPDATES)
+    assert entry.info["acts_on"] in ("recipe", "loss", "fine-tuning", "training", *UPDATES, *FEDERATED)
     assert "Acts on:" in (entry.make.__doc__ or "")
 
 
