@@ -19,7 +19,9 @@ from secateur.attacks.inversion.objective import Matching
 from secateur.attacks.inversion.problem import Problem, structure
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.client import Client
-from secateur.config import defense, inversion
+from secateur.config import Invert, defense, inversion, read
+from secateur.data.dataset import Dataset
+from secateur.defenses.ats import AutomaticTransformationSearch
 from secateur.defenses.precode import (
     Bottleneck,
     Precode,
@@ -32,6 +34,9 @@ from secateur.defenses.precode import (
     with_noise,
 )
 from secateur.errors import WrongInput
+from secateur.federated.collaborative import Training
+from secateur.federated.plan import Plan
+from secateur.federated.schedules import Schedule
 from secateur.functional import Functional, noise_of
 from secateur.interfaces import Batch, Knowledge
 from secateur.inverting import run_invert
@@ -135,6 +140,20 @@ def test_it_trains_with_its_divergence_and_a_seed_repeats_it(net, batch):
             torch.testing.assert_close(value, runs[0][0].state[name])
 
 
+def test_users_train_together_under_it_and_under_ats(rng):
+    inputs, labels = torch.rand(12, 1, 8, 8, generator=rng), torch.randint(4, (12,), generator=rng)
+    plain = nn.Sequential(nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4))
+    net, loss = with_divergence(with_bottleneck(plain, 4, rng, 8), nn.functional.cross_entropy, 1e-3)
+    data = Dataset("few", inputs, labels, 4, 8, mean=(0.0,), std=(1.0,))
+    transform = AutomaticTransformationSearch().transform(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    plan = Plan(2, schedule=Schedule(2, ((1, 0.1),)), batch_size=2, transform=transform, loss=loss)
+    rows = [
+        [{**epoch.row, "seconds": 0} for epoch in Training(net, data, plan, torch.Generator().manual_seed(1)).epochs()]
+        for _ in range(2)
+    ]
+    assert rows[0] == rows[1] and "test_accuracy" in rows[0][-1]
+
+
 def test_the_divergence_is_added_to_the_loss(net, batch):
     both, loss = with_divergence(net, nn.functional.cross_entropy, 0.5)
     outputs = both(batch.inputs)
@@ -231,8 +250,6 @@ def test_from_python_with_every_kind_of_defense_at_once(rng):
 
 
 def test_the_command(tmp_path):
-    from secateur.config import Invert, read
-
     config = read(
         Invert,
         None,
