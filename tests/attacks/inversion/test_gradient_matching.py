@@ -230,6 +230,12 @@ def test_wrong_input_is_refused_before_any_work():
     for change, match in (
         ({"iterations": 0}, "iterations"),
         ({"restarts": 0}, "restarts"),
+        ({"learning_rate": 0.0}, "learning_rate: 0.0 is not allowed"),
+        ({"learning_rate": float("nan")}, "learning_rate: nan is not allowed"),
+        ({"tv": -1.0}, "tv: -1.0 is not allowed"),
+        ({"noise": -0.1}, "noise: -0.1 is not allowed"),
+        ({"retries": -1}, "retries: -1 is not allowed"),
+        ({"engine": "warp"}, "engine: 'warp' is not known"),
         ({"labels": "oracle"}, "true labels"),
         ({"adaptive": "layer", "layer": "9"}, "layer: '9' is not known"),
     ):
@@ -239,6 +245,29 @@ def test_wrong_input_is_refused_before_any_work():
         QUICK.check(replace(known, batch_size=0), view)
     QUICK.check(known, view)
     assert QUICK.tamper(known.net, view.sent, known, scenes.rng()) == (known.net, view.sent)
+
+
+def test_the_only_layer_cannot_be_left_out():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).double()
+    view = scenes.view(net, scenes.batch(0))
+    with pytest.raises(WrongInput, match="adaptive: layer leaves nothing to match: 1 is the only one"):
+        replace(QUICK, adaptive="layer").check(scenes.knowledge(net), view)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_a_parameter_that_the_network_does_not_use_is_matched_as_zero(engine):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spare, self.last = nn.Linear(2, 2), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.last(x.flatten(1))
+
+    net = Odd().double()
+    targets = [[scenes.view(net, scenes.batch(0))]]
+    (found,) = run(replace(QUICK, engine=engine), targets, scenes.knowledge(net))
+    assert found.loss < found.curve[0][1] / 5
 
 
 def test_presets_carry_their_sources_numbers():

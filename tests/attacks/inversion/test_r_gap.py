@@ -151,6 +151,13 @@ def test_hidden_linear_layers_with_bias(shape, rng):
     assert error(truth, found) < 1e-6
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_layer_alone_is_read_off(bias, rng):
+    truth, (found,) = mount(nn.Sequential(nn.Flatten(), nn.Linear(12, 4, bias=bias)), (3, 2, 2), 4, rng)
+    assert error(truth, [found]) < 1e-9 and torch.equal(found.batch.labels, truth.labels)
+    assert found.loss < 1e-9 and found.note == "read off the only layer"
+
+
 def test_an_mlp_and_a_hundred_classes(rng):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ELU(), nn.Linear(32, 100, bias=False))

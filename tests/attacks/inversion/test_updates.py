@@ -106,3 +106,20 @@ def test_updates_that_do_not_fit_are_refused(net, batch):
     refused(Weights(whole), "learning_rate")
     with pytest.raises(WrongInput, match="empty"):
         gradient_update(net, state, batch.take(torch.zeros(3, dtype=torch.bool)))
+
+
+def test_a_parameter_that_is_not_used_has_a_gradient_of_zero_and_others_none_is_refused(rng):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spare, self.last = nn.Linear(2, 2), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.last(x.flatten(1))
+
+    net, batch = Odd(), Batch(torch.randn(2, 1, 2, 2, generator=rng), torch.tensor([0, 2]))
+    values = gradient_update(net, tree.state_of(net), batch).values
+    assert not values["spare.weight"].any() and values["last.weight"].any()
+    net.forward = lambda x: torch.zeros(len(x), 3)
+    with pytest.raises(WrongInput, match="model: its answers do not depend"):
+        gradient_update(net, tree.state_of(net), batch)

@@ -57,6 +57,8 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     elif attack.adaptive == "layer":
         layer = attack.layer or adaptive.defended_layer(observed[0], knowledge.net, knowledge.classes)
         observed = [adaptive.without_layer(one, layer) for one in observed]
+        if not observed[0]:
+            raise WrongInput("adaptive", f"layer leaves nothing to match: {layer} is the only one; take another")
         notes.append(f"adaptive: the layer {layer} is left out of the matching")
     elif attack.adaptive == "reapply":
         compression, note = adaptive.compression_of(observed[0], knowledge)

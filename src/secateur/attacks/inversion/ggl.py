@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -61,6 +62,8 @@ class GGL(GradientMatching):
                 raise WrongInput(name, "ggl does not move pictures themselves; allowed: 0")
         if self.population < 4:
             raise WrongInput("population", f"{self.population} is not allowed; give a whole number from 4")
+        if not 0 < self.sigma < math.inf or not 0 <= self.kl < math.inf:
+            raise WrongInput("sigma", f"{self.sigma} and kl {self.kl} are not allowed; give sigma above 0, kl from 0")
         super().check(knowledge, view)
         like = next(iter(view.update.values.values()))
         check_generator(self.pictures(knowledge, like), knowledge.input_shape, like, self.search == "gradient")

@@ -5,6 +5,7 @@ The presets (dlg.py, idlg.py, ig.py, gi.py, sgi.py) are this class with their so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,13 +16,12 @@ from torch import Generator, Tensor, nn
 from secateur.attacks.inversion import labels as label_rules
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.aims import Aim, aim_at, grouped, problems
-from secateur.attacks.inversion.engines.choose import engine_for
+from secateur.attacks.inversion.engines.choose import choose, engine_for
 from secateur.attacks.inversion.engines.memory import halving
 from secateur.attacks.inversion.lbfgs import LBFGS
 from secateur.attacks.inversion.loop import StepRule, Trials
 from secateur.attacks.inversion.objective import Distance, Matching
 from secateur.attacks.inversion.steps import Adam, Schedule, learning_rates
-from secateur.attacks.inversion.updates import observed_gradient
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
 
@@ -54,14 +54,23 @@ class GradientMatching:
     engine: str = "auto"
 
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
-        """Refuse an update that does not fit, labels that cannot be had, a layer that is not there."""
+        """Refuse an update that does not fit, labels that cannot be had, a layer or an engine that is not there."""
+        self._check_numbers()
+        if knowledge.batch_size < 1:
+            raise WrongInput("batch_size", f"{knowledge.batch_size} is not allowed; an update has at least one example")
+        aim = aim_at(self, [view], knowledge, 0)
+        for problem, _ in problems([aim], knowledge, 1):
+            choose(problem, next(iter(aim.observed[0].values())).device, self.engine)
+
+    def _check_numbers(self) -> None:
         for name in ("iterations", "restarts"):
             if getattr(self, name) < 1:
                 raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
-        if knowledge.batch_size < 1:
-            raise WrongInput("batch_size", f"{knowledge.batch_size} is not allowed; an update has at least one example")
-        observed_gradient(view, knowledge)
-        aim_at(self, [view], knowledge, 0)
+        if not 0 < self.learning_rate < math.inf:
+            raise WrongInput("learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
+        for name in ("scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "retries"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
 
     def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
         """A passive attacker's: unchanged."""

@@ -52,10 +52,8 @@ class RGap:
         """Refuse batches, several local steps, and networks that are no plain invertible chain."""
         if knowledge.batch_size != 1:
             raise WrongInput("attack r-gap", f"recovers one image; batch_size {knowledge.batch_size} is not allowed")
-        if knowledge.local_steps != 1:
-            raise WrongInput(
-                "attack r-gap", f"needs one local step; local_steps {knowledge.local_steps} is not allowed"
-            )
+        if (steps := knowledge.local_steps) != 1:
+            raise WrongInput("attack r-gap", f"needs one local step; local_steps {steps} is not allowed")
         for layer in chain(knowledge, view.sent)[:-1]:
             if math.prod(layer.shape) > LARGEST:
                 size = " x ".join(map(str, layer.shape))
@@ -87,10 +85,11 @@ class RGap:
         readings = heads(last, observed[f"{last.name}.weight"], observed.get(f"{last.name}.bias"), knowledge.loss, told)
         walks = [(head, walk(layers, observed, head, grams)) for head in readings]
         head, solved = min(walks, key=lambda pair: _loss(pair[1]))
-        dtype = view.sent[f"{last.name}.weight"].dtype
-        x = solved[-1].x.nan_to_num(0, 0, 0).view(1, *knowledge.input_shape).to(dtype)
+        x = solved[-1].x if solved else head.features  # one layer alone is read, not solved
+        x = x.nan_to_num(0, 0, 0).view(1, *knowledge.input_shape).to(view.sent[f"{last.name}.weight"].dtype)
+        loss = _loss(solved) if solved else _open(head, observed[f"{last.name}.weight"])
         labels = torch.tensor([head.label], device=x.device)
-        return Reconstruction(Batch(x, labels), _loss(solved), trial=trial, note=_note(layers, solved))
+        return Reconstruction(Batch(x, labels), loss, trial=trial, note=_note(layers, solved))
 
 
 class Grams:
@@ -186,9 +185,15 @@ def _loss(solved: Sequence[Solved]) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
+def _open(head: Head, gradient: Tensor) -> float:
+    """How much of the last layer's gradient k x^T a reading leaves open, of its norm."""
+    rest = (gradient - torch.outer(head.k, head.features)).norm() / gradient.norm()
+    return float(rest.nan_to_num(math.inf))
+
+
 def _note(layers: Sequence[Layer], solved: Sequence[Solved]) -> str:
     each = (
         f"{layer.name} rank {one.rank} of {one.x.numel()}, condition {one.condition:.1e}"
         for layer, one in zip(reversed(layers[:-1]), solved, strict=True)
     )
-    return "least squares in float64, last layer first: " + "; ".join(each)
+    return "least squares in float64, last layer first: " + "; ".join(each) if solved else "read off the only layer"

@@ -125,7 +125,10 @@ def _gradient(fixed: nn.Module, params: Params, state: Params, batch: Batch, los
     leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
     with full_precision():
         outputs = functional_call(fixed, {**leaves, **_buffers(fixed, state)}, (batch.inputs,))
-        grads = torch.autograd.grad(loss(outputs, batch.labels), list(leaves.values()))
+        if not outputs.requires_grad:
+            raise WrongInput("model", "its answers do not depend on its parameters, so there is no gradient to send")
+        # zeros for a parameter that the forward does not use
+        grads = torch.autograd.grad(loss(outputs, batch.labels), list(leaves.values()), materialize_grads=True)
     return {name: grad.detach() for name, grad in zip(leaves, grads, strict=True)}
 
 

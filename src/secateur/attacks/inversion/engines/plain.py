@@ -61,7 +61,7 @@ def _gradient(
             outputs = functional_call(problem.net, {**params, **buffers}, (inputs[rows],))
         statistics += noted
         loss = problem.loss(outputs, labels[rows])
-        grads = torch.autograd.grad(loss, list(params.values()), create_graph=True)
+        grads = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)
         total = {name: total[name] + grad if total else grad for name, grad in zip(names, grads, strict=True)}
         params = {name: params[name] - problem.learning_rate * grad for name, grad in zip(names, grads, strict=True)}
     return total
