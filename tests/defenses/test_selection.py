@@ -64,3 +64,22 @@ def test_many_zeros_do_not_change_the_number():
     values[::10] = torch.arange(1.0, 101.0)
     assert int(between(values, 0.05, 0.75).sum()) == 200  # 50 of the top go, 50 values and 150 of the zeros stay
     assert between(values, 0.05, 0.75)[1:10].all()  # the earliest of them
+
+
+@pytest.mark.parametrize("kind", ["smooth", "filters", "tied", "constant", "tails"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sample_of_many_entries_finds_the_same_ones(kind, dtype):
+    rng = torch.Generator().manual_seed(3)
+    values = torch.randn(120_000, generator=rng).abs()
+    values = {
+        "smooth": values,
+        "filters": values * (torch.arange(120_000) % 9 + 1),  # an entry's size follows its place in the filter
+        "tied": (values * 4).round(),
+        "constant": torch.ones_like(values),
+        "tails": values.pow(8),
+    }[kind].to(dtype)
+    order = sorted(range(len(values)), key=lambda i: (-float(values[i]), i))
+    for first, kept in ((0, 24_000), (6_000, 24_000), (1, 1), (119_000, 900)):
+        expected = torch.zeros(len(values), dtype=torch.bool)
+        expected[order[first : first + kept]] = True
+        assert torch.equal(ranked_between(values, first, kept), expected)

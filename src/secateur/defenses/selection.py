@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur.errors import WrongInput
+
+LARGE, SAMPLE = 50_000, 16_384  # entries from which a sample of them pays, and its size
 
 
 def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
@@ -40,11 +43,7 @@ def ranked_between(magnitudes: Tensor, first: int, kept: int) -> Tensor:
         >>> ranked_between(torch.tensor([5.0, 1.0, 3.0, 3.0, 4.0]), 1, 2).tolist()
         [False, False, True, False, True]
     """
-    if _without_asking(magnitudes) or first == 0:
-        return largest(magnitudes, first + kept) & ~largest(magnitudes, first)
-    low = _value_of_rank(magnitudes, first + kept)
-    high = _value_of_rank(magnitudes[magnitudes >= low], first)  # of a quarter of them: a third of the time
-    return _down_to(magnitudes, low, first + kept) & ~_down_to(magnitudes, high, first)
+    return largest(magnitudes, first + kept) & ~largest(magnitudes, first)
 
 
 def largest(magnitudes: Tensor, number: int) -> Tensor:
@@ -60,14 +59,40 @@ def _without_asking(magnitudes: Tensor) -> bool:
 
 
 def _value_of_rank(magnitudes: Tensor, number: int) -> Tensor:
-    """The number-th largest value. On a CPU kthvalue is twice as fast; on a GPU it runs on one block."""
+    """The number-th largest value. On a CPU kthvalue is twice as fast as topk; on a GPU it runs on one block."""
     if _without_asking(magnitudes):
         return torch.topk(magnitudes, number, sorted=False).values.amin()
+    if magnitudes.numel() >= LARGE and magnitudes.dtype in (torch.float32, torch.float64):
+        found = _bracketed(magnitudes, number)
+        if found is not None:
+            return found
     return torch.kthvalue(magnitudes, magnitudes.numel() - number + 1).values
+
+
+def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
+    """The number-th largest value, out of the few that a sample says it is among; None where it is not there after all.
+
+    In numpy, which takes entries by a mask ten times as fast.
+    """
+    values, size = magnitudes.numpy(), magnitudes.numel()
+    stride = size // SAMPLE // 6 * 6 + 1  # coprime to the sizes of filters, which the entries' sizes follow
+    sample = np.sort(values[::stride])[::-1]
+    rank = number / size * len(sample)
+    width = 4 * math.sqrt(rank * (1 - number / size)) + 2
+    high, low = sample[max(0, int(rank - width))], sample[min(len(sample) - 1, int(rank + width))]
+    left = number - np.count_nonzero(values > high)
+    near = values[(values >= low) & (values <= high)]
+    if not 0 < left <= len(near):
+        return None
+    return torch.as_tensor(np.partition(near, len(near) - left)[len(near) - left])
 
 
 def _down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
     """The entries above the bound, and as many of those at it as make up the number, by position."""
+    if not _without_asking(magnitudes):
+        enough = magnitudes >= bound
+        if int(enough.sum()) == number:  # no ties at the bound, as almost always
+            return enough
     above, equal = magnitudes > bound, magnitudes == bound
     missing = number - above.sum()
     if _without_asking(magnitudes):
