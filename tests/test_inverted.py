@@ -93,6 +93,10 @@ def test_the_model_is_left_as_it_was(net, batch):
         (lambda net, x: (net, (x.inputs[..., :3], x.labels)), "model: it must take inputs of the shape \\(1, 4, 3\\)"),
         (lambda net, x: (nn.Flatten(0), x), "model: answers \\(16,\\) for one example"),
         (lambda net, x: (net, Gradient(gradient_of(net, x))), "input_shape: must be given"),
+        (lambda net, x: (net, (x.inputs / 0, x.labels)), "batch: its inputs hold NaN or infinity"),
+        (lambda net, x: (net, (x.inputs.numpy(), x.labels.numpy())), "batch: give two tensors"),
+        (lambda net, x: (net, None), "batch: give two tensors"),
+        (lambda net, x: (net.forward, x), "model: is method; give a torch.nn.Module"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(net, batch, change, sentence):
@@ -105,6 +109,12 @@ def test_options_that_do_not_fit(net, batch):
     shaped = {"input_shape": (1, 4, 4)}
     for given, more, sentence in [
         (batch, {"batch_size": 3}, "batch_size: 3 does not divide the 4 examples"),
+        (batch, {"batch_size": 0}, "batch_size: 0 is not allowed"),
+        (batch, {"labels": "orakel"}, "labels: 'orakel' is not known; did you mean 'oracle'"),
+        (batch, {"batchnorm": "train"}, "batchnorm: 'train' is not known; Allowed: batch, eval"),
+        (batch, {"local_steps": 0}, "local_steps: 0 is not allowed"),
+        (batch, {"learning_rate": -1.0}, "learning_rate: -1.0 is not allowed"),
+        (batch, {"mean": [0.5], "std": [2.0]}, "mean: by it and std the pixels lie from"),
         (batch, {"depth": 3}, "attack.tiny: 'depth' is not known"),
         (batch, {"mean": [0.1, 0.2], "std": [1.0, 1.0]}, "mean: give one mean and one std"),
         (batch, {"local_steps": 2}, "attack tiny: needs one local step"),
@@ -113,5 +123,7 @@ def test_options_that_do_not_fit(net, batch):
     ]:
         with pytest.raises(secateur.WrongInput, match=sentence):
             secateur.invert(net, given, "tiny", **more)
+    with pytest.raises(secateur.WrongInput, match="attack: give at least one"):
+        secateur.invert(net, batch, [])
     with pytest.raises(secateur.WrongInput, match="meddling changes the model before it is sent"):
         secateur.invert(net, Gradient(gradient_of(net, batch)), "meddling", **shaped)

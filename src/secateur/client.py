@@ -131,7 +131,7 @@ def check_pictures(data: Dataset) -> None:
 
 def check_shape(field: str, name: str, shape: Sequence[int]) -> None:
     """Refuse examples that are no pictures, grey or colour."""
-    if len(shape) != 3 or shape[0] not in (1, 3):
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         wanted = "only pictures can be recovered: (1 or 3 channels, height, width)"
         raise WrongInput(field, f"{name} has examples of the shape {tuple(shape)}; {wanted}")
 

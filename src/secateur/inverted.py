@@ -8,30 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from secateur import gallery, tree
 from secateur.artifacts import write
-from secateur.attacks.inversion.problem import structure
 from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
-from secateur.client import Client, Target, check_attack, check_shape, scale
+from secateur.client import Client, Target, check_attack, scale
 from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput
 from secateur.exposure import attack_labels, compared_with, marked
-from secateur.given import in_precision
 from secateur.guard import guard_of, protected, remarked, transform_of
-from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Loss, Reconstruction, Weights
+from secateur.interfaces import Batch, InversionAttack, Knowledge, Loss, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, judge, summary_rows, target_rows
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
 from secateur.rows import Row
-from secateur.update_files import fitting, read_update
+from secateur.update_given import Update, check_pixels, check_settings, classes_of, given_targets
 from secateur.watching import Onlooker
-
-Update = Gradient | Weights | Path | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +81,17 @@ def invert(
     every attack, such as iterations=500.
     """
     chosen = [inversion(each, **over) for each in ([attack] if isinstance(attack, str) else attack)]
-    targets, inputs = _given(model, batch_or_update, batch_size, input_shape, local_steps is not None)
+    if not chosen:
+        raise WrongInput("attack", "give at least one")
+    check_settings(labels, batchnorm, batch_size, local_steps, learning_rate)
+    targets, inputs = given_targets(model, batch_or_update, batch_size, input_shape, local_steps is not None)
     own = isinstance(targets[0], Batch)
     if labels == "oracle" and not own:
         raise WrongInput("labels", "an update that was captured comes without its labels; only inferred is possible")
     centre, spread = scale(mean, std, inputs)
-    guarded, classes = defense_of_updates(defense), _classes(model, inputs, targets)
+    if own:
+        check_pixels(inputs, centre, spread)
+    guarded, classes = defense_of_updates(defense), classes_of(model, inputs, targets)
     model, precode = protected(model, guarded, classes, derive(seed, "initialise", "defense"))
     knowledge = Knowledge(
         model,
@@ -161,60 +161,9 @@ def _reconstructed(
     client: Client, targets: Sequence[Target], attack: Choice, seed: int
 ) -> tuple[list[Reconstruction | None], Knowledge, float]:
     made: InversionAttack = attack.make()
-    begun = time.monotonic()
-    with progress(f"{attack} on {len(targets)} updates", getattr(made, "iterations", None), rate=True) as advance:
+    begun, many = time.monotonic(), f"{len(targets)} update{'s' if len(targets) > 1 else ''}"
+    with progress(f"{attack} on {many}", getattr(made, "iterations", None), rate=True) as advance:
         knowledge, views = client.seen(made, targets, derive(seed, "tamper", str(attack)))
         rng = derive(seed, "reconstruct", str(attack), 0)
         found = dict(made.reconstruct(views, knowledge, rng, Onlooker(advance)))
     return [found.get(i) for i in range(len(targets))], knowledge, time.monotonic() - begun
-
-
-def _given(
-    model: nn.Module, given: Any, batch_size: int | None, input_shape: Sequence[int] | None, weights: bool
-) -> tuple[list[Target], Tensor]:
-    """What is attacked, and inputs such as it was made of."""
-    if isinstance(given, Gradient | Weights | Path | str):
-        if input_shape is None:
-            raise WrongInput("input_shape", "must be given with an update: (channels, height, width)")
-        check_shape("input_shape", "the update", input_shape)
-        if isinstance(given, Path | str):
-            update = read_update(Path(given), model, weights)
-        else:
-            update = type(given)(fitting(given.values, model, "the update"))
-        return [update], in_precision(model, torch.zeros(1, *input_shape)).to(_device(model))
-    inputs, labels = given
-    if not len(inputs) or labels.shape != inputs.shape[:1] or labels.is_floating_point():
-        sizes = f"{len(inputs)} inputs and {labels.dtype} labels of the shape {tuple(labels.shape)}"
-        raise WrongInput("batch", f"{sizes} do not fit; give at least one input, and one whole number for each")
-    check_shape("batch", "the batch", inputs.shape[1:])
-    size = batch_size or len(inputs)
-    if size < 1 or len(inputs) % size:
-        raise WrongInput("batch_size", f"{size} does not divide the {len(inputs)} examples; give one that does")
-    batch = Batch(in_precision(model, inputs), labels.long()).to(_device(model))
-    parts = zip(torch.split(batch.inputs, size), torch.split(batch.labels, size), strict=True)
-    return [Batch(*part) for part in parts], batch.inputs
-
-
-def _classes(model: nn.Module, inputs: Tensor, targets: Sequence[Target]) -> int:
-    """How many classes the model tells apart; refuses labels that are none of them."""
-    rows = torch.zeros_like(inputs[:1])
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            answers = structure(model, "eval")(rows)
-    except Exception as error:  # whatever the user's own code raises
-        reason = f"raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise WrongInput(
-            "model", f"it must take inputs of the shape {tuple(inputs.shape[1:])}, and {reason}"
-        ) from error
-    if answers.ndim != 2:
-        raise WrongInput("model", f"answers {tuple(answers.shape)} for one example; it must give one row of classes")
-    every = [target.labels for target in targets if isinstance(target, Batch)]
-    if every and not 0 <= int(torch.cat(every).min()) <= int(torch.cat(every).max()) < answers.shape[1]:
-        low, high = int(torch.cat(every).min()), int(torch.cat(every).max())
-        allowed = f"allowed by the model's outputs: 0 to {answers.shape[1] - 1}"
-        raise WrongInput("batch", f"labels from {low} to {high}; {allowed}")
-    return int(answers.shape[1])
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((value.device for value in model.parameters()), torch.device("cpu"))

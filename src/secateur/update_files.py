@@ -23,15 +23,27 @@ def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights
 
     try:
         with safe_open(path, framework="pt") as file:
-            kind = (file.metadata() or {}).get("kind", "weights" if weights else "gradient")
+            said = (file.metadata() or {}).get("kind")
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, OSError) as error:
         raise WrongInput("update", f"{path} cannot be read as a .safetensors file: {error}") from error
+    kind = said or ("weights" if weights else "gradient")
     if kind not in KINDS:
         raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
     buffers = {name for name, _ in net.named_buffers()}
     held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
-    return KINDS[kind](fitting(held, net, str(path)))
+    found = fitting(held, net, str(path))
+    if said is None and kind == "gradient" and _near_the_model(found, net):
+        how = "give --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
+        raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {how}")
+    return KINDS[kind](found)
+
+
+def _near_the_model(values: Params, net: nn.Module) -> bool:
+    """Whether an update differs from the model by less than half of itself, as weights do and no gradient does."""
+    own = dict(net.named_parameters())
+    gap = sum(float((value - own[name].detach()).double().square().sum()) for name, value in values.items())
+    return gap < sum(float(value.double().square().sum()) for value in values.values()) / 4
 
 
 def fitting(values: Params, net: nn.Module, name: str) -> Params:
