@@ -12,6 +12,7 @@ from secateur.errors import WrongInput
 from secateur.inverting import run_invert
 from secateur.report import inversion
 from secateur.report.page import write_page
+from secateur.report.terminal import print_inversion
 from secateur.rows import Row
 
 PNG = 'class="picture" aria-label'
@@ -90,3 +91,25 @@ def test_a_run_that_has_shown_nothing_yet_is_refused(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "kind": "invert", "secateur": "0.1.0"}))
     with pytest.raises(WrongInput, match="no results yet"):
         write_page([tmp_path])
+
+
+def test_a_narrow_terminal_cuts_no_name_and_no_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def rows(attack, metrics, **labels):
+        extra = {"target": None, "labels": "inferred", "threat": "a server", "knows": "all"}
+        own = {"model": "m", "dataset": "d", "seed": 0, "attack": attack, "defense": "outpost", "extra": extra | labels}
+        return [Row(**own, metric=metric, value=value) for metric, value in metrics.items()]
+
+    judged = {"psnr": 139.0, "psnr_median": 139.0, "psnr_max": 140.2, "ssim": 0.5, "lpips": 0.25}
+    judged |= {"label_accuracy": 1.0, "recognisable": 1.0, "attack_loss": 1.01e-6}
+    print_inversion(rows("ig:adaptive=support:iterations=2500", judged) + rows("r-gap", judged))
+    table, _, _ = capsys.readouterr().out.partition("a server")
+    for whole in ("adaptive=support", "iterations=2500", "r-gap", "outpost", "139.0 dB", "140.2 dB", "100.0%"):
+        assert whole in table
+    assert "…" not in table and "inferred" not in table  # labels are the same for all
+    print_inversion(rows("ig", judged) + rows("ig", judged, labels="oracle"))
+    table, _, _ = capsys.readouterr().out.partition("a server")
+    assert "oracle" in table and "loss" not in table
+    print_inversion(rows("ig", {"attack_loss": 0.25}))
+    assert "loss" in capsys.readouterr().out

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from secateur.catalogue import split
 from secateur.report import inversion
 from secateur.report.measures import shown, title
-from secateur.report.summary import Cell, attacks, by_setting, lines
+from secateur.report.summary import Cell, Line, attacks, by_setting, lines
 from secateur.report.verdict import verdict
 from secateur.rows import Row
 
@@ -19,15 +20,15 @@ COLUMNS = {
 }
 
 RECOVERED = {
-    "psnr": "PSNR\nmean",
     "psnr_median": "PSNR\nmedian",
     "psnr_max": "PSNR\nmost",
     "ssim": "SSIM",
     "lpips": "LPIPS",
     "label_accuracy": "labels\nright",
     "recognisable": "recog-\nnisable",
-    "attack_loss": "loss",
 }
+UNJUDGED = {"attack_loss": "loss"}  # where there is no truth
+WHOLE = 16  # characters of a name that a narrow terminal does not cut up
 TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
     "inversion": "on an update: what was it made of? (secateur invert)",
@@ -61,19 +62,17 @@ def print_inversion(rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     console, found = Console(highlight=False), inversion.attacked(rows)
-    table = Table(box=None, header_style="bold")
-    defended = any(line.labels["defense"] not in (None, "none") for line in found)
-    names = [*(["defense"] if defended else []), "attack", "labels"]
-    for name in names:
-        width = 10 if name == "defense" else None  # so that a narrow terminal does not cut its names up
-        table.add_column(name, overflow="fold", no_wrap=name == "labels", min_width=width)
-    metrics = [name for name in RECOVERED if any(line.value(name) is not None for line in found)]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading, texts in _names(found).items():
+        longest = max(len(part) for text in texts for part in text.split("\n"))
+        table.add_column(heading, overflow="fold", min_width=min(WHOLE, longest))
+    titles = RECOVERED if any("psnr" in line.cells for line in found) else UNJUDGED
+    metrics = [name for name in titles if any(line.value(name) is not None for line in found)]
     for name in metrics:
-        table.add_column(RECOVERED[name], justify="right", no_wrap=True)
-    for line in found:
+        table.add_column(titles[name], justify="right", no_wrap=True)
+    for number, line in enumerate(found):
         cells = [shown(line.cells.get(name), name, interval=False) for name in metrics]
-        labels = {**line.labels, "defense": inversion.defended(line.labels)}
-        table.add_row(*(labels[name] for name in names), *cells)
+        table.add_row(*(texts[number] for texts in _names(found).values()), *cells)
     console.print(table)
     for attacker in dict.fromkeys(f"{line.labels['attack']}: {inversion.threat(line)}" for line in found):
         console.print(attacker)
@@ -82,6 +81,18 @@ def print_inversion(rows: Sequence[Row]) -> None:
             console.print(note)
     for sentence in inversion.verdict(found):
         console.print(sentence)
+
+
+def _names(found: Sequence[Line]) -> dict[str, list[str]]:
+    """The columns that name a line: its attack and what was set of it, and what is not the same for all."""
+    columns = {"attack": ["\n".join(split(str(line.labels["attack"]))) for line in found]}
+    defenses = [inversion.defended(line.labels) for line in found]
+    labels = [str(line.labels["labels"]) for line in found]
+    return (
+        columns
+        | ({"defense": defenses} if set(defenses) - {"none", "None"} else {})
+        | ({"labels": labels} if len(set(labels)) > 1 else {})
+    )
 
 
 def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
