@@ -143,6 +143,8 @@ def test_the_written_configuration_gives_the_same_rows(tmp_path):
 
 def test_the_plan_refuses_what_the_job_would(tmp_path):
     assert "one linear layer" in plan(settings())[-1]
+    told = "\n".join(plan(settings(targets=1, attack="ggl", generator_steps=7)))
+    assert "take 1 update of 1 example" in told and "train a generator for 7 steps on 899 rows" in told
     with pytest.raises(WrongInput, match="needs one local step"):
         plan(settings(local_steps=2))
 

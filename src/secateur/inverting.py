@@ -74,8 +74,12 @@ def plan(config: Invert) -> list[str]:
     check_invert(config, data, device)
     client = client_of(config, data, device, config.seeds[0], config.defense[0])
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
-    taken = f"{config.targets} updates of {size} of {data.name}" if config.update is None else str(config.update)
+    many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
+    taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
     lines = [f"{config.model} ({stage_of(config)}), seeds {', '.join(map(str, config.seeds))}; for each seed:"]
     lines.append(f"  take {taken}; the client sends its {client.sends}")
     lines.append(f"  defend with {', '.join(map(str, config.defense))}")
+    if any(map(needs_generator, config.attacks)):
+        rows = len(public_rows(config, data, config.seeds[0]))
+        lines.append(f"  train a generator for {config.generator_steps} steps on {rows} rows that are no target")
     return lines + [f"  attack with {attack}: {attack.method.info['threat']}" for attack in config.attacks]
