@@ -1,0 +1,146 @@
+"""What the rules that withhold weights share: which share, what is sent, what stays at home (priprune Section 5.1).
+
+Conv and Linear weights can be withheld, those that the base pruning kept; biases and BatchNorm are sent whole. A
+withheld weight is sent as 0, whatever its value, so that an upload does not depend on it. Real pruning forgets it.
+Pseudo-pruning keeps its value in the client's state, and puts it over what the client receives next.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.defenses.selection import largest
+from secateur.errors import WrongInput
+from secateur.interfaces import Mask, Params
+from secateur.pruning.masks import Scope, one_of
+
+Of = Literal["all", "kept"]
+WITHHELD, SAVED = "withheld.", "saved."  # of a state's names
+
+
+@dataclass(frozen=True)
+class Withholding:
+    """A rule with a fixed rate: `withheld` chooses, True = not sent.
+
+    `rate` is withheld / `of`: all weights that can be pruned, those that the base pruned included, as the paper's
+    rates; or those that the base kept. Exactly int(rate * of) are withheld, or all that the base kept where these
+    are fewer. `scope`: over the whole network, as the paper, or in every layer by itself.
+    """
+
+    rate: float = 0.3
+    pseudo: bool = False
+    of: Of = "all"
+    scope: Scope = "global"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise WrongInput("rate", f"{self.rate} is not allowed; give a number from 0 up to, not including, 1")
+        one_of("of", self.of, get_args(Of))
+        one_of("scope", self.scope, get_args(Scope))
+
+    def noise(self, weights: Params, rng: Generator) -> Params:
+        """What `withheld` would draw, on the generator's device; empty where a rule draws nothing."""
+        return {}
+
+    def withheld(
+        self, weights: Params, gradient: Params, mask: Mask, rng: Generator | None = None, noise: Params | None = None
+    ) -> Mask:
+        """Which weights of a client are not sent. With `noise` it draws nothing, and runs under vmap."""
+        if noise is None:
+            noise = self.noise(weights, rng) if rng is not None else {}
+        whole = whole_mask(weights, mask)
+        groups = [[name] for name in whole] if self.scope == "layer" else [list(whole)]
+        found: Mask = {}
+        for names in groups:
+            keep, steepness, chance = (
+                torch.cat([tree[name].flatten() for name in names]) if names[0] in tree else torch.empty(0)
+                for tree in (whole, gradient, noise)
+            )
+            chosen = keep & self.choose(steepness.abs(), chance.to(keep.device), keep)
+            parts = torch.split_with_sizes(chosen, [whole[name].numel() for name in names])
+            found |= {name: part.view(whole[name].shape) for name, part in zip(names, parts, strict=True)}
+        return found
+
+    @abstractmethod
+    def choose(self, steepness: Tensor, chance: Tensor, keep: Tensor) -> Tensor:
+        """(n,) which to withhold, of |gradient|, uniform draws and what the base kept; what it did not never counts."""
+
+    def number(self, keep: Tensor) -> int | Tensor:
+        """How many of these are withheld."""
+        return whole_part(self.rate * (keep.numel() if self.of == "all" else keep.sum().double()))
+
+
+def whole_part(value: float | Tensor) -> int | Tensor:
+    """Of a share that is not exact in binary: .3 * 10 must count as 3."""
+    return (value + 1e-9).floor().long() if isinstance(value, Tensor) else int(value + 1e-9)
+
+
+def top(values: Tensor, among: Tensor, number: int | Tensor) -> Tensor:
+    """(n,) the `number` largest values, those that are not `among` last; the number may be one that nobody reads."""
+    values = torch.where(among, values, -1)
+    if isinstance(number, int):
+        return largest(values, number)
+    order = values.sort(descending=True, stable=True).indices
+    return torch.zeros_like(among).scatter(0, order, torch.arange(len(values), device=values.device) < number)
+
+
+def whole_mask(weights: Params, mask: Mask) -> Mask:
+    """The base pruning's mask of every weight that can be withheld: it says what is kept, or everything is."""
+    return {
+        name: mask[name] if name in mask else torch.ones_like(value, dtype=torch.bool)
+        for name, value in weights.items()
+        if value.ndim > 1
+    }
+
+
+def sent(values: Params, withheld: Mask, mask: Mask) -> Params:
+    """What leaves the client, of its weights or of their differences: exactly 0 where withheld or pruned."""
+    hidden = {name: where | ~mask[name] if name in mask else where for name, where in withheld.items()}
+    return {name: torch.where(hidden[name], 0, value) if name in hidden else value for name, value in values.items()}
+
+
+def nothing_saved(weights: Params) -> Params:
+    """The state before a client's first round."""
+    names = [name for name, value in weights.items() if value.ndim > 1]
+    flags = {WITHHELD + name: torch.zeros_like(weights[name], dtype=torch.bool) for name in names}
+    return flags | {SAVED + name: torch.zeros_like(weights[name]) for name in names}
+
+
+def saved(weights: Params, withheld: Mask) -> Params:
+    """The state after a round: what was withheld, and its values."""
+    values = {SAVED + name: torch.where(where, weights[name], 0) for name, where in withheld.items()}
+    return {WITHHELD + name: where for name, where in withheld.items()} | values
+
+
+def reloaded(received: Params, state: Params, mask: Mask) -> Params:
+    """Where a client's round begins: what it received, with the weights that it withheld last in their place.
+
+    The mask that mixes the two is the last round's, so that nothing is taken from home that was not saved there; what
+    the base prunes by now is 0.
+    """
+    begun = {}
+    for name, value in received.items():
+        if WITHHELD + name in state:
+            value = torch.where(state[WITHHELD + name], state[SAVED + name], value)
+        begun[name] = torch.where(mask[name], value, 0) if name in mask else value
+    return begun
+
+
+class Rates(NamedTuple):
+    """The share of weights that a client withholds, () each."""
+
+    of_kept: Tensor  # of those that the base pruning kept
+    of_all: Tensor  # of all that can be pruned
+
+
+def rates(withheld: Mask, mask: Mask) -> Rates:
+    """By both denominators."""
+    total = sum(where.numel() for where in withheld.values())
+    number = torch.stack([where.sum() for where in withheld.values()]).sum().double()
+    kept = torch.stack([mask[name].sum() if name in mask else (where | True).sum() for name, where in withheld.items()])
+    return Rates(number / kept.sum().clamp_min(1), number / total)
