@@ -35,6 +35,7 @@ class Exposure:
     config: Invert
     bench: Bench
     defense: Defense
+    pictures: str = "pictures"  # where they go in the run's folder
 
     @cached_property
     def client(self) -> Client:
@@ -103,7 +104,7 @@ class Exposure:
         def draw(numbers: Sequence[int], some: Sequence[Reconstruction]) -> list[gallery.Figure]:
             outcome = judge([truths[i] for i in numbers], some, self.client.knowledge)
             figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.config.images)
-            gallery.save(folder / "pictures", figures)
+            gallery.save(folder / self.pictures, figures)
             return [figure | {"unfinished": True} for figure in figures]
 
         found: dict[int, Reconstruction] = {}
@@ -147,7 +148,7 @@ class Exposure:
         return [target if isinstance(target, Batch) else None for target in used]
 
     def _show(self, figures: list[gallery.Figure]) -> None:
-        gallery.save(self.bench.run.folder / "pictures", figures)
+        gallery.save(self.bench.run.folder / self.pictures, figures)
         self.bench.run.show(figures)
 
     def _labels(self, attack: Choice | None) -> dict[str, Any]:

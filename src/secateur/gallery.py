@@ -68,7 +68,7 @@ def save(folder: Path, figures: Sequence[Figure]) -> None:
             who = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{under}" if figure["attack"] else "truth")
             name = f"seed{figure['seed']}-target{figure['target']:04d}-{figure['item']:02d}-{who}.png"
             with explained(folder):
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             write(folder / name, base64.b64decode(figure["png"]))
 
 

@@ -185,7 +185,7 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
         if path.exists() and path.read_text() == text:
             return
         stale = [run.folder / name for name in ("results.jsonl", "figures.jsonl", "report.html")]
-        for each in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/*.png")):
+        for each in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/**/*.png")):
             each.unlink(missing_ok=True)
     run.write("config.yaml", text)
 

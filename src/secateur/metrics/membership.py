@@ -82,8 +82,17 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
 
 def share(hits: Tensor) -> Estimate:
     """A share of successes, such as an accuracy, with Wilson's 95 % interval."""
-    n, z = hits.numel(), 1.959964
-    p = float(hits.double().mean())
+    return share_of(float(hits.double().mean()), hits.numel())
+
+
+def share_of(p: float, n: int) -> Estimate:
+    """A share of so many trials with Wilson's 95 % interval.
+
+    Example:
+        >>> [round(end, 3) for end in share_of(0.5, 100)[:3]]
+        [0.5, 0.404, 0.596]
+    """
+    z = 1.959964
     centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
     return Estimate(p, (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n))
 

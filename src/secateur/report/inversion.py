@@ -19,6 +19,7 @@ from secateur.rows import Row
 MOST = 100  # truths in a gallery: the others are in the run's folder
 CURVES = 40  # loss curves in a plot
 PLACES = ("run", "model", "dataset", "defense", "against")  # columns of the table where its lines differ in them
+CARD = ("run", "model", "dataset", "batch_size", "seed", "target", "item")  # what tells one truth from another
 Labels = Mapping[str, Any]
 
 
@@ -128,7 +129,7 @@ def gallery(figures: Iterable[Labels]) -> list[Card]:
     for figure in figures:
         if figure["kind"] != "picture":
             continue
-        key = tuple((name, figure.get(name)) for name in ("run", "model", "dataset", "seed", "target", "item"))
+        key = tuple((name, figure.get(name)) for name in CARD)
         card = cards.setdefault(key, Card(_title(figure)))
         if figure["attack"] is None:
             card.truth = Picture("truth", figure["png"], [f"label {figure['label']}"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.artifacts import write
-from secateur.catalogue import find, methods
+from secateur.catalogue import Method, find, methods
 from secateur.errors import WrongInput, unknown
 from secateur.studies.claims import Finding
 from secateur.studies.measured import Found
@@ -37,6 +37,27 @@ class Study:
     adaptive: bool = False
     protocol: str = "known"
     shadows: int | None = None  # None: the scale's
+
+    def conduct(
+        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+    ) -> Table:
+        """Run the audit into `out`, and make the table."""
+        from secateur.auditing import run_audit
+        from secateur.config import Audit, read
+        from secateur.runs import load_figures
+
+        for text in overrides or []:
+            if text.partition("=")[0] in ("protocol", "adaptive"):
+                raise WrongInput("set", f"{text!r} would make this another study; {entry.name} has its own protocol")
+        fields = settings(self, scale, given) | {field: value for field, value in given.items() if value is not None}
+        config = read(Audit, None, fields, overrides)
+        rows = run_audit(config, out)
+        lines, findings = self.tabulate(Found(rows, load_figures(out)))
+        facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": config.data, "model": config.model}
+        facts |= {"shadows": config.shadows}
+        facts |= {} if config.examples is None else {"examples": config.examples}
+        facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
+        return Table(entry.summary, facts, lines, findings)
 
 
 @dataclass(frozen=True)
@@ -105,24 +126,9 @@ SCALES = {"tiny": (TINY, TINY), "small": (SMALL_TABLES, SMALL_IMAGES), "full": (
 
 
 def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path) -> Table:
-    """Run a study's audit into `out`, and put its table there and return it; `given` and `overrides` change fields."""
-    from secateur.auditing import run_audit
-    from secateur.config import Audit, read
-    from secateur.runs import load_figures
-
+    """Run a study into `out`, and put its table there and return it; `given` and `overrides` change fields."""
     entry = find("study", name)
-    study: Study = entry.make()
-    for text in overrides or []:
-        if text.partition("=")[0] in ("protocol", "adaptive"):
-            raise WrongInput("set", f"{text!r} would make this another study; {name} has its own protocol")
-    fields = settings(study, scale, given) | {field: value for field, value in given.items() if value is not None}
-    config = read(Audit, None, fields, overrides)
-    rows = run_audit(config, out)
-    lines, findings = study.tabulate(Found(rows, load_figures(out)))
-    facts = {"study": name, "scale": scale, "data": config.data, "model": config.model, "shadows": config.shadows}
-    facts |= {} if config.examples is None else {"examples": config.examples}
-    facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
-    table = Table(entry.summary, facts, lines, findings)
+    table: Table = entry.make().conduct(entry, scale, given, overrides, out)
     write(out / "table.md", table.markdown().encode())
     write(out / "table.jsonl", table.jsonl().encode())
     return table

@@ -24,6 +24,7 @@ class Line:
     cells: Cells
     paper: str = ""
     mark: str = ""
+    part: str = ""  # lines of another part stand in a table of their own, under its title
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,10 @@ class Table:
     def markdown(self) -> str:
         """The page table.md, with columns aligned so that it reads well in a terminal too."""
         about = ", ".join(f"{name} {_plain(value)}" for name, value in self.settings.items() if name != "study")
-        columns = list(dict.fromkeys(name for line in self.lines for name in (*line.labels, *line.cells)))
-        extra = [name for name in ("paper", "mark") if any(getattr(line, name) for line in self.lines)]
-        body = [
-            [_text(name, (line.labels | line.cells).get(name)) for name in columns]
-            + [getattr(line, name) for name in extra]
-            for line in self.lines
-        ]
-        head = [name.replace("_", " ") for name in columns] + extra
-        parts = [f"# {self.settings['study']}: {self.title}", f"{about}. {self._caution()}", _grid(head, body)]
+        parts = [f"# {self.settings['study']}: {self.title}", f"{about}. {self._caution()}"]
+        for title in dict.fromkeys(line.part for line in self.lines):
+            parts += [f"## {title}"] if title else []
+            parts.append(_lines([line for line in self.lines if line.part == title]))
         if self.findings:
             found = [[finding.claim, finding.measured, f"**{finding.verdict}**"] for finding in self.findings]
             parts.append(_grid(["what the paper says", "measured", "verdict"], found))
@@ -95,6 +91,18 @@ def unit_of(column: str) -> str:
     if column.startswith("change"):
         return "points"
     return "%" if column.endswith(("accuracy", "loss")) else ""
+
+
+def _lines(lines: Sequence[Line]) -> str:
+    """Lines as one table; what none of them has is no column."""
+    columns = dict.fromkeys(name for line in lines for name, cell in (line.labels | line.cells).items() if cell)
+    extra = [name for name in ("paper", "mark") if any(getattr(line, name) for line in lines)]
+    body = [
+        [_text(name, (line.labels | line.cells).get(name)) for name in columns]
+        + [getattr(line, name) for name in extra]
+        for line in lines
+    ]
+    return _grid([name.replace("_", " ") for name in columns] + extra, body)
 
 
 def _text(column: str, cell: Estimate | str | None) -> str:

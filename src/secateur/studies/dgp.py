@@ -1,0 +1,130 @@
+"""The figures and tables of "Revisiting Gradient Pruning: A Dual Realization for Defending against Gradient Attacks".
+
+Each is some steps and a table. Networks and data sets are the paper's; at a smaller scale others stand for them
+(dgp_setting.py), and the table says which.
+"""
+
+from __future__ import annotations
+
+from secateur.catalogue import method
+from secateur.studies import dgp_accuracy, dgp_privacy
+from secateur.studies.dgp_attacked import Attacked
+from secateur.studies.dgp_setting import CIFAR100, NETWORKS, SCALES
+from secateur.studies.dgp_study import UpdateStudy
+from secateur.studies.dgp_trained import Trained
+
+SIZES = tuple(SCALES)
+PAPER = "dgp"
+BATCH = 9  # of Rob
+DEFENSES = ("none", "ats", "soteria", "precode", "noise", "top-k", "outpost", "dgp")
+TOP_K, DGP, ADGP = (f"{name}+error-feedback" for name in ("top-k", "dgp", "adgp"))
+TRAINED = ("none", "ats", "soteria", "precode", "noise", TOP_K, "outpost", DGP)
+TOTALS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.03, 0.45), (0.05, 0.75), (0.06, 0.9)))
+RATIOS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.05, 0.75), (0.1, 0.7), (0.2, 0.6)))
+HARD_TOP_K = "top-k:keep=0.05"
+
+
+@method("study", "dgp-table1", PAPER, scales=SIZES)
+def table1() -> UpdateStudy:
+    """Four attacks on eight defenses, plain and adaptive, and the final accuracy (dgp, Table 1)."""
+    steps = (
+        Attacked("r-gap", DEFENSES, "cnn6"),
+        Attacked("ig", DEFENSES),
+        Attacked("ig", ("none", "top-k", "dgp"), labels="oracle", adaptive=False),
+        Attacked("gi", DEFENSES),
+        Attacked("rob", DEFENSES, batch_size=BATCH),
+        Trained(TRAINED),
+    )
+    return UpdateStudy(dgp_accuracy.table1, steps)
+
+
+@method("study", "dgp-table2", PAPER, scales=SIZES)
+def table2() -> UpdateStudy:
+    """DGP by k1 + k2 under Rob and by p = k1 / k2 under IG, and its accuracy (dgp, Table 2)."""
+    fed = tuple(f"{defense}+error-feedback" for defense in dict.fromkeys((*TOTALS, *RATIOS)))
+    steps = (Attacked("rob", TOTALS, batch_size=BATCH), Attacked("ig", RATIOS), Trained(fed))
+    return UpdateStudy(dgp_accuracy.table2_both, steps)
+
+
+@method("study", "dgp-table5", PAPER, scales=SIZES)
+def table5() -> UpdateStudy:
+    """Rob and IG on four networks with and without DGP, CIFAR-10 (dgp, Table 5)."""
+    return UpdateStudy(dgp_privacy.table5, _on_networks())
+
+
+@method("study", "dgp-table6", PAPER, scales=SIZES)
+def table6() -> UpdateStudy:
+    """Rob and IG on four networks with and without DGP, CIFAR-100 (dgp, Table 6)."""
+    return UpdateStudy(dgp_privacy.table6, _on_networks(CIFAR100))
+
+
+@method("study", "dgp-table7", PAPER, scales=SIZES)
+def table7() -> UpdateStudy:
+    """Accuracy of Top-k at 95 % and of DGP at 80 %, four networks, CIFAR-100 (dgp, Table 7)."""
+    both = (f"{HARD_TOP_K}+error-feedback", DGP)
+    return UpdateStudy(dgp_accuracy.table7, tuple(Trained(both, model, CIFAR100) for model in NETWORKS))
+
+
+@method("study", "dgp-fig2", PAPER, scales=SIZES)
+def fig2() -> UpdateStudy:
+    """Top-k against DGP: what IG recovers, and the accuracy over the epochs (dgp, Fig. 2)."""
+    return UpdateStudy(dgp_accuracy.fig2, (Attacked("ig", ("none", "top-k", "dgp")), Trained(("none", TOP_K, DGP))))
+
+
+@method("study", "dgp-fig3", PAPER, scales=SIZES)
+def fig3() -> UpdateStudy:
+    """Pictures by defense under four attacks (dgp, Fig. 3)."""
+    steps = (
+        Attacked("ig", DEFENSES, adaptive=False),
+        Attacked("gi", DEFENSES, adaptive=False),
+        Attacked("r-gap", DEFENSES, "cnn6", adaptive=False),
+        Attacked("rob", DEFENSES, batch_size=BATCH, adaptive=False),
+    )
+    return UpdateStudy(dgp_privacy.table1, steps)
+
+
+@method("study", "dgp-fig4", PAPER, scales=SIZES)
+def fig4() -> UpdateStudy:
+    """Accuracy with and without error feedback, four networks, two data sets (dgp, Fig. 4)."""
+    four = ("none", DGP, "dgp", ADGP)
+    steps = [Trained(four, model) for model in NETWORKS] + [Trained(four, model, CIFAR100) for model in NETWORKS]
+    return UpdateStudy(dgp_accuracy.fig4, tuple(steps))
+
+
+@method("study", "dgp-fig5", PAPER, scales=SIZES)
+def fig5() -> UpdateStudy:
+    """Pictures under GGL, with a generator that the run itself trains on CIFAR-10 (dgp, Fig. 5, on ImageNet)."""
+    return UpdateStudy(dgp_privacy.gallery, (Attacked("ggl", DEFENSES),))
+
+
+@method("study", "dgp-fig6", PAPER, scales=SIZES)
+def fig6() -> UpdateStudy:
+    """Pictures under IG, Top-k at 80 and 95 % and DGP, CIFAR-100 (dgp, Fig. 6)."""
+    defenses = ("none", "top-k", HARD_TOP_K, "dgp")
+    return UpdateStudy(dgp_privacy.gallery, (Attacked("ig", defenses, data=CIFAR100),))
+
+
+@method("study", "dgp-fig7", PAPER, scales=SIZES)
+def fig7() -> UpdateStudy:
+    """Pictures under Rob, Top-k at 80 and 95 % and DGP, CIFAR-100 (dgp, Fig. 7)."""
+    defenses = ("none", "top-k", HARD_TOP_K, "dgp")
+    return UpdateStudy(dgp_privacy.gallery, (Attacked("rob", defenses, data=CIFAR100, batch_size=BATCH),))
+
+
+@method("study", "dgp-fig8", PAPER, scales=SIZES)
+def fig8() -> UpdateStudy:
+    """Pictures under IG of batches of two and of four (dgp, Fig. 8)."""
+    return UpdateStudy(dgp_privacy.gallery, tuple(Attacked("ig", DEFENSES, batch_size=size) for size in (2, 4)))
+
+
+@method("study", "dgp-fig9", PAPER, scales=SIZES)
+def fig9() -> UpdateStudy:
+    """Pictures under Rob of batches of 4, 9 and 16, sizes that the paper does not print (dgp, Fig. 9)."""
+    sizes = (4, BATCH, 16)
+    return UpdateStudy(dgp_privacy.gallery, tuple(Attacked("rob", DEFENSES, batch_size=size) for size in sizes))
+
+
+def _on_networks(data: str = "cifar10") -> tuple[Attacked, ...]:
+    both = ("none", "dgp")
+    rob = [Attacked("rob", both, model, data, BATCH) for model in NETWORKS]
+    return (*rob, *(Attacked("ig", both, model, data) for model in NETWORKS))

@@ -1,0 +1,82 @@
+"""What a study of dgp is, and how it is run: its steps into one run's folder, then a table beside the paper's numbers.
+
+Started again it goes on where it was: every step keeps what it made as stages of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secateur.bench import device_of
+from secateur.catalogue import Method
+from secateur.config import Invert, read
+from secateur.errors import WrongInput
+from secateur.rows import Row
+from secateur.runs import open_run
+from secateur.studies.claims import Finding
+from secateur.studies.dgp_found import Seen
+from secateur.studies.dgp_privacy import left_out_lines
+from secateur.studies.dgp_setting import Scale, Setting, Step, load_all, scale_of
+from secateur.studies.tables import Line, Table
+
+Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
+
+
+@dataclass(frozen=True)
+class UpdateStudy:
+    """What one figure or table needs: steps that measure, and how their rows become the table."""
+
+    tabulate: Tabulate
+    steps: tuple[Step, ...]
+
+    def conduct(
+        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+    ) -> Table:
+        """Run all steps for every seed into `out`, and make the table."""
+        size = scale_of(scale, overrides)
+        asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
+        device, datasets = device_of(asked), load_all(self.steps, size, given)
+        torch.set_num_threads(size.threads)
+        told = {name: str(given[name]) for name in ("data", "model") if given.get(name) is not None}
+        config = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
+        try:
+            with open_run(out, "study", config, device=str(device), seeds=asked.seeds) as run:
+                for seed in asked.seeds:
+                    setting = Setting(run, size, given, datasets, seed)
+                    for step in self.steps:
+                        step(setting)
+                rows = run.rows
+        finally:
+            with suppress(WrongInput):  # there may be nothing yet
+                _write_page(out)
+        shutil.rmtree(out / "unfinished", ignore_errors=True)
+        lines, findings = self.tabulate(Seen(rows))
+        lines += left_out_lines(Seen(rows))
+        return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings)
+
+
+def _write_page(out: Path) -> None:
+    from secateur.report.page import write_page
+
+    write_page([out])
+
+
+def _facts(name: str, scale: str, size: Scale, rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
+    """What the numbers hold for: where less was done than in the paper it is seen here."""
+    inverted = any("target" in row.extra for row in rows)
+    trained = [row.extra["epochs"] for row in rows if "epochs" in row.extra]
+    facts: dict[str, Any] = {"study": name, "scale": scale}
+    facts |= {"data": list(dict.fromkeys(row.dataset for row in rows))}
+    facts |= {"model": list(dict.fromkeys(row.model for row in rows))}
+    facts |= {} if size.examples is None else {"examples": size.examples}
+    facts |= {"targets": size.targets, "iterations": size.iterations} if inverted else {}
+    facts |= {"users": size.users, "epochs": max(trained)} if trained else {}
+    facts |= {"augmentation": "crop and flip" if size.augment else "none"} if trained else {}
+    return facts | {"seeds": list(seeds)}

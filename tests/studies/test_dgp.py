@@ -1,0 +1,186 @@
+"""Studies of dgp: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
+
+import json
+
+import pytest
+
+from secateur import catalogue
+from secateur.cli import main
+from secateur.rows import Row
+from secateur.studies import dgp_accuracy, dgp_privacy
+from secateur.studies.dgp_attacked import attackers
+from secateur.studies.dgp_found import Cell, Seen
+from secateur.studies.dgp_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
+from secateur.studies.dgp_setting import SCALES, scale_of
+
+NARROW = 0.001
+
+
+def row(metric, value, defense="none", model="resnet18", attack=None, dataset="cifar10", seed=0, **extra):
+    ends = {"low": value - NARROW, "high": value + NARROW}
+    own = {"model": model, "dataset": dataset, "defense": defense, "attack": attack, "seed": seed}
+    return Row(**own, metric=metric, value=value, **ends, extra=extra)
+
+
+def attacked(attack, defense, lpips, cw_ssim, adaptive=None, **extra):
+    """What an attack on all targets comes to; a higher CW-SSIM goes with a higher PSNR."""
+    name = {"gi": "gi-dgp"}.get(attack, attack) + (f":adaptive={adaptive}" if adaptive else "") + ":iterations=9"
+    labels = {"target": None, "batch_size": 1, "labels": "inferred", "stage": "untrained"} | extra
+    values = {"lpips": lpips, "cw_ssim": cw_ssim, "psnr": 30 * cw_ssim, "label_accuracy": 1.0}
+    return [row(metric, value, defense, attack=name, **labels) for metric, value in values.items()]
+
+
+def trained(defense, *accuracies, model="resnet18", dataset="cifar10"):
+    """A training with these accuracies over its epochs."""
+    labels = {"study": "training", "epochs": len(accuracies)}
+    rows = [
+        row("test_accuracy", value, defense, model, dataset=dataset, epoch=epoch, **labels)
+        for epoch, value in enumerate(accuracies, start=1)
+    ]
+    return [*rows, row("ratio", 0.6, defense, model, dataset=dataset, epoch=len(accuracies), **labels)]
+
+
+def said(findings, *words):
+    (found,) = [finding for finding in findings if all(word in finding.claim for word in words)]
+    return found.verdict
+
+
+# Numbers -------------------------------------------------------------------------------------------------------
+def test_table_1_as_the_paper_prints_it():
+    assert len(TABLE_1) == 10 * 9 and len(COLUMNS) == 9
+    assert TABLE_1["ig", "cw_ssim", "DGP"] == 0.287 and TABLE_1["rob", "lpips", "Outpost"] == 0.295
+    assert TABLE_1["r-gap", "lpips", "PRECODE"] is None
+    assert (ACCURACY["noise"], ACCURACY["soteria"], ACCURACY["dgp"]) == (0.7601, 0.9290, 0.9340)
+    assert TABLE_5_6["cifar100", "ig", "lenet-zhu", "dgp"] == (0.3163, 0.3781)
+
+
+# Attackers -----------------------------------------------------------------------------------------------------
+def test_each_defense_meets_the_attackers_it_is_weak_against():
+    tiny = SCALES["tiny"]
+    assert list(attackers("ig", "none", tiny)) == [f"ig:iterations={tiny.iterations}"]
+    known = list(attackers("gi", "dgp", tiny))
+    assert [text.partition("adaptive=")[2] for text in known] == ["", "support", "reapply"]
+    assert all(text.startswith("gi-dgp:") for text in known)
+    assert list(attackers("rob", "dgp", tiny)) == ["rob"]  # it has no adaptive form
+
+
+# Tables --------------------------------------------------------------------------------------------------------
+def test_plain_and_knowing_attackers_stand_side_by_side():
+    rows = attacked("ig", "none", 0.01, 0.95) + attacked("ig", "dgp", 0.32, 0.30)
+    rows += attacked("ig", "dgp", 0.30, 0.35, "support") + attacked("ig", "dgp", 0.05, 0.80, "reapply")
+    lines, findings = dgp_privacy.table1(Seen(rows))
+    bare, dgp = lines
+    assert (bare.cells["adaptive"], dgp.cells["adaptive"]) == ("", "reapply")  # the one that comes nearest
+    assert dgp.cells["lpips"].value == 0.32 and dgp.cells["adaptive lpips"].value == 0.05
+    assert dgp.paper == "LPIPS 0.316, SSIM 0.287" and dgp.mark == dgp_privacy.PLAIN_ONLY
+    assert said(findings, "DGP protects under every attack") == "supported"
+    assert said(findings, "dgp hides as much from an attacker who knows") == "not supported"
+    assert said(findings, "fail under Rob") == "undecided"  # not measured
+
+
+def test_ats_is_compared_with_both_pictures():
+    rows = attacked("ig", "ats", 0.001, 0.98, against="used") + attacked("ig", "ats", 0.11, 0.57, against="raw")
+    lines, _ = dgp_privacy.table1(Seen(rows))
+    assert [line.labels["defense"] for line in lines] == ["ats (used pictures)", "ats (raw pictures)"]
+    assert [line.paper for line in lines] == ["LPIPS 0.00045, SSIM 0.981", "LPIPS 0.108, SSIM 0.566"]
+
+
+def test_without_lpips_the_claims_are_held_by_cw_ssim_alone():
+    rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.0, 0.3)
+    _, findings = dgp_privacy.table1(Seen([x for x in rows if x.metric != "lpips"]))
+    assert said(findings, "DGP protects under every attack") == "supported"
+
+
+def test_the_settings_of_dgp_step_by_step():
+    rob = {"attack": "rob", "batch_size": 9}
+    rows = []
+    for (k1, k2), lpips in {(0.03, 0.45): 0.4, (0.05, 0.75): 0.5, (0.06, 0.9): 0.55}.items():
+        rows += attacked(defense=f"dgp:k1={k1}:k2={k2}", lpips=lpips, cw_ssim=0.6 - lpips, **rob)
+    for (k1, k2), lpips in {(0.05, 0.75): 0.3, (0.1, 0.7): 0.25, (0.2, 0.6): 0.2}.items():
+        rows += attacked("ig", f"dgp:k1={k1}:k2={k2}", lpips, 0.6 - lpips)
+    for defense, accuracy in {
+        "dgp:k1=0.05:k2=0.75": 0.93,
+        "dgp:k1=0.06:k2=0.9": 0.92,
+        "dgp:k1=0.2:k2=0.6": 0.9,
+    }.items():
+        rows += trained(f"{defense}+error-feedback", 0.5, accuracy)
+    lines, findings = dgp_accuracy.table2_both(Seen(rows))
+    assert said(findings, "k1 + k2", "Rob") == "supported" and said(findings, "p = k1 / k2", "IG") == "not supported"
+    assert said(findings, "cost accuracy") == "supported"
+    assert [line.paper for line in lines][:1] == ["LPIPS 0.426, SSIM 0.146"] and lines[-1].paper == "92.82%"
+
+
+def test_the_last_epoch_is_the_final_accuracy():
+    rows = trained("none", 0.5, 0.93) + trained("top-k+error-feedback", 0.4, 0.93)
+    rows += trained("dgp+error-feedback", 0.4, 0.925) + trained("noise", 0.3, 0.7)
+    lines, findings = dgp_accuracy.table1(Seen(rows))
+    assert [line.cells["test_accuracy"].value for line in lines] == [0.93, 0.93, 0.925, 0.7]
+    assert lines[0].cells["over_epochs"] == "▅█" and lines[2].paper == "93.40%"
+    assert said(findings, "all but noise train as well") == said(findings, "noise performs worst") == "supported"
+
+
+def test_error_feedback_and_alignment():
+    rows = trained("none", 0.9) + trained("dgp+error-feedback", 0.895) + trained("dgp", 0.4)
+    rows += trained("adgp+error-feedback", 0.8)
+    _, findings = dgp_accuracy.fig4(Seen(rows))
+    assert said(findings, "close to the baseline") == said(findings, "without error feedback") == "supported"
+    assert said(findings, "ADGP keeps") == "not supported"
+    rows = trained("top-k:keep=0.05+error-feedback", 0.7, dataset="cifar100")
+    lines, findings = dgp_accuracy.table7(Seen(rows + trained("dgp+error-feedback", 0.74, dataset="cifar100")))
+    assert findings[0].verdict == "supported" and [line.paper for line in lines] == ["73.68%", "74.04%"]
+
+
+def test_seeds_are_gathered_and_clients_told_apart():
+    rows = attacked("rob", "none", 0.1, 0.9, batch_size=4) + attacked("rob", "none", 0.2, 0.8, batch_size=9)
+    found = Seen(rows)
+    assert [(cell.batch_size, found.of(cell, "lpips")[0].value) for cell in found.cells] == [(4, 0.1), (9, 0.2)]
+    lines, _ = dgp_privacy.gallery(found)
+    assert [line.labels["batch_size"] for line in lines] == ["4", "9"]
+    assert isinstance(next(iter(found.cells)), Cell)
+
+
+# Settings ------------------------------------------------------------------------------------------------------
+def test_full_is_the_papers_setting():
+    full = SCALES["full"]
+    assert (full.targets, full.iterations, full.users, full.epochs, full.examples) == (20, 2500, 10, None, None)
+    assert full.models["resnet18"] == "resnet18" and full.data["cifar100"] == "cifar100"
+    assert scale_of("tiny", ["targets=1", "learning_rate=0.2"]).targets == 1
+
+
+def test_every_result_of_the_paper_is_a_study():
+    names = {f"dgp-table{n}" for n in (1, 2, 5, 6, 7)} | {f"dgp-fig{n}" for n in range(2, 10)}
+    assert names <= catalogue.methods("study").keys()
+
+
+# From end to end -----------------------------------------------------------------------------------------------
+def test_a_study_runs_and_is_resumed(tmp_path, capsys):
+    small = ["--set", "targets=1", "--set", "iterations=2", "--set", "epochs=1", "--set", "examples=80"]
+    command = ["reproduce", "dgp-fig2", "--scale", "tiny", "--out", str(tmp_path / "fig2"), *small]
+    assert main(command) == 0
+    text = (tmp_path / "fig2" / "table.md").read_text()
+    assert text in capsys.readouterr().out and "## Accuracy of collaborative training" in text
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig2" / "artifacts").iterdir()}
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["targets"] for row in rows} == {1} and {row["iterations"] for row in rows} == {2}
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig2" / "artifacts").iterdir()}
+    assert "report.html" in {path.name for path in (tmp_path / "fig2").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["dgp-fig10"], "study: 'dgp-fig10' is not known"),
+        (["dgp-fig2", "--scale", "huge"], "scale: 'huge' is not known"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "batch=3"], "is not possible in this study; allowed: examples"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "targets=few"], "give a whole number"),
+        (["dgp-fig2", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
+        (["dgp-fig2", "--scale", "tiny", "--data", "breast_cancer"], "only pictures can be recovered"),
+    ],
+)
+def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 2
+    said_so = capsys.readouterr()
+    assert expected in said_so.err and said_so.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
