@@ -185,3 +185,13 @@ def test_pictures_of_two_defenses_do_not_overwrite_each_other(tmp_path):
         ".png",
         "-dgp.png",
     }
+
+
+def test_what_an_adaptive_attacker_is_told_is_printed(client):
+    told = {
+        adaptive: client.against(inversion(f"ig:adaptive={adaptive}").make()).knows
+        for adaptive in ("none", "support", "layer", "reapply", "mask")
+    }
+    assert len(set(told.values())) == 5
+    assert told["none"] in told["support"] and "that an entry of zero was dropped" in told["support"]
+    assert "compressed, but not how" in told["reapply"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
 
+from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice
 from secateur.chance import derive
@@ -18,6 +19,12 @@ from secateur.functional import noise_of
 from secateur.guard import Guard
 from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Params, ServerView, Transform, Weights
 
+GUESSES: Mapping[Adaptive, str] = {
+    "support": "that an entry of zero was dropped",
+    "layer": "that one layer is not to be trusted",
+    "reapply": "that the update was compressed, but not how",
+    "mask": "that small entries are noise where something was dropped",
+}
 Target = Batch | Gradient | Weights  # examples of which the client makes an update, or one that was captured
 
 
@@ -35,12 +42,14 @@ class Client:
     transform: Transform | None = None  # of its examples before it uses them
     precode: Precode | None = None  # how the bottleneck in its network is treated
     seed: int = 0  # of the chance in both
+    adaptive: Adaptive = "none"  # how its attacker adapts
 
     def against(self, attack: InversionAttack) -> Client:
         """The same, its compression told to an attacker who applies it again."""
-        asks = self.guard is not None and getattr(attack, "adaptive", "none") == "reapply"
+        adaptive: Adaptive = getattr(attack, "adaptive", "none")
+        asks = self.guard is not None and adaptive == "reapply"
         compression = self.guard.compression if self.guard is not None and asks else None
-        return replace(self, knowledge=replace(self.knowledge, compression=compression))
+        return replace(self, knowledge=replace(self.knowledge, compression=compression), adaptive=adaptive)
 
     def seen(
         self, attack: InversionAttack, targets: Sequence[Target], rng: Generator, first: int = 0
@@ -110,7 +119,8 @@ class Client:
         told += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
         told += ["the client's steps and learning rate"] if self.sends_weights else []
         told += ["a generator of such pictures"] if self.knowledge.generator is not None else []
-        told += ["the client's compression"] if self.knowledge.compression is not None else []
+        if self.adaptive != "none":
+            told += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]
         return ", ".join(told)
 
 
