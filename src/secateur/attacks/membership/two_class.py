@@ -62,7 +62,7 @@ class Schedule:
     weight_decay: float = 5e-4
     dropout: float = 0.2
     early_stopping: bool = True
-    patience: int = 10  # epochs without a better held-out loss before the rate falls; see docs/notebook.md
+    patience: int = 10  # epochs without a better held-out loss before the rate falls; docs/notebook.md says why
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 2), ("patience", 1)):
