@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import catalogue
-from secateur.attacks.inversion.rob import Rob, bin_masses, expected_isolated, read_out, thresholds
+from secateur.attacks.inversion.rob import Rob, bin_masses, expected_isolated, explain, read_out, thresholds
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.data.load import load
 from secateur.errors import WrongInput
@@ -133,6 +133,23 @@ def test_labels_of_isolated_pictures_are_right(rng):
         gaps = (one.batch.inputs[:, None] - batch.inputs[None]).flatten(2).abs().amax(2)
         assert torch.equal(one.batch.labels, batch.labels[gaps.argmin(1)])
         assert one.loss < 1e-8
+
+
+def test_a_picture_is_explained_as_one_of_the_whole_batch_where_others_were_not_found(rng):
+    shape, (batch,) = (1, 6, 6), noise(1, 3, (1, 6, 6), rng)
+    net = small(shape)
+    known = knowledge_of(net, shape, 3)
+    tampered, state = Rob(bins=2048).tamper(net, state_of(net), known, rng)
+    view = ServerView(state, gradient_update(tampered, state, batch))
+    pictures, slopes = read_out(view.update.values["imprint.weight"], view.update.values["imprint.bias"], 1e-9)
+    known = dataclasses.replace(known, net=tampered)
+    assert len(pictures) == 3
+    for some in ([0, 1, 2], [0, 2], [1]):
+        labels, gap = explain(view, known, pictures[some].view(-1, *shape), slopes[some], range(CLASSES))
+        truths = [
+            int((picture.view(shape) - batch.inputs).flatten(1).norm(dim=1).argmin()) for picture in pictures[some]
+        ]
+        assert gap < 1e-6 and torch.equal(labels, batch.labels[truths])
 
 
 def test_weights_after_one_step_show_as_much_as_the_gradient(rng):

@@ -56,6 +56,12 @@ def test_the_first_signed_step_is_the_rate():
     assert matching.tolist() == [16 + 1296], "the loss of where it was"
 
 
+def test_signed_steps_do_not_know_how_large_a_gradient_is():
+    values, rates = torch.tensor([[9.0, 2.0]]), torch.tensor([0.1, 0.1, 0.1, 0.0])
+    signed, plain = (walk(Adam(rates, sign=sign), values, 3)[0]["inputs"] for sign in (True, False))
+    assert signed[0].tolist() == pytest.approx([8.7, 1.7], abs=1e-5) and float(plain[0, 1]) > 1.701
+
+
 def test_noise_is_scaled_by_the_rate():
     state, _ = walk(Adam(torch.tensor([0.1, 0.0]), sign=True, noise=0.2), torch.tensor([[1.0]]), 1)
     assert state["inputs"].item() == pytest.approx(1.02)
