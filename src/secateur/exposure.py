@@ -73,8 +73,8 @@ class Exposure:
         """Reconstruct all targets with one attack, group by group, and judge what comes out."""
         labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
         client, outcomes, against = self.attacked_by(attack), [], compared_with(self.client)
-        for group in self._groups():
-            made, seconds = self._reconstructed(attack, client, group)
+        for group in self.groups():
+            made, seconds = self.reconstructed(attack, client, group)
             found = [
                 judge(truths, made, self.client.knowledge, seconds, Scoring(lpips))
                 for truths in (self._used(group), self._truths(group))[: len(against)]
@@ -89,9 +89,9 @@ class Exposure:
             rows = summary_rows(marked(labels, which | told), joined(judged), rng)
             run.add(remarked(rows, self.defense, self.config.attacks))
 
-    def _reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
+    def reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
         """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
-        run, depends = self.bench.run, self._depends(attack, group)
+        run, depends = self.bench.run, self.depends(attack, group)
         key = key_of("invert", depends)
         result = run.stage("invert", depends, lambda: self._reconstruct(attack, client, group, key))
         forget(run.folder, "invert", result.key)
@@ -120,7 +120,8 @@ class Exposure:
                 draw([index], [reconstruction])
         return packed([found.get(i) for i in range(len(group))], keeper.seconds)
 
-    def _depends(self, attack: Choice, group: range) -> dict[str, Any]:
+    def depends(self, attack: Choice, group: range) -> dict[str, Any]:
+        """All that an attack on a group of targets depends on."""
         config = self.config
         files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
         names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
@@ -133,7 +134,7 @@ class Exposure:
             | generator_key(attack, config, self.bench)
         )
 
-    def _groups(self) -> list[range]:
+    def groups(self) -> list[range]:
         """The targets that are attacked at once."""
         count = len(self.targets)
         size = self.config.together or (TOGETHER if self.bench.device.type == "cpu" else count)

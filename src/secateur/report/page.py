@@ -11,7 +11,7 @@ from typing import Any
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
 from secateur.limits import check
-from secateur.report import inversion, measures, sections
+from secateur.report import defended, inversion, measures, sections
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
@@ -83,6 +83,8 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "histograms": sections.histograms(on_models),
         "classes": sections.class_means(on_models),
         "losses": inversion.losses(figures),
+        "balance": defended.balance(rows),
+        "epochs": defended.over_epochs(rows),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
@@ -111,7 +113,8 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
         "updates": found,
         "update_badge": inversion.badge(found),
         "update_verdict": inversion.verdict(found),
-        "update_facts": inversion.facts(own),
+        "update_facts": inversion.facts(own) if own else defended.facts(defended.studied(rows)),
+        "sheets": defended.sheets(figures),
         "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in found}) > 1],
         "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
         "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in found)],

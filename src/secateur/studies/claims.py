@@ -69,7 +69,7 @@ def written(estimate: Estimate, unit: str = "%") -> str:
     space = " " if unit == "points" else ""
     ends = [f"{scale * end:{form}}" for end in (estimate.low, estimate.high) if math.isfinite(end)]
     text = f"{scale * estimate.value:{form}}{space}{unit}"
-    return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
+    return f"{text} [{', '.join(ends)}]" if len(ends) == 2 and estimate.low < estimate.high else text
 
 
 def _measured(cases: Mapping[str, Estimate], above: int, against: int, unit: str) -> str:

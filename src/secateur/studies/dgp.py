@@ -7,10 +7,12 @@ Each is some steps and a table. Networks and data sets are the paper's; at a sma
 from __future__ import annotations
 
 from secateur.catalogue import method
-from secateur.studies import dgp_accuracy, dgp_privacy
+from secateur.studies import dgp_accuracy, dgp_cost, dgp_privacy, dgp_theory
 from secateur.studies.dgp_attacked import Attacked
+from secateur.studies.dgp_cost import Costed
 from secateur.studies.dgp_setting import CIFAR100, NETWORKS, SCALES
 from secateur.studies.dgp_study import UpdateStudy
+from secateur.studies.dgp_theory import Distanced
 from secateur.studies.dgp_trained import Trained
 
 SIZES = tuple(SCALES)
@@ -22,6 +24,7 @@ TRAINED = ("none", "ats", "soteria", "precode", "noise", TOP_K, "outpost", DGP)
 TOTALS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.03, 0.45), (0.05, 0.75), (0.06, 0.9)))
 RATIOS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.05, 0.75), (0.1, 0.7), (0.2, 0.6)))
 HARD_TOP_K = "top-k:keep=0.05"
+NEAR_TO_FAR = ("none", "top-k:keep=0.5", "top-k", HARD_TOP_K, "dgp:k1=0.01:k2=0.79", *RATIOS, "noise")
 
 
 @method("study", "dgp-table1", PAPER, scales=SIZES)
@@ -46,6 +49,20 @@ def table2() -> UpdateStudy:
     return UpdateStudy(dgp_accuracy.table2_both, steps)
 
 
+@method("study", "dgp-table3", PAPER, scales=SIZES)
+def table3() -> UpdateStudy:
+    """Bytes of one upload and one download, four networks (dgp, Table 3)."""
+    return UpdateStudy(dgp_cost.table3, _costs(), "Bytes are counted, not estimated.")
+
+
+@method("study", "dgp-table4", PAPER, scales=SIZES)
+def table4() -> UpdateStudy:
+    """Seconds that the defenses take in an epoch, four networks (dgp, Table 4)."""
+    return UpdateStudy(
+        dgp_cost.table4, _costs(), "Medians; in brackets the fastest and the slowest call, on this machine."
+    )
+
+
 @method("study", "dgp-table5", PAPER, scales=SIZES)
 def table5() -> UpdateStudy:
     """Rob and IG on four networks with and without DGP, CIFAR-10 (dgp, Table 5)."""
@@ -63,6 +80,12 @@ def table7() -> UpdateStudy:
     """Accuracy of Top-k at 95 % and of DGP at 80 %, four networks, CIFAR-100 (dgp, Table 7)."""
     both = (f"{HARD_TOP_K}+error-feedback", DGP)
     return UpdateStudy(dgp_accuracy.table7, tuple(Trained(both, model, CIFAR100) for model in NETWORKS))
+
+
+@method("study", "dgp-fig1", PAPER, scales=SIZES)
+def fig1() -> UpdateStudy:
+    """What IG recovers by the relative distance of what was sent, and Proposition 1 (dgp, Fig. 1)."""
+    return UpdateStudy(dgp_theory.fig1, (Distanced(NEAR_TO_FAR),))
 
 
 @method("study", "dgp-fig2", PAPER, scales=SIZES)
@@ -122,6 +145,13 @@ def fig9() -> UpdateStudy:
     """Pictures under Rob of batches of 4, 9 and 16, sizes that the paper does not print (dgp, Fig. 9)."""
     sizes = (4, BATCH, 16)
     return UpdateStudy(dgp_privacy.gallery, tuple(Attacked("rob", DEFENSES, batch_size=size) for size in sizes))
+
+
+def _costs() -> tuple[Costed, ...]:
+    """All defenses on what stands for each network, and the pruning ones on the paper's large ones themselves."""
+    every, pruning = ("none", "soteria", "precode", "top-k", "outpost", "dgp", "adgp"), ("none", "top-k", "dgp", "adgp")
+    large = [Costed(pruning, model, exact=True) for model in ("resnet18", "vgg11-bn")]
+    return (*(Costed(every, model) for model in NETWORKS), *large)
 
 
 def _on_networks(data: str = "cifar10") -> tuple[Attacked, ...]:

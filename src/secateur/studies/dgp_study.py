@@ -35,6 +35,7 @@ class UpdateStudy:
 
     tabulate: Tabulate
     steps: tuple[Step, ...]
+    intervals: str = ""  # what those of the table are, where they are not over examples or seeds
 
     def conduct(
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
@@ -59,7 +60,7 @@ class UpdateStudy:
         shutil.rmtree(out / "unfinished", ignore_errors=True)
         lines, findings = self.tabulate(Seen(rows))
         lines += left_out_lines(Seen(rows))
-        return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings)
+        return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
 
 
 def _write_page(out: Path) -> None:

@@ -35,6 +35,7 @@ class Table:
     settings: dict[str, Any]  # the study's name and scale, data, model, shadows, seeds, ...
     lines: Sequence[Line]
     findings: Sequence[Finding] = field(default_factory=list)
+    intervals: str = ""  # what those in brackets are, where they are not over examples or seeds
 
     def markdown(self) -> str:
         """The page table.md, with columns aligned so that it reads well in a terminal too."""
@@ -50,7 +51,9 @@ class Table:
 
     def _caution(self) -> str:
         """How far the intervals and verdicts can be trusted."""
-        if len(self.settings["seeds"]) == 1:
+        if self.intervals:
+            text = self.intervals
+        elif len(self.settings["seeds"]) == 1:
             text = "Intervals (95 %) are over the examples of one seed; another seed may differ by more."
         else:
             text = "Values are means over seeds, with Student's 95 % intervals over them."

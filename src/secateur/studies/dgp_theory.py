@@ -1,0 +1,133 @@
+"""Fig. 1 of dgp: how far an update is from the gradient, what IG makes of it, and what Proposition 1 says of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from secateur.chance import derive
+from secateur.exposure import Exposure
+from secateur.interfaces import Batch
+from secateur.metrics.gradient_distance import relative_distance
+from secateur.metrics.input_bound import reconstruction_bound
+from secateur.metrics.membership import Estimate, share_of
+from secateur.rows import Row
+from secateur.runs import Result
+from secateur.studies.claims import Finding, judge
+from secateur.studies.dgp_attacked import Attacked
+from secateur.studies.dgp_found import Seen
+from secateur.studies.dgp_setting import CIFAR10, Setting
+from secateur.studies.measured import correlation, mean, mean_of
+from secateur.studies.tables import Cells, Line
+
+QUALITY = {"psnr": -1, "mse": 1, "lpips": 1, "cw_ssim": -1}  # with which sign it should follow the distance
+RARE = 0.05  # of the reconstructions: a bound that is broken no more often holds, more or less
+TITLES = {"error": "error", "bound": "at least by Eq. 2", "bound_by_sent": "at least by what was sent"}
+FORMS = {"violated": "Eq. 2", "violated_by_sent": "with what was sent in the place of the reconstruction's gradient"}
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Distanced:
+    """IG on updates that lie nearer to the gradient and further from it, with Proposition 1 at each reconstruction."""
+
+    defenses: tuple[str, ...]
+    model: str = "resnet18"
+    data: str = CIFAR10
+
+    def __call__(self, setting: Setting) -> None:
+        """Attack, then compare what was sent and what came of it with the truth."""
+        attacked = Attacked("ig", self.defenses, self.model, self.data, adaptive=False)
+        attacked(setting)
+        model = setting.model(self)
+        if model is None:
+            return
+        for defense in self.defenses:
+            exposure = attacked.exposure(setting, model, defense)
+            for group in exposure.groups():
+                depends = exposure.depends(exposure.config.attacks[0], group)
+                found = setting.run.stage("distance", depends, partial(_compare, exposure, group)).data["targets"]
+                for number, values in zip(group, found, strict=True):
+                    labels = setting.labels(model, exposure.bench.data, defense, "theory", number=number)
+                    setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
+
+
+def _compare(exposure: Exposure, group: range) -> Result:
+    """Of some targets: the distance of what was sent, and Proposition 1 at what IG made of it."""
+    attack, client, found = exposure.config.attacks[0], exposure.client, []
+    for number, made in zip(group, exposure.reconstructed(attack, client, group)[0], strict=True):
+        truth, rng = exposure.targets[number], derive(exposure.bench.seed, "tamper", str(attack))
+        assert isinstance(truth, Batch)
+        both = (replace(client, guard=None), client)
+        views = [each.seen(attack.make(), [truth], rng, number)[1][0][0] for each in both]
+        gradient, sent = (view.update.values for view in views)
+        values = {"relative_distance": relative_distance(gradient, sent)}
+        if made is not None and made.batch.inputs.shape == truth.inputs.shape:
+            draw, guess = derive(exposure.bench.seed, "bound", number), made.batch.inputs.to(truth.inputs)
+            bound = reconstruction_bound(client.net, client.state, truth, guess, draw, sent)
+            values |= {"error": bound.error, "bound": bound.bound, "bound_by_sent": bound.bound_by_sent or 0.0}
+            values |= {"violated": float(bound.violated), "violated_by_sent": float(bool(bound.violated_by_sent))}
+        found.append(values)
+    return Result(data={"targets": found})
+
+
+def fig1(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Fig. 1: quality by relative distance, and how often Proposition 1 is broken."""
+    targets = _targets(found)
+    lines = []
+    for defense in dict.fromkeys(key[0] for key in targets):
+        own = [values for key, values in targets.items() if key[0] == defense]
+        place = next(place for place in found.places if place.defense == defense)
+        cells: Cells = {"relative distance": _mean(own, "relative_distance")}
+        cells |= {name: mean(found.of(place, name)) for name in QUALITY}
+        cells |= {title: _mean(own, name) for name, title in TITLES.items()}
+        cells |= {f"{title} broken": _broken(own, name) for name, title in FORMS.items()}
+        lines.append(Line({"defense": defense}, cells))
+    every = list(targets.values())
+    return lines, [
+        judge("a greater distance goes with a worse reconstruction (correlation)", _follow(every), "every", unit=""),
+        *(_holds(every, name, title) for name, title in FORMS.items()),
+    ]
+
+
+def _targets(found: Seen) -> dict[tuple[str, int, int], Values]:
+    """All that was measured of every target, by defense, seed and number."""
+    targets: dict[tuple[str, int, int], Values] = {}
+    for row in found.rows:
+        if row.value is None:
+            continue
+        if row.extra.get("study") == "theory":
+            targets.setdefault((row.defense or "none", row.seed, row.extra["number"]), {})[row.metric] = row.value
+        elif row.extra.get("target") is not None and row.metric in QUALITY:
+            key = (row.defense or "none", row.seed, row.extra["target"])
+            targets.setdefault(key, {})[row.metric] = row.value
+    return {key: values for key, values in targets.items() if "relative_distance" in values}
+
+
+def _follow(targets: Sequence[Values]) -> dict[str, Estimate | None]:
+    """The correlation of each measure with the distance, turned so that it should be positive."""
+    cases: dict[str, Estimate | None] = {}
+    for name, sign in QUALITY.items():
+        r = correlation(
+            [(x["relative_distance"], sign * x[name]) for x in targets if math.isfinite(x.get(name, math.nan))]
+        )
+        cases[name] = r
+    return cases
+
+
+def _holds(targets: Sequence[Values], name: str, title: str) -> Finding:
+    broken = _broken(targets, name)
+    kept = {"broken": None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)}
+    return judge(f"Proposition 1 holds, {title}: broken at most {100 * RARE:g} % of the time", kept, "every")
+
+
+def _broken(targets: Sequence[Values], name: str) -> Estimate | None:
+    known = [values[name] for values in targets if name in values]
+    return share_of(sum(known) / len(known), len(known)) if known else None
+
+
+def _mean(targets: Sequence[Values], name: str) -> Estimate | None:
+    known = [values[name] for values in targets if name in values]
+    return mean_of(known) if known else None

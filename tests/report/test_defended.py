@@ -1,0 +1,87 @@
+"""The page's comparison of defenses: pictures side by side, curves, and the front of accuracy, leakage and bytes."""
+
+import pytest
+
+from secateur.report.defended import Point, balance, facts, front, front_sentence, over_epochs, sheets, studied, worth
+from secateur.report.page import Source, render
+from secateur.rows import Row
+
+
+def row(metric, value, defense, attack=None, **extra):
+    own = {"model": "net", "dataset": "digits", "defense": defense, "attack": attack, "seed": 0}
+    return Row(**own, metric=metric, value=value, extra=extra)
+
+
+def trained(defense, ratio, *accuracies):
+    labels = {"study": "training", "epochs": len(accuracies)}
+    rows = [row("test_accuracy", x, defense, epoch=i, **labels) for i, x in enumerate(accuracies, start=1)]
+    return [*rows, row("ratio", ratio, defense, epoch=len(accuracies), **labels)]
+
+
+def attacked(defense, attack, cw_ssim, **extra):
+    return row("cw_ssim", cw_ssim, defense, attack, target=None, labels="inferred", **extra)
+
+
+def picture(attack, defense, target, item=0, **more):
+    labels = {"model": "net", "dataset": "digits", "seed": 0, "batch_size": 1, "labels": "inferred"}
+    return (
+        labels
+        | {"kind": "picture", "attack": attack, "defense": defense, "target": target, "item": item}
+        | {"png": f"{attack}-{defense}-{target}", "label": 3}
+        | more
+    )
+
+
+def test_a_defense_is_worth_its_accuracy_its_worst_leak_and_its_bytes():
+    rows = trained("none", 1.0, 0.5, 0.9) + trained("dgp+error-feedback", 0.6, 0.4, 0.88) + trained("ats", 1.0, 0.7)
+    rows += [attacked("none", "ig", 0.95), attacked("dgp", "ig", 0.3), attacked("dgp", "ig:adaptive=reapply", 0.7)]
+    rows += [attacked("ats", "ig", 0.98, against="used"), attacked("ats", "ig", 0.5, against="raw")]
+    found = {point.name: point for point in worth(rows)}
+    assert found["dgp+error-feedback"] == Point("dgp+error-feedback", 0.88, 0.7, "ig", 0.6)  # the last epoch
+    assert found["ats"].leak == 0.5  # of the raw picture
+    assert found["none"].accuracy == 0.9
+
+
+def test_the_front_by_hand():
+    a, b = Point("a", 0.9, 0.9, "ig", 1.0), Point("b", 0.8, 0.5, "ig", 1.0)
+    c, d = Point("c", 0.8, 0.6, "ig", 0.6), Point("d", 0.8, 0.6, "ig", 1.0)  # b and c are better than d
+    assert front([a, b, c, d]) == [a, b, c]
+    assert front([a, Point("twin", 0.9, 0.9, "ig", 1.0)]) == [a, Point("twin", 0.9, 0.9, "ig", 1.0)]
+    assert front_sentence([a, d]).startswith("On the front, from least to most accurate: d: 80.0% right, CW-SSIM 0.60")
+
+
+def test_curves_of_the_epochs():
+    (view,) = over_epochs(trained("none", 1.0, 0.5, 0.9) + trained("dgp", 0.6, 0.4, 0.8))
+    assert view.label == "net on digits"
+    assert [(list(trace["x"]), list(trace["y"])) for trace in view.panels[0].data] == [
+        ([1, 2], [0.5, 0.9]),
+        ([1, 2], [0.4, 0.8]),
+    ]
+    assert "dgp 80.0%" in view.panels[0].alt
+    assert balance(trained("none", 1.0, 0.5)) == []  # never attacked
+
+
+def test_pictures_by_defense():
+    figures = [picture(None, "none", t) for t in (0, 1)] + [picture("ig:iterations=3", "none", t) for t in (0, 1)]
+    figures += [picture("ig:iterations=3", "dgp", 0), picture("ig:adaptive=support:iterations=3", "dgp", 0)]
+    figures += [picture("rob", "none", 0)]
+    (sheet,) = sheets(figures)  # rob met one defense only
+    assert sheet.title == "ig: net on digits"
+    assert [name for name, _ in sheet.lines] == ["truth", "none", "dgp", "dgp, attacker: support"]
+    shown = {name: [x and x.png for x in pictures] for name, pictures in sheet.lines}
+    assert shown["none"] == ["ig:iterations=3-none-0", "ig:iterations=3-none-1"]
+    assert shown["dgp"] == ["ig:iterations=3-dgp-0", None]
+    assert sheets([figure | {"png": None} for figure in figures]) == []
+
+
+@pytest.mark.parametrize("with_attack", [True, False])
+def test_the_page_of_a_study(with_attack):
+    rows = trained("none", 1.0, 0.5, 0.9) + trained("dgp+error-feedback", 0.6, 0.4, 0.88)
+    told = {"threat": "a server", "knows": "all", "stage": "untrained", "batch_size": 1, "total_variation": None}
+    if with_attack:
+        rows += [attacked(defense, "ig", 0.9, **told) for defense in ("none", "dgp")]
+    html = render([Source("study", rows, [], "", {})])
+    assert "Accuracy over the epochs" in html
+    assert ("Accuracy, leakage and bytes of each defense" in html) == with_attack
+    assert "Accuracy and gaps" not in html  # a training is no audited model
+    assert facts(studied(rows)) == {"Network": "net", "Data": "digits"}
