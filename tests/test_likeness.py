@@ -95,3 +95,18 @@ def test_without_a_truth_there_are_pictures_and_the_attacks_loss():
         "seconds",
         *(f"attack_loss{x}" for x in ("", "_median", "_min", "_max")),
     }
+
+
+def test_notes_of_many_targets_are_told_once_and_not_without_end():
+    truths = [Batch(pictures(0.0, 1.0), torch.tensor([0, 1]))] * 20
+
+    def note(of):
+        guesses = [made([0.1, 0.9], [0, 1], note=of(i)) for i in range(20)]
+        return summed(judge(truths, guesses, KNOWN, scoring=Scoring(None)))["attack_loss"].note
+
+    assert note(lambda i: "labels: bias; every trial diverged" if i == 3 else "labels: bias") == (
+        "labels: bias; every trial diverged"
+    )
+    long = note(lambda i: f"first layer: condition {i}; in float64")
+    assert long.startswith("first layer: condition 0; in float64; first layer: condition 1;")
+    assert long.endswith("condition 6; 13 more in the rows of the targets")

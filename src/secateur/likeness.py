@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
+from secateur.attacks.inversion.labels import labels_right
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.metrics.image import PictureScores, mse, picture_scores, psnr, summary
 from secateur.metrics.matching import match
 from secateur.metrics.membership import share
 from secateur.rows import Row
 
+PARTS = 8  # of the notes of all targets that stand beside a summary
 GREY = 0.5  # of a picture for which the attack found nothing
 CLEARER = 4  # times less squared error than grey, 6 dB: where a picture of its own counts as recognisable
 
@@ -62,7 +63,7 @@ def compare(truth: Batch | None, made: Reconstruction | None, knowledge: Knowled
     padded = torch.cat([guess, torch.full_like(pixels, GREY)[: max(0, len(pixels) - number)]])
     rows = match(pixels, padded)
     believed = [int(labels[row]) if row < number else None for row in rows.tolist()]
-    hits = sum((Counter(truth.labels.tolist()) & Counter(labels.tolist())).values())
+    hits = labels_right(labels, truth.labels)
     return Likeness(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
 
 
@@ -112,7 +113,7 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
     labels = _with(labels, target=None, trial=None, item=None)
     rows = [Row(**labels, metric="diverged", value=sum(each.diverged for each in made))]
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
-    notes = outcome.scores.notes | {"attack_loss": "; ".join(sorted({each.note for each in made if each.note}))}
+    notes = outcome.scores.notes | {"attack_loss": _gathered(each.note for each in made)}
     found = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
     found |= summary(outcome.scores.values, rng) if outcome.scores.values else {}
     for metric, each in found.items():
@@ -124,6 +125,13 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
     absent = [metric for metric in outcome.scores.notes if metric not in outcome.scores.values]
     rows += [Row(**labels, metric=metric, value=None, note=notes[metric]) for metric in absent]
     return rows + (_shares(labels, outcome.alike) if outcome.scores.values else [])
+
+
+def _gathered(notes: Iterable[str | None]) -> str:
+    """What the notes of all targets say, each part once; of very many the first: the targets' own rows have all."""
+    parts = list(dict.fromkeys(part for note in notes if note for part in note.split("; ")))
+    more = len(parts) - PARTS
+    return "; ".join(parts[:PARTS] + ([f"{more} more in the rows of the targets"] if more > 0 else []))
 
 
 def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:

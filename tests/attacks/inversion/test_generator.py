@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from secateur.attacks.inversion.generator import critic_loss, load_generator, save_generator, train_generator
+from secateur.attacks.inversion.generator import critic_loss, train_generator
 from secateur.attacks.inversion.wgan import Critic, Generator
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
@@ -65,22 +64,6 @@ def test_equal_chance_gives_equal_generators_and_leaves_the_global_generator_alo
     assert torch.equal(torch.get_rng_state(), before)
     another = trained(torch.Generator().manual_seed(6), 3)
     assert not torch.equal(one.first.weight, another.first.weight)
-
-
-def test_a_saved_generator_comes_back_whole(tmp_path, rng):
-    generator = Generator((3, 9, 12), 4, box(3), width=4).eval()
-    save_generator(generator, tmp_path / "g.safetensors")
-    loaded = load_generator(tmp_path / "g.safetensors")
-    noise, labels = torch.randn(5, 128, generator=rng), torch.arange(5) % 4
-    assert torch.equal(loaded(noise, labels), generator(noise, labels))
-
-
-def test_a_file_that_is_no_generator_is_refused(tmp_path):
-    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    (tmp_path / "cut.safetensors").write_bytes(b"12")
-    for name in ("other", "cut", "absent"):
-        with pytest.raises(WrongInput, match="no generator that was saved here"):
-            load_generator(tmp_path / f"{name}.safetensors")
 
 
 @pytest.mark.parametrize(

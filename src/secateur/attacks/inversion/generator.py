@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -87,34 +86,6 @@ def check_public(data: Batch, classes: int, input_shape: tuple[int, ...]) -> Non
     low, high = int(data.labels.min()), int(data.labels.max())
     if low < 0 or high >= classes:
         raise WrongInput("generator", f"public labels from {low} to {high}; allowed: 0 to {classes - 1}")
-
-
-def save_generator(generator: Generator, path: str | Path) -> None:
-    """Write it as .safetensors, with what is needed to make it again."""
-    import json
-
-    from safetensors.torch import save_file
-
-    tensors = {name: value.detach().cpu().contiguous() for name, value in generator.state_dict().items()}
-    save_file(tensors, path, {"generator": json.dumps(generator.settings)})
-
-
-def load_generator(path: str | Path) -> Generator:
-    """The generator that `save_generator` wrote; refuses any other file."""
-    import json
-
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            settings = json.loads((file.metadata() or {})["generator"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        shape = tuple(settings.pop("input_shape"))
-        made = Generator(shape, box=(tensors["low"], tensors["high"]), **settings)
-        made.load_state_dict(tensors)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise WrongInput("generator", f"{path} is no generator that was saved here ({error})") from error
-    return made.eval().requires_grad_(False)
 
 
 def _networks(

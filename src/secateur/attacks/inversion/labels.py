@@ -137,12 +137,11 @@ def _along_features(weight: Tensor, bias: Tensor | None) -> Tensor:
     return -evidence if vote < 0 else evidence
 
 
-def label_accuracy(found: Tensor, truth: Tensor) -> float:
-    """The share of the true labels that were found, each as often as it is there: overlap of multisets.
+def labels_right(found: Tensor, truth: Tensor) -> int:
+    """How many of the true labels were found, each as often as it is there: the overlap of multisets.
 
     Example:
-        >>> label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
-        0.6666666666666666
+        >>> labels_right(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
+        2
     """
-    both = Counter(found.tolist()) & Counter(truth.tolist())
-    return both.total() / len(truth)
+    return (Counter(found.tolist()) & Counter(truth.tolist())).total()

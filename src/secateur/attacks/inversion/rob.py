@@ -115,7 +115,9 @@ class Rob:
         kept = slopes.abs().argsort(descending=True, stable=True)[: knowledge.batch_size].sort().values
         pictures, slopes = inputs[kept].view(-1, *knowledge.input_shape), slopes[kept]
         believed, open_share = explain(view, knowledge, pictures, slopes, labels)
-        note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest bias gradient are kept"
+        alone = expected_isolated(torch.full((self.bins,), 1 / self.bins), knowledge.batch_size)
+        note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest bias gradient are kept; "
+        note += f"if bins are equally likely {alone:.1%} of the pictures are alone in theirs"
         if knowledge.batchnorm == "batch":
             note += "; the labels are a guess, since batch statistics mix the gradients of the pictures"
         return Reconstruction(Batch(pictures, believed), open_share, note=note)

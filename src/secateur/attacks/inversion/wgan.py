@@ -20,7 +20,6 @@ class Generator(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, box: Box, width: int = 64) -> None:
         super().__init__()
-        self.settings = {"input_shape": list(input_shape), "classes": classes, "width": width}
         colours, *sides = input_shape
         stages = doublings(input_shape)
         widths = [min(2**i, 4) * width for i in reversed(range(stages + 1))]
