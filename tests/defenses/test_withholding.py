@@ -4,10 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import vmap
 
 from secateur import catalogue, tree
 from secateur.config import Audit, Invert, read
+from secateur.defenses import selection
 from secateur.defenses.largest import Largest, PseudoLargest
 from secateur.defenses.mix import Mix
 from secateur.defenses.random_share import RandomShare
@@ -144,6 +146,18 @@ def test_nothing_that_is_given_changes_and_the_global_generator_is_left_alone(na
     rule.withheld(*given_, torch.Generator().manual_seed(0))
     assert all(torch.equal(one[n], v) for one, copy in zip(given_, before, strict=True) for n, v in copy.items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("of", ["all", "kept"])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_asks_for_no_number_on_a_gpu_so_that_a_graph_can_hold_it(name, of, monkeypatch):
+    monkeypatch.setattr(selection, "_without_asking", lambda _: True)
+    rule = catalogue.find("defense", name)(of=of)
+    with FakeTensorMode():
+        weights, gradient, mask = client()
+        found = rule.withheld(weights, gradient, mask, noise=rule.noise(weights, torch.Generator()))
+        assert isinstance(rates(found, mask).of_kept, FakeTensor)
+    assert found["conv"].shape == (4, 2, 3, 3)
 
 
 @given(seed=st.integers(0, 10_000), rate=st.floats(0, 0.99), share=st.floats(0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
@@ -16,7 +17,7 @@ from secateur.defenses.selection import largest
 from secateur.errors import WrongInput
 from secateur.federated.base import BasePruning, every_so_often, removed, total_of
 from secateur.federated.base.times import Times, equal, measured, times_of
-from secateur.functional import Functional, split
+from secateur.functional import Ask, Functional, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import one_of, weights_of
 
@@ -93,10 +94,11 @@ class PruneFL(BasePruning):
         device = next(iter(params.values())).device
         batch = Batch(batch.inputs[: self.samples], batch.labels[: self.samples]).to(device)
         function = Functional(net, training=True, device=device)
+        asks = function.asks(params | buffers, batch.inputs[: self.batch_size])
         mask: Mask = {name: torch.ones_like(params[name], dtype=torch.bool) for name in weights_of(net)}
         stable = 0
         for _ in range(self.iterations // self.every):
-            found = binding._train(function, params, buffers, mask, batch, rng)
+            found = binding._train(function, asks, params, buffers, mask, batch, rng)
             before = tree.kept(mask)
             mask = binding._adjusted(params, mask, found, 0)
             stable = stable + 1 if abs(tree.kept(mask) / before - 1) < CHANGE else 0
@@ -115,17 +117,22 @@ class PruneFL(BasePruning):
         return weights, self._adjusted(weights, mask, squares, round)
 
     def _train(
-        self, function: Functional, params: Params, buffers: Params, mask: Mask, batch: Batch, rng: Generator
+        self,
+        function: Functional,
+        asks: Sequence[Ask],
+        params: Params,
+        buffers: Params,
+        mask: Mask,
+        batch: Batch,
+        rng: Generator,
     ) -> Params:
         """`every` steps of the kept weights, in place; the squares of the dense gradients, summed."""
         found = {name: torch.zeros_like(params[name]) for name in mask}
         for _ in range(self.every):
             rows = torch.randperm(batch.size, generator=rng)[: self.batch_size].to(batch.labels.device)
             leaves = {name: value.requires_grad_() for name, value in tree.masked(tree.clone(params), mask).items()}
-            inputs = batch.inputs[rows]
-            noise = [ask.draw(rng).to(inputs.device) for ask in function.asks(leaves | buffers, inputs)]
-            logits = function(leaves | buffers, inputs, noise)
-            loss = one_hot_loss(logits, batch.labels[rows])
+            noise = [ask.draw(rng).to(rows.device) for ask in asks]
+            loss = one_hot_loss(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
             for (name, value), grad in zip(params.items(), grads, strict=True):
                 if name in mask:
