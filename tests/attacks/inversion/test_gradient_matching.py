@@ -11,6 +11,7 @@ from secateur import catalogue
 from secateur.attacks.inversion import loop
 from secateur.attacks.inversion.aims import aim_at
 from secateur.attacks.inversion.matching import GradientMatching
+from secateur.chance import derive
 from secateur.errors import WrongInput
 from secateur.interfaces import ServerView
 
@@ -288,3 +289,26 @@ def test_presets_carry_their_sources_numbers():
     gi, dgp = (catalogue.find("inversion", name)() for name in ("gi", "gi-dgp"))
     assert (gi.tv, gi.l2, gi.batchnorm, gi.group, gi.noise, gi.restarts) == (1e-4, 1e-6, 0.1, 0.01, 0.2, 8)
     assert (dgp.iterations, dgp.sign, dgp.scale, dgp.batchnorm, dgp.noise) == (20_000, True, 1e-4, 0.01, 0.02)
+
+
+def test_ig_is_the_loop_that_its_paper_describes():
+    """Written again with torch.optim alone: sign into Adam, the three falls of the rate, the box, TV, the cosine."""
+    net, (truth,), targets, known = scene(1)
+    attack = replace(QUICK, iterations=16, tv=0.05)
+
+    (found,) = run(attack, targets, known)
+    seed = int(torch.randint(2**62, (), generator=scenes.rng(0)))
+    x = torch.randn(1, *scenes.SHAPE, generator=derive(seed, "start", 0, 0)).double().requires_grad_()
+    adam = torch.optim.Adam([x], lr=0.1)
+    falls = torch.optim.lr_scheduler.MultiStepLR(adam, [6, 10, 14])
+    sent = torch.cat([value.flatten() for value in targets[0][0].update.values.values()])
+    for _ in range(16):
+        loss = nn.functional.cross_entropy(net(x), truth.labels)
+        grads = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        own = torch.cat([value.flatten() for value in grads])
+        tv = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
+        x.grad = torch.autograd.grad(1 - torch.cosine_similarity(own, sent, 0) + 0.05 * tv, x)[0].sign()
+        adam.step()
+        falls.step()
+        x.data.clamp_(-1, 1)
+    torch.testing.assert_close(found.batch.inputs, x.detach(), rtol=0, atol=1e-9)

@@ -58,6 +58,7 @@ def test_distances_by_hand():
     assert float(cosine(found([6.0, 8.0], [4.0, 3.0]))) == pytest.approx(1 / 25)
     assert float(euclidean(found([3.0, 4.0], [4.0, 3.0]))) == 2
     assert float(cosine(found([0.0, 0.0], [4.0, 3.0]))) == 1
+    assert float(cosine(found([-3.0, -4.0], [3.0, 4.0]))) == pytest.approx(2)  # the other way is not the same
 
 
 def test_the_cosine_is_one_over_all_parameters():

@@ -111,5 +111,6 @@ class GGL(GradientMatching):
         """The attacker's generator, on the device of the update."""
         given = knowledge.generator if self.generator is None else users_own("generator", self.generator)
         if given is None:
-            raise WrongInput("generator", "ggl needs one: let the run train it, or give your own as module:function")
+            ways = "let `secateur invert` train it, or give your own: generator=... or ggl:generator=module:function"
+            raise WrongInput("generator", f"ggl needs one; {ways}")
         return pictures_by(given, like)
