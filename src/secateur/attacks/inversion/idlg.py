@@ -13,7 +13,8 @@ from secateur.catalogue import method
     "inversion",
     "idlg",
     "priprune",
-    threat="an honest-but-curious server that knows the network and how BatchNorm normalised; one example an update",
+    threat="an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised; its rule "
+    "for labels is exact for one example an update",
     active=False,
     demo={"iterations": 20},
 )

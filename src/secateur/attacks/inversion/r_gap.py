@@ -37,7 +37,7 @@ class Head(NamedTuple):
     "inversion",
     "r-gap",
     "dgp",
-    threat="an honest but curious server that sees the exact update of one image through a plain chain of layers",
+    threat="an honest-but-curious server that sees the exact update of one image through a plain chain of layers",
     active=False,
 )
 @dataclass(frozen=True)
