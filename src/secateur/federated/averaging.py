@@ -1,0 +1,76 @@
+"""How a server makes one update of many: data-weighted as PriPrune prints it, uniform, or normalised by coverage.
+
+| name     | average of values v_k, of clients with n_k examples, that sent the entries m_k                         |
+|----------|--------------------------------------------------------------------------------------------------------|
+| weighted | sum n_k v_k / sum n_k: an entry that a client withheld counts as its zero (PriPrune, Algorithm 1)       |
+| uniform  | sum v_k / K: likewise                                                                                   |
+| coverage | sum n_k m_k v_k / sum n_k m_k: over those who sent it; what nobody sent stays as it was (FedDST)         |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from secateur.errors import unknown
+from secateur.interfaces import Mask, Params
+
+AVERAGINGS = ("weighted", "uniform", "coverage")
+
+
+class Average:
+    """Adds up updates as they come, on their device and without waiting for it.
+
+    Example:
+        >>> average = Average("weighted", {"w": torch.zeros(2)})
+        >>> average.add({"w": torch.tensor([1.0, 1.0])}, 1)
+        >>> average.add({"w": torch.tensor([3.0, 0.0])}, 3)
+        >>> average.result({"w": torch.zeros(2)})["w"].tolist()
+        [2.5, 0.25]
+    """
+
+    def __init__(self, how: str, like: Params) -> None:
+        if how not in AVERAGINGS:
+            raise unknown("averaging", how, AVERAGINGS)
+        self.how = how
+        self.total = {name: torch.zeros_like(value) for name, value in like.items()}
+        self.covered = {name: torch.zeros_like(value) for name, value in like.items()} if how == "coverage" else {}
+        self.weight: Tensor | float = 0.0
+
+    @torch.no_grad()
+    def add(self, values: Params, size: int, sent: Mask | None = None, alive: Tensor | None = None) -> None:
+        """One client's values; `sent` tells which entries it sent (names absent: all), `alive` () whether it counts.
+
+        Where `alive` is false nothing of the values is added, whatever they are.
+        """
+        weight = 1.0 if self.how == "uniform" else float(size)
+        flat = [values[name] for name in self.total]
+        if alive is not None:
+            flat = [torch.where(alive, value, 0) for value in flat]
+        if flat:
+            torch._foreach_add_(list(self.total.values()), flat, alpha=weight)
+        counted: Tensor | float = weight if alive is None else weight * alive
+        self.weight = self.weight + counted
+        for name, total in self.covered.items():
+            where = None if sent is None else sent.get(name)
+            total.add_(counted if where is None else where * counted)
+
+    @torch.no_grad()
+    def result(self, before: Params) -> Params:
+        """The average; `before` where nobody sent anything."""
+        if self.how == "coverage":
+            return {
+                name: torch.where(self.covered[name] > 0, total / self.covered[name], before[name])
+                for name, total in self.total.items()
+            }
+        if isinstance(self.weight, Tensor):  # the device knows whether anybody counted, and is not asked
+            anybody, weight = self.weight > 0, self.weight.clamp_min(1)
+            return {n: torch.where(anybody, total / weight, before[n]) for n, total in self.total.items()}
+        if not self.weight or not self.total:
+            return dict(before)
+        return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
+
+
+def alive_of(values: Params) -> Tensor:
+    """() whether an update is finite, from its sums: a NaN or an infinity does not leave a sum."""
+    return torch.stack([value.sum() for value in values.values()]).sum().isfinite()

@@ -1,0 +1,109 @@
+"""A federation as one stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
+
+What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters, and the
+rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from secateur.artifacts import Result, decode, encode, explained, key_of, write
+from secateur.data.dataset import Dataset, fingerprint
+from secateur.federated.federation import Federation, Round
+from secateur.interfaces import Params
+from secateur.rows import Row
+from secateur.runs import Run
+from secateur.watching import forget
+
+STAGE = "federate"
+EVERY = 30.0  # seconds between two savings, or more: saving takes at most a twentieth of the time
+
+
+@dataclass
+class Story:
+    """What a federation has told so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        rows = [row.to_json() for row in self.rows]
+        return {"rows": rows, "figures": self.figures, "seconds": self.seconds}
+
+    def load(self, plain: dict[str, Any]) -> None:
+        """Go on from what `plain` gave."""
+        self.rows = [Row.from_json(row) for row in plain["rows"]]
+        self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
+
+
+Tell = Callable[[Round], None]  # adds to the story what a round came to
+
+
+def federated(
+    run: Run, federation: Federation, story: Story, tell: Tell, depends: dict[str, Any], every: float | None = None
+) -> tuple[Params, Story]:
+    """Run it, or go on, or take what an earlier start of this run made; returns the model and what was told."""
+    key = key_of(STAGE, depends)
+    result = run.stage(STAGE, depends, lambda: _run(run.folder, key, federation, story, tell, every))
+    forget(run.folder, STAGE, key)
+    told = Story()
+    told.load(result.data)
+    return dict(result.tensors), told
+
+
+def depends_of(federation: Federation, data: Dataset) -> dict[str, Any]:
+    """All that a federation's result depends on but who attacks it."""
+    terms, net = federation.terms, federation.net
+    structure = hashlib.sha256(repr(net).encode()).hexdigest()
+    return terms.stated | {
+        "data": data.key,
+        "train_size": data.train_size,
+        "net": [structure, fingerprint(*net.state_dict().values())],
+        "shares": fingerprint(*terms.shares),
+        "sizes": [len(rows) for rows in terms.shares],
+        "seed": federation.seed,
+        "device": federation.device.type,
+        "observe_every": federation.observe_every,
+    }
+
+
+def _run(folder: Path, key: str, federation: Federation, story: Story, tell: Tell, every: float | None) -> Result:
+    place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
+    _resume(place, key, federation, story)
+    saved = begun = time.monotonic()
+    took, earlier = 0.0, story.seconds
+    for done in federation.rounds():
+        tell(done)
+        since = time.monotonic() - saved
+        observed = federation.observe_every and done.number % federation.observe_every == 0
+        pause = 20 * took if observed else max(EVERY, 20 * took)  # an attack is not to be made twice
+        due = since >= (pause if every is None else every)
+        if due and federation.number < federation.terms.rounds:
+            start = time.monotonic()
+            story.seconds = earlier + start - begun
+            with explained(place):
+                place.parent.mkdir(exist_ok=True)
+            tensors, data = federation.state()
+            write(place, encode(Result(tensors, {"federation": data, "story": story.plain()}), key))
+            saved = time.monotonic()
+            took = saved - start
+    story.seconds = earlier + time.monotonic() - begun
+    return Result(federation.model(), story.plain())
+
+
+def _resume(place: Path, key: str, federation: Federation, story: Story) -> None:
+    """Bring a federation to where a killed one was; a damaged file counts as none."""
+    with explained(place):
+        content = place.read_bytes() if place.exists() else None
+    kept = None if content is None else decode(content, key)
+    if kept is not None:
+        federation.load(dict(kept.tensors), kept.data["federation"])
+        story.load(kept.data["story"])

@@ -1,0 +1,90 @@
+"""What goes wrong in a round: clients that drop out, return NaN or wrong shapes, or miss the deadline.
+
+In a simulation faults are drawn from a generator, and a straggler is one whose simulated seconds pass the deadline. The
+server's own check (`refusal`) is what a real one would do: it believes no update, and never looks at what was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.chance import derive
+from secateur.errors import WrongInput
+from secateur.interfaces import Params
+
+Fault = Literal["dropped", "late", "nan", "shape"]
+WORDS = {
+    "dropped": "dropped out",
+    "late": "missed the deadline",
+    "nan": "returned NaN or infinity",
+    "shape": "returned a wrong shape",
+}
+NO_ANSWER = ("dropped", "late")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often what goes wrong, and the time model of stragglers; without arguments nothing does."""
+
+    drop_out: float = 0.0  # the chance that a sampled client never answers
+    nan: float = 0.0  # that it returns NaN
+    shape: float = 0.0  # that it returns a wrong shape
+    deadline: float | None = None  # seconds after which the server goes on; None: it waits
+    step_seconds: float = 1.0  # of a local step of the median client
+    spread: float = 0.5  # the deviation of the logarithm of the clients' speeds
+
+    def __post_init__(self) -> None:
+        for name in ("drop_out", "nan", "shape"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise WrongInput(f"faults.{name}", f"{getattr(self, name)} is not allowed; give a number from 0 to 1")
+        for name in ("deadline", "step_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise WrongInput(f"faults.{name}", f"{value} is not allowed; give a number above 0")
+        if not 0 <= self.spread < float("inf"):
+            raise WrongInput("faults.spread", f"{self.spread} is not allowed; give a number from 0")
+
+    @property
+    def any(self) -> bool:
+        """Whether anything can go wrong."""
+        return bool(self.drop_out or self.nan or self.shape or self.deadline is not None)
+
+    def draw(self, clients: Sequence[int], steps: Sequence[int], seed: int, rng: Generator) -> dict[int, Fault]:
+        """What goes wrong with which of a round's clients, that take so many local steps; one thing each at most."""
+        found: dict[int, Fault] = {}
+        chances = torch.rand(len(clients), 3, generator=rng).tolist()
+        for client, number, (dropped, nan, shape) in zip(clients, steps, chances, strict=True):
+            if dropped < self.drop_out:
+                found[client] = "dropped"
+            elif self.deadline is not None and self.seconds(client, number, seed) > self.deadline:
+                found[client] = "late"
+            elif nan < self.nan:
+                found[client] = "nan"
+            elif shape < self.shape:
+                found[client] = "shape"
+        return found
+
+    def seconds(self, client: int, steps: int, seed: int) -> float:
+        """How long a client takes: steps times its own speed, log-normal and the same in every round."""
+        speed = torch.randn((), generator=derive(seed, "speed", client)).mul(self.spread).exp()
+        return steps * self.step_seconds * float(speed)
+
+
+def spoilt(values: Params, fault: Fault | None) -> Params:
+    """What a faulty client returns."""
+    if fault not in ("nan", "shape"):
+        return values
+    first, value = next(iter(values.items()))
+    wrong = torch.full_like(value, torch.nan) if fault == "nan" else value.flatten()[:-1]
+    return values | {first: wrong}
+
+
+def refusal(values: Params, like: Mapping[str, Tensor]) -> Fault | None:
+    """Why a server refuses an update by its form; whether its numbers are finite only the device knows."""
+    same = values.keys() == like.keys() and all(values[n].shape == v.shape for n, v in like.items())
+    return None if same else "shape"

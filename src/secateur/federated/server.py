@@ -1,0 +1,138 @@
+"""The server's side of a round: what it broadcasts, what it makes of an average, and how its mask changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, nn
+
+from secateur import tree
+from secateur.federated.averaging import Average
+from secateur.federated.crowd import Model
+from secateur.federated.terms import Terms
+from secateur.federated.turns import Update
+from secateur.functional import joined, split
+from secateur.interfaces import Batch, Mask, Params
+
+SAMPLES = 200  # that a base pruning sees before the first round
+
+
+class Server:
+    """Weights, mask and momentum; all tensors stay where they are, as a captured round reads them in place."""
+
+    def __init__(self, net: nn.Module, terms: Terms, data: Batch, rng: Generator, device: torch.device) -> None:
+        self.terms, self.net = terms, net
+        params, buffers = split(net, tree.state_of(net))
+        plain = torch.contiguous_format
+        self.weights, self.buffers = (
+            {n: v.detach().to(device).clone(memory_format=plain) for n, v in part.items()} for part in (params, buffers)
+        )
+        self.base = terms.base.bound(net, tuple(data.inputs.shape[1:]))
+        some = terms.shares[int(torch.randint(len(terms.shares), (), generator=rng))]
+        batch = data.take(some[torch.randperm(len(some), generator=rng)[:SAMPLES]].to(device))
+        batch = batch._replace(inputs=batch.inputs.to(next(iter(self.weights.values())).dtype))
+        started = self.base.start(net, joined(net, self.weights | self.buffers), batch, rng)
+        self.mask: Mask = {name: keep.to(device).clone() for name, keep in started.items()}
+        self.prunes = self.base.rate > 0
+        self.keeps_dropped = self.base.keeps_dropped or terms.broadcast == "dense"
+        self.model = Model(tree.clone(self.weights), tree.clone(self.buffers), self.mask if self.prunes else {})
+        zeros = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+        self.moments = zeros if terms.server_momentum else {}
+        self.squares = tree.clone(zeros) if self.base.wants_squares else {}
+        self._statistics = Average("weighted", self._floating(self.buffers))
+        self._union: Mask | None = None  # what clients kept that chose masks of their own
+        self._forget_dropped()
+
+    @property
+    def received(self) -> Params:
+        """What every client of the round is sent: parameters and buffers."""
+        return joined(self.net, self.model.params | self.model.buffers)
+
+    @property
+    def density(self) -> float:
+        """The share of the prunable weights that the mask keeps."""
+        return tree.kept(self.mask)
+
+    @torch.no_grad()
+    def broadcast(self) -> None:
+        """Put the model where this round's clients read it."""
+        sent = self.weights if self.terms.broadcast == "dense" else tree.masked(self.weights, self.model.mask)
+        torch._foreach_copy_(list(self.model.params.values()), [sent[name] for name in self.model.params])
+        for name, value in self.model.buffers.items():
+            value.copy_(self.buffers[name])
+        self._statistics = Average("weighted", self._floating(self.buffers))
+        self._union = None
+
+    @torch.no_grad()
+    def add(self, average: Average, values: Params, update: Update, size: int, alive: torch.Tensor | None) -> None:
+        """One client's update that arrived whole."""
+        average.add(values, size, update.sent, alive)
+        if update.buffers:
+            self._statistics.add(self._floating(update.buffers), size, None, alive)
+        if update.own_mask and update.sent is not None:
+            union = self._union or {name: torch.zeros_like(keep) for name, keep in update.sent.items()}
+            self._union = {
+                n: union[n] | (keep if alive is None else keep & alive) for n, keep in update.sent.items() if n in union
+            }
+        for name, total in self.squares.items():
+            square = update.summed[name].square()
+            total.add_(square if alive is None else torch.where(alive, square, 0), alpha=size)
+
+    @torch.no_grad()
+    def step(self, average: Average) -> None:
+        """Take the average over, or a step towards it; what the mask drops stays as it is."""
+        terms, gradients = self.terms, self.terms.sends_gradients
+        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+        mean = average.result(nothing if gradients else self.weights)
+        plain = terms.server_rate == 1 and not terms.server_momentum
+        if gradients:
+            change = {name: -terms.local.learning_rate * value for name, value in mean.items()}
+        elif not plain:
+            change = {name: value - self.weights[name] for name, value in mean.items()}
+        for name, weight in self.weights.items():
+            if plain and not gradients:
+                new = mean[name]
+            elif not terms.server_momentum:
+                new = weight + terms.server_rate * change[name]
+            else:
+                self.moments[name].mul_(terms.server_momentum).add_(change[name])
+                new = weight + terms.server_rate * self.moments[name]
+            where = self.model.mask.get(name) if self._union is None else self._union.get(name)
+            dropped = weight if self._union is None else torch.zeros_like(weight)
+            weight.copy_(new if where is None else torch.where(where, new, dropped))
+        for name, value in self._statistics.result(self._floating(self.buffers)).items():
+            self.buffers[name].copy_(value)
+
+    @torch.no_grad()
+    def adjust(self, number: int, rng: Generator) -> bool:
+        """Let the base pruning change the mask where it does so in this round; whether it did."""
+        if not self.prunes or not self.base.adjusts(number):
+            return False
+        weights, mask = self.base.adjust(self.weights, self.mask, self.squares or None, number, rng)
+        for held, new in ((self.weights, weights), (self.mask, mask)):
+            for name, value in held.items():
+                value.copy_(new[name])
+        for value in self.squares.values():
+            value.zero_()
+        self._forget_dropped()
+        return True
+
+    @torch.no_grad()
+    def _forget_dropped(self) -> None:
+        if not self.keeps_dropped:
+            for name, keep in self.model.mask.items():
+                self.weights[name].masked_fill_(~keep, 0)
+
+    def state(self) -> Params:
+        """Everything that the next round depends on."""
+        parts = {"weights": self.weights, "buffers": self.buffers, "mask": self.mask}
+        parts |= {"moments": self.moments, "squares": self.squares}
+        return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    @torch.no_grad()
+    def load(self, state: Params) -> None:
+        """Go on from what `state` gave."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+
+    def _floating(self, buffers: Params) -> Params:
+        return {name: value for name, value in buffers.items() if value.is_floating_point()}

@@ -1,0 +1,129 @@
+"""What the clients and the server of a federation agree on before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Generator, Tensor
+
+from secateur.catalogue import Defense
+from secateur.defenses.error_feedback import upload_of
+from secateur.errors import WrongInput, unknown
+from secateur.federated.averaging import AVERAGINGS
+from secateur.federated.base import BasePruning
+from secateur.federated.base.none import NoPruning
+from secateur.federated.faults import Faults
+from secateur.federated.local import Local, OwnTurn
+from secateur.federated.plan import named
+from secateur.federated.sending import aligned, inner_of
+from secateur.interfaces import Mask, Params, Upload
+
+NEEDS_ONE_BATCH = ("Soteria", "DifferentiallyPrivate")
+
+
+class Withholding(Protocol):
+    """A defense that sends less than it trained."""
+
+    pseudo: bool  # the withheld values stay at home and are put back next time; else they are lost
+
+    def withheld(self, weights: Params, gradient: Params, mask: Mask, rng: Generator) -> Mask:
+        """True where an entry is not sent; `gradient` is the dense mean over the local steps."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Rounds of federated averaging, or of federated SGD where clients send gradients (McMahan et al. 2017)."""
+
+    shares: Sequence[Tensor]  # rows of the train part, a client each
+    rounds: int = 100
+    per_round: int = 10  # clients, drawn without replacement
+    method: Literal["fedavg", "fedsgd"] = "fedavg"
+    local: Local = field(default_factory=Local)
+    averaging: str = "weighted"
+    broadcast: Literal["masked", "dense"] = "masked"  # dense: the server sends what its mask drops too
+    base: BasePruning = field(default_factory=NoPruning)
+    withholding: Withholding | None = None  # at most one of these three
+    own: OwnTurn | None = None
+    upload: Upload | None = None
+    server_rate: float = 1.0  # of the step towards the average
+    server_momentum: float = 0.0
+    faults: Faults = field(default_factory=Faults)
+    evaluate_every: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
+        if not 1 <= self.per_round <= len(self.shares):
+            raise WrongInput("per_round", f"{self.per_round} is not allowed; give 1 to {len(self.shares)} clients")
+        if self.averaging not in AVERAGINGS:
+            raise unknown("averaging", self.averaging, AVERAGINGS)
+        if self.broadcast not in ("masked", "dense"):
+            raise unknown("broadcast", self.broadcast, ("masked", "dense"))
+        if not (math.isfinite(self.server_rate) and self.server_rate > 0):
+            raise WrongInput("server_rate", f"{self.server_rate} is not allowed; give a number above 0")
+        if not 0 <= self.server_momentum < 1:
+            raise WrongInput("server_momentum", f"{self.server_momentum} is not allowed; give 0 to below 1")
+        self._check_sending()
+
+    def _check_sending(self) -> None:
+        if sum(each is not None for each in (self.withholding, self.own, self.upload)) > 1:
+            raise WrongInput("defense", "two that rewrite what a client sends do not act together; give one")
+        if self.method == "fedsgd" and self.local.steps != 1:
+            raise WrongInput("local_steps", "must be 1 for fedsgd, whose clients send one gradient; or take fedavg")
+        if self.method == "fedsgd" and (self.withholding is not None or self.own is not None):
+            raise WrongInput("method", "fedsgd sends gradients, and this defense withholds weights; take fedavg")
+        if self.sends_gradients and self.at_client:
+            raise WrongInput("base_pruning", "its clients choose masks for weights, and here they send gradients")
+        if self.upload is not None:
+            if aligned(self.upload) is not None:
+                raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")
+            if self.local.steps != 1 and type(inner_of(self.upload)).__name__ in NEEDS_ONE_BATCH:
+                raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
+        if self.own is not None and not (self.local.plain and self.local.steps is not None):
+            raise WrongInput("momentum", "must be 0, as weight_decay, and local_steps given, for this defense")
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether clients send gradients, else weights."""
+        return self.method == "fedsgd" or self.upload is not None
+
+    @property
+    def at_client(self) -> bool:
+        """Whether clients choose masks of their own in rounds that adjust."""
+        return type(self.base).local is not BasePruning.local
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The terms in words and numbers, for whoever reads the result."""
+        plain = {name: getattr(self, name) for name in ("rounds", "per_round", "method", "averaging", "broadcast")}
+        local = {name: getattr(self.local, name) for name in ("steps", "epochs", "batch_size", "learning_rate")}
+        local |= {name: getattr(self.local, name) for name in ("momentum", "weight_decay")}
+        return plain | {
+            "clients": len(self.shares),
+            "local": local | {"loss": named(self.local.loss)},
+            "base": repr(self.base),
+            "defense": repr(self.withholding or self.own or self.upload),
+            "server": [self.server_rate, self.server_momentum],
+            "faults": repr(self.faults),
+            "evaluate_every": self.evaluate_every,
+        }
+
+
+def protection_of(defense: Defense) -> dict[str, Any]:
+    """A defense as fields of Terms; what does not act on what a client sends is refused."""
+    client = defense.acting_on("client")
+    for part in defense.parts:
+        place = part.method.info["acts_on"]
+        if part.name != "none" and place not in ("client", "upload", "residual"):
+            raise WrongInput("defense", f"{part.name} acts on {place}; give one that acts on what a client sends")
+    if client is None:
+        return {"upload": upload_of(defense)}
+    if len(defense.parts) > 1:
+        raise WrongInput("defense", f"{client.name} acts alone; leave the other parts out")
+    made = client.make()
+    return {"own": made} if hasattr(made, "turn") else {"withholding": made}

@@ -1,0 +1,122 @@
+"""From what a client trained to what it sends: a base pruning's own mask, withheld weights, rewritten gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur import tree
+from secateur.chance import derive
+from secateur.federated.crowd import Choose, Given
+from secateur.federated.local import Sent, Trained
+from secateur.federated.sending import drawn
+from secateur.federated.terms import Terms
+from secateur.interfaces import Batch, Mask, Params, Turning
+
+if TYPE_CHECKING:
+    from secateur.federated.server import Server
+
+Rows = Tensor | Sequence[Tensor]  # a step each: (steps, B), or batches of several sizes
+WITHHELD, KEPT = "withheld.", "kept."  # before the names of the state: where, and what
+
+
+class Update(NamedTuple):
+    """What leaves a client, and what stays."""
+
+    values: Params  # weights or gradients, exactly 0 where withheld or pruned
+    buffers: Params
+    sent: Mask | None  # which entries were sent; None: all that the server's mask keeps
+    own_mask: bool  # whether `sent` goes beyond the server's mask
+    summed: Params  # the dense gradients, of which PruneFL's clients send the squares
+    state: Params  # stays at home
+
+
+class Turns:
+    """What the clients of a federation do around their local training."""
+
+    def __init__(self, net: nn.Module, terms: Terms, server: Server, examples: Callable[[Rows], Batch]) -> None:
+        self.net, self.terms, self.server, self.examples = net, terms, server, examples
+        self.varies = any(each is not None for each in (terms.withholding, terms.own, terms.upload))
+        self.sums = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
+
+    def init(self) -> Params:
+        """A client's state before its first round; empty where it keeps nothing."""
+        terms, weights = self.terms, self.server.weights
+        if terms.own is not None:
+            return terms.own.init(weights)
+        if terms.upload is not None:
+            return terms.upload.init(weights)
+        if terms.withholding is None or not terms.withholding.pseudo:
+            return {}
+        nothing = {WITHHELD + n: torch.zeros_like(keep) for n, keep in self.server.mask.items()}
+        return nothing | {KEPT + n: torch.zeros_like(weights[n]) for n in self.server.mask}
+
+    @torch.no_grad()
+    def start(self, state: Params) -> Params | None:
+        """Where a client begins: at what it received, with what it withheld last time put back."""
+        if self.terms.withholding is None or not self.terms.withholding.pseudo:
+            return None
+        received = self.server.model.params
+        return {
+            name: torch.where(state[WITHHELD + name], state[KEPT + name], value) if WITHHELD + name in state else value
+            for name, value in received.items()
+        }
+
+    def choosing(self, number: int, seed: int) -> Choose | None:
+        """What clients do with their masks in this round; None: nothing."""
+        base = self.server.base
+        if not (self.server.prunes and self.terms.at_client and base.adjusts(number)):
+            return None
+        mask = self.server.model.mask
+        return lambda place, weights, grads: base.local(
+            weights, grads, mask, number, derive(seed, "readjust", number, place)
+        )
+
+    @torch.no_grad()
+    def update(self, made: Trained | Sent, chosen: Mask | None, one: Given, number: int, rng: Generator) -> Update:
+        """What a client sends of what it trained, under a mask that it chose itself or under the server's."""
+        mask, own = (self.server.model.mask, False) if chosen is None else (chosen, True)
+        if isinstance(made, Sent):
+            kept = {name: ~where & mask[name] if name in mask else ~where for name, where in made.withheld.items()}
+            return Update(made.values, {}, mask | kept, own, made.summed, made.state)
+        if self.terms.sends_gradients:
+            return self._gradient(made, one, number, rng)
+        if self.terms.withholding is None:
+            sent = mask if self.terms.averaging == "coverage" or own else None
+            return Update(made.params, made.buffers, sent, own, made.summed, {})
+        return self._withhold(made, mask, own, len(one.rows), rng)
+
+    def _withhold(self, made: Trained, mask: Mask, own: bool, steps: int, rng: Generator) -> Update:
+        rule = self.terms.withholding
+        assert rule is not None
+        gradient = {name: value / steps for name, value in made.summed.items()}
+        withheld = rule.withheld(made.params, gradient, mask if own else self.server.mask, rng)
+        values = {n: torch.where(withheld[n], 0, v) if n in withheld else v for n, v in made.params.items()}
+        state: Params = {}
+        if rule.pseudo:
+            for name, keep in self.server.mask.items():
+                where = withheld.get(name, torch.zeros_like(keep))
+                state |= {WITHHELD + name: where, KEPT + name: torch.where(where, made.params[name], 0)}
+        sent = {name: ~where & mask[name] if name in mask else ~where for name, where in withheld.items()}
+        return Update(values, made.buffers, mask | sent, own, made.summed, state)
+
+    def _gradient(self, made: Trained, one: Given, number: int, rng: Generator) -> Update:
+        """The gradient, of several steps their sum: the path from what was received over the learning rate."""
+        local, received = self.terms.local, self.server.model.params
+        grads = made.summed
+        if not local.plain:
+            grads = {name: (received[name] - value) / local.learning_rate for name, value in made.params.items()}
+        grads = {name: value.contiguous() for name, value in tree.masked(grads, self.server.model.mask).items()}
+        upload, state = self.terms.upload, one.state
+        if upload is not None:
+            batch = self.examples(one.rows)
+            inputs = batch.inputs.to(next(iter(received.values())).dtype)
+            turning = Turning(self.net, self.server.received, Batch(inputs, batch.labels), number, rng, local.loss)
+            noise = drawn(upload, received, rng)
+            outside = {"noise": tree.to(noise, inputs.device)} if noise else {}
+            grads, state = upload(grads, state, turning, **outside)
+            grads = tree.masked(grads, self.server.model.mask)
+        return Update(grads, made.buffers, None, False, made.summed, state)

@@ -1,0 +1,73 @@
+"""A federation that was put down, or killed, goes on as if it had not been."""
+
+import pytest
+import torch
+from alone import pictures
+from test_local import CASES
+from tiny_rules import ROWS, Withhold, federation, plain_net
+
+from secateur.errors import WrongInput
+from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.faults import Faults
+from secateur.rows import Row
+from secateur.runs import open_run
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_put_down_and_taken_up_between_two_rounds(case, after):
+    def new():
+        terms = {"faults": Faults(drop_out=0.1, nan=0.1)} | CASES[case]
+        return federation(terms.pop("net", plain_net)(), **terms)
+
+    whole, first, second = new(), new(), new()
+    rows = [measure for done in whole.rounds() for measure in done.measures]
+    rounds = first.rounds()
+    begun = [measure for _ in range(after) for measure in next(rounds).measures]
+    tensors, data = first.state()
+    second.load({name: value.clone() for name, value in tensors.items()}, data)
+    assert begun + [measure for done in second.rounds() for measure in done.measures] == rows
+    kept, other = whole.state()[0], second.state()[0]
+    assert kept.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in kept.items())
+
+
+def follow(folder, kill_after=None):
+    with open_run(folder, "federate", {}) as run:
+        fed, story, count = federation(withholding=Withhold()), Story(), 0
+
+        def tell(done):
+            nonlocal count
+            count += 1
+            labels = {"model": "m", "dataset": "d", "seed": 0, "extra": {"round": done.number}}
+            story.rows.extend(Row(**labels, metric=m.metric, value=m.value) for m in done.measures)
+            if count == kill_after:
+                raise Killed
+
+        return *federated(run, fed, story, tell, depends_of(fed, pictures(ROWS, 8)), every=0), count
+
+
+def test_a_killed_stage_goes_on(tmp_path):
+    model, story, rounds = follow(tmp_path / "whole")
+    assert rounds == 4
+    with pytest.raises(Killed):
+        follow(tmp_path / "killed", kill_after=3)
+    assert list(tmp_path.glob("killed/unfinished/*.safetensors"))
+    again, told, rest = follow(tmp_path / "killed")
+    assert rest == 2  # the third round was not saved yet
+    assert all(torch.equal(value, again[name]) for name, value in model.items())
+    assert [row.to_json() for row in told.rows] == [row.to_json() for row in story.rows]
+    assert not list(tmp_path.glob("killed/unfinished/*"))
+    assert follow(tmp_path / "killed")[2] == 0  # done
+
+
+def test_anothers_state_is_refused():
+    tensors, data = federation().state()
+    with pytest.raises(WrongInput, match="another federation"):
+        federation(seed=1).load(tensors, data)
+    with pytest.raises(WrongInput, match="another federation"):
+        federation(server_momentum=0.5).load(tensors, data)

@@ -1,0 +1,283 @@
+"""Rounds: who takes part, what is sent, what is lost, and what it costs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Stale, Withhold, federation, plain_net, run, shares
+
+from secateur import tree
+from secateur.config import defense
+from secateur.defenses.error_feedback import upload_of
+from secateur.errors import WrongInput
+from secateur.federated.faults import Faults
+from secateur.federated.local import Local
+from secateur.federated.sampling import Sampler
+from secateur.federated.terms import Terms, protection_of
+from secateur.federated.turns import KEPT, WITHHELD
+from secateur.interfaces import Gradient, Weights
+from secateur.wire import encode, encode_mask
+
+
+def watched(every=1, **terms):
+    seen = []
+    fed = federation(observers=[seen.append], observe_every=every, **terms)
+    return fed, seen, run(fed)
+
+
+def test_clients_are_drawn_without_replacement_and_rows_without_repeating_early():
+    sampler = Sampler(shares(), 3, replace(LOCAL, steps=2), seed=0)
+    drawn = [sampler(number) for number in range(1, 101)]
+    assert all(len(set(each.clients)) == 3 for each in drawn)
+    assert {client for each in drawn for client in each.clients} == set(range(5))
+    for each in drawn:
+        for client, rows in zip(each.clients, each.rows, strict=True):
+            assert sorted(rows.flatten().tolist()) == sorted(shares()[client].tolist())  # 8 rows, 2 steps of 4
+    again = Sampler(shares(), 3, replace(LOCAL, steps=2), seed=0)(77)  # whatever was asked for before
+    assert again.clients == drawn[76].clients and torch.equal(again.rows[0], drawn[76].rows[0])
+
+
+def test_a_client_with_few_rows_begins_again():
+    rows = Sampler([torch.tensor([5, 6, 7])], 1, Local(2, None, 4, 0.1), seed=0)(1).rows[0]
+    assert rows.shape == (2, 4) and sorted(rows.flatten()[:3].tolist()) == [5, 6, 7]
+    epochs = Sampler([torch.tensor([5, 6, 7])], 1, Local(None, 2, 2, 0.1), seed=0)(1).rows[0]
+    assert [len(batch) for batch in epochs] == [2, 1, 2, 1]
+
+
+def test_fedsgd_is_fedavg_of_one_step():
+    local = Local(1, None, 4, 0.1)
+    average, gradients = federation(local=local), federation(local=local, method="fedsgd")
+    run(average), run(gradients)
+    for name, value in average.model().items():
+        torch.testing.assert_close(gradients.model()[name], value, rtol=0, atol=1e-12)
+
+
+def test_server_momentum_by_hand():
+    plain, moving = (federation(rounds=2, server_momentum=m, server_rate=0.5) for m in (0.0, 0.9))
+    start = tree.clone(plain.server.weights)
+    for each in (plain, moving):
+        next(each.rounds())
+    first = tree.clone(plain.server.weights)
+    assert all(torch.equal(first[name], value) for name, value in moving.server.weights.items())
+    next(plain.rounds()), next(moving.rounds())
+    for name, value in moving.server.weights.items():  # the same step, and .9 of the one before
+        wanted = plain.server.weights[name] + 0.9 * (first[name] - start[name])
+        torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("broadcast", ["masked", "dense"])
+def test_what_is_broadcast(broadcast):
+    fed, seen, _ = watched(base=Half(every=100), broadcast=broadcast)
+    weight = "0.weight"
+    for each in seen:
+        dropped = each.view.sent[weight][~fed.server.mask[weight]]
+        assert bool((dropped == 0).all()) == (broadcast == "masked")
+        assert (each.view.update.values[weight][~fed.server.mask[weight]] == 0).all()
+    assert len(seen) == 4 * 3 and {each.round for each in seen} == {1, 2, 3, 4}
+    assert (fed.model()[weight][~fed.server.mask[weight]] == 0).all()
+
+
+def test_an_observer_sees_chosen_rounds_only_and_the_truth_beside():
+    fed, seen, _ = watched(every=2)
+    assert {each.round for each in seen} == {2, 4}
+    drawn = fed.sampler(2)
+    first = seen[0]
+    assert first.client == drawn.clients[0]
+    assert torch.equal(first.truth.inputs, fed.train.inputs[drawn.rows[0].flatten()])
+    assert isinstance(first.view.update, Weights)
+
+
+def test_the_sent_model_is_never_changed():
+    fed = federation()
+    fed.server.broadcast()
+    before = tree.clone(fed.server.model.params)
+    list(fed._updates(1, fed.sampler(1), {}))
+    assert all(torch.equal(value, before[name]) for name, value in fed.server.model.params.items())
+
+
+@pytest.mark.parametrize("pseudo", [True, False])
+def test_withheld_weights_stay_at_home(pseudo):
+    fed, seen, _ = watched(base=Half(every=100), withholding=Withhold(pseudo), per_round=5)
+    assert (len(fed.states) == 5) == pseudo
+    last = [each for each in seen if each.round == 4]
+    for each in last:
+        for name in fed.server.mask if pseudo else ():
+            where, kept = (fed.states[each.client][part + name] for part in (WITHHELD, KEPT))
+            assert where.any() and (kept[where] != 0).all() and (kept[~where] == 0).all()
+            assert (each.view.update.values[name][where] == 0).all()
+            assert (where <= fed.server.mask[name]).all()
+    if pseudo:  # next time they are put back
+        start = fed.turns.start(fed.states[0])
+        where = fed.states[0][WITHHELD + "0.weight"]
+        assert torch.equal(start["0.weight"][where], fed.states[0][KEPT + "0.weight"][where])
+        assert torch.equal(start["0.weight"][~where], fed.server.model.params["0.weight"][~where])
+
+
+def test_only_sampled_clients_have_states():
+    fed = federation(withholding=Withhold(), rounds=1, per_round=2)
+    run(fed)
+    assert set(fed.states) == set(fed.sampler(1).clients)
+
+
+def test_squares_are_summed_by_hand():
+    fed = federation(base=Stale(every=100), rounds=1, per_round=2)
+    drawn = fed.sampler(1)
+    run(fed)
+    fresh = federation(base=Stale(every=100), rounds=1, per_round=2)
+    fresh.server.broadcast()
+    wanted = torch.zeros_like(fed.server.squares["0.weight"])
+    for client, _, update in fresh._updates(1, drawn, {}):
+        wanted += len(shares()[client]) * update.summed["0.weight"] ** 2
+    torch.testing.assert_close(fed.server.squares["0.weight"], wanted, rtol=0, atol=1e-12)
+
+
+def test_stale_values_are_kept_and_resumed():
+    fed = federation(base=Stale(every=2), rounds=2)
+    weight, start = "0.weight", plain_net().state_dict()["0.weight"]
+    dropped = ~fed.server.mask[weight].clone()
+    next(fed.rounds())
+    assert torch.equal(fed.server.weights[weight][dropped], start[dropped])
+    next(fed.rounds())
+    back = dropped & fed.server.mask[weight]
+    assert back.any() and torch.equal(fed.server.weights[weight][back], start[back])
+    assert not any(value.any() for value in fed.server.squares.values())  # begun anew
+
+
+def test_clients_masks_reach_the_server():
+    fed, seen, _ = watched(base=Moving(every=2), averaging="coverage", rounds=2)
+    name, masks = "4.weight", [each.view.update.values["4.weight"] != 0 for each in seen if each.round == 2]
+    union = torch.stack(masks).any(0)
+    assert (fed.server.weights[name][~union] == 0).all()
+    assert any((mask & ~_start_mask(name)).any() for mask in masks)
+
+
+def _start_mask(name):
+    return federation(base=Moving()).server.mask[name]
+
+
+# Faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_lost_clients_are_told_and_nothing_is_poisoned():
+    faults = Faults(drop_out=0.2, nan=0.2, shape=0.2)
+    fed = federation(rounds=20, per_round=5, faults=faults)
+    rows = run(fed)
+    lost = [row for row in rows if row.metric == "lost_clients"]
+    told = "; ".join(row.note for row in lost)
+    for words in ("dropped out", "returned NaN", "wrong shape"):
+        assert words in told
+    assert 30 < sum(row.value for row in lost) < 65  # of 100
+    assert all(value.isfinite().all() for value in fed.model().values())
+
+
+@pytest.mark.parametrize("fault", ["dropped", "late", "nan", "shape"])
+def test_the_round_equals_one_without_the_lost_client(fault, monkeypatch):
+    fed = federation(rounds=1, withholding=Withhold(), faults=Faults(drop_out=0.5))
+    gone = fed.sampler(1).clients[1]
+    monkeypatch.setattr(Faults, "draw", lambda *_: {gone: fault})
+    rows = run(fed)
+    assert [row.value for row in rows if row.metric == "lost_clients"] == [1]
+    whole = federation(rounds=1, withholding=Withhold())
+    drawn = whole.sampler(1)
+    whole.sampler = lambda _: type(drawn)(
+        *([x for i, x in enumerate(part) if i != 1] for part in (drawn.clients, drawn.rows))
+    )
+    run(whole)
+    assert all(torch.equal(value, fed.model()[name]) for name, value in whole.model().items())
+    assert gone not in fed.states
+
+
+def test_all_lost_leaves_the_model():
+    fed = federation(rounds=2, faults=Faults(drop_out=1.0))
+    before = fed.model()
+    rows = run(fed)
+    assert all(torch.equal(value, before[name]) for name, value in fed.model().items())
+    assert sum(row.value for row in rows if row.metric == "lost_clients") == 6
+
+
+def test_stragglers_follow_the_time_model():
+    faults = Faults(deadline=3.0, step_seconds=1.0, spread=0.5)
+    late = {client for client in range(5) if faults.seconds(client, 3, seed=0) > 3.0}
+    assert 0 < len(late) < 5
+    fed = federation(rounds=6, per_round=5, faults=faults)
+    told = {row.note for row in run(fed) if row.metric == "lost_clients"}
+    assert len(told) >= 1 and all("missed the deadline" in note for note in told)
+    assert all(all(f"client {client} " in note for client in late) for note in told)
+
+
+def test_a_client_that_diverges_by_itself_is_lost():
+    fed = federation(rounds=2, local=Local(3, None, 4, 1e200))
+    before = fed.model()
+    rows = run(fed)
+    assert sum(row.value for row in rows if row.metric == "lost_clients") > 0
+    assert all(value.isfinite().all() for value in before.values())
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_wire():
+    fed, seen, rows = watched(base=Half(every=100), rounds=1, per_round=2)
+    mask = fed.server.mask
+    down = len(encode(seen[0].view.sent, inside=mask)) + len(encode_mask(mask))
+    up = len(encode(seen[0].view.update.values, inside=mask))
+    for client in fed.sampler(1).clients:
+        assert fed.ledger.traffic.down[client] == down and fed.ledger.traffic.up[client] == up
+    assert {row.metric: row.value for row in rows if row.client is None}["bytes_up"] == 2 * up
+    assert up < len(encode(tree.params_of(plain_net())))
+
+
+def test_a_mask_is_sent_again_when_it_changed():
+    fed = federation(base=Stale(every=2), rounds=4, per_round=5, evaluate_every=1)
+    wanted, traffic = 0, fed.ledger.traffic
+    for done in fed.rounds():  # the mask goes out in rounds 1 and 3
+        wanted += traffic.model_bytes + (traffic.mask_bytes if done.number in (1, 3) else 0)
+        assert traffic.mask_bytes > 0 and traffic.down == [wanted] * 5
+
+
+def test_withheld_values_cost_nothing():
+    fed, seen, _ = watched(base=Half(every=100), withholding=Withhold(), rounds=1, per_round=1)
+    client = fed.sampler(1).clients[0]
+    assert fed.ledger.traffic.up[client] == len(encode(seen[0].view.update.values, inside=fed.server.mask))
+
+
+def test_uploads_send_gradients_and_keep_residuals():
+    upload = upload_of(defense("dgp+error-feedback"))
+    fed, seen, _ = watched(upload=upload, local=Local(1, None, 4, 0.1))
+    assert isinstance(seen[0].view.update, Gradient)
+    assert all(any(name.startswith("residual.") for name in state) for state in fed.states.values())
+    several = watched(upload=upload)[1]
+    assert isinstance(several[0].view.update, Weights)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong, word",
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"per_round": 6}, "5 clients"),
+        ({"averaging": "mean"}, "weighted"),
+        ({"broadcast": "both"}, "masked"),
+        ({"server_momentum": 1.0}, "server_momentum"),
+        ({"method": "fedsgd"}, "must be 1"),
+        ({"upload": upload_of(defense("adgp"))}, "dgp"),
+        ({"own": Noisy(), "withholding": Withhold()}, "give one"),
+        ({"own": Noisy(), "local": Local(3, None, 4, 0.1, 0.9)}, "momentum"),
+        ({"base": Moving(), "upload": upload_of(defense("dgp"))}, "gradients"),
+    ],
+)
+def test_wrong_terms(wrong, word):
+    with pytest.raises(WrongInput, match=word):
+        Terms(**{"shares": shares(), "per_round": 3, "local": LOCAL} | wrong)
+
+
+def test_defenses_by_place():
+    assert protection_of(defense("none")) == {"upload": None}
+    assert protection_of(defense("dgp"))["upload"] is not None
+    with pytest.raises(WrongInput, match="acts on"):
+        protection_of(defense("ppb"))
+    with pytest.raises(WrongInput):
+        Faults(drop_out=2)
+    assert ROWS == 40
