@@ -7,7 +7,7 @@ import pytest
 from secateur import catalogue
 from secateur.cli import main
 from secateur.rows import Row
-from secateur.studies import dgp_accuracy, dgp_privacy
+from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory
 from secateur.studies.dgp_attacked import attackers
 from secateur.studies.dgp_found import Cell, Seen
 from secateur.studies.dgp_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
@@ -139,6 +139,75 @@ def test_seeds_are_gathered_and_clients_told_apart():
     assert isinstance(next(iter(found.cells)), Cell)
 
 
+def test_bytes_beside_the_papers():
+    rows = []
+    for model, sizes in {"resnet18": {"dgp": 0.61, "adgp": 0.33}, "cnn6": {"dgp": 0.62, "adgp": 0.3}}.items():
+        for defense, ratio in sizes.items():
+            values = {"bytes": ratio * 2**20, "ratio": ratio, "paper_ratio": 0.6125}
+            rows += [row(metric, value, defense, model, study="cost") for metric, value in values.items()]
+    lines, findings = dgp_cost.table3(Seen(rows))
+    assert [line.paper for line in lines] == ["52.216 MB", "27.174 MB", "0.721 MB", "0.375 MB"]
+    assert lines[0].cells["MB"].value == pytest.approx(0.61)
+    assert said(findings, "on ResNet18") == "not supported"  # .33 is above .3215
+    assert said(findings, "ADGP sends less") == "supported"
+    seconds = [row("defense_seconds", x, d, study="cost") for d, x in {"soteria": 9.0, "dgp": 0.5}.items()]
+    lines, findings = dgp_cost.table4(Seen(seconds))
+    assert lines[0].paper == "862.567 s" and findings[0].verdict == "supported"
+
+
+def test_quality_by_distance():
+    rows = []
+    for number, (distance, psnr) in enumerate([(0.0, 40.0), (0.2, 30.0), (0.5, 19.0), (0.8, 11.0), (1.0, 5.0)]):
+        rows += attacked("ig", "dgp", 0.3, 0.3) if number == 0 else []
+        values = {"relative_distance": distance, "error": 1.0, "bound": 0.5, "bound_by_sent": 2.0}
+        values |= {"violated": 0.0, "violated_by_sent": 1.0}
+        rows += [row(metric, value, "dgp", study="theory", number=number) for metric, value in values.items()]
+        rows.append(row("psnr", psnr, "dgp", attack="ig:iterations=9", target=number, item=0))
+    (line,), findings = dgp_theory.fig1(Seen(rows))
+    assert line.cells["relative distance"].value == pytest.approx(0.5)
+    assert line.cells["Eq. 2 broken"].value == 0.0
+    assert said(findings, "worse reconstruction") == "supported"  # -psnr rises with the distance
+    assert said(findings, "Eq. 2") == "undecided"  # 0 of 5 may still be more than 5 %
+    assert said(findings, "with what was sent") == "not supported"
+
+
+def test_an_empty_and_a_trained_residual():
+    given = {"stage": "weights given"}
+    rows = attacked("ig", "dgp", 0.2, 0.5, **given) + attacked("ig", "dgp+error-feedback", 0.4, 0.2, **given)
+    for defense, held in {"dgp+error-feedback": 9.0, "top-k+error-feedback": 1.0}.items():
+        rows += trained(defense, 0.9)
+        values = {"residual_mean": held, "error_norm": held, "gamma_1_whole": 0.5, "gradient_square": 4.0}
+        values |= {"never_sent": 5.0, "entries": 100.0}
+        labels = {"study": "training", "epochs": 1, "epoch": 1}
+        rows += [row(metric, value, defense, **labels) for metric, value in values.items()]
+    lines, findings = dgp_midway.residual(Seen(rows))
+    assert said(findings, "a residual from training hides more") == "supported"
+    assert said(findings, "holds back more under DGP") == "supported"
+    held = next(line for line in lines if line.part == dgp_midway.HELD)
+    assert held.cells["mean residual, squared norm"].value == 81.0
+    assert held.cells["share never sent"].value == pytest.approx(0.05)
+    # Eq. 3: 3 gamma (2 + gamma) / (2 (1 - gamma)^2) G^2 = 3 * .5 * 2.5 / .5 * 4
+    assert held.cells["Lemma 1 says at most"] == "30"
+
+
+def test_adgp_is_held_against_dgp():
+    rows = attacked("ig", "dgp", 0.3, 0.3) + attacked("ig", "adgp", 0.1, 0.6)
+    rows += trained("dgp+error-feedback", 0.9) + trained("adgp+error-feedback", 0.85)
+    _, findings = dgp_midway.aligned(Seen(rows))
+    assert said(findings, "ADGP hides as much as DGP") == said(findings, "ADGP is as accurate") == "not supported"
+
+
+def test_membership_by_defense():
+    rows = []
+    for defense, auc in {"none": 0.7, "dgp+error-feedback": 0.71, "noise": 0.55}.items():
+        rows.append(row("test_accuracy", 0.8, defense))
+        rows += [row("auc", auc, defense, attack=attack) for attack in ("conf", "mentr")]
+    lines, findings = dgp_membership.membership(Seen(rows))
+    assert len(lines) == 3 * 2 and lines[0].cells["test_accuracy"].value == 0.8
+    assert said(findings, "noise hides members too") == "supported"
+    assert said(findings, "dgp+error-feedback hides members too") == "not supported"
+
+
 # Settings ------------------------------------------------------------------------------------------------------
 def test_full_is_the_papers_setting():
     full = SCALES["full"]
@@ -148,8 +217,8 @@ def test_full_is_the_papers_setting():
 
 
 def test_every_result_of_the_paper_is_a_study():
-    names = {f"dgp-table{n}" for n in (1, 2, 5, 6, 7)} | {f"dgp-fig{n}" for n in range(2, 10)}
-    assert names <= catalogue.methods("study").keys()
+    names = {f"dgp-table{n}" for n in range(1, 8)} | {f"dgp-fig{n}" for n in range(1, 10)}
+    assert names | {"dgp-adgp", "dgp-residual", "dgp-membership"} <= catalogue.methods("study").keys()
 
 
 # From end to end -----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Every study at its tiny scale: its table has its lines, and its verdicts follow from its numbers."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -8,11 +9,17 @@ from secateur import catalogue
 from secateur.cli import main
 from secateur.runs import load_figures, load_rows
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
+from secateur.studies.dgp_accuracy import TRAINED
+from secateur.studies.dgp_found import Seen
+from secateur.studies.dgp_midway import HELD
+from secateur.studies.dgp_privacy import LEFT_OUT, RECOVERED, left_out_lines
+from secateur.studies.dgp_study import UpdateStudy
 from secateur.studies.measured import Found
 from secateur.studies.study import TINY, Study
 
 pytestmark = pytest.mark.system
 NAMES = [name for name in catalogue.methods("study") if name.startswith("samia-")]
+OF_UPDATES = [name for name in catalogue.methods("study") if name.startswith("dgp-")]
 MATRIX = (1 + len(TINY.sparsity)) * len(TINY.pruners)  # lines of targets, the original included for every pruner
 PRUNED = len(TINY.pruners) * len(TINY.sparsity)
 LINES = {
@@ -53,6 +60,49 @@ def test_a_tiny_study(name, tmp_path, capsys):
     assert all(row["low"] <= row["value"] <= row["high"] for row in measured if row["low"] is not None)
     text = (tmp_path / "table.md").read_text()
     assert all(finding.claim in text for finding in findings)
+
+
+COLUMNS = 9  # the eight defenses of dgp Table 1, and ATS twice: against the used and the raw pictures
+PARTS = {  # lines of a study of dgp by the part of the table that they stand in
+    "dgp-table1": {RECOVERED: (COLUMNS - 1) + 3 * COLUMNS + 3, TRAINED: 8, LEFT_OUT: 1},  # no R-GAP under PRECODE
+    "dgp-table2": {RECOVERED: 3 + 3, TRAINED: 5},
+    "dgp-table3": {"": 3 * 7},  # networks and defenses
+    "dgp-table4": {"": 3 * 7},
+    "dgp-table5": {RECOVERED: 2 * 3 * 2},  # attacks, networks, defenses
+    "dgp-table6": {RECOVERED: 2 * 3 * 2},
+    "dgp-table7": {TRAINED: 3 * 2},
+    "dgp-fig1": {"": 9},
+    "dgp-fig2": {RECOVERED: 3, TRAINED: 3},
+    "dgp-fig3": {RECOVERED: (COLUMNS - 1) + 3 * COLUMNS, LEFT_OUT: 1},
+    "dgp-fig4": {TRAINED: 3 * 4},
+    "dgp-fig5": {RECOVERED: COLUMNS},
+    "dgp-fig6": {RECOVERED: 4},
+    "dgp-fig7": {RECOVERED: 4},
+    "dgp-fig8": {RECOVERED: 2 * COLUMNS},
+    "dgp-fig9": {RECOVERED: 3 * COLUMNS},
+    "dgp-adgp": {RECOVERED: 4 * 3, TRAINED: 3},
+    "dgp-residual": {RECOVERED: 2 + 1 + 3 * 2, TRAINED: 3, HELD: 3},
+    "dgp-membership": {"": 9 * 4},  # defenses and attacks
+}
+
+
+@pytest.mark.parametrize("name", OF_UPDATES)
+def test_a_tiny_study_of_updates(name, tmp_path, capsys):
+    assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    study: UpdateStudy = catalogue.find("study", name).make()
+    found = Seen(load_rows(tmp_path))
+    lines, findings = study.tabulate(found)
+    lines = [*lines, *left_out_lines(found)]
+    assert Counter(line.part for line in lines) == PARTS[name]
+    claims = [row for row in rows if row["metric"] == "claim"]
+    assert [(row["claim"], row["verdict"]) for row in claims] == [(each.claim, each.verdict) for each in findings]
+    for row in claims:
+        check(row["measured"], row["verdict"])
+    measured = [row for row in rows if row["metric"] != "claim"]
+    assert measured and all(row["low"] <= row["value"] <= row["high"] for row in measured if row["low"] is not None)
+    assert "This scale shows that the study runs, not what is true" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "report.html").stat().st_size > 0
 
 
 def check(measured, verdict):

@@ -7,9 +7,11 @@ Each is some steps and a table. Networks and data sets are the paper's; at a sma
 from __future__ import annotations
 
 from secateur.catalogue import method
-from secateur.studies import dgp_accuracy, dgp_cost, dgp_privacy, dgp_theory
+from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory
 from secateur.studies.dgp_attacked import Attacked
 from secateur.studies.dgp_cost import Costed
+from secateur.studies.dgp_membership import Members
+from secateur.studies.dgp_midway import Midway
 from secateur.studies.dgp_setting import CIFAR100, NETWORKS, SCALES
 from secateur.studies.dgp_study import UpdateStudy
 from secateur.studies.dgp_theory import Distanced
@@ -145,6 +147,33 @@ def fig9() -> UpdateStudy:
     """Pictures under Rob of batches of 4, 9 and 16, sizes that the paper does not print (dgp, Fig. 9)."""
     sizes = (4, BATCH, 16)
     return UpdateStudy(dgp_privacy.gallery, tuple(Attacked("rob", DEFENSES, batch_size=size) for size in sizes))
+
+
+@method("study", "dgp-adgp", PAPER, scales=SIZES)
+def adgp() -> UpdateStudy:
+    """ADGP under four attacks, beside DGP: what dgp leaves to future work (Section 6.4)."""
+    three = ("none", "dgp", "adgp")
+    steps = (
+        Attacked("r-gap", three, "cnn6"),
+        Attacked("ig", three),
+        Attacked("gi", three),
+        Attacked("rob", three, batch_size=BATCH),
+        Trained(("none", DGP, ADGP)),
+    )
+    return UpdateStudy(dgp_midway.aligned, steps)
+
+
+@method("study", "dgp-residual", PAPER, scales=SIZES)
+def residual() -> UpdateStudy:
+    """IG on updates with an empty and with a trained residual, and what error feedback holds back (not in dgp)."""
+    defenses = (DGP, "dgp:release=10+error-feedback", TOP_K)
+    return UpdateStudy(dgp_midway.residual, (Attacked("ig", ("none", "dgp")), Midway(defenses)))
+
+
+@method("study", "dgp-membership", PAPER, scales=SIZES)
+def membership() -> UpdateStudy:
+    """Membership inference on the model trained under every defense of updates (not in dgp)."""
+    return UpdateStudy(dgp_membership.membership, (Members((*TRAINED, ADGP)),))
 
 
 def _costs() -> tuple[Costed, ...]:

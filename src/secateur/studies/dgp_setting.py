@@ -78,7 +78,7 @@ SMALL = Scale(
     augment=False,
     repeats=5,
 )
-SCALES = {"tiny": TINY, "small": SMALL, "full": Scale(in_out=8)}
+SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:

@@ -32,7 +32,10 @@ from secateur.models.create import create
 from secateur.rows import Row
 from secateur.studies.dgp_setting import CIFAR10, Scale, Setting
 
-LAST = ("train_loss", "gamma_1", "residual_mean", "never_sent", "starved", "entries", "bytes", "ratio", "paper_ratio")
+LAST = (  # of a training's history, what the last epoch says
+    *("train_loss", "gamma_1", "gamma_1_whole", "gradient_square", "residual_mean", "error_norm"),
+    *("never_sent", "starved", "entries", "bytes", "ratio", "paper_ratio"),
+)
 
 
 @dataclass(frozen=True)
