@@ -1,0 +1,220 @@
+"""PriPrune: a client learns which weights to withhold, together with the weights (priprune Algorithm 3).
+
+What the paper leaves open is read so, and each reading is a field or a test:
+- The mask that mixes withheld and received weights is the last round's, as its text has it; Algorithm 3 takes a fresh
+  sample, which would set weights to 0 that nobody saved.
+- The weights descend the plain loss of all of them, withheld ones too, since these are kept for local training; the
+  sampled mask acts in L_acc of the mask's own step, which is the loss of what would be sent, w * m. Algorithm 3 scales
+  the weights' step by lambda_acc, which at its rate of .25 diverges: here it is divided by it.
+- Eq. 17 is illegible in print. L_pri = - sum_l,j (N_l / N) (|g_lj| / sum_j |g_lj|) log alpha_lj is the reading that
+  gives every layer its share (`normalise` "layer"); "global" leaves N_l / N out and divides by the sum over all layers.
+- A turn is one local epoch: a mask is sampled and alpha learns once in it, at its last batch and by the gradient of
+  the whole turn (`learns` "turn"); "step" does so at every batch. With the paper's one local step both are the same.
+- alpha = sigmoid(a). Its start, its Adam step and the temperature are unstated; the defaults are AdaShare's (Sun et
+  al. 2020), where an epoch is again a turn, and the temperature never falls below `coolest`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Generator, Tensor
+from torch.func import grad, grad_and_value
+from torch.nn.functional import logsigmoid
+
+from secateur.catalogue import method
+from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent, whole_mask
+from secateur.errors import WrongInput, unknown
+from secateur.federated.local import Sent
+from secateur.interfaces import Batch, Mask, Params
+from secateur.pruning.masks import one_of
+
+Normalise = Literal["layer", "global"]
+Learns = Literal["turn", "step"]
+LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
+LOGITS, FIRST, SECOND = "logits.", "first.", "second."  # of a state's names: a, and Adam's moments of it
+STEPS, TURNS = "steps", "turns"
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
+# lambda (acc, pri, sha) by data and base pruning, as the paper's Appendix has them
+PRESETS = {
+    ("femnist", "prunefl"): (5.0, 15.0, 2e-5),
+    ("femnist", "synflow"): (10.0, 1.0, 2e-6),
+    ("femnist", "snip"): (10.0, 1.0, 2e-6),
+    ("femnist", "feddst"): (10.0, 8.0, 2e-5),
+    ("cifar10", "prunefl"): (5.0, 10.0, 2e-5),
+    ("cifar10", "synflow"): (5.0, 1.0, 2e-6),
+    ("cifar10", "snip"): (10.0, 1.0, 2e-6),
+    ("cifar10", "feddst"): (10.0, 10.0, 2e-5),
+}
+
+
+@method("defense", "priprune", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class PriPrune:
+    """Learns by Gumbel-softmax masks which weights to withhold, jointly with the weights (PriPrune; Algorithm 3).
+
+    Acts on: a federation's client, on top of any base pruning. Conv and Linear weights have an alpha each, the
+    probability of not being sent; biases are always sent. The default lambdas are those for PruneFL on FEMNIST.
+
+    By L_pri and L_sha alone an alpha rests at privacy / sharing times its weight in Eq. 17, which is 1 / N on average:
+    the paper's lambdas suit millions of weights; a smaller network needs a larger `sharing` or it withholds everything.
+    """
+
+    accuracy: float = 5.0  # lambda_acc
+    privacy: float = 15.0  # lambda_pri
+    sharing: float = 2e-5  # lambda_sha
+    alpha: float = 0.5  # at the start
+    step: float = 0.01  # of Adam, on a
+    temperature: float = 5.0  # of a client's first turn
+    cooling: float = 0.965  # a turn
+    coolest: float = 0.1
+    normalise: Normalise = "layer"
+    learns: Learns = "turn"
+
+    def __post_init__(self) -> None:
+        one_of("normalise", self.normalise, get_args(Normalise))
+        one_of("learns", self.learns, get_args(Learns))
+        if not 0 < self.alpha < 1:
+            raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number above 0 and below 1")
+        if min(self.accuracy, self.privacy, self.sharing, self.step) < 0:
+            raise WrongInput("accuracy, privacy, sharing, step", "must not be below 0")
+        if not (0 < self.coolest <= self.temperature and 0 < self.cooling <= 1):
+            raise WrongInput("temperature", "give one above 0, not below coolest, and a cooling above 0 and up to 1")
+
+    def init(self, params: Params) -> Params:
+        """A client's state before its first round."""
+        state, names = nothing_saved(params), [name for name, value in params.items() if value.ndim > 1]
+        first = next(iter(params.values()))
+        begun = math.log(self.alpha / (1 - self.alpha))
+        state |= {LOGITS + name: torch.full_like(params[name], begun) for name in names}
+        state |= {part + name: torch.zeros_like(params[name]) for part in (FIRST, SECOND) for name in names}
+        return state | {STEPS: first.new_zeros(()), TURNS: first.new_zeros(())}
+
+    def noise(self, params: Params, steps: int, rng: Generator) -> Params:
+        """G(0) - G(1) of every weight, the samples first: a difference of Gumbel draws is one logistic draw."""
+        samples = steps if self.learns == "step" else 1
+        return {
+            name: torch.rand((samples, *value.shape), generator=rng, device=rng.device).logit_(1e-7).to(value)
+            for name, value in params.items()
+            if value.ndim > 1
+        }
+
+    def turn(
+        self,
+        loss: LossOf,
+        received: Params,
+        mask: Mask,
+        state: Params,
+        batches: Batch,
+        noise: Params,
+        learning_rate: float,
+    ) -> Sent:
+        """Algorithm 3 on batches (steps, B, ...): pure, and as it is under vmap."""
+        keep = whole_mask(received, mask)
+        weights = reloaded(received, state, keep)
+        temperature = (self.temperature * self.cooling ** state[TURNS]).clamp_min(self.coolest)
+        summed = {name: torch.zeros_like(value) for name, value in weights.items()}
+        losses, last, steps = [], summed, len(batches.labels)
+        for number in range(steps):
+            examples = batches.inputs[number], batches.labels[number]
+            last, value = grad_and_value(loss)(weights, *examples)
+            summed = {name: total + last[name] for name, total in summed.items()}
+            losses.append(value.detach())
+            if self.learns == "step" or number == steps - 1:
+                chance = {name: noise[name][number if self.learns == "step" else 0] for name in keep}
+                steep = last if self.learns == "step" else summed
+                state = state | self._learnt(state, loss, weights, steep, keep, examples, chance, temperature)
+            weights = _descended(weights, last, keep, learning_rate)
+        withheld = {name: (state[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
+        state = state | saved(weights, withheld) | {TURNS: state[TURNS] + 1}
+        return Sent(sent(weights, withheld, keep), withheld, state, summed, last, torch.stack(losses).mean(0))
+
+    def objective(
+        self,
+        logits: Params,
+        loss: LossOf,
+        weights: Params,
+        gradient: Params,
+        keep: Mask,
+        examples: tuple[Tensor, Tensor],
+        noise: Params,
+        temperature: Tensor,
+        hard: bool = True,
+    ) -> Tensor:
+        """L_local of Eq. 16, as a function of a; `hard` is Eq. 18's straight-through sample, else the soft one.
+
+        `gradient` is what L_pri weighs alpha by; that of base-pruned weights counts nothing.
+        """
+        draws = {name: withholding(a, noise[name], temperature, hard) for name, a in logits.items()}
+        shared = {name: weights[name] * (1 - draw) for name, draw in draws.items()}
+        weighty = self.importance({name: torch.where(keep[name], gradient[name], 0) for name in keep})
+        privacy = torch.stack([-(weighty[name] * logsigmoid(a)).sum() for name, a in logits.items()]).sum()
+        sharing = torch.stack([torch.where(keep[name], a.sigmoid(), 0).sum() for name, a in logits.items()]).sum()
+        return self.accuracy * loss(weights | shared, *examples) + self.privacy * privacy + self.sharing * sharing
+
+    def importance(self, gradient: Params) -> Params:
+        """What stands before - log alpha in Eq. 17; it sums to 1 over the network."""
+        sizes = {name: value.abs() for name, value in gradient.items()}
+        sums = {name: value.sum() for name, value in sizes.items()}
+        if self.normalise == "global":
+            whole = torch.stack(list(sums.values())).sum()
+            return {name: value / _not_zero(whole) for name, value in sizes.items()}
+        total = sum(value.numel() for value in sizes.values())
+        return {name: value / _not_zero(sums[name]) * (value.numel() / total) for name, value in sizes.items()}
+
+    def _learnt(self, state: Params, *others: Any) -> Params:
+        """What a state becomes by one step of alpha down `objective`."""
+        names = [name.removeprefix(LOGITS) for name in state if name.startswith(LOGITS)]
+        slopes = grad(self.objective)({name: state[LOGITS + name] for name in names}, *others)
+        return self.stepped(state, slopes)
+
+    def stepped(self, state: Params, slopes: Params) -> Params:
+        """One step of Adam on a."""
+        steps = state[STEPS] + 1
+        found = {STEPS: steps}
+        for name, slope in slopes.items():
+            first = BETA_1 * state[FIRST + name] + (1 - BETA_1) * slope
+            second = BETA_2 * state[SECOND + name] + (1 - BETA_2) * slope.square()
+            length = (second / (1 - BETA_2**steps)).sqrt() + EPSILON
+            step = self.step / (1 - BETA_1**steps) * first / length
+            found |= {FIRST + name: first, SECOND + name: second, LOGITS + name: state[LOGITS + name] - step}
+        return found
+
+
+def _descended(weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
+    """One step of SGD; what the base pruned stays 0."""
+    steps = {name: torch.where(keep[name], value, 0) if name in keep else value for name, value in grads.items()}
+    return {name: value - rate * steps[name] for name, value in weights.items()}
+
+
+def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool = True) -> Tensor:
+    """v(0) of Eq. 18 with pi = [alpha, 1 - alpha]: 1 means withheld; the gradient is always the soft sample's.
+
+    The softmax over two of (log pi + G) / tau is the sigmoid of (a + G(0) - G(1)) / tau.
+    """
+    soft = ((logits + noise) / temperature).sigmoid()
+    if not hard:
+        return soft
+    return (logits + noise > 0).to(soft) + (soft - soft.detach())
+
+
+def preset(data: str, base: str, **fields: float) -> PriPrune:
+    """With the lambdas that the paper found for this data and base pruning; other fields as given.
+
+    Example:
+        >>> preset("cifar10", "feddst").privacy
+        10.0
+    """
+    if (data, base) not in PRESETS:
+        raise unknown("preset", f"{data} {base}", [" ".join(key) for key in PRESETS])
+    accuracy, privacy, sharing = PRESETS[data, base]
+    return PriPrune(accuracy, privacy, sharing, **fields)  # type: ignore[arg-type]
+
+
+def _not_zero(total: Tensor) -> Tensor:
+    return total.clamp_min(torch.finfo(total.dtype).tiny)
