@@ -1,5 +1,7 @@
 """Reconstructions against truths, by hand."""
 
+from dataclasses import replace
+
 import torch
 
 from secateur.interfaces import Batch, Knowledge, Reconstruction
@@ -42,6 +44,16 @@ def test_what_was_not_found_is_grey_and_counted():
     assert nothing.found.tolist() == [False, False] and bool((nothing.guess == 0.5).all())
     broken = compare(truth, made([float("nan"), 0.1], [1, 1]), KNOWN)
     assert broken.found.tolist() == [True, False]
+
+
+def test_where_every_trial_diverged_nothing_was_found_but_labels_may_be():
+    truth = Batch(pictures(0.0, 1.0), torch.tensor([1, 2]))
+    guess = replace(made([0.0, 1.0], [1, 0]), loss=float("inf"))
+    alike = compare(truth, guess, KNOWN)
+    assert alike.found.tolist() == [False, False] and bool((alike.guess == 0.5).all()) and alike.labels == [None, None]
+    assert alike.right.tolist() == [True, False]
+    rows = summed(judge([truth], [guess], KNOWN, scoring=Scoring(None)))
+    assert rows["recovered"].value == 0 and rows["label_accuracy"].value == 0.5 and rows["recognisable"].value == 0
 
 
 def test_more_pictures_than_there_were_are_not_a_merit():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ def compare(truth: Batch | None, made: Reconstruction | None, knowledge: Knowled
     padded = torch.cat([guess, torch.full_like(pixels, GREY)[: max(0, len(pixels) - number)]])
     rows = match(pixels, padded)
     believed = [int(labels[row]) if row < number else None for row in rows.tolist()]
-    hits = labels_right(labels, truth.labels)
+    hits = 0 if made is None else labels_right(made.batch.labels, truth.labels)
     return Likeness(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
 
 
@@ -158,11 +159,11 @@ def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
 
 
 def _pictures(made: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
-    """An attack's pictures as pixels on the CPU, and their labels; those that are not finite are left out."""
+    """An attack's pictures as pixels on the CPU, and their labels; what is not finite, or diverged, is left out."""
     if made is None:
         return torch.empty(0, *knowledge.input_shape, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
     pixels = knowledge.pixels(made.batch.inputs).double().cpu()
-    finite = pixels.isfinite().flatten(1).all(1)
+    finite = pixels.isfinite().flatten(1).all(1) & math.isfinite(made.loss)
     return pixels[finite], made.batch.labels.cpu()[finite]
 
 
