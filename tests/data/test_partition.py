@@ -58,12 +58,17 @@ def test_dirichlet_labels_is_a_partition(labels, clients, alpha, seed):
 def test_iid_is_a_partition_into_equal_shares(n, clients, seed):
     rng = Generator().manual_seed(seed)
     if n < clients:
-        with pytest.raises(WrongInput, match=f"no rows are left for client .*{clients - 1} of {clients}"):
+        with pytest.raises(WrongInput, match=f"no rows are left for client .* of {clients}; "):
             iid(n, clients, rng)
         return
     parts = iid(n, clients, rng)
     assert is_partition(parts, n)
     assert {len(rows) for rows in parts} <= {n // clients, n // clients + 1}
+
+
+def test_of_many_clients_without_rows_a_few_are_named(rng):
+    with pytest.raises(WrongInput, match="no rows are left for client 2, 3, 4 and others of 900; "):
+        iid(2, 900, rng)
 
 
 def test_a_small_alpha_skews_the_labels_and_a_big_one_does_not(rng):

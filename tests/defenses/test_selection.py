@@ -1,5 +1,7 @@
 """Selection by rank: exactly so many, ties by position, the same on every path."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +29,9 @@ def test_how_many_are_dropped_and_kept(size, top, bottom, expected):
     assert counts(size, top, bottom) == expected
 
 
-@pytest.mark.parametrize(("top", "bottom"), [(-0.1, 0.5), (0.1, -0.5), (0.5, 0.5), (0.9, 0.2)])
+@pytest.mark.parametrize(
+    ("top", "bottom"), [(-0.1, 0.5), (0.1, -0.5), (0.5, 0.5), (0.9, 0.2), (math.nan, 0), (0, math.nan)]
+)
 def test_shares_that_leave_nothing_are_refused(top, bottom):
     with pytest.raises(WrongInput, match="sum is below 1"):
         counts(10, top, bottom)

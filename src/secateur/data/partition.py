@@ -104,7 +104,8 @@ def _none_empty(parts: list[Tensor]) -> list[Tensor]:
     empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
         few = "more rows, fewer clients or, where there is one, a bigger alpha"
-        raise WrongInput("clients", f"no rows are left for client {', '.join(empty)} of {len(parts)}; give {few}")
+        some = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
+        raise WrongInput("clients", f"no rows are left for client {some} of {len(parts)}; give {few}")
     return parts
 
 

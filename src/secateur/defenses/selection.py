@@ -23,7 +23,7 @@ def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
         >>> counts(1000, 0.05, 0.75), counts(10, 0.05, 0.75)
         ((50, 200), (1, 2))
     """
-    if min(top, bottom) < 0 or top + bottom >= 1:
+    if not (top >= 0 and bottom >= 0 and top + bottom < 1):  # so that NaN is refused too
         raise WrongInput("k1, k2", f"{top} and {bottom} are not allowed; give shares from 0 whose sum is below 1")
     # A share such as .05 is not exact in binary: .05 * 20 must count as 1, not as a little more.
     first = math.ceil(round(top * size, 9))
