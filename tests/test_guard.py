@@ -118,6 +118,8 @@ def test_what_met_no_attacker_who_knows_of_it_says_so():
     assert caution(defense("dgp"), [PLAIN, REAPPLY]) is None
     assert "was not attacked as its weakness asks for" in caution(defense("dgp"), [LAYER])
     assert caution(defense("soteria"), [LAYER]) is None
+    assert "(adaptive: layer) may see more" in caution(defense("precode+dgp"), [REAPPLY])  # each part has its own
+    assert caution(defense("precode+dgp"), [REAPPLY, LAYER]) is None
 
 
 def test_what_is_proved_stands_beside_the_numbers():

@@ -102,11 +102,12 @@ def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice]) -
 
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     """What to say where no attack was of the kind that the defense is known to be weak against."""
-    weak = sorted({name for part in defense.parts for name in part.method.info.get("adaptive", ())})
-    if not weak or any(getattr(attack.make(), "adaptive", "none") in weak for attack in attacks):
+    known = {getattr(attack.make(), "adaptive", "none") for attack in attacks}
+    missed = [names for part in defense.parts if not known & {*(names := part.method.info.get("adaptive", ()))}]
+    weak = sorted({name for names in missed for name in names})
+    if not weak:
         return None
-    plainly = all(getattr(attack.make(), "adaptive", "none") == "none" for attack in attacks)
-    how = "was attacked plainly only" if plainly else "was not attacked as its weakness asks for"
+    how = "was attacked plainly only" if known <= {"none"} else "was not attacked as its weakness asks for"
     return f"{defense} {how}; an attacker who knows of it (adaptive: {' or '.join(weak)}) may see more"
 
 

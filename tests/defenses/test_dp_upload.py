@@ -11,6 +11,7 @@ from secateur.attacks.inversion.updates import gradient_update
 from secateur.defenses import dp
 from secateur.defenses.accounting import Phase, epsilon
 from secateur.defenses.dp import DifferentialPrivacy, per_example
+from secateur.defenses.precode import with_bottleneck
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Turning
 
@@ -132,6 +133,13 @@ def gaussian_epsilon(sigma, delta):
 def test_wrong_settings_are_refused(given, field):
     with pytest.raises(WrongInput, match=f"^{field}: "):
         DifferentialPrivacy(**given)
+
+
+def test_noise_inside_the_network_is_refused(rng):
+    net = with_bottleneck(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), 4, rng, size=3)
+    batch = Batch(torch.rand(2, 1, 4, 4, generator=rng), torch.tensor([0, 1]))
+    with pytest.raises(WrongInput, match="noise inside a network is drawn for batches; leave out precode"):
+        DifferentialPrivacy()(zeros(net), {}, turning_of(net, batch))
 
 
 def test_batchnorm_without_running_statistics_is_refused(small):

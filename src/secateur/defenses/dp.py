@@ -19,6 +19,7 @@ from secateur.defenses.dp_sgd import AT_ONCE, OPACUS
 from secateur.defenses.noise import normal
 from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, unknown
+from secateur.functional import noise_asks
 from secateur.interfaces import Batch, Params, Turning
 
 
@@ -80,6 +81,9 @@ class DifferentialPrivacy:
 
 def per_example(turning: Turning, names: Params) -> list[Params]:
     """The gradients of each example's own loss, (examples, ...) each, as many at a time as fit."""
+    if noise_asks(turning.net, 1):
+        alone = "takes the gradient of every example alone, and the noise inside a network is drawn for batches"
+        raise WrongInput("defense", f"dp {alone}; leave out precode")
     net = frozen(turning.net).to(turning.batch.inputs.device).eval()
     params = {name: turning.sent[name].detach() for name in names}
     others = {name: value.detach() for name, value in turning.sent.items() if name not in names}
