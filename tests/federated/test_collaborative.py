@@ -17,6 +17,7 @@ from secateur.data.load import load
 from secateur.defenses import selection
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
+from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback, upload_of
 from secateur.errors import WrongInput
 from secateur.federated import graphs
@@ -257,7 +258,17 @@ def test_under_dp_they_stay_as_they_are():
     model = training.model()
     assert torch.equal(model["1.running_mean"], net[1].running_mean)
     assert not torch.equal(model["5.weight"], net[5].weight)
-    assert "stay as they are" in training.plan.stated["batchnorm"]
+    assert "stay as they are" in training.stated["batchnorm"]
+
+
+def test_under_dp_every_update_that_an_example_may_be_in_counts():
+    pytest.importorskip("opacus")
+    upload = DifferentialPrivacy(noise_multiplier=3.0)
+    shares = [torch.arange(9), torch.arange(9, 14)]  # three batches and two: the second user begins again
+    training = training_of(plan_of(upload, rates=[0.1] * 5, users=2, shares=shares))
+    assert training.stated["guarantee"] == str(upload.guarantee(rounds=10))
+    assert training_of(plan_of(upload, rates=[0.1] * 5, users=2)).stated["guarantee"] == str(upload.guarantee(rounds=5))
+    assert "guarantee" not in training_of(plan_of("noise")).stated
 
 
 @pytest.mark.parametrize("text", ["soteria", "dgp+error-feedback"])

@@ -21,7 +21,8 @@ class AlignedDualGradientPruning:
     Acts on: the upload. Each round one user, drawn at random, broadcasts I = `positions(its gradient + residual)`: of
     every tensor the places of the largest 2k, its own largest k1 among them. Every user drops its own largest k1 and
     sends the k largest of the rest that lie inside I; fewer, where I holds fewer. What is not sent goes into its
-    residual: use it inside error feedback. Nothing outside I changes, so I is all that is downloaded.
+    residual: use it inside error feedback. The average is 0 outside I, so I is all that is downloaded; momentum and
+    weight decay move the entries outside too, and every user takes that step by itself.
 
     Trust: the user that broadcasts is believed. I shows everybody where that user's gradient is large, its top k1
     included; and a user that lies decides alone what is learnt: with an empty I nothing is sent by anyone, with I in

@@ -32,7 +32,7 @@ from secateur.federated.feed import Feed
 from secateur.federated.plan import Plan
 from secateur.federated.rounds import Rounds
 from secateur.federated.schedules import Schedule, schedule_of
-from secateur.federated.sending import SendAll, aligned
+from secateur.federated.sending import SendAll, aligned, inner_of
 from secateur.federated.tally import Row
 from secateur.functional import Functional, joined
 from secateur.interfaces import Mask, Params, Upload
@@ -58,7 +58,7 @@ class Collaborated:
     state: Params  # a full state_dict
     history: list[Row]
     client: Params  # what the first user keeps at home in the end: its residual
-    stated: dict[str, Any]  # the plan, for whoever reads the result
+    stated: dict[str, Any]  # the plan and what is proved of it, for whoever reads the result
 
 
 class Training:
@@ -73,6 +73,7 @@ class Training:
         self.rounds = Rounds(net, plan, tree.state_of(net), self.device)
         self.judge = Functional(net, training=False, device=self.device)
         self.feed = Feed(net, data, plan, self.seed, self.device)
+        self.stated = plan.stated | self._proved()
         self.epoch = 0  # epochs that are done
 
     def epochs(self, advance: Callable[[int], None] | None = None) -> Iterator[Epoch]:
@@ -133,6 +134,14 @@ class Training:
         right = (found.argmax(1) == labels).double().mean()
         return {"test_loss": float(self.plan.loss(found, labels)), "test_accuracy": float(right)}
 
+    def _proved(self) -> dict[str, str]:
+        """What the upload proves of an example over the whole schedule (dp).
+
+        A pass over a share is no Poisson sample, so every update that the example may be in counts in full.
+        """
+        prove = getattr(inner_of(self.plan.upload), "guarantee", None)
+        return {} if prove is None else {"guarantee": str(prove(self.plan.schedule.epochs * self.feed.passes))}
+
     def _numbers(self) -> dict[str, int]:
         return {"epoch": self.epoch, "round": self.rounds.number, "seed": self.seed}
 
@@ -173,4 +182,4 @@ def train_collaboratively(
         history.append(epoch.row)
         if progress is not None:
             progress(epoch.row)
-    return Collaborated(training.model(), history, tree.clone(training.rounds.states[0]), plan.stated)
+    return Collaborated(training.model(), history, tree.clone(training.rounds.states[0]), training.stated)

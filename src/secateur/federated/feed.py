@@ -34,7 +34,9 @@ class Feed:
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.test = Batch(inputs[data.train_size :], labels[data.train_size :])
         self.shares = self._shares()
-        self.steps = max(len(self._cut(rows)) for rows in self.shares)  # an epoch
+        batches = [len(self._cut(rows)) for rows in self.shares]
+        self.steps = max(batches)  # an epoch
+        self.passes = -(-self.steps // min(batches))  # over the smallest share in an epoch, a last one cut short
         self._asks: dict[tuple[Functional, int], list[Ask]] = {}
 
     def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:

@@ -45,7 +45,7 @@ def collaborate(
     for name, value in result.tensors.items():
         part, _, own = name.partition(".")
         parts[part][own] = value
-    return Collaborated(parts["model"], result.data["history"], parts["client"], training.plan.stated)
+    return Collaborated(parts["model"], result.data["history"], parts["client"], training.stated)
 
 
 def depends_of(training: Training) -> dict[str, Any]:
