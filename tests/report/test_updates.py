@@ -67,6 +67,22 @@ def test_the_badge_follows_the_worst_case():
     assert inversion.badge([]).colour == "doubtful"
 
 
+def test_a_defense_that_stands_only_against_the_plain_attacker_is_called_so():
+    def sentences(defense, plain, knowing):
+        labels = {"model": "m", "dataset": "d", "seed": 0, "defense": defense, "extra": {"target": None}}
+        attacks = [("ig", False, plain), ("ig:adaptive=support", True, knowing)]
+        rows = [
+            Row(**labels, attack=attack, adaptive=adaptive, metric=metric, value=value)
+            for attack, adaptive, found in attacks
+            for metric, value in (("recognisable", found), ("psnr", 9.0))
+        ]
+        return [each for each in inversion.verdict(inversion.attacked(rows)) if "plain attacker" in each]
+
+    told = "dgp stands only against the plain attacker: ig:adaptive=support brings pictures back."
+    assert sentences("dgp", 0.0, 0.1) == [told]
+    assert sentences("dgp", 0.0, 0.0) == sentences("dgp", 0.1, 0.1) == sentences("none", 0.0, 0.1) == []
+
+
 def test_losses_have_one_view_an_attack(updates):
     page = (updates / "report.html").read_text()
     views = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])["losses"]

@@ -82,7 +82,7 @@ def badge(found: Sequence[Line]) -> Badge:
     judged = [line for line in found if "recognisable" in line.cells]
     if not judged:
         return Badge("Look at the pictures", "doubtful")
-    leaking = any(line.value("recognisable") or _above_chance(line) for line in judged)
+    leaking = any(map(_leaks, judged))
     return Badge("Training pictures come back", "bad") if leaking else Badge("No picture was recognised", "good")
 
 
@@ -104,8 +104,25 @@ def verdict(found: Sequence[Line]) -> list[str]:
     if guessed:
         most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
         sentences.append(f"{name(most.labels)} finds {_told(most, 'label_accuracy')} of the labels.")
+    sentences += plain_only(known)
     if all(line.labels.get("stage") == "untrained" for line in found):
         sentences.append("The model was untrained, where updates reveal most.")
+    return sentences
+
+
+def plain_only(found: Iterable[Line]) -> list[str]:
+    """A sentence for each defense under which a plain attacker finds no picture, and one who knows of it does."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in found:
+        if line.labels.get("defense") not in (None, "none"):
+            groups.setdefault((setting(line.labels), defended(line.labels)), []).append(line)
+    sentences = []
+    for (_, met), group in groups.items():
+        plain = [line for line in group if not line.labels["adaptive"]]
+        knowing = [str(line.labels["attack"]) for line in group if line.labels["adaptive"] and _leaks(line)]
+        if plain and knowing and not any(map(_leaks, plain)):
+            told = f"{', '.join(knowing)} brings pictures back"
+            sentences.append(f"{met} stands only against the plain attacker: {told}.")
     return sentences
 
 
@@ -199,6 +216,10 @@ def _title(figure: Labels) -> str:
     parts += [f"picture {figure['item']}"] if figure["batch_size"] > 1 else []
     parts += [f"seed {figure['seed']}"] if figure["seed"] else []
     return ", ".join([*([setting(figure)] if figure.get("run") else []), *parts])
+
+
+def _leaks(line: Line) -> bool:
+    return bool(line.value("recognisable")) or _above_chance(line)
 
 
 def _above_chance(line: Line) -> bool:
