@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from secateur.api import Report, audit
     from secateur.errors import WrongInput
+    from secateur.federation import Federated, federate
     from secateur.inverted import Inversion, invert
     from secateur.pruned import load_pruned
 
-__all__ = ["Inversion", "Report", "WrongInput", "audit", "invert", "load_pruned"]
+__all__ = ["Federated", "Inversion", "Report", "WrongInput", "audit", "federate", "invert", "load_pruned"]
 _HOMES = {
+    "Federated": "federation",
     "Inversion": "inverted",
     "Report": "api",
     "WrongInput": "errors",
     "audit": "api",
+    "federate": "federation",
     "invert": "inverted",
     "load_pruned": "pruned",
 }

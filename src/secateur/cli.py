@@ -185,6 +185,79 @@ def invert(
 
 
 @app.command()
+def federate(
+    file: File = None,
+    config: Config = None,
+    out: Out = Path("runs/federate"),
+    model: Model = None,
+    weights: Weights = None,
+    data: Data = None,
+    data_folder: DataFolder = None,
+    rounds: Annotated[str | None, typer.Option(help="How many rounds.")] = None,
+    clients: Annotated[str | None, typer.Option(help="How many clients there are.")] = None,
+    per_round: Annotated[str | None, typer.Option(help="How many of them take part in a round.")] = None,
+    partition: Annotated[str | None, typer.Option(help="iid, dirichlet-labels, dirichlet-sizes or writer.")] = None,
+    method: Annotated[str | None, typer.Option(help="fedavg or fedsgd.")] = None,
+    local_steps: Annotated[str | None, typer.Option(help="Steps that a client takes in its turn.")] = None,
+    local_epochs: Annotated[str | None, typer.Option(help="Or passes over its rows.")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Examples in a step.")] = None,
+    learning_rate: Annotated[str | None, typer.Option(help="Of the clients' steps.")] = None,
+    averaging: Annotated[str | None, typer.Option(help="weighted, uniform or coverage.")] = None,
+    broadcast: Annotated[str | None, typer.Option(help="masked or dense: what the server sends.")] = None,
+    base_pruning: Many = None,
+    defense: Many = None,
+    attack: Many = None,
+    attack_every: Annotated[str | None, typer.Option(help="Rounds from one attack to the next.")] = None,
+    iterations: Annotated[str | None, typer.Option(help="Iterations of each attack.")] = None,
+    labels: Annotated[str | None, typer.Option(help="inferred, or oracle: the attacker is told them.")] = None,
+    evaluate_every: Annotated[str | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
+    images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
+    device: Device = None,
+    dry_run: DryRun = False,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Train a pruned federation, and attack its clients' updates from inside."""
+    from secateur.config import Federate, read
+    from secateur.federating import plan, run_federate
+    from secateur.report.terminal import print_federation
+
+    flags = {
+        "model": model,
+        "weights": weights,
+        "data": data,
+        "data_folder": data_folder,
+        "rounds": rounds,
+        "clients": clients,
+        "per_round": per_round,
+        "partition": partition,
+        "method": method,
+        "local_steps": local_steps,
+        "local_epochs": local_epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "averaging": averaging,
+        "broadcast": broadcast,
+        "base_pruning": _joined(base_pruning),
+        "defense": _joined(defense),
+        "attack": _joined(attack),
+        "attack_every": attack_every,
+        "iterations": iterations,
+        "labels": labels,
+        "evaluate_every": evaluate_every,
+        "images": images,
+        "seeds": seeds,
+        "device": device,
+    }
+    settings = read(Federate, _file(file, config), flags, set_)
+    if dry_run:
+        typer.echo("\n".join(plan(settings)))
+        return
+    _print(run_federate(settings, out), json_, print_federation, f"the page: {out / 'report.html'}")
+
+
+@app.command()
 def prune(
     file: File = None,
     config: Config = None,

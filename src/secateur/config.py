@@ -84,8 +84,9 @@ def defense_of_models(value: Any) -> Defense:
     """A defense of a trained model; one that acts on updates is refused."""
     made = _outside_federations(defense(value))
     for part in made.parts:
-        if part.method.info["acts_on"] in UPDATES:
-            raise WrongInput("defense", f"{part.name} acts on updates; use secateur invert")
+        if part.method.info["acts_on"] in (*UPDATES, "client"):
+            command = "federate" if part.method.info["acts_on"] == "client" else "invert"
+            raise WrongInput("defense", f"{part.name} acts on updates; use secateur {command}")
     return made
 
 
@@ -108,6 +109,23 @@ def _outside_federations(made: Defense) -> Defense:
     return made
 
 
+def defense_of_clients(value: Any) -> Defense:
+    """A defense of a federation's clients, or `none`: what is withheld or rewritten before it is sent."""
+    from secateur.federated.terms import protection_of
+
+    made = defense(value)
+    protection_of(made)  # what does not act here is refused now
+    return made
+
+
+def base_pruning(value: Any) -> Choice:
+    """Read what a federation prunes by."""
+    try:
+        return choice("base-pruning", value)
+    except WrongInput as error:  # a user knows the flag
+        raise WrongInput(error.field.replace("base-pruning", "base_pruning", 1), error.message) from None
+
+
 def inversion(value: Any, **over: Any) -> Choice:
     """Read an attack on updates; `over` are hyper-parameters that are laid over its own."""
     try:
@@ -117,8 +135,8 @@ def inversion(value: Any, **over: Any) -> Choice:
         raise WrongInput(error.field.replace("inversion", "attack", 1), error.message) from None
 
 
-def _pruners(value: Any) -> Any:
-    """`none` means that nothing is pruned."""
+def _none_or_many(value: Any) -> Any:
+    """`none` means none of them."""
     return [] if value in ("none", ["none"]) else _listed(value)
 
 
@@ -144,6 +162,8 @@ def _seeds(value: Any) -> Any:
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
 OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
 OneUpdateDefense = Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]
+OneClientDefense = Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]
+OneBasePruning = Annotated[Choice, BeforeValidator(base_pruning), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
 OneInversion = Annotated[Choice, BeforeValidator(inversion), PlainSerializer(str)]
 Sparsity = Annotated[float, Field(ge=0, lt=1)]
@@ -212,7 +232,7 @@ class Audit(Common):
     """`secateur audit`: what do these ways of pruning give away?"""
 
     predictions: Path | None = None  # saved answers (.npz or .csv), audited without any model
-    pruner: Annotated[list[OnePruner], BeforeValidator(_pruners)] = _default(
+    pruner: Annotated[list[OnePruner], BeforeValidator(_none_or_many)] = _default(
         "l1-unstructured,l1-structured,l2-structured,slimming"
     )
     sparsity: Annotated[list[Sparsity], *_MANY] = [0.7]
@@ -304,6 +324,80 @@ class Invert(Common):
                 raise WrongInput("defense", "acts on a gradient, and local_steps send weights; leave one of them out")
         if self.residual is not None and not any(each.acting_on("residual") for each in self.defense):
             raise WrongInput("residual", "is what error feedback keeps; ask for it: --defense dgp+error-feedback")
+        _ = self.attacks  # what an attack does not have is refused now
+        return self
+
+
+class Faulty(_Base):
+    """What goes wrong in the rounds of a federation (federated/faults.py)."""
+
+    drop_out: float = 0.0
+    nan: float = 0.0
+    shape: float = 0.0
+    deadline: float | None = None
+    step_seconds: float = 1.0
+    spread: float = 0.5
+
+
+class Federate(Common):
+    """`secateur federate`: a federation that prunes, defends itself, and is attacked from inside."""
+
+    model: str = "conv-2"
+    rounds: Annotated[int, Field(ge=1)] = 100
+    clients: Annotated[int, Field(ge=1)] | None = None  # None: 20, or one a writer
+    per_round: Annotated[int, Field(ge=1)] = 10
+    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer"] = "iid"
+    alpha: Annotated[float, Field(gt=0)] = 0.85  # of either Dirichlet
+    method: Literal["fedavg", "fedsgd"] = "fedavg"
+    local_steps: Annotated[int, Field(ge=1)] | None = None  # None: 5, or epochs
+    local_epochs: Annotated[int, Field(ge=1)] | None = None
+    batch_size: Annotated[int, Field(ge=1)] = 20
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    loss: Literal["cross-entropy", "binary"] = "cross-entropy"  # binary: PruneFL's, on one-hot labels
+    averaging: Literal["weighted", "uniform", "coverage"] = "weighted"
+    broadcast: Literal["masked", "dense"] = "masked"
+    base_pruning: Annotated[list[OneBasePruning], *_MANY] = _default("none")
+    defense: Annotated[list[OneClientDefense], *_MANY] = _default("none")
+    server_rate: Annotated[float, Field(gt=0)] = 1.0
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    faults: Faulty = Faulty()
+    evaluate_every: Annotated[int, Field(ge=1)] = 10
+    attack: Annotated[list[OneInversion], BeforeValidator(_none_or_many)] = _default("none")
+    attack_every: Annotated[int, Field(ge=1)] | None = None  # rounds; None: the last one
+    iterations: Annotated[int, Field(ge=1)] | None = None  # of each attack; None: its own
+    labels: Literal["inferred", "oracle"] = "inferred"  # whether the attacker is told them
+    images: bool = True
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_seeds), Field(min_length=1)] = _default(1)
+
+    @property
+    def steps(self) -> int | None:
+        """Local steps; None where there are epochs."""
+        if self.local_steps is None and self.local_epochs is None:
+            return 1 if self.method == "fedsgd" else 5
+        return self.local_steps
+
+    @property
+    def attacks(self) -> list[Choice]:
+        """The attacks, each with the iterations that were asked of all."""
+        over = {} if self.iterations is None else {"iterations": self.iterations}
+        return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
+
+    @model_validator(mode="after")
+    def _checked(self) -> Federate:
+        if {"train", "finetune"} & self.model_fields_set:
+            raise WrongInput("train", "a federation trains by its own fields; set learning_rate, batch_size and others")
+        if self.way == "ray":
+            raise WrongInput("way", "ray is not possible here; give auto, sequential or stacked")
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise WrongInput("local_steps", "give either local_steps or local_epochs, and not both")
+        if self.partition == "writer" and self.clients is not None:
+            raise WrongInput("clients", "partition writer makes one a writer; leave clients out")
+        if self.attack_every is not None and not self.attack:
+            raise WrongInput("attack", "must be given with attack_every, for example ig")
+        if self.attack_every is not None and self.attack_every > self.rounds:
+            raise WrongInput("attack_every", f"{self.attack_every} is not allowed; there are {self.rounds} rounds")
         _ = self.attacks  # what an attack does not have is refused now
         return self
 

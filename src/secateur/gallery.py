@@ -64,7 +64,8 @@ def save(folder: Path, figures: Sequence[Figure]) -> None:
     """Write the pictures among these figures into `folder`, each under the name of its attack, seed and target."""
     for figure in figures:
         if figure["kind"] == "picture" and figure["png"] is not None:
-            under = "" if figure.get("defense") in (None, "none") else f"-{figure['defense']}"
+            met = (figure.get("base_pruning"), figure.get("defense"))
+            under = "".join(f"-{each}" for each in met if each not in (None, "none"))
             who = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{under}" if figure["attack"] else "truth")
             name = f"seed{figure['seed']}-target{figure['target']:04d}-{figure['item']:02d}-{who}.png"
             with explained(folder):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -13,8 +13,16 @@ if TYPE_CHECKING:
 _shown: list[Progress] = []  # the display of the outermost; a terminal has room for one, and inner bars join it
 
 
+class Advance(Protocol):
+    """Moves a bar on."""
+
+    def __call__(self, steps: int, said: str | None = None) -> None:
+        """So many steps more; `said` stands before the bar from now on."""
+        ...
+
+
 @contextmanager
-def progress(description: str, total: int | None = None, rate: bool = False) -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int | None = None, rate: bool = False) -> Iterator[Advance]:
     """Show work of `total` steps (None: unknown); yields a function that advances by a number of steps.
 
     `rate` shows the steps a second too.
@@ -26,12 +34,12 @@ def progress(description: str, total: int | None = None, rate: bool = False) -> 
     """
     if not _shown and not sys.stderr.isatty():  # while bars are shown, stderr is rich's and denies being a terminal
         print(description if total is None else f"{description} ({total})", file=sys.stderr, flush=True)
-        yield lambda steps: None
+        yield lambda steps, said=None: None
         return
     with _display() as bars:
         task = bars.add_task(description, total=total, rate=rate)
         try:
-            yield lambda steps: bars.advance(task, steps)
+            yield lambda steps, said=None: bars.update(task, advance=steps, description=said)
         finally:
             bars.remove_task(task)
 

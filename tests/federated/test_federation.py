@@ -21,7 +21,7 @@ from secateur.wire import encode, encode_mask
 
 def watched(every=1, **terms):
     seen = []
-    fed = federation(observers=[seen.append], observe_every=every, **terms)
+    fed = federation(observers=[(every, seen.append)], **terms)
     return fed, seen, run(fed)
 
 

@@ -30,11 +30,10 @@ def shares(clients=5):
     return iid(ROWS, clients, torch.Generator().manual_seed(0))
 
 
-def federation(net=None, seed=0, way="auto", observers=(), observe_every=0, **terms):
+def federation(net=None, seed=0, way="auto", observers=(), **terms):
     given = {"rounds": 4, "per_round": 3, "local": LOCAL, "evaluate_every": 2, "shares": shares()} | terms
-    observing = {"observers": observers, "observe_every": observe_every}
     return Federation(
-        plain_net() if net is None else net, pictures(ROWS, 8), Terms(**given), seed, way=way, **observing
+        plain_net() if net is None else net, pictures(ROWS, 8), Terms(**given), seed, way=way, observers=observers
     )
 
 

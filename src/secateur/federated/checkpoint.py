@@ -71,7 +71,7 @@ def depends_of(federation: Federation, data: Dataset) -> dict[str, Any]:
         "sizes": [len(rows) for rows in terms.shares],
         "seed": federation.seed,
         "device": federation.device.type,
-        "observe_every": federation.observe_every,
+        "observed": [every for every, _ in federation.observers],
     }
 
 
@@ -83,8 +83,9 @@ def _run(folder: Path, key: str, federation: Federation, story: Story, tell: Tel
     for done in federation.rounds():
         tell(done)
         since = time.monotonic() - saved
-        observed = federation.observe_every and done.number % federation.observe_every == 0
-        pause = 20 * took if observed else max(EVERY, 20 * took)  # an attack is not to be made twice
+        pause = (
+            20 * took if federation.observed(done.number) else max(EVERY, 20 * took)
+        )  # an attack is not to be made twice
         due = since >= (pause if every is None else every)
         if due and federation.number < federation.terms.rounds:
             start = time.monotonic()

@@ -67,13 +67,12 @@ class Federation:
         seed: int,
         device: torch.device | str = "cpu",
         *,
-        observers: Sequence[Observer] = (),
-        observe_every: int = 0,  # rounds; 0: never
+        observers: Sequence[tuple[int, Observer]] = (),  # each with the rounds from one look to the next
         way: str = "auto",
     ) -> None:
         check(net, data.input_shape, data.classes)
         self.net, self.terms, self.seed, self.device = net, terms, seed, torch.device(device)
-        self.observers, self.observe_every = observers, observe_every
+        self.observers = observers
         inputs, labels = data.batch.to(self.device)
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.server = Server(net, terms, self.train, derive(seed, "base"), self.device)
@@ -138,7 +137,7 @@ class Federation:
             arrived.append(client)
             alive += [] if waits else [fine]
             sizes += [value_bytes(whole)] if self.turns.varies else []
-            if self.observers and self.observe_every and number % self.observe_every == 0:
+            if self.observed(number):
                 self._observe(number, client, rows, values)
         self.ledger.arrive(number, arrived, alive, sizes if self.turns.varies else None)
         return average
@@ -189,10 +188,15 @@ class Federation:
             state = {name: torch.where(alive, value, before[name]) for name, value in state.items()}
         self.states[client] = tree.clone(state)
 
+    def observed(self, number: int) -> bool:
+        """Whether somebody looks at a round's updates."""
+        return any(number % every == 0 for every, _ in self.observers)
+
     def _observe(self, number: int, client: int, rows: Rows, values: Params) -> None:
         view = ServerView(tree.clone(self.server.received), self._as_sent(tree.clone(values)))
-        for observer in self.observers:
-            observer(Seen(number, client, view, self._examples(rows)))
+        for every, observer in self.observers:
+            if number % every == 0:
+                observer(Seen(number, client, view, self._examples(rows)))
 
     def _as_sent(self, values: Params) -> Gradient | Weights:
         """An update as an attacker takes it: the gradients of several steps are a path that ends at weights."""

@@ -18,7 +18,8 @@ from secateur.rows import Row
 
 MOST = 100  # truths in a gallery: the others are in the run's folder
 CURVES = 40  # loss curves in a plot
-PLACES = ("run", "model", "dataset", "defense", "against")  # columns of the table where its lines differ in them
+# columns of the table where its lines differ in them
+PLACES = ("run", "model", "dataset", "base_pruning", "defense", "against", "round", "client")
 CARD = ("run", "model", "dataset", "batch_size", "seed", "target", "item")  # what tells one truth from another
 Labels = Mapping[str, Any]
 

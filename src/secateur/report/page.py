@@ -11,7 +11,7 @@ from typing import Any
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
 from secateur.limits import check
-from secateur.report import defended, inversion, measures, sections
+from secateur.report import defended, federation, inversion, measures, sections
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
@@ -74,7 +74,8 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
     rows, figures = _together(sources)
-    audited = [row for row in rows if not inversion.is_inversion(row) and "study" not in row.extra]
+    others = (inversion.is_inversion, federation.is_federated, lambda row: "study" in row.extra)
+    audited = [row for row in rows if not any(of(row) for of in others)]
     on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss")]
     table, recovered = lines(audited), _recovered(rows, figures)
     views = {
@@ -85,6 +86,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "losses": inversion.losses(figures),
         "balance": defended.balance(rows),
         "epochs": defended.over_epochs(rows),
+        "rounds": federation.over_rounds(rows),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
@@ -92,6 +94,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         broken=broken or [],
         verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
         facts=_facts(audited),
+        federations=federation.table(rows),
         **_tables(table, recovered["updates"]),
         **recovered,
         views=views,

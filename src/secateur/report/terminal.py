@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from secateur.catalogue import split
-from secateur.report import inversion
+from secateur.report import federation, inversion
 from secateur.report.measures import shown, title
 from secateur.report.summary import Cell, Line, attacks, by_setting, lines
 from secateur.report.verdict import verdict
@@ -93,6 +93,24 @@ def _names(found: Sequence[Line]) -> dict[str, list[str]]:
         | ({"defense": defenses} if set(defenses) - {"none", "None"} else {})
         | ({"labels": labels} if len(set(labels)) > 1 else {})
     )
+
+
+def print_federation(rows: Sequence[Row]) -> None:
+    """What each federation came to, and what its attackers recovered."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, table = Console(highlight=False), Table(box=None, header_style="bold")
+    for name in ("base pruning", "defense"):
+        table.add_column(name, overflow="fold")
+    for name in ("test\naccuracy", "MB up", "MB down", "clients\nlost", "highest\nPSNR"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in federation.table(rows):
+        accuracy = "-" if each.accuracy is None else f"{100 * each.accuracy:.1f} %"
+        sent = ["-" if value is None else f"{value / 1e6:.2f}" for value in (each.up, each.down)]
+        leak = "-" if each.leak is None else f"{each.leak:.1f}"
+        table.add_row(each.labels["base_pruning"], each.labels["defense"], accuracy, *sent, str(each.lost), leak)
+    console.print(table)
 
 
 def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,54 @@
+"""A federation in rows, and on the display: round, accuracy, bytes, leakage so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from secateur.catalogue import Choice, Defense
+from secateur.federated.attacker import Attacker
+from secateur.federated.checkpoint import Story
+from secateur.federated.federation import Round
+from secateur.federated.ledger import Measure
+from secateur.federated.terms import Terms
+from secateur.progress import Advance
+from secateur.rows import Row
+
+
+def labels_of(model: str, data: str, seed: int, base: Choice, defense: Defense, terms: Terms) -> dict[str, Any]:
+    """What every row of a federation carries; round and client come with each."""
+    extra: dict[str, Any] = {"base_pruning": str(base), "averaging": terms.averaging, "broadcast": terms.broadcast}
+    extra |= {"method": terms.method, "clients": len(terms.shares)}
+    pruned = {"pruner": str(base), "sparsity": terms.base.rate}
+    return {"model": model, "dataset": data, "seed": seed, "defense": str(defense), **pruned, "extra": extra}
+
+
+def row_of(labels: dict[str, Any], measure: Measure, timing: bool = False) -> Row:
+    """A measure as a row."""
+    own = labels | {"extra": labels["extra"] | {"round": measure.round, "client": measure.client}}
+    return Row(**own, metric=measure.metric, value=measure.value, note=measure.note, timing=timing)
+
+
+def teller(
+    labels: dict[str, Any], story: Story, attacker: Attacker | None, advance: Advance
+) -> Callable[[Round], None]:
+    """Adds a round's measures to the story, and moves the display on."""
+    shown = 0
+
+    def tell(done: Round) -> None:
+        nonlocal shown
+        story.rows += [row_of(labels, measure) for measure in done.measures]
+        advance(done.number - shown, _said(done, attacker) if done.measures else None)
+        shown = done.number
+
+    return tell
+
+
+def _said(done: Round, attacker: Attacker | None) -> str:
+    found = {each.metric: each.value for each in done.measures if each.client is None}
+    parts = [f"round {done.number}"]
+    parts += [f"accuracy {found['test_accuracy']:.3f}"] if "test_accuracy" in found else []
+    parts.append(f"{found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down")
+    if attacker is not None and attacker.leak is not None:
+        parts.append(f"best PSNR {attacker.leak:.1f}")
+    return ", ".join(parts)

@@ -1,0 +1,196 @@
+"""The job of `secateur federate`: a federation trains and prunes, its clients withhold, its server looks closer.
+
+Read `run_federate` first. federated/federation.py has the rounds, federated/attacker.py the attacks inside them,
+federated/checkpoint.py what a killed run goes on from.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur import gallery
+from secateur.bench import prepare
+from secateur.catalogue import Choice, Defense
+from secateur.chance import derive
+from secateur.config import Federate, dump
+from secateur.data.dataset import Dataset
+from secateur.data.partition import by_writer, dirichlet_labels, dirichlet_sizes, iid
+from secateur.errors import WrongInput
+from secateur.federated.attacker import Attacker, check_attacks, knowledge_of
+from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.crowd import check_network
+from secateur.federated.faults import Faults
+from secateur.federated.federation import Federation
+from secateur.federated.ledger import Measure
+from secateur.federated.local import LOSSES, Local
+from secateur.federated.telling import labels_of, row_of, teller
+from secateur.federated.terms import Terms, protection_of
+from secateur.likeness import Scoring
+from secateur.metrics.lpips import load_weights as load_lpips
+from secateur.models.create import create, load_weights
+from secateur.needs import check_installed
+from secateur.progress import progress
+from secateur.runs import Row, Run, open_run
+
+CLIENTS = 20  # where nothing else is said
+
+
+def run_federate(config: Federate, out: Path) -> list[Row]:
+    """Every base pruning under every defense, for every seed, into the folder `out`."""
+    from secateur.report.page import write_page
+
+    data, device = loaded(config)
+    check_federate(config, data, device)
+    try:
+        with open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
+            for seed in config.seeds:
+                for base in config.base_pruning:
+                    for defense in config.defense:
+                        _measure(config, run, data, device, seed, base, defense)
+            rows = run.rows
+    except KeyboardInterrupt:
+        with suppress(WrongInput):  # there may be nothing yet
+            write_page([out])
+        raise
+    shutil.rmtree(out / "unfinished", ignore_errors=True)
+    write_page([out])
+    return rows
+
+
+def loaded(config: Federate) -> tuple[Dataset, torch.device]:
+    """The data and the device; of data without a test part a fifth of the rows, drawn at random, is held out."""
+    data, device = prepare(config)
+    rows = len(data.inputs)
+    if data.train_size < rows or rows < 5:
+        return data, device
+    order = torch.randperm(rows, generator=derive(0, "held out"))
+    writers = None if data.writers is None else data.writers[order]
+    mixed = replace(data, inputs=data.inputs[order], labels=data.labels[order], writers=writers)
+    return replace(mixed, train_size=rows - rows // 5), device
+
+
+def check_federate(config: Federate, data: Dataset, device: torch.device) -> None:
+    """Refuse what cannot be run before any work."""
+    check_installed(config.defense)
+    seed = config.seeds[0]
+    for base in config.base_pruning:
+        for defense in config.defense:
+            terms = terms_of(config, data, seed, base, defense)
+            if terms.faults.deadline is not None and terms.local.steps is not None:
+                _check_deadline(terms, seed)
+            net = network_of(config, data, seed).to(device)
+            check_network(net, terms.own)
+            if config.attacks:
+                check_attacks(config.attacks, knowledge_of(net, data, terms, device), data, terms)
+
+
+def plan(config: Federate) -> list[str]:
+    """What the job would do, a line each; what it would refuse before it begins is refused here too."""
+    data, device = loaded(config)
+    check_federate(config, data, device)
+    terms = terms_of(config, data, config.seeds[0], config.base_pruning[0], config.defense[0])
+    sizes = [len(rows) for rows in terms.shares]
+    turn = f"{terms.local.steps} local steps" if terms.local.steps else f"{terms.local.epochs} local epochs"
+    lines = [f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
+    lines.append(f"  {len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each")
+    lines.append(f"  {terms.rounds} rounds of {terms.per_round} clients, {turn} of {terms.local.batch_size} examples")
+    lines.append(f"  {terms.method}, {terms.averaging} average, the model is broadcast {terms.broadcast}")
+    lines.append(f"  prune with {', '.join(map(str, config.base_pruning))}")
+    lines.append(f"  defend with {', '.join(map(str, config.defense))}")
+    every = config.attack_every or config.rounds
+    return lines + [f"  attack with {attack} every {every} rounds" for attack in config.attacks]
+
+
+def terms_of(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> Terms:
+    """The terms of one federation."""
+    local = Local(
+        config.steps,
+        config.local_epochs,
+        config.batch_size,
+        config.learning_rate,
+        config.momentum,
+        config.weight_decay,
+        LOSSES[config.loss],
+    )
+    names = ("rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum")
+    return Terms(
+        shares_of(config, data, seed),
+        **{name: getattr(config, name) for name in names},
+        local=local,
+        base=base.make(),
+        faults=Faults(**config.faults.model_dump()),
+        evaluate_every=config.evaluate_every,
+        **protection_of(defense),
+    )
+
+
+def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
+    """Which training rows each client holds."""
+    labels, clients, rng = data.labels[: data.train_size], config.clients or CLIENTS, derive(seed, "partition")
+    if config.partition == "writer":
+        if data.writers is None:
+            raise WrongInput("partition", f"{data.name} does not know its writers; take iid or a dirichlet")
+        return by_writer(data.writers[: data.train_size])
+    if config.partition == "iid":
+        return iid(data.train_size, clients, rng)
+    if config.partition == "dirichlet-labels":
+        return dirichlet_labels(labels, clients, config.alpha, rng)
+    return dirichlet_sizes(labels, clients, config.alpha, 41 + seed)
+
+
+def network_of(config: Federate, data: Dataset, seed: int) -> nn.Module:
+    """The model of round 1: new, or the one that was given."""
+    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "server"))
+    return net if config.weights is None else load_weights(net, config.weights)
+
+
+def _check_deadline(terms: Terms, seed: int) -> None:
+    steps, deadline = terms.local.steps or 1, terms.faults.deadline or 0.0
+    if all(terms.faults.seconds(client, steps, seed) > deadline for client in range(len(terms.shares))):
+        raise WrongInput("faults.deadline", f"{deadline} is before every client is done; give more seconds")
+
+
+def _measure(
+    config: Federate, run: Run, data: Dataset, device: torch.device, seed: int, base: Choice, defense: Defense
+) -> None:
+    """One federation from its first round to its last, and its rows."""
+    terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
+    labels, story = labels_of(config.model, data.name, seed, base, defense, terms), Story()
+    attacker = _attacker(config, net, data, terms, labels, story, device) if config.attacks else None
+    observers = [] if attacker is None else [(config.attack_every or config.rounds, attacker)]
+    federation = Federation(net, data, terms, seed, device, observers=observers, way=config.way)
+    depends = depends_of(federation, data) | {"threads": config.threads, "labels": config.labels}
+    depends |= {"attacks": [str(attack) for attack in config.attacks], "images": config.images, "way": config.way}
+    with progress(f"{base}, {defense}, seed {seed}", terms.rounds, rate=True) as advance:
+        _, told = federated(run, federation, story, teller(labels, story, attacker, advance), depends)
+    gallery.save(run.folder / "pictures", told.figures)
+    run.show(told.figures)
+    run.add(told.rows)
+    run.add([row_of(labels, Measure("seconds", told.seconds, terms.rounds), timing=True)])
+
+
+def _attacker(
+    config: Federate,
+    net: nn.Module,
+    data: Dataset,
+    terms: Terms,
+    labels: dict[str, Any],
+    story: Story,
+    device: torch.device,
+) -> Attacker:
+    return Attacker(
+        config.attacks,
+        knowledge_of(net, data, terms, device),
+        labels,
+        story,
+        tells_labels=config.labels == "oracle",
+        images=config.images,
+        scoring=Scoring(load_lpips(config.data_folder)),
+    )

@@ -1,0 +1,136 @@
+"""`secateur.federate(...)`: any nn.Module in a federation over any tensors, pruned, defended, attacked, from Python."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.artifacts import write
+from secateur.chance import derive
+from secateur.config import base_pruning as read_base
+from secateur.config import defense_of_clients, inversion
+from secateur.data.dataset import Dataset
+from secateur.data.partition import iid
+from secateur.errors import WrongInput
+from secateur.federated.attacker import Attacker, check_attacks, knowledge_of
+from secateur.federated.checkpoint import Story
+from secateur.federated.crowd import check_network
+from secateur.federated.faults import Faults
+from secateur.federated.federation import Federation, Observer
+from secateur.federated.local import Local
+from secateur.federated.telling import labels_of, teller
+from secateur.federated.terms import Terms, protection_of
+from secateur.interfaces import Batch, Params
+from secateur.progress import progress
+from secateur.rows import Row
+
+Examples = Batch | tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """What a federation came to."""
+
+    state: Params  # the server's model, a state_dict: exactly 0 where it is pruned
+    rows: list[Row]
+    figures: list[dict[str, Any]]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page; it shows the pictures of attacks."""
+        from secateur.report.page import Source, render
+
+        write(Path(path), render([Source("federate", self.rows, self.figures, config="", environment={})]).encode())
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the table."""
+        from secateur.report.terminal import print_federation
+
+        print_federation(self.rows)
+
+
+def federate(
+    model: nn.Module,
+    train: Examples,
+    test: Examples | None = None,
+    *,
+    clients: int | Sequence[Tensor] = 10,
+    per_round: int | None = None,
+    rounds: int = 100,
+    local: Local | None = None,
+    base_pruning: str = "none",
+    defense: str = "none",
+    attack: str | Sequence[str] = (),
+    attack_every: int | None = None,
+    labels: Literal["inferred", "oracle"] = "inferred",
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    faults: Faults | None = None,
+    observers: Sequence[tuple[int, Observer]] = (),
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    name: str = "model",
+    **terms: Any,
+) -> Federated:
+    """Train a copy of `model` by federated averaging; what does each client's update reveal on the way?
+
+    `clients` is how many share the training rows equally, or the rows of each; `per_round` of them take part in a
+    round (None: at most 10). `terms` are further fields of federated.terms.Terms, such as averaging="coverage",
+    broadcast="dense", method="fedsgd", server_momentum=.9, evaluate_every=50. `observers` are pairs (every, function):
+    every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs on one
+    client every `attack_every` rounds (None: in the last one), on pictures; `mean` and `std` say how pixels in [0, 1]
+    became inputs, by channel.
+    """
+    data = _dataset(train, test, model, mean, std)
+    shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
+    base, guarded = read_base(base_pruning), defense_of_clients(defense)
+    agreed = Terms(
+        shares,
+        rounds=rounds,
+        per_round=min(10, len(shares)) if per_round is None else per_round,
+        local=local or Local(),
+        base=base.make(),
+        faults=faults or Faults(),
+        **protection_of(guarded),
+        **terms,
+    )
+    net, device = copy.deepcopy(model).to(device), torch.device(device)
+    check_network(net, agreed.own)
+    chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
+    told = labels_of(name, data.name, seed, base, guarded, agreed)
+    story, attacker = Story(), None
+    watching: list[tuple[int, Observer]] = list(observers)
+    if chosen:
+        known = knowledge_of(net, data, agreed, device)
+        check_attacks(chosen, known, data, agreed)
+        attacker = Attacker(chosen, known, told, story, tells_labels=labels == "oracle")
+        watching.append((attack_every or rounds, attacker))
+    federation = Federation(net, data, agreed, seed, device, observers=watching)
+    with progress(f"{base}, {guarded}", rounds, rate=True) as advance:
+        tell = teller(told, story, attacker, advance)
+        for done in federation.rounds():
+            tell(done)
+    return Federated(federation.model(), story.rows, story.figures)
+
+
+def _dataset(
+    train: Examples, test: Examples | None, model: nn.Module, mean: Sequence[float], std: Sequence[float]
+) -> Dataset:
+    """The examples of all clients, and those to test with after them."""
+    parts = [Batch(*train), *([] if test is None else [Batch(*test)])]
+    for field, part in zip(("train", "test"), parts, strict=False):
+        if len(part.inputs) != len(part.labels):
+            raise WrongInput(
+                field, f"has {len(part.inputs)} inputs and {len(part.labels)} labels; give as many of both"
+            )
+    inputs, labels = (torch.cat([part[i].detach().cpu() for part in parts]) for i in range(2))
+    with torch.no_grad():
+        first = next(model.parameters())
+        classes = copy.deepcopy(model).eval()(inputs[:2].to(first)).shape[-1]
+    return Dataset("given", inputs.float(), labels, classes, parts[0].size, mean=tuple(mean), std=tuple(std))

@@ -1,0 +1,59 @@
+"""A federation killed at many random moments goes on at its last saved round and ends with the same rows."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from secateur.runs import comparable, load_rows
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("killable_federate.py")
+SETTINGS = ["--model", "conv-1", "--rounds", "60", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
+SETTINGS += ["--batch-size", "4", "--base-pruning", "random,prunefl", "--defense", "pseudo-largest"]
+SETTINGS += ["--attack", "ig:iterations=10", "--attack-every", "20", "--set", "faults.drop_out=.1"]
+
+
+def start(folder):
+    command = [sys.executable, str(SCRIPT), "--out", str(folder), *SETTINGS]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+@pytest.mark.timeout(1800)
+def test_killed_many_times_and_still_the_same_rows(tmp_path):
+    begun = time.monotonic()
+    process = start(tmp_path / "whole")
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    seconds = time.monotonic() - begun
+    whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
+    assert {row["round"] for row in whole if row["attack"] is not None} == {20, 40, 60}
+
+    moments, killed, caught = random.Random(0), 0, 0
+    while killed < 6:
+        process = start(folder)
+        try:
+            process.wait(timeout=moments.uniform(0.3, 0.8) * seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+            caught += bool(list(folder.glob("unfinished/*.safetensors")))
+        else:  # it got through: compare, and begin anew for the kills that are left
+            assert process.returncode == 0, process.stderr.read()
+            assert comparable(load_rows(folder)) == whole
+            shutil.rmtree(folder)
+        process.stderr.close()
+    assert caught
+    process = start(folder)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert comparable(load_rows(folder)) == whole
+    assert not (folder / "unfinished").exists()

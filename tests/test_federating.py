@@ -1,0 +1,157 @@
+"""`secateur federate` and `secateur.federate`: rows, page, partitions, attacks inside, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+from secateur.cli import main
+from secateur.config import Federate, read
+from secateur.federated.local import Local
+from secateur.federating import loaded, shares_of
+from secateur.runs import comparable, load_figures, load_rows
+
+TINY = ["--model", "conv-1", "--rounds", "4", "--clients", "6", "--per-round", "3", "--local-steps", "1"]
+TINY += ["--batch-size", "2", "--evaluate-every", "2", "--set", "examples=200"]
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    out = tmp_path_factory.mktemp("federate") / "run"
+    more = ["--base-pruning", "snip", "--defense", "none,pseudo-largest", "--attack", "ig:iterations=3"]
+    assert main(["federate", "--out", str(out), *TINY, *more, "--attack-every", "2"]) == 0
+    return out
+
+
+def test_rows_carry_round_and_client(attacked):
+    rows = load_rows(attacked)
+    assert all({"round", "client", "base_pruning", "averaging", "broadcast"} <= row.extra.keys() for row in rows)
+    accuracy = [(row.defense, row.extra["round"]) for row in rows if row.metric == "test_accuracy"]
+    assert accuracy == [(d, r) for d in ("none", "pseudo-largest") for r in (2, 4)]
+    clients = {row.extra["client"] for row in rows if row.metric == "bytes_up"}
+    assert clients == {None, 0, 1, 2, 3, 4, 5}
+    total = [row.value for row in rows if row.metric == "bytes_up" and row.extra["client"] is None]
+    assert total[3] < total[1]  # withheld values are not sent
+    assert total[0] < total[1]
+
+
+def test_attacks_inside_the_run(attacked):
+    rows = load_rows(attacked)
+    found = {(row.attack, row.extra["round"]) for row in rows if row.metric == "psnr"}
+    assert found == {("ig:iterations=3", 2), ("ig:iterations=3", 4)}
+    for row in (row for row in rows if row.attack is not None):
+        assert isinstance(row.extra["client"], int) and row.extra["update"] == "weights after 1 local step"
+    assert any(figure["kind"] == "picture" for figure in load_figures(attacked))
+
+
+def test_the_page(attacked):
+    page = (attacked / "report.html").read_text()
+    assert 'id="federated"' in page and "pseudo-largest" in page
+    assert "test accuracy over rounds" in page and "PSNR of reconstructions over rounds" in page
+    assert not (attacked / "unfinished").exists()
+
+
+def test_started_again_it_computes_nothing_and_says_the_same(attacked, capsys, monkeypatch):
+    before = comparable(load_rows(attacked))
+    monkeypatch.setattr("secateur.federated.federation.Federation._round", lambda *_: pytest.fail("was done already"))
+    more = ["--base-pruning", "snip", "--defense", "none,pseudo-largest", "--attack", "ig:iterations=3"]
+    assert main(["federate", "--out", str(attacked), *TINY, *more, "--attack-every", "2"]) == 0
+    assert comparable(load_rows(attacked)) == before
+    assert "MB up" in capsys.readouterr().out
+
+
+def test_without_an_attack_there_is_a_page_too(tmp_path, capsys):
+    command = ["federate", "--out", str(tmp_path / "run"), *TINY, "--json", "--set", "faults.drop_out=.3"]
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)
+    lost = [row for row in rows if row["metric"] == "lost_clients"]
+    assert lost and all("dropped out" in row["note"] for row in lost)
+    assert "not attacked" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_dry_run_says_what_it_would_do(tmp_path, capsys):
+    assert main(["federate", "--out", str(tmp_path / "run"), *TINY, "--dry-run"]) == 0
+    assert "6 clients (iid)" in capsys.readouterr().out and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (["--base-pruning", "snipp"], "snip"),
+        (["--defense", "ppb"], "acts on"),
+        (["--attack", "rob"], "passive"),
+        (["--attack", "ggl"], "generator"),
+        (["--attack", "ig", "--local-epochs", "1"], "not both"),
+        (["--attack-every", "2"], "attack"),
+        (["--attack", "ig", "--attack-every", "9"], "4 rounds"),
+        (["--per-round", "7"], "6 clients"),
+        (["--clients", "500"], "no rows are left"),
+        (["--partition", "writer"], "leave clients out"),
+        (["--method", "fedsgd", "--defense", "largest"], "fedavg"),
+        (["--defense", "dgp", "--base-pruning", "feddst"], "gradients"),
+        (["--model", "digits-cnn", "--defense", "priprune"], "BatchNorm"),
+        (["--set", "faults.drop_out=3"], "drop_out"),
+        (["--set", "faults.deadline=.001"], "every client"),
+        (["--set", "way=ray"], "way"),
+        (["--set", "train.epochs=3"], "learning_rate"),
+        (["--rounds", "0"], "rounds"),
+        (["--averaging", "mean"], "weighted"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_work(tmp_path, capsys, wrong, said):
+    assert main(["federate", "--out", str(tmp_path / "run"), *TINY, *wrong]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("secateur: ") and said in told and told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet-labels", "dirichlet-sizes"])
+def test_partitions(partition):
+    config = read(Federate, None, {"partition": partition, "clients": 4, "alpha": 5})
+    data, _ = loaded(config)
+    parts = shares_of(config, data, 0)
+    assert len(parts) == 4 and sorted(torch.cat(parts).tolist()) == list(range(data.train_size))
+    assert data.train_size < len(data.inputs)  # a part is held out
+
+
+def test_writers_must_be_known():
+    config = read(Federate, None, {"partition": "writer"})
+    with pytest.raises(secateur.WrongInput, match="writers"):
+        shares_of(config, loaded(config)[0], 0)
+
+
+def test_list_base_prunings(capsys):
+    assert main(["list", "base-prunings", "--json"]) == 0
+    names = {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert {"none", "random", "snip", "synflow", "grasp", "feddst", "prunefl"} <= names
+
+
+def test_from_python(tmp_path, rng):
+    inputs, labels = torch.rand(48, 1, 6, 6, generator=rng), torch.arange(48) % 3
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    seen = []
+    made = secateur.federate(
+        net,
+        (inputs[:40], labels[:40]),
+        (inputs[40:], labels[40:]),
+        clients=4,
+        rounds=3,
+        local=Local(1, None, 2, 0.1),
+        base_pruning="random",
+        defense="largest",
+        attack="ig:iterations=2",
+        observers=[(2, seen.append)],
+        averaging="coverage",
+        evaluate_every=3,
+    )
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert (made.state["1.weight"] == 0).sum() == int(0.3 * 108)
+    assert {each.round for each in seen} == {2} and len(seen) == 4
+    assert {row.extra["round"] for row in made.rows if row.metric == "psnr"} == {3}
+    assert "federated" in Path(made.write(tmp_path / "page.html")).read_text()
+    with pytest.raises(secateur.WrongInput, match="as many of both"):
+        secateur.federate(net, (inputs, labels[:3]))
