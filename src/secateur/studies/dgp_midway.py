@@ -107,7 +107,7 @@ def _held(found: Seen) -> list[Line]:
         never = combine(lambda part, whole: part / whole, measures["never_sent"], measures["entries"])
         bound = combine(lemma_1, measures["gamma_1_whole"], measures["gradient_square"])
         cells: Cells = {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
-        cells |= {"mean residual, squared norm": combine(lambda norm: norm * norm, measures["error_norm"])}
+        cells |= {"mean residual, squared norm": combine(lambda norm: norm * abs(norm), measures["error_norm"])}
         cells |= {"Lemma 1 says at most": "" if bound is None else f"{bound.value:.3g}", "share never sent": never}
         lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=HELD))
     return lines
