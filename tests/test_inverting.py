@@ -184,3 +184,14 @@ def test_a_generator_of_the_users_own_is_asked_again_when_its_source_changes(tmp
     assert artifacts() == artifacts() == 1
     source.write_text(made.format(0.25))
     assert artifacts() == 2
+
+
+def test_a_target_begins_at_the_same_place_whoever_is_attacked_with_it_and_however_the_attacker_adapts():
+    from secateur.config import choice
+    from secateur.exposure import chance_of
+
+    plain, adaptive = choice("inversion", "ig"), choice("inversion", "ig:adaptive=support")
+    together, third = chance_of(0, plain)[1], chance_of(0, adaptive, first=2)[1]
+    draws = [int(torch.randint(2**62, (), generator=together)) for _ in range(4)]
+    assert [int(torch.randint(2**62, (), generator=third)) for _ in range(2)] == draws[2:]
+    assert int(torch.randint(2**62, (), generator=chance_of(1, plain)[1])) != draws[0]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import torch
+from torch import Generator
+
 from secateur import gallery
 from secateur.artifacts import key_of
 from secateur.bench import Bench, file_key
@@ -113,9 +116,9 @@ class Exposure:
         title = f"{attack} on {which}{under}, seed {seed}"
         with progress(title, getattr(made, "iterations", None), rate=True) as advance:
             keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
-            tampering, rng = derive(seed, "tamper", str(attack)), derive(seed, "reconstruct", str(attack), group.start)
+            tampering, starts = chance_of(seed, attack, group.start)
             knowledge, views = client.seen(made, [self.targets[i] for i in group], tampering, group.start)
-            for index, reconstruction in made.reconstruct(views, knowledge, rng, keeper):
+            for index, reconstruction in made.reconstruct(views, knowledge, starts, keeper):
                 found[index] = reconstruction
                 draw([index], [reconstruction])
         return packed([found.get(i) for i in range(len(group))], keeper.seconds)
@@ -159,6 +162,18 @@ class Exposure:
         labels["defense"] = str(self.defense)
         extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
         return attack_labels(labels, extra | {"update": self.client.sends}, attack)
+
+
+def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Generator]:
+    """The chance of an attack: when it tampers, and when it reconstructs the targets from `first` on.
+
+    By the attack's name without its settings, and one draw a target: so an attacker who adapts begins where the plain
+    one does, and a target begins at the same place whichever targets are attacked with it.
+    """
+    starts = derive(seed, "reconstruct", attack.name)
+    for _ in range(first):
+        torch.randint(2**62, (), generator=starts)
+    return derive(seed, "tamper", attack.name), starts
 
 
 def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice | None) -> dict[str, Any]:

@@ -227,7 +227,10 @@ class InversionAttack(Protocol):
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Every target's pictures as they are finished, with the target's index; a target is one round or several."""
+        """Every target's pictures as they are finished, with the target's index; a target is one round or several.
+
+        An attack takes one draw of `rng` for each target, in order, or none at all.
+        """
         ...
 
 

@@ -17,7 +17,7 @@ from secateur.chance import derive
 from secateur.client import Client, Target, check_attack, scale
 from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput
-from secateur.exposure import attack_labels, compared_with, marked
+from secateur.exposure import attack_labels, chance_of, compared_with, marked
 from secateur.guard import guard_of, protected, remarked, transform_of
 from secateur.interfaces import Batch, InversionAttack, Knowledge, Loss, Reconstruction, Weights
 from secateur.judging import flat
@@ -122,7 +122,7 @@ def invert(
         seed=seed,
     )
     for each in chosen:
-        check_attack(each, client, targets[0], derive(seed, "tamper", str(each)))
+        check_attack(each, client, targets[0], chance_of(seed, each)[0])
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
     extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
     return _attacked(client, targets, chosen, common | {"extra": extra}, guarded)
@@ -163,7 +163,7 @@ def _reconstructed(
     made: InversionAttack = attack.make()
     begun, many = time.monotonic(), f"{len(targets)} update{'s' if len(targets) > 1 else ''}"
     with progress(f"{attack} on {many}", getattr(made, "iterations", None), rate=True) as advance:
-        knowledge, views = client.seen(made, targets, derive(seed, "tamper", str(attack)))
-        rng = derive(seed, "reconstruct", str(attack), 0)
-        found = dict(made.reconstruct(views, knowledge, rng, Onlooker(advance)))
+        tampering, starts = chance_of(seed, attack)
+        knowledge, views = client.seen(made, targets, tampering)
+        found = dict(made.reconstruct(views, knowledge, starts, Onlooker(advance)))
     return [found.get(i) for i in range(len(targets))], knowledge, time.monotonic() - begun

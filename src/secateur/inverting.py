@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 
 from secateur.bench import Bench, prepare
-from secateur.chance import derive
 from secateur.client import check_attack, check_pictures
 from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.exposure import Exposure
+from secateur.exposure import Exposure, chance_of
 from secateur.generators import needs_generator, with_untrained
 from secateur.needs import check_installed
 from secateur.runs import Row, open_run
@@ -65,7 +64,7 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
         client = client_of(config, data, device, seed, defense)
         for attack in config.attacks:
             met = with_untrained(client, config) if needs_generator(attack) else client
-            check_attack(attack, met, targets[0], derive(seed, "tamper", str(attack)))
+            check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
 
 
 def plan(config: Invert) -> list[str]:

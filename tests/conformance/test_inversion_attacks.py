@@ -144,6 +144,10 @@ def test_targets_together_are_what_they_are_one_by_one(name, scenes):
     for i, target in enumerate(scene.targets):
         (alone,) = scene.run([target], rng)
         torch.testing.assert_close(alone.batch.inputs, together[i].batch.inputs, rtol=1e-6, atol=1e-6)
+    drawn, none = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    for _ in scene.targets:
+        torch.randint(2**62, (), generator=drawn)
+    assert any(torch.equal(rng.get_state(), other.get_state()) for other in (drawn, none))
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -10,11 +10,10 @@ from typing import Literal
 
 from secateur.bench import Bench
 from secateur.catalogue import Choice, find
-from secateur.chance import derive
 from secateur.client import check_attack
 from secateur.config import defense_of_updates
 from secateur.errors import WrongInput
-from secateur.exposure import Exposure
+from secateur.exposure import Exposure, chance_of
 from secateur.generators import needs_generator, with_untrained
 from secateur.studies.dgp_setting import CIFAR10, Scale, Setting
 
@@ -88,7 +87,7 @@ def _refused(exposure: Exposure, attack: Choice) -> str | None:
     client = exposure.client
     met = with_untrained(client, exposure.config) if needs_generator(attack) else client
     try:
-        check_attack(attack, met, exposure.targets[0], derive(exposure.bench.seed, "tamper", str(attack)))
+        check_attack(attack, met, exposure.targets[0], chance_of(exposure.bench.seed, attack)[0])
     except WrongInput as error:
         return error.message
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from secateur.chance import derive
-from secateur.exposure import Exposure
+from secateur.exposure import Exposure, chance_of
 from secateur.interfaces import Batch
 from secateur.metrics.gradient_distance import relative_distance
 from secateur.metrics.input_bound import reconstruction_bound
@@ -58,7 +58,7 @@ def _compare(exposure: Exposure, group: range) -> Result:
     """Of some targets: the distance of what was sent, and Proposition 1 at what IG made of it."""
     attack, client, found = exposure.config.attacks[0], exposure.client, []
     for number, made in zip(group, exposure.reconstructed(attack, client, group)[0], strict=True):
-        truth, rng = exposure.targets[number], derive(exposure.bench.seed, "tamper", str(attack))
+        truth, rng = exposure.targets[number], chance_of(exposure.bench.seed, attack)[0]
         assert isinstance(truth, Batch)
         both = (replace(client, guard=None), client)
         views = [each.seen(attack.make(), [truth], rng, number)[1][0][0] for each in both]
