@@ -58,6 +58,7 @@ def test_what_does_not_fit_is_one_sentence(net, gradient, tmp_path):
         (gradient | {"more": torch.ones(1)}, None, "unexpected: more"),
         (gradient | {first: torch.ones(2, 2)}, None, r"of another shape: 0.weight \(2, 2\)"),
         (gradient | {first: gradient[first] / 0}, None, "holds NaN or infinity in 0.weight"),
+        ({name: value * 0 for name, value in gradient.items()}, None, "is zero everywhere"),
         (gradient, {"kind": "delta"}, "says that its kind is 'delta'; allowed: gradient, weights"),
     ):
         save_file(values, path, metadata)

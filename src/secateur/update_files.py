@@ -33,6 +33,8 @@ def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights
     buffers = {name for name, _ in net.named_buffers()}
     held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
     found = fitting(held, net, str(path))
+    if kind == "gradient" and not any(bool(value.any()) for value in found.values()):
+        raise WrongInput("update", f"{path} is zero everywhere, so there is nothing to see in it; give another")
     if said is None and kind == "gradient" and _near_the_model(found, net):
         how = "give --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
         raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {how}")
