@@ -1,12 +1,15 @@
 """Studies of dgp: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from secateur import catalogue
 from secateur.cli import main
-from secateur.rows import Row
+from secateur.exposure import Exposure
+from secateur.rows import Row, comparable
+from secateur.runs import load_rows
 from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory
 from secateur.studies.dgp_attacked import attackers
 from secateur.studies.dgp_found import Cell, Seen
@@ -234,6 +237,34 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     assert {row["targets"] for row in rows} == {1} and {row["iterations"] for row in rows} == {2}
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig2" / "artifacts").iterdir()}
     assert "report.html" in {path.name for path in (tmp_path / "fig2").iterdir()}
+
+
+def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    small = ["--set", "targets=1", "--set", "iterations=2", "--set", "epochs=1", "--set", "examples=80"]
+    command = ["reproduce", "dgp-table2", "--scale", "tiny", *small, "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    measure, calls = Exposure.measure, []
+
+    def stopped(self, attack):
+        calls.append(attack)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        measure(self, attack)
+
+    monkeypatch.setattr(Exposure, "measure", stopped)
+    assert main([*command, str(tmp_path / "again")]) == 130
+    assert (tmp_path / "again" / "report.html").exists()
+    assert main([*command, str(tmp_path / "again")]) == 0
+    one, two = (comparable(load_rows(tmp_path / name)) for name in ("whole", "again"))
+    assert one == two
+
+
+def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], untrained=("dgp",), epochs=1, targets=1, iterations=1))
+    assert main(["reproduce", "dgp-fig2", "--scale", "tiny", "--out", str(tmp_path / "fig2")]) == 0
+    printed = capsys.readouterr().out
+    assert "not trained: training under dgp takes too long for this scale" in printed
+    assert "| none                 |" in printed
 
 
 @pytest.mark.parametrize(

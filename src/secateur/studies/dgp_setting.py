@@ -23,6 +23,7 @@ from secateur.runs import Run
 
 NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
 CIFAR10, CIFAR100 = "cifar10", "cifar100"
+FIXED = ("data", "models", "untrained")  # of a scale: `--set` leaves them alone
 TESTED = 0.2  # of a data set without a test part
 
 
@@ -45,6 +46,7 @@ class Scale:
     augment: bool = True  # crops and flips: dgp does not say so, and its 93 % need them
     in_out: int = 0  # models of lira and rmia, for every defense
     repeats: int = 20  # of a call that is timed
+    untrained: tuple[str, ...] = ()  # defenses that training under takes too long for this scale
     threads: int = 1
 
 
@@ -67,16 +69,17 @@ TINY = Scale(
 SMALL = Scale(
     models={"resnet18": "resnet18-w16", "lenet-zhu": "lenet-zhu", "cnn6": "cnn6"},
     examples=6000,
-    targets=4,
-    iterations=200,
-    rounds=60,
+    targets=3,
+    iterations=300,
+    rounds=40,
     population=20,
     generator_steps=400,
     generator_width=16,
     users=4,
-    epochs=3,
+    epochs=5,
     augment=False,
     repeats=5,
+    untrained=("soteria",),  # a Jacobian for every step of every user
 )
 SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
@@ -85,7 +88,7 @@ def scale_of(name: str, overrides: list[str] | None) -> Scale:
     """A scale by its name, with `field=value` laid over it."""
     if name not in SCALES:
         raise unknown("scale", name, SCALES)
-    known = {each.name: getattr(Scale(), each.name) for each in fields(Scale) if each.name not in ("data", "models")}
+    known = {each.name: getattr(Scale(), each.name) for each in fields(Scale) if each.name not in FIXED}
     given: dict[str, Any] = {}
     for text in overrides or []:
         key, found, value = text.partition("=")

@@ -91,6 +91,8 @@ class Both:
 def train(setting: Setting, model: str, data: Dataset, defense: str, role: str = "shared") -> Collaborated:
     """The model that all users trained together under a defense; a stage of the run. `role` begins another model."""
     chosen, scale, seed = defense_of_updates(defense), setting.scale, setting.seed
+    if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
+        raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
     net = create(model, data.input_shape, data.classes, derive(seed, "initialise", role))
     net, precode = protected(net, chosen, data.classes, derive(seed, "initialise", "defense"))
     loss = cross_entropy
