@@ -129,6 +129,14 @@ def test_what_is_proved_stands_beside_the_numbers():
     assert second.note == "n"
 
 
+def test_an_empty_residual_is_told():
+    row = Row(model="m", dataset="d", seed=0, metric="psnr", value=1.0)
+    (empty,) = remarked([row], defense("dgp+error-feedback"), [REAPPLY])
+    assert empty.note.startswith("dgp+error-feedback: its residual is empty, as in the first round")
+    assert remarked([row], defense("dgp+error-feedback"), [REAPPLY], trained=True)[0].note is None
+    assert remarked([row], defense("dgp"), [REAPPLY])[0].note is None
+
+
 def test_from_python(client, batch):
     report = secateur.invert(client.net, batch, "ig", defense="dgp", iterations=2)
     (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]

@@ -90,7 +90,7 @@ class Exposure:
         for which, judged in zip(against, zip(*outcomes, strict=True), strict=True):
             rng = derive(self.bench.seed, "bootstrap")
             rows = summary_rows(marked(labels, which | told), joined(judged), rng)
-            run.add(remarked(rows, self.defense, self.config.attacks))
+            run.add(remarked(rows, self.defense, self.config.attacks, self.config.residual is not None))
 
     def reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
         """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""

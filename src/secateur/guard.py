@@ -89,10 +89,15 @@ def guarantee_of(defense: Defense) -> Guarantee | None:
     return found
 
 
-def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice]) -> list[Row]:
-    """The rows of one attack with what their reader must know: what is proved, and that no attacker knew of it."""
-    proved = guarantee_of(defense)
-    said = [f"{defense}: {proved}" if proved else None, caution(defense, attacks)]
+def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], trained: bool = False) -> list[Row]:
+    """The rows of one attack with what their reader must know: what is proved, and that no attacker knew of it.
+
+    `trained` says that error feedback had the residual of a training, not an empty one.
+    """
+    empty = defense.acting_on("residual") is not None and not trained
+    first = "its residual is empty, as in the first round; later ones send something else" if empty else None
+    own = [f"{defense}: {told}" for told in (guarantee_of(defense), first) if told]
+    said = [*own, caution(defense, attacks)]
 
     def noted(row: Row) -> Row:
         return replace(row, note="; ".join(filter(None, (row.note, *said))) or None)
