@@ -196,8 +196,10 @@ def test_an_empty_and_a_trained_residual():
 def test_adgp_is_held_against_dgp():
     rows = attacked("ig", "dgp", 0.3, 0.3) + attacked("ig", "adgp", 0.1, 0.6)
     rows += trained("dgp+error-feedback", 0.9) + trained("adgp+error-feedback", 0.85)
+    rows += trained("adgp+error-feedback (user 0 broadcasts nothing)", 0.84)
     _, findings = dgp_midway.aligned(Seen(rows))
     assert said(findings, "ADGP hides as much as DGP") == said(findings, "ADGP is as accurate") == "not supported"
+    assert said(findings, "one user that lies") == "undecided"  # 1 point, with its interval
 
 
 def test_membership_by_defense():

@@ -80,7 +80,7 @@ PARTS = {  # lines of a study of dgp by the part of the table that they stand in
     "dgp-fig7": {RECOVERED: 4},
     "dgp-fig8": {RECOVERED: 2 * COLUMNS},
     "dgp-fig9": {RECOVERED: 3 * COLUMNS},
-    "dgp-adgp": {RECOVERED: 4 * 3, TRAINED: 3},
+    "dgp-adgp": {RECOVERED: 4 * 3, TRAINED: 3 + 1},  # one user lies
     "dgp-residual": {RECOVERED: 2 + 1 + 3 * 2, TRAINED: 3, HELD: 3},
     "dgp-membership": {"": 9 * 4},  # defenses and attacks
 }

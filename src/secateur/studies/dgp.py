@@ -11,7 +11,7 @@ from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway,
 from secateur.studies.dgp_attacked import Attacked
 from secateur.studies.dgp_cost import Costed
 from secateur.studies.dgp_membership import Members
-from secateur.studies.dgp_midway import Midway
+from secateur.studies.dgp_midway import Midway, Silence
 from secateur.studies.dgp_setting import CIFAR100, NETWORKS, SCALES
 from secateur.studies.dgp_study import UpdateStudy
 from secateur.studies.dgp_theory import Distanced
@@ -161,6 +161,7 @@ def adgp() -> UpdateStudy:
         Attacked("gi", three),
         Attacked("rob", three, batch_size=BATCH),
         Trained(("none", DGP, ADGP)),
+        Trained((ADGP,), liar=Silence()),
     )
     return UpdateStudy(dgp_midway.aligned, steps)
 

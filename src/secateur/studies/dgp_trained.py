@@ -19,7 +19,7 @@ from secateur.defenses.precode import with_divergence
 from secateur.errors import WrongInput
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.collaborative import Collaborated, Epoch, Training
-from secateur.federated.plan import Plan
+from secateur.federated.plan import Liar, Plan
 from secateur.federated.schedules import SCHEDULES, Schedule
 from secateur.federated.sending import SendAll
 from secateur.federated.stages import collaborate
@@ -45,6 +45,7 @@ class Trained:
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
+    liar: Liar | None = None  # of adgp: what is broadcast in place of the honest positions
 
     def __call__(self, setting: Setting) -> None:
         """Train, and add an accuracy for each epoch, and what the last epoch was."""
@@ -53,9 +54,10 @@ class Trained:
             return
         for defense in self.defenses:
             more = {"users": setting.scale.users, "augmentation": "crop and flip" if setting.scale.augment else "none"}
-            labels = setting.labels(model, data, defense, "training", **more)
+            named = defense if self.liar is None else f"{defense} ({self.liar})"
+            labels = setting.labels(model, data, named, "training", **more)
             try:
-                made = train(setting, model, data, defense)
+                made = train(setting, model, data, defense, liar=self.liar)
             except WrongInput as error:
                 setting.leave_out(labels, f"not trained: {error.message}")
             else:
@@ -88,7 +90,9 @@ class Both:
         return self.second(self.first(inputs, rng), rng)
 
 
-def train(setting: Setting, model: str, data: Dataset, defense: str, role: str = "shared") -> Collaborated:
+def train(
+    setting: Setting, model: str, data: Dataset, defense: str, role: str = "shared", liar: Liar | None = None
+) -> Collaborated:
     """The model that all users trained together under a defense; a stage of the run. `role` begins another model."""
     chosen, scale, seed = defense_of_updates(defense), setting.scale, setting.seed
     if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
@@ -103,6 +107,7 @@ def train(setting: Setting, model: str, data: Dataset, defense: str, role: str =
         upload_of(chosen) or SendAll(),
         schedule_of(scale, model),
         transform=_transform(scale, data, chosen),
+        liar=liar,
         loss=loss,
     )
     training = Training(net.to(setting.device), data, plan, derive(seed, "collaborate", role), setting.device)
