@@ -163,12 +163,14 @@ def test_quality_by_distance():
     for number, (distance, psnr) in enumerate([(0.0, 40.0), (0.2, 30.0), (0.5, 19.0), (0.8, 11.0), (1.0, 5.0)]):
         rows += attacked("ig", "dgp", 0.3, 0.3) if number == 0 else []
         values = {"relative_distance": distance, "error": 1.0, "bound": 0.5, "bound_by_sent": 2.0}
-        values |= {"violated": 0.0, "violated_by_sent": 1.0}
+        values |= {"violated": 0.0, "violated_by_sent": 1.0, "fitted": 0.1, "reached": 0.1 * number}
         rows += [row(metric, value, "dgp", study="theory", number=number) for metric, value in values.items()]
         rows.append(row("psnr", psnr, "dgp", attack="ig:iterations=9", target=number, item=0))
     (line,), findings = dgp_theory.fig1(Seen(rows))
     assert line.cells["relative distance"].value == pytest.approx(0.5)
     assert line.cells["Eq. 2 broken"].value == 0.0
+    assert line.cells["epsilon"].value == pytest.approx(0.3)  # the 4th of 5 trials at delta .2
+    assert line.cells["Theorem 1 prints"] == "1.000"  # gamma_1 is 1 in the worst trial
     assert said(findings, "worse reconstruction") == "supported"  # -psnr rises with the distance
     assert said(findings, "Eq. 2") == "undecided"  # 0 of 5 may still be more than 5 %
     assert said(findings, "with what was sent") == "not supported"

@@ -100,7 +100,9 @@ def test_a_tiny_study_of_updates(name, tmp_path, capsys):
     for row in claims:
         check(row["measured"], row["verdict"])
     measured = [row for row in rows if row["metric"] != "claim"]
-    assert measured and all(row["low"] <= row["value"] <= row["high"] for row in measured if row["low"] is not None)
+    assert measured and all(row["value"] is not None for row in measured)
+    assert all(row["low"] <= row["value"] for row in measured if row["low"] is not None)
+    assert all(row["value"] <= row["high"] for row in measured if row["high"] is not None)  # one end may be infinite
     assert "This scale shows that the study runs, not what is true" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "report.html").stat().st_size > 0
 
