@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Stale, Withhold, federation, plain_net, run, shares
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur import tree
 from secateur.config import defense
+from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
 from secateur.federated.faults import Faults
@@ -17,6 +19,8 @@ from secateur.federated.terms import Terms, protection_of
 from secateur.federated.turns import KEPT, WITHHELD
 from secateur.interfaces import Gradient, Weights
 from secateur.wire import encode, encode_mask
+
+aten = torch.ops.aten
 
 
 def watched(every=1, **terms):
@@ -153,6 +157,72 @@ def test_clients_masks_reach_the_server():
 
 def _start_mask(name):
     return federation(base=Moving()).server.mask[name]
+
+
+def test_what_is_withheld_changes_no_byte():
+    fed = federation(base=Half(every=100), withholding=Withhold(), rounds=1)
+    fed.server.broadcast()
+    drawn = fed.sampler(1)
+    fed.crowd.summing = True
+    one = fed._given(1, drawn)[0]
+    made = next(fed.crowd([one]))
+    rng = torch.Generator().manual_seed(0)
+    first = fed.turns.update(made, None, one, 1, rng)
+    where = {name: first.state[WITHHELD + name] for name in fed.server.mask}
+    changed = {n: torch.where(where[n], v + 1, v) if n in where else v for n, v in made.params.items()}
+    second = fed.turns.update(made._replace(params=changed), None, one, 1, rng)
+    assert encode(first.values) == encode(second.values)
+    assert not torch.equal(first.state[KEPT + "0.weight"], second.state[KEPT + "0.weight"])
+
+
+class NoQuestions(TorchDispatchMode):
+    """Fails whoever asks a tensor for its numbers, as a GPU would have to wait."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {},
+        {"base": Stale(every=100), "withholding": Withhold(), "averaging": "coverage"},
+        {"base": Half(every=100), "own": Noisy()},
+        {"upload": upload_of(defense("top-k"))},
+        {"server_momentum": 0.9, "local": Local(3, None, 4, 0.1, 0.9, 0.01)},
+    ],
+)
+def test_a_round_on_a_gpu_asks_for_nothing(terms, monkeypatch):
+    monkeypatch.setattr(selection, "_without_asking", lambda _: True)
+    fed = federation(way="stacked", evaluate_every=100, rounds=3, **terms)
+    fed.waits = False
+    rounds = fed.rounds()
+    next(rounds)
+    with NoQuestions():
+        next(rounds)
+    measures = next(rounds).measures
+    waiting = federation(way="stacked", evaluate_every=100, rounds=3, **terms)
+    assert run(waiting) == measures
+    for name, value in waiting.model().items():
+        torch.testing.assert_close(fed.model()[name], value, rtol=0, atol=1e-12)
+
+
+def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
+    made = []
+    for waits in (True, False):
+        fed = federation(
+            way="stacked", rounds=6, faults=Faults(drop_out=0.2, nan=0.3, shape=0.2), withholding=Withhold()
+        )
+        fed.waits = waits
+        made.append((run(fed), fed))
+    (rows, one), (others, other) = made
+    lost, told = (
+        [(r.round, r.value, set(r.note.split("; "))) for r in each if "lost" in r.metric] for each in (rows, others)
+    )
+    assert [each[:2] for each in lost] == [each[:2] for each in told]
+    for name, value in one.model().items():
+        torch.testing.assert_close(other.model()[name], value, rtol=0, atol=1e-12)
 
 
 # Faults ---------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ class Federation:
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
         self.states: dict[int, Params] = {}  # of clients that have been sampled; never the server's to see
         self.number = 0  # rounds that are done
+        self.waits = self.device.type != "cuda"  # whether a round may ask for numbers
 
     def rounds(self) -> Iterator[Round]:
         """From where it stands to the last one."""
@@ -115,7 +116,7 @@ class Federation:
     def _gathered(self, number: int, drawn: Drawn, sizing: bool) -> Average:
         """The average of what arrives whole; the others are noted as lost."""
         terms, server, faults = self.terms, self.server, self._faults(number, drawn)
-        average, waits = Average(terms.averaging, server.weights), self.device.type != "cuda"
+        average, waits = Average(terms.averaging, server.weights), self.waits
         arrived: list[int] = []
         alive: list[Tensor] = []
         sizes: list[Tensor] = []
@@ -169,8 +170,8 @@ class Federation:
 
     def _given(self, number: int, drawn: Drawn) -> list[Given]:
         """What each client begins with; chance is drawn for all, so that it does not depend on who answers."""
-        seed = int(torch.randint(2**62, (), generator=derive(self.seed, "noise", number)))
-        rng, own, found = Generator(self.device).manual_seed(seed), self.terms.own, []
+        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
+        own, found = self.terms.own, []
         for client, rows in zip(drawn.clients, drawn.rows, strict=True):
             state = self.states[client] if client in self.states else self.turns.init()
             chance = {} if own is None else own.noise(self.server.weights, len(rows), rng)

@@ -131,6 +131,7 @@ def train(
     losses = []
     grads: list[Tensor] = []
     for batch in batches:
+        grads = []  # their memory serves the next ones
         loss = objective(params, held, *batch)
         # A sum's gradient holds each stacked client's own.
         grads = list(torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True))

@@ -81,8 +81,8 @@ class Server:
     def step(self, average: Average) -> None:
         """Take the average over, or a step towards it; what the mask drops stays as it is."""
         terms, gradients = self.terms, self.terms.sends_gradients
-        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()}
-        mean = average.result(nothing if gradients else self.weights)
+        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
+        mean = average.result(nothing)
         plain = terms.server_rate == 1 and not terms.server_momentum
         if gradients:
             change = {name: -terms.local.learning_rate * value for name, value in mean.items()}
