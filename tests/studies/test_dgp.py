@@ -81,6 +81,19 @@ def test_plain_and_knowing_attackers_stand_side_by_side():
     assert said(findings, "fail under Rob") == "undecided"  # not measured
 
 
+def test_one_seed_is_compared_picture_by_picture():
+    rows = attacked("ig", "none", 0.2, 0.9) + attacked("ig", "dgp", 0.4, 0.9)
+    for defense, scores in {"none": (0.1, 0.3, 0.2), "dgp": (0.25, 0.55, 0.4)}.items():
+        for target, value in enumerate(scores):
+            labels = {"batch_size": 1, "labels": "inferred", "stage": "untrained", "target": target, "item": 0}
+            rows.append(row("lpips", value, defense, attack="ig:iterations=9", **labels))
+    found = Seen(rows)
+    bare, dgp = found.places
+    apart = found.less(dgp, bare, "lpips")  # .15 .25 .2: mean .2, deviation .05, t(2) = 4.3027
+    assert apart.value == pytest.approx(0.2) and apart.high - 0.2 == pytest.approx(4.3027 * 0.05 / 3**0.5, rel=1e-4)
+    assert found.less(dgp, bare, "cw_ssim").value == 0.0  # no pictures of these: by their means
+
+
 def test_ats_is_compared_with_both_pictures():
     rows = attacked("ig", "ats", 0.001, 0.98, against="used") + attacked("ig", "ats", 0.11, 0.57, against="raw")
     lines, _ = dgp_privacy.table1(Seen(rows))

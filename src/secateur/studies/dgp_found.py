@@ -13,8 +13,10 @@ from typing import NamedTuple
 from secateur.metrics.membership import Estimate
 from secateur.rows import Row
 from secateur.studies.dgp_attacked import NAMES
-from secateur.studies.measured import Measure, combine, mean, name_of
+from secateur.studies.measured import Measure, combine, mean, mean_of, name_of
 
+PAIRED = ("lpips", "cw_ssim")
+Picture = tuple[int, int, int]  # seed, target, item
 PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
 
 
@@ -94,10 +96,24 @@ class Seen:
         own = [cell for cell in self.cells if cell.place == place and cell.adaptive != "none"]
         return max(own, key=lambda cell: _value(mean(self.of(cell, "psnr"))), default=None)
 
+    @cached_property
+    def pictures(self) -> dict[tuple[Cell, str], dict[Picture, float]]:
+        """What every picture of an attacker scored, for comparisons picture by picture."""
+        found: dict[tuple[Cell, str], dict[Picture, float]] = {}
+        for row in self.rows:
+            if row.metric in PAIRED and row.extra.get("item") is not None and row.value is not None:
+                picture = (row.seed, row.extra["target"], row.extra["item"])
+                found.setdefault((cell_of(row), row.metric), {})[picture] = row.value
+        return found
+
     def less(self, one: Cell | None, other: Cell | None, metric: str) -> Estimate | None:
-        """One attacker's measure less another's."""
+        """One attacker's measure less another's: of one seed picture by picture, of several seed by seed."""
         if one is None or other is None:
             return None
+        first, second = (self.pictures.get((cell, metric), {}) for cell in (one, other))
+        shared = [key for key in first if key in second and math.isfinite(first[key] - second[key])]
+        if len(shared) > 1 and len({seed for seed, _, _ in shared}) == 1:
+            return mean_of([first[key] - second[key] for key in shared])
         return combine(sub, self.of(one, metric), self.of(other, metric))
 
     def select(self, **wanted: object) -> Iterator[Cell]:
