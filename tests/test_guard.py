@@ -129,6 +129,23 @@ def test_what_is_proved_stands_beside_the_numbers():
     assert second.note == "n"
 
 
+def test_from_python_with_the_residual_of_a_training(client, batch, tmp_path):
+    residual = {RESIDUAL + name: torch.ones_like(value) for name, value in client.net.named_parameters()}
+    save_file(residual, tmp_path / "residual.safetensors")
+    told = {"defense": "dgp+error-feedback", "iterations": 2}
+
+    def of(given):
+        report = secateur.invert(client.net, batch, "ig", residual=given, **told)
+        (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]
+        return "its residual is empty" in row.note, report.pictures["ig:iterations=2"][0]
+
+    (empty, plain), (trained, shown) = of(None), of(residual)
+    assert empty and not trained and not torch.equal(plain, shown)
+    assert torch.equal(of(str(tmp_path / "residual.safetensors"))[1], shown)
+    with pytest.raises(WrongInput, match="residual: is what error feedback keeps"):
+        secateur.invert(client.net, batch, "ig", defense="dgp", residual=residual)
+
+
 def test_an_empty_residual_is_told():
     row = Row(model="m", dataset="d", seed=0, metric="psnr", value=1.0)
     (empty,) = remarked([row], defense("dgp+error-feedback"), [REAPPLY])

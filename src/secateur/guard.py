@@ -54,7 +54,7 @@ class Guard:
         return state | given
 
 
-def guard_of(defense: Defense, residual: Path | None, seed: int) -> Guard | None:
+def guard_of(defense: Defense, residual: Params | Path | str | None, seed: int) -> Guard | None:
     """The guard that a defense asks for; a residual goes to those with error feedback."""
     for part in defense.parts:
         if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
@@ -62,8 +62,8 @@ def guard_of(defense: Defense, residual: Path | None, seed: int) -> Guard | None
     upload = upload_of(defense)
     if upload is None:
         return None
-    kept = _read(residual) if residual is not None and defense.acting_on("residual") else None
-    return Guard(upload, kept, seed)
+    wanted = residual if defense.acting_on("residual") else None
+    return Guard(upload, _read(wanted) if isinstance(wanted, Path | str) else wanted, seed)
 
 
 def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
@@ -116,7 +116,7 @@ def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     return f"{defense} {how}; an attacker who knows of it (adaptive: {' or '.join(weak)}) may see more"
 
 
-def _read(path: Path) -> Params:
+def _read(path: Path | str) -> Params:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -19,7 +19,7 @@ from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput
 from secateur.exposure import attack_labels, chance_of, compared_with, marked
 from secateur.guard import guard_of, protected, remarked, transform_of
-from secateur.interfaces import Batch, InversionAttack, Knowledge, Loss, Reconstruction, Weights
+from secateur.interfaces import Batch, InversionAttack, Knowledge, Loss, Params, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Scoring, judge, summary_rows, target_rows
 from secateur.metrics.lpips import load_weights
@@ -57,6 +57,7 @@ def invert(
     attack: str | Sequence[str] = "ig",
     *,
     defense: str = "none",
+    residual: Params | Path | str | None = None,
     batch_size: int | None = None,
     input_shape: Sequence[int] | None = None,
     mean: Sequence[float] = (),
@@ -76,7 +77,8 @@ def invert(
     The model as it is is what the server sent. A batch (inputs, labels) becomes one update, or several of `batch_size`
     examples each; an update (a Gradient, Weights, or a .safetensors file) was captured elsewhere and needs
     `input_shape`. `mean` and `std` say how pixels in [0, 1] became inputs, by channel. With `local_steps` the client
-    sends its weights after them instead of a gradient. A `defense` such as dgp rewrites the gradient that it sends.
+    sends its weights after them instead of a gradient. A `defense` such as dgp rewrites the gradient that it sends,
+    with error feedback by the `residual` that a training left (`Collaborated.client`, or a file of it).
     `generator` makes pictures of noise (N, 128) and labels, for attacks that search through one. `over` is laid over
     every attack, such as iterations=500.
     """
@@ -107,7 +109,9 @@ def invert(
         generator=generator,
     )
     sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
-    guard = guard_of(guarded, None, seed)
+    if residual is not None and guarded.acting_on("residual") is None:
+        raise WrongInput("residual", "is what error feedback keeps; ask for it: defense='dgp+error-feedback'")
+    guard = guard_of(guarded, residual, seed)
     if str(guarded) != "none" and (sends_weights or not own):
         raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
     client = Client(
@@ -151,7 +155,8 @@ def _attacked(
         for outcome, which in zip(outcomes, against, strict=True):
             found.rows.extend(target_rows(marked(named, which), numbers, outcome))
             rows = summary_rows(marked(named, which | told), outcome, derive(seed, "bootstrap"))
-            found.rows.extend(remarked(rows, defense, chosen))
+            trained = client.guard is not None and client.guard.residual is not None
+            found.rows.extend(remarked(rows, defense, chosen, trained))
         found.figures.extend(gallery.shown(flat(named), numbers, outcomes[0], images=True))
         found.pictures[str(attack)] = [each.guess for each in outcomes[0].alike]
     return found
