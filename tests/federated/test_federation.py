@@ -11,12 +11,12 @@ from secateur import tree
 from secateur.config import defense
 from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
 from secateur.federated.faults import Faults
 from secateur.federated.local import Local
 from secateur.federated.sampling import Sampler
 from secateur.federated.terms import Terms, protection_of
-from secateur.federated.turns import KEPT, WITHHELD
 from secateur.interfaces import Gradient, Weights
 from secateur.wire import encode, encode_mask
 
@@ -106,15 +106,21 @@ def test_withheld_weights_stay_at_home(pseudo):
     last = [each for each in seen if each.round == 4]
     for each in last:
         for name in fed.server.mask if pseudo else ():
-            where, kept = (fed.states[each.client][part + name] for part in (WITHHELD, KEPT))
+            where, kept = (fed.states[each.client][part + name] for part in (WITHHELD, SAVED))
             assert where.any() and (kept[where] != 0).all() and (kept[~where] == 0).all()
             assert (each.view.update.values[name][where] == 0).all()
             assert (where <= fed.server.mask[name]).all()
     if pseudo:  # next time they are put back
         start = fed.turns.start(fed.states[0])
         where = fed.states[0][WITHHELD + "0.weight"]
-        assert torch.equal(start["0.weight"][where], fed.states[0][KEPT + "0.weight"][where])
+        assert torch.equal(start["0.weight"][where], fed.states[0][SAVED + "0.weight"][where])
         assert torch.equal(start["0.weight"][~where], fed.server.model.params["0.weight"][~where])
+
+
+def test_how_much_is_withheld_is_told():
+    _, _, rows = watched(base=Half(every=100), withholding=Withhold(), per_round=5)
+    told = {row.metric: row.value for row in rows if row.round == 4 and row.client is None}
+    assert 0 < told["withheld_of_all"] == pytest.approx(told["withheld_of_kept"] * told["density"])
 
 
 def test_only_sampled_clients_have_states():
@@ -172,7 +178,7 @@ def test_what_is_withheld_changes_no_byte():
     changed = {n: torch.where(where[n], v + 1, v) if n in where else v for n, v in made.params.items()}
     second = fed.turns.update(made._replace(params=changed), None, one, 1, rng)
     assert encode(first.values) == encode(second.values)
-    assert not torch.equal(first.state[KEPT + "0.weight"], second.state[KEPT + "0.weight"])
+    assert not torch.equal(first.state[SAVED + "0.weight"], second.state[SAVED + "0.weight"])
 
 
 class NoQuestions(TorchDispatchMode):

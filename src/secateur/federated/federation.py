@@ -20,6 +20,7 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
+from secateur.defenses.withholding import Rates, rates
 from secateur.errors import WrongInput
 from secateur.federated.averaging import Average, alive_of
 from secateur.federated.crowd import Crowd, Given
@@ -102,7 +103,8 @@ class Federation:
         if sizing:
             traffic.measure_model(server.received, server.model.mask, terms.broadcast == "dense")
         traffic.broadcast(drawn.clients)
-        server.step(self._gathered(number, drawn, sizing))
+        average, withheld = self._gathered(number, drawn, sizing, evaluating)
+        server.step(average)
         if server.adjust(number, derive(self.seed, "adjust", number)):
             traffic.changed()
         if self.turns.varies:
@@ -110,16 +112,17 @@ class Federation:
         self.number = number
         if not evaluating:
             return Round(number)
-        judged = self.judge(self.model()) | {"density": server.density}
+        judged = self.judge(self.model()) | {"density": server.density} | withheld
         return Round(number, self.ledger.measures(number, judged, number == terms.rounds))
 
-    def _gathered(self, number: int, drawn: Drawn, sizing: bool) -> Average:
-        """The average of what arrives whole; the others are noted as lost."""
+    def _gathered(self, number: int, drawn: Drawn, sizing: bool, evaluating: bool) -> tuple[Average, dict[str, float]]:
+        """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
         terms, server, faults = self.terms, self.server, self._faults(number, drawn)
         average, waits = Average(terms.averaging, server.weights), self.waits
         arrived: list[int] = []
         alive: list[Tensor] = []
         sizes: list[Tensor] = []
+        shares: list[Rates] = []
         for client, rows, update in self._updates(number, drawn, faults):
             values = spoilt(update.values, faults.get(client))
             if (fault := refusal(values, server.weights)) is not None:
@@ -138,10 +141,12 @@ class Federation:
             arrived.append(client)
             alive += [] if waits else [fine]
             sizes += [value_bytes(whole)] if self.turns.varies else []
+            shares += [rates(update.withheld, server.mask)] if evaluating and update.withheld else []
             if self.observed(number):
                 self._observe(number, client, rows, values)
         self.ledger.arrive(number, arrived, alive, sizes if self.turns.varies else None)
-        return average
+        means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]
+        return average, dict(zip(("withheld_of_kept", "withheld_of_all"), means, strict=False))
 
     def _faults(self, number: int, drawn: Drawn) -> dict[int, Fault]:
         if not self.terms.faults.any:

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.chance import derive
+from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
 from secateur.federated.crowd import Choose, Given
 from secateur.federated.local import Sent, Trained
 from secateur.federated.sending import drawn
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from secateur.federated.server import Server
 
 Rows = Tensor | Sequence[Tensor]  # a step each: (steps, B), or batches of several sizes
-WITHHELD, KEPT = "withheld.", "kept."  # before the names of the state: where, and what
 
 
 class Update(NamedTuple):
@@ -32,6 +32,7 @@ class Update(NamedTuple):
     own_mask: bool  # whether `sent` goes beyond the server's mask
     summed: Params  # the dense gradients, of which PruneFL's clients send the squares
     state: Params  # stays at home
+    withheld: Mask  # likewise; empty where no rule withholds
 
 
 class Turns:
@@ -51,19 +52,14 @@ class Turns:
             return terms.upload.init(weights)
         if terms.withholding is None or not terms.withholding.pseudo:
             return {}
-        nothing = {WITHHELD + n: torch.zeros_like(keep) for n, keep in self.server.mask.items()}
-        return nothing | {KEPT + n: torch.zeros_like(weights[n]) for n in self.server.mask}
+        return nothing_saved(weights)
 
     @torch.no_grad()
     def start(self, state: Params) -> Params | None:
         """Where a client begins: at what it received, with what it withheld last time put back."""
         if self.terms.withholding is None or not self.terms.withholding.pseudo:
             return None
-        received = self.server.model.params
-        return {
-            name: torch.where(state[WITHHELD + name], state[KEPT + name], value) if WITHHELD + name in state else value
-            for name, value in received.items()
-        }
+        return reloaded(self.server.model.params, state, self.server.model.mask)
 
     def choosing(self, number: int, seed: int) -> Choose | None:
         """What clients do with their masks in this round; None: nothing."""
@@ -81,27 +77,24 @@ class Turns:
         mask, own = (self.server.model.mask, False) if chosen is None else (chosen, True)
         if isinstance(made, Sent):
             kept = {name: ~where & mask[name] if name in mask else ~where for name, where in made.withheld.items()}
-            return Update(made.values, {}, mask | kept, own, made.summed, made.state)
+            return Update(made.values, {}, mask | kept, own, made.summed, made.state, made.withheld)
         if self.terms.sends_gradients:
             return self._gradient(made, one, number, rng)
         if self.terms.withholding is None:
-            sent = mask if self.terms.averaging == "coverage" or own else None
-            return Update(made.params, made.buffers, sent, own, made.summed, {})
+            covered = mask if self.terms.averaging == "coverage" or own else None
+            return Update(made.params, made.buffers, covered, own, made.summed, {}, {})
         return self._withhold(made, mask, own, len(one.rows), rng)
 
     def _withhold(self, made: Trained, mask: Mask, own: bool, steps: int, rng: Generator) -> Update:
         rule = self.terms.withholding
         assert rule is not None
         gradient = {name: value / steps for name, value in made.summed.items()}
+        rng = Generator(made.loss.device).manual_seed(rng.initial_seed())  # a rule draws where its tensors are
         withheld = rule.withheld(made.params, gradient, mask if own else self.server.mask, rng)
-        values = {n: torch.where(withheld[n], 0, v) if n in withheld else v for n, v in made.params.items()}
-        state: Params = {}
-        if rule.pseudo:
-            for name, keep in self.server.mask.items():
-                where = withheld.get(name, torch.zeros_like(keep))
-                state |= {WITHHELD + name: where, KEPT + name: torch.where(where, made.params[name], 0)}
-        sent = {name: ~where & mask[name] if name in mask else ~where for name, where in withheld.items()}
-        return Update(values, made.buffers, mask | sent, own, made.summed, state)
+        kept = {name: ~where & mask[name] if name in mask else ~where for name, where in withheld.items()}
+        state = saved(made.params, withheld) if rule.pseudo else {}
+        values = sent(made.params, withheld, mask)
+        return Update(values, made.buffers, mask | kept, own, made.summed, state, withheld)
 
     def _gradient(self, made: Trained, one: Given, number: int, rng: Generator) -> Update:
         """The gradient, of several steps their sum: the path from what was received over the learning rate."""
@@ -119,4 +112,4 @@ class Turns:
             outside = {"noise": tree.to(noise, inputs.device)} if noise else {}
             grads, state = upload(grads, state, turning, **outside)
             grads = tree.masked(grads, self.server.model.mask)
-        return Update(grads, made.buffers, None, False, made.summed, state)
+        return Update(grads, made.buffers, None, False, made.summed, state, {})

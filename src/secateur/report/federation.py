@@ -16,6 +16,7 @@ OVER_ROUNDS = {
     "psnr": "PSNR of reconstructions",
     "nmi_256": "NMI, 256 levels",
     "density": "share of weights kept",
+    "withheld_of_kept": "share of these withheld",
 }
 Labels = Mapping[str, Any]
 
