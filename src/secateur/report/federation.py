@@ -19,6 +19,7 @@ OVER_ROUNDS = {
     "withheld_of_kept": "share of these withheld",
 }
 Labels = Mapping[str, Any]
+Curves = Mapping[tuple[str, str | None], Sequence[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,13 @@ def over_rounds(rows: Iterable[Row]) -> list[View]:
             places.setdefault(_place(row), []).append(row)
     views = []
     for found in places.values():
+        styles = {each: number for number, each in enumerate(dict.fromkeys(name(_labels(row)) for row in found))}
         panels = []
         for metric, title in OVER_ROUNDS.items():
             curves = _curves([row for row in found if row.metric == metric])
-            if any(len(points) > 1 or metric == "psnr" for points in curves.values()):
-                panels.append(_panel(title, curves))
+            flat = metric == "density" and all(len({y for _, y in points}) == 1 for points in curves.values())
+            if curves and not flat:
+                panels.append(_panel(title, curves, styles))
         if panels:
             views.append(View(setting(_labels(found[0])), panels))
     return views
@@ -104,11 +107,11 @@ def _line(rows: Sequence[Row]) -> Federated:
     )
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
-    """By name the points (round, mean over seeds)."""
-    values: dict[str, dict[int, list[float]]] = {}
+def _curves(rows: Sequence[Row]) -> Curves:
+    """By federation and attack the points (round, mean over seeds)."""
+    values: dict[tuple[str, str | None], dict[int, list[float]]] = {}
     for row in rows:
-        curve = name(_labels(row)) + (f", {row.attack}" if row.attack is not None else "")
+        curve = name(_labels(row)), row.attack
         values.setdefault(curve, {}).setdefault(row.extra["round"], []).append(float(row.value or 0))
     return {
         curve: [(number, sum(found) / len(found)) for number, found in sorted(points.items())]
@@ -116,22 +119,26 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def _panel(title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> Panel:
+def _panel(title: str, curves: Curves, styles: Mapping[str, int]) -> Panel:
+    """A federation has one colour in all panels, an attack one dash."""
+    attacks = list(dict.fromkeys(attack for _, attack in curves))
     traces: list[Part] = []
-    for number, (curve, points) in enumerate(curves.items()):
-        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
-        hover = f"{curve}, round %{{x}}: %{{y:.3g}}<extra></extra>"
-        own = {"x": [x for x, _ in points], "y": short(y for _, y in points), "name": curve, "line": style}
+    for (federation, attack), points in curves.items():
+        told = federation if attack is None else f"{federation}, {attack}"
+        style = {"color": cycle(PALETTE, styles[federation]), "dash": cycle(DASHES, attacks.index(attack)), "width": 2}
+        hover = f"{told}, round %{{x}}: %{{y:.3g}}<extra></extra>"
+        own = {"x": [x for x, _ in points], "y": short(y for _, y in points), "name": told, "line": style}
         traces.append({"type": "scatter", "mode": "lines+markers", "marker": {"size": 5}, "hovertemplate": hover} | own)
-    ends = ", ".join(f"{curve} {points[-1][1]:.3g}" for curve, points in curves.items())
+    ends = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
     return panel(
         f"{title} over rounds",
         f"{title} by round; in the last: {ends}.",
         traces,
-        320,
+        340 + 22 * len(traces),
         {"title": "round", "zeroline": False, "nticks": 8},
         {"title": title, "zeroline": False, "nticks": 6},
         showlegend=len(traces) > 1,
+        legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )
 
 
