@@ -10,7 +10,7 @@ from secateur.cli import main
 from secateur.exposure import Exposure
 from secateur.rows import Row, comparable
 from secateur.runs import load_rows
-from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory
+from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory, dgp_variants
 from secateur.studies.dgp_attacked import attackers
 from secateur.studies.dgp_found import Cell, Seen
 from secateur.studies.dgp_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
@@ -150,7 +150,7 @@ def test_seeds_are_gathered_and_clients_told_apart():
     rows = attacked("rob", "none", 0.1, 0.9, batch_size=4) + attacked("rob", "none", 0.2, 0.8, batch_size=9)
     found = Seen(rows)
     assert [(cell.batch_size, found.of(cell, "lpips")[0].value) for cell in found.cells] == [(4, 0.1), (9, 0.2)]
-    lines, _ = dgp_privacy.gallery(found)
+    lines, _ = dgp_variants.gallery(found)
     assert [line.labels["batch_size"] for line in lines] == ["4", "9"]
     assert isinstance(next(iter(found.cells)), Cell)
 

@@ -7,7 +7,7 @@ Each is some steps and a table. Networks and data sets are the paper's; at a sma
 from __future__ import annotations
 
 from secateur.catalogue import method
-from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory
+from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory, dgp_variants
 from secateur.studies.dgp_attacked import Attacked
 from secateur.studies.dgp_cost import Costed
 from secateur.studies.dgp_membership import Members
@@ -68,13 +68,13 @@ def table4() -> UpdateStudy:
 @method("study", "dgp-table5", PAPER, scales=SIZES)
 def table5() -> UpdateStudy:
     """Rob and IG on four networks with and without DGP, CIFAR-10 (dgp, Table 5)."""
-    return UpdateStudy(dgp_privacy.table5, _on_networks())
+    return UpdateStudy(dgp_variants.table5, _on_networks())
 
 
 @method("study", "dgp-table6", PAPER, scales=SIZES)
 def table6() -> UpdateStudy:
     """Rob and IG on four networks with and without DGP, CIFAR-100 (dgp, Table 6)."""
-    return UpdateStudy(dgp_privacy.table6, _on_networks(CIFAR100))
+    return UpdateStudy(dgp_variants.table6, _on_networks(CIFAR100))
 
 
 @method("study", "dgp-table7", PAPER, scales=SIZES)
@@ -119,28 +119,28 @@ def fig4() -> UpdateStudy:
 @method("study", "dgp-fig5", PAPER, scales=SIZES)
 def fig5() -> UpdateStudy:
     """Pictures under GGL, with a generator that the run itself trains on CIFAR-10 (dgp, Fig. 5, on ImageNet)."""
-    return UpdateStudy(dgp_privacy.gallery, (Attacked("ggl", DEFENSES),))
+    return UpdateStudy(dgp_variants.gallery, (Attacked("ggl", DEFENSES),))
 
 
 @method("study", "dgp-fig6", PAPER, scales=SIZES)
 def fig6() -> UpdateStudy:
     """Pictures under IG, Top-k at 80 and 95 % and DGP, CIFAR-100 (dgp, Fig. 6)."""
     defenses = ("none", "top-k", HARD_TOP_K, "dgp")
-    return UpdateStudy(dgp_privacy.gallery, (Attacked("ig", defenses, data=CIFAR100),))
+    return UpdateStudy(dgp_variants.gallery, (Attacked("ig", defenses, data=CIFAR100),))
 
 
 @method("study", "dgp-fig7", PAPER, scales=SIZES)
 def fig7() -> UpdateStudy:
     """Pictures under Rob, Top-k at 80 and 95 % and DGP, CIFAR-100 (dgp, Fig. 7)."""
     defenses = ("none", "top-k", HARD_TOP_K, "dgp")
-    return UpdateStudy(dgp_privacy.gallery, (Attacked("rob", defenses, data=CIFAR100, batch_size=BATCH),))
+    return UpdateStudy(dgp_variants.gallery, (Attacked("rob", defenses, data=CIFAR100, batch_size=BATCH),))
 
 
 @method("study", "dgp-fig8", PAPER, scales=SIZES)
 def fig8() -> UpdateStudy:
     """Pictures under IG of batches of two and of four (dgp, Fig. 8)."""
     return UpdateStudy(
-        dgp_privacy.gallery, tuple(Attacked("ig", DEFENSES, batch_size=size, adaptive=False) for size in (2, 4))
+        dgp_variants.gallery, tuple(Attacked("ig", DEFENSES, batch_size=size, adaptive=False) for size in (2, 4))
     )
 
 
@@ -148,7 +148,7 @@ def fig8() -> UpdateStudy:
 def fig9() -> UpdateStudy:
     """Pictures under Rob of batches of 4, 9 and 16, sizes that the paper does not print (dgp, Fig. 9)."""
     sizes = (4, BATCH, 16)
-    return UpdateStudy(dgp_privacy.gallery, tuple(Attacked("rob", DEFENSES, batch_size=size) for size in sizes))
+    return UpdateStudy(dgp_variants.gallery, tuple(Attacked("rob", DEFENSES, batch_size=size) for size in sizes))
 
 
 @method("study", "dgp-adgp", PAPER, scales=SIZES)

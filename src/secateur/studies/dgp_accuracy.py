@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import sub
 
 from secateur.metrics.membership import Estimate
-from secateur.studies import dgp_privacy
+from secateur.studies import dgp_privacy, dgp_variants
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp_found import Course, Seen, base
 from secateur.studies.dgp_numbers import ACCURACY, TABLE_2_ACCURACY, TABLE_7
@@ -17,11 +17,11 @@ LITTLE = 0.01  # of accuracy: similar to the baseline
 MUCH = 0.05
 TRAINED = "Accuracy of collaborative training"
 FEEDBACK = "+error-feedback"
-Paper = Callable[[Course], float | None]
+Paper = Callable[[Course], str]
 Cases = dict[str, Estimate | None]
 
 
-def accuracy_lines(found: Seen, paper: Paper = lambda course: None) -> list[Line]:
+def accuracy_lines(found: Seen, paper: Paper = lambda course: "") -> list[Line]:
     """One line for each training: the accuracy at its end, how it came there, and what was sent and held back."""
     lines = []
     for course, measures in found.courses.get("training", {}).items():
@@ -33,8 +33,7 @@ def accuracy_lines(found: Seen, paper: Paper = lambda course: None) -> list[Line
         cells: Cells = {"test_accuracy": mean(measures["test_accuracy"]), "over_epochs": curve(found, course)}
         names = ("ratio", "paper_ratio", "gamma_1", "residual_mean")
         cells |= {_TITLES.get(name, name): mean(measures.get(name, {})) for name in names}
-        value = paper(course)
-        lines.append(Line(labels, cells, "" if value is None else f"{100 * value:.2f}%", part=TRAINED))
+        lines.append(Line(labels, cells, paper(course), part=TRAINED))
     return lines
 
 
@@ -61,7 +60,7 @@ def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
     known = {base(course.defense): course for course in found.courses.get("training", {})}
     cost = {name: _less(found, known.get(name), known.get("none")) for name in similar}
     noise = _less(found, known.get("none"), known.get("noise"))
-    return lines + accuracy_lines(found, lambda course: ACCURACY.get(base(course.defense))), [
+    return lines + accuracy_lines(found, _table1_accuracy), [
         *findings,
         judge(
             f"all but noise train as well as the baseline (at most {100 * LITTLE:g} point less)", cost, "every", -LITTLE
@@ -73,16 +72,16 @@ def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
 def table2_both(found: Seen) -> tuple[list[Line], list[Finding]]:
     """All of Table 2."""
 
-    def paper(course: Course) -> float | None:
-        return TABLE_2_ACCURACY.get(dgp_privacy.shares(course.defense) or (0.0, 0.0))
+    def paper(course: Course) -> str:
+        return _percent(TABLE_2_ACCURACY.get(dgp_variants.shares(course.defense) or (0.0, 0.0)), course)
 
-    own = {dgp_privacy.shares(course.defense): course for course in found.courses.get("training", {})}
+    own = {dgp_variants.shares(course.defense): course for course in found.courses.get("training", {})}
     usual = own.get((0.05, 0.75))
     harder = {f"{k[0]:g}, {k[1]:g}": own.get(k) for k in ((0.06, 0.90), (0.20, 0.60))}
     cost = {name: _less(found, usual, course) for name, course in harder.items()}
     claim = "the strongest settings (k1 + k2 = 96 %, p = 1/3) cost accuracy"
-    return dgp_privacy.table2(found) + accuracy_lines(found, paper), [
-        *dgp_privacy.table2_claims(found),
+    return dgp_variants.table2(found) + accuracy_lines(found, paper), [
+        *dgp_variants.table2_claims(found),
         judge(claim, cost, "every"),
     ]
 
@@ -91,7 +90,7 @@ def table7(found: Seen) -> tuple[list[Line], list[Finding]]:
     """Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
     courses = found.courses.get("training", {})
     cases = {x.model: _less(found, x, _other(found, x, "top-k")) for x in courses if base(x.defense) == "dgp"}
-    lines = accuracy_lines(found, lambda course: TABLE_7.get((base(course.defense), course.model)))
+    lines = accuracy_lines(found, lambda x: _percent(TABLE_7.get((base(x.defense), x.model)), x, x.model))
     return lines, [judge("DGP at 80 % is more accurate than Top-k at 95 %", cases, "every")]
 
 
@@ -122,12 +121,21 @@ def fig2(found: Seen) -> tuple[list[Line], list[Finding]]:
     known = {base(course.defense): course for course in found.courses.get("training", {})}
     apart = dgp_privacy.hidden(found, cell.get("dgp"), cell.get("top-k"), "ig")
     gap = _less(found, known.get("dgp"), known.get("top-k"))
-    return lines + accuracy_lines(found, lambda course: ACCURACY.get(base(course.defense))), [
+    return lines + accuracy_lines(found, _table1_accuracy), [
         judge("IG recovers less under DGP than under Top-k of the same share", apart, "every", unit=""),
         judge(
             f"DGP is as accurate as Top-k (at most {100 * LITTLE:g} point less)", {"accuracy": gap}, "every", -LITTLE
         ),
     ]
+
+
+def _table1_accuracy(course: Course) -> str:
+    return _percent(ACCURACY.get(base(course.defense)), course)
+
+
+def _percent(value: float | None, course: Course, network: str = "resnet18") -> str:
+    """An accuracy of the paper, with its network where that is another one."""
+    return "" if value is None else dgp_privacy.of_network(f"{100 * value:.2f}%", course.model, network)
 
 
 def _other(found: Seen, course: Course, defense: str) -> Course | None:

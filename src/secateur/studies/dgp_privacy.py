@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import pairwise
 
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp_found import Cell, Seen, base
-from secateur.studies.dgp_numbers import COLUMNS, TABLE_1, TABLE_2, TABLE_5_6
-from secateur.studies.measured import combine, mean
+from secateur.studies.dgp_numbers import COLUMNS, TABLE_1
+from secateur.studies.measured import mean
 from secateur.studies.tables import Cells, Line
 
 MEASURES = ("lpips", "cw_ssim")
@@ -68,11 +66,17 @@ def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def by_column(place: Cell) -> str:
-    """What Table 1 has of a client, whatever stands in for its network."""
+    """What Table 1 has of a client; of which network, where another stands for it."""
     column = COLUMNS.get((base(place.defense), place.against), "")
     named = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
     told = [(text, TABLE_1.get((place.attack, name, column))) for name, text in named.items()]
-    return ", ".join(f"{text} {value:.3g}" for text, value in told if value is not None)
+    numbers = ", ".join(f"{text} {value:.3g}" for text, value in told if value is not None)
+    return of_network(numbers, place.model, "cnn6" if place.attack == "r-gap" else "resnet18")
+
+
+def of_network(numbers: str, model: str, paper: str = "resnet18") -> str:
+    """A number of the paper, with its network where that is another one."""
+    return numbers if model == paper or not numbers else f"{numbers} ({paper})"
 
 
 def claims(found: Seen) -> list[Finding]:
@@ -99,81 +103,17 @@ def knowing_claims(found: Seen) -> list[Finding]:
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
         cases: Cases = {}
         for place in found.select(defense=defense):
-            cases |= hidden(found, found.knowing(place), place, _case(found, place))
+            cases |= hidden(found, found.knowing(place), place, case(found, place))
         if any(case is not None for case in cases.values()):
             claim = f"{defense} hides as much from an attacker who knows of it, within {SAME:g} (not in the paper)"
             findings.append(judge(claim, cases, "every", -SAME, unit=""))
     return findings
 
 
-def labels_claim(found: Seen) -> Finding:
-    """Section 4.1's second reason: pruning the largest entries should hide the label."""
-    right: Cases = {
-        _case(found, place): combine(lambda share: 0.5 - share, found.of(place, "label_accuracy"))
-        for place in found.select(defense="dgp")
-    }
-    return judge("DGP hides the label: less than half of the labels are found", right, "every")
-
-
-def table2(found: Seen) -> list[Line]:
-    """Table 2's privacy rows."""
-
-    def paper(place: Cell) -> str:
-        k = shares(place.defense)
-        return _pair(TABLE_2.get((*k, place.attack)) if k else None)
-
-    return privacy_lines(found, paper)
-
-
-def table2_claims(found: Seen) -> list[Finding]:
-    """Rob depends on k1 + k2, IG on p = k1 / k2."""
-    by_total, by_ratio = _rising(found, "rob", sum), _rising(found, "ig", lambda k: k[0] / k[1])
-    return [
-        judge("a larger k1 + k2 protects better against Rob, step by step", by_total, unit=""),
-        judge("a larger p = k1 / k2 protects better against IG, step by step", by_ratio, unit=""),
-    ]
-
-
-def models(paper_data: str, found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Tables 5 and 6: IG and Rob on more networks."""
-
-    def paper(place: Cell) -> str:
-        return _pair(TABLE_5_6.get((paper_data, place.attack, place.model, place.defense)))
-
-    cases: Cases = {}
-    for place in found.select(defense="dgp"):
-        cases |= hidden(found, place, place._replace(defense="none"), _case(found, place))
-    protects = judge(f"DGP protects every network under Rob and IG{FAR}", cases, "every", HIDDEN, unit="")
-    return privacy_lines(found, paper), [protects, *knowing_claims(found)]
-
-
-table5, table6 = partial(models, "cifar10"), partial(models, "cifar100")
-
-
-def gallery(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Figs. 5 to 9: the pictures are on the page; here their scores, and whether DGP's are the least like the truth."""
-    cases: Cases = {}
-    for place in found.select(defense="dgp"):
-        for other in found.places:
-            if other._replace(defense=place.defense) == place and other != place:
-                cases |= hidden(found, place, other, f"{_case(found, place)}, {other.defense}")
-    told = [labels_claim(found)] if any(place.attack == "ggl" for place in found.places) else []
-    best = judge("DGP protects better than every other defense", cases, "every", unit="")
-    return privacy_lines(found, lambda place: ""), [best, *told, *knowing_claims(found)]
-
-
 def hidden(found: Seen, one: Cell | None, other: Cell | None, name: str) -> Cases:
     """How much less is seen of one client than of another: LPIPS above it, CW-SSIM below it."""
     lpips, cw_ssim = found.less(one, other, "lpips"), found.less(other, one, "cw_ssim")
     return {f"{name}, LPIPS": lpips, f"{name}, CW-SSIM": cw_ssim}
-
-
-def shares(defense: str) -> tuple[float, float] | None:
-    """k1 and k2 of a DGP that is written with its settings."""
-    from secateur.config import defense_of_updates
-
-    part = defense_of_updates(defense).acting_on("upload")
-    return part.make().shares if part is not None and part.name == "dgp" else None
 
 
 def _hides(claim: str, found: Seen, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
@@ -189,22 +129,10 @@ def _client(found: Seen, attack: str, defense: str, against: str = "") -> Cell |
     return next(cells, None)
 
 
-def _case(found: Seen, place: Cell) -> str:
+def case(found: Seen, place: Cell) -> str:
+    """A client's name among the cases of a claim."""
     own = [place.defense] if ":" in place.defense else []
     return ", ".join([place.attack, *differing(found, place).values(), *own])
-
-
-def _rising(found: Seen, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
-    """How much more each setting of DGP hides than the one before it."""
-    own = [(order(k), place) for place in found.select(attack=attack, defense="dgp") if (k := shares(place.defense))]
-    cases: Cases = {}
-    for (low, one), (high, two) in pairwise(sorted(own, key=lambda pair: pair[0])):
-        cases |= hidden(found, two, one, f"{low:.3g} to {high:.3g}")
-    return cases
-
-
-def _pair(numbers: tuple[float, float] | None) -> str:
-    return "" if numbers is None else "LPIPS {}, SSIM {}".format(*numbers)
 
 
 def _mark(found: Seen, place: Cell, knowing: Cell | None) -> str:
