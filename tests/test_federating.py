@@ -10,6 +10,7 @@ from torch import nn
 import secateur
 from secateur.cli import main
 from secateur.config import Federate, read
+from secateur.federated.federation import Federation
 from secateur.federated.local import Local
 from secateur.federating import loaded, shares_of
 from secateur.runs import comparable, load_figures, load_rows
@@ -70,6 +71,25 @@ def test_without_an_attack_there_is_a_page_too(tmp_path, capsys):
     lost = [row for row in rows if row["metric"] == "lost_clients"]
     assert lost and all("dropped out" in row["note"] for row in lost)
     assert "not attacked" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_stopped_it_shows_what_it_had_and_goes_on(tmp_path, monkeypatch, attacked):
+    more = ["--base-pruning", "snip", "--defense", "none,pseudo-largest", "--attack", "ig:iterations=3"]
+    command = ["federate", "--out", str(tmp_path / "run"), *TINY, *more, "--attack-every", "2"]
+    whole = Federation._round
+
+    def stopping(self, number):
+        if number == 4:
+            raise KeyboardInterrupt
+        return whole(self, number)
+
+    monkeypatch.setattr(Federation, "_round", stopping)
+    assert main(command) == 130
+    assert {row.extra["round"] for row in load_rows(tmp_path / "run")} == {2}
+    assert "test accuracy" in (tmp_path / "run" / "report.html").read_text()
+    monkeypatch.setattr(Federation, "_round", whole)
+    assert main(command) == 0
+    assert comparable(load_rows(tmp_path / "run")) == comparable(load_rows(attacked))
 
 
 def test_a_dry_run_says_what_it_would_do(tmp_path, capsys):

@@ -168,12 +168,20 @@ def _measure(
     federation = Federation(net, data, terms, seed, device, observers=observers, way=config.way)
     depends = depends_of(federation, data) | {"threads": config.threads, "labels": config.labels}
     depends |= {"attacks": [str(attack) for attack in config.attacks], "images": config.images, "way": config.way}
-    with progress(f"{base}, {defense}, seed {seed}", terms.rounds, rate=True) as advance:
-        _, told = federated(run, federation, story, teller(labels, story, attacker, advance), depends)
-    gallery.save(run.folder / "pictures", told.figures)
-    run.show(told.figures)
-    run.add(told.rows)
+    try:
+        with progress(f"{base}, {defense}, seed {seed}", terms.rounds, rate=True) as advance:
+            _, told = federated(run, federation, story, teller(labels, story, attacker, advance), depends)
+    except KeyboardInterrupt:
+        _add(run, story)  # so that the page shows how far it was
+        raise
+    _add(run, told)
     run.add([row_of(labels, Measure("seconds", told.seconds, terms.rounds), timing=True)])
+
+
+def _add(run: Run, story: Story) -> None:
+    gallery.save(run.folder / "pictures", story.figures)
+    run.show(story.figures)
+    run.add(story.rows)
 
 
 def _attacker(

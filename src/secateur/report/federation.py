@@ -16,7 +16,7 @@ OVER_ROUNDS = {
     "psnr": "PSNR of reconstructions",
     "nmi_256": "NMI, 256 levels",
     "density": "share of weights kept",
-    "withheld_of_kept": "share of these withheld",
+    "withheld_of_kept": "share of kept weights withheld",
 }
 Labels = Mapping[str, Any]
 Curves = Mapping[tuple[str, str | None], Sequence[tuple[int, float]]]
