@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from operator import sub
 
 import torch
@@ -121,7 +122,7 @@ class Meeting:
     def _rows(self, rows: Tensor) -> Batch:
         return self.data.batch.take(rows).to(self.setting.device)
 
-    def _labels(self) -> dict[str, object]:
+    def _labels(self) -> dict[str, Any]:
         own = {"model": self.model, "dataset": self.data.name, "pruner": "none", "sparsity": 0.0}
         return own | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
 

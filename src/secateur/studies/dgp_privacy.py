@@ -120,7 +120,8 @@ def _hides(claim: str, found: Seen, pairs: Iterable[tuple[str, str, str]], bound
     """Whether one defense hides more than another, by at least so much, under each of some attacks."""
     cases: Cases = {}
     for attack, one, other in pairs:
-        cases |= hidden(found, *(_client(found, attack, each) for each in (one, other)), f"{attack}, {one}, {other}")
+        first, second = (_client(found, attack, each) for each in (one, other))
+        cases |= hidden(found, first, second, f"{attack}, {one}, {other}")
     return judge(claim + (FAR if bound else ""), cases, "every", bound, unit="")
 
 

@@ -25,7 +25,7 @@ from secateur.federated.sending import SendAll
 from secateur.federated.stages import collaborate
 from secateur.federated.tally import Row as Numbers
 from secateur.guard import protected, transform_of
-from secateur.interfaces import Transform
+from secateur.interfaces import Loss, Transform
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.metrics.membership import share_of
 from secateur.models.create import create
@@ -99,7 +99,7 @@ def train(
         raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
     net = create(model, data.input_shape, data.classes, derive(seed, "initialise", role))
     net, precode = protected(net, chosen, data.classes, derive(seed, "initialise", "defense"))
-    loss = cross_entropy
+    loss: Loss = cross_entropy
     if precode is not None:
         net, loss = with_divergence(net, cross_entropy, precode.beta)
     plan = Plan(
