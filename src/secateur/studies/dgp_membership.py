@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from operator import sub
+from typing import Any
 
 import torch
 from torch import Tensor
