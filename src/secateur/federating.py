@@ -6,8 +6,6 @@ federated/checkpoint.py what a killed run goes on from.
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from secateur.likeness import Scoring
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.models.create import create, load_weights
 from secateur.needs import check_installed
+from secateur.paging import page_afterwards
 from secateur.progress import progress
 from secateur.runs import Row, Run, open_run
 
@@ -44,24 +43,14 @@ CLIENTS = 20  # where nothing else is said
 
 def run_federate(config: Federate, out: Path) -> list[Row]:
     """Every base pruning under every defense, for every seed, into the folder `out`."""
-    from secateur.report.page import write_page
-
     data, device = loaded(config)
     check_federate(config, data, device)
-    try:
-        with open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
-            for seed in config.seeds:
-                for base in config.base_pruning:
-                    for defense in config.defense:
-                        _measure(config, run, data, device, seed, base, defense)
-            rows = run.rows
-    except KeyboardInterrupt:
-        with suppress(WrongInput):  # there may be nothing yet
-            write_page([out])
-        raise
-    shutil.rmtree(out / "unfinished", ignore_errors=True)
-    write_page([out])
-    return rows
+    with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
+        for seed in config.seeds:
+            for base in config.base_pruning:
+                for defense in config.defense:
+                    _measure(config, run, data, device, seed, base, defense)
+    return run.rows
 
 
 def loaded(config: Federate) -> tuple[Dataset, torch.device]:

@@ -5,8 +5,6 @@ Read `run_invert` first. client.py makes the updates, exposure.py attacks them, 
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,34 +17,25 @@ from secateur.errors import WrongInput
 from secateur.exposure import Exposure, chance_of
 from secateur.generators import needs_generator, with_untrained
 from secateur.needs import check_installed
+from secateur.paging import page_afterwards
 from secateur.runs import Row, open_run
 from secateur.targets import client_of, public_rows, stage_of, targets_of
 
 
 def run_invert(config: Invert, out: Path) -> list[Row]:
     """Attack every target with every attack, under every defense, for every seed, into the folder `out`."""
-    from secateur.report.page import write_page
-
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
-    try:
-        with open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
-            for seed in config.seeds:
-                bench = Bench(run, config, data, device, seed)
-                exposures = [Exposure(config, bench, defense) for defense in config.defense]
-                exposures[0].show_truths()
-                for exposure in exposures:
-                    exposure.show_guarantee()
-                    for attack in config.attacks:
-                        exposure.measure(attack)
-            rows = run.rows
-    except KeyboardInterrupt:
-        with suppress(WrongInput):  # there may be nothing yet
-            write_page([out])
-        raise
-    shutil.rmtree(out / "unfinished", ignore_errors=True)
-    write_page([out])
-    return rows
+    with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
+        for seed in config.seeds:
+            bench = Bench(run, config, data, device, seed)
+            exposures = [Exposure(config, bench, defense) for defense in config.defense]
+            exposures[0].show_truths()
+            for exposure in exposures:
+                exposure.show_guarantee()
+                for attack in config.attacks:
+                    exposure.measure(attack)
+    return run.rows
 
 
 def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:

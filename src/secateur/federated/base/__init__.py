@@ -7,6 +7,7 @@ total over these weights, and exactly int(rate * total) are removed, at the star
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,7 +19,7 @@ from secateur.interfaces import Batch, Mask, Params, Pruner
 
 
 @dataclass(frozen=True)
-class BasePruning:
+class BasePruning(ABC):
     """What all have; a rule of its own overrides what it does. Rounds count from 1, and nothing given is changed."""
 
     rate: float = 0.3
@@ -31,9 +32,9 @@ class BasePruning:
         """The same, told of the network it will prune; asked for once, before `start`."""
         return self
 
+    @abstractmethod
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
         """The mask of round 1, at the server, of the model `state`."""
-        raise NotImplementedError
 
     def adjusts(self, round: int) -> bool:
         """Whether this round changes the mask; where not, `adjust` and `local` give back what they are given."""

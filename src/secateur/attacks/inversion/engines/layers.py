@@ -7,6 +7,7 @@ Rows are (trials, places, channels); pictures are channels_last, so that rows ar
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class Algebra(NamedTuple):
     rows: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None  # of a and d, and rows of a as a, for Gram
 
 
-class Layer:
+class Layer(ABC):
     """A module whose parameters are matched."""
 
     channels = True  # whether the parameters lie along axis 1 or along the last ones
@@ -61,13 +62,13 @@ class Layer:
     def __init__(self, module: Any, tape: Tape) -> None:
         self.module, self.tape = module, tape
 
+    @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """What the module does, noting what it is given and what it gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def algebra(self, a: Tensor, d: Tensor, trials: int) -> Algebra:
         """The weight gradient of every trial; nothing here is recorded by autograd."""
-        raise NotImplementedError
 
     def note(self, inputs: Tensor, output: Tensor) -> Tensor:
         """Keep one call, and return the output."""
