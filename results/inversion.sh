@@ -34,7 +34,7 @@ networks() { # IG on four untrained networks
 attacks() { # the others, each on the network that its source or the paper attacks it on
   invert rob --model resnet18 --batch-size 9 --attack rob
   invert rgap --model cnn6 --attack r-gap
-  invert gi --model resnet18 --attack gi-dgp:iterations=2500,gi-dgp,gi:iterations=2500
+  invert gi --model resnet18 --attack gi-dgp:iterations=2500,gi:iterations=2500,gi-dgp
   invert dlg --model lenet-zhu --attack dlg,idlg
   invert sgi --model cnn6 --local-steps 1 --learning-rate .1 --attack sgi,gi-priprune
 }
