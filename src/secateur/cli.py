@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 import typer
@@ -15,7 +15,10 @@ import typer
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
+    from secateur.config import Common
     from secateur.rows import Row
+
+C = TypeVar("C", bound="Common")
 
 app = typer.Typer(
     name="secateur",
@@ -80,31 +83,15 @@ def audit(
     json_: Json = False,
 ) -> None:
     """Train, prune, fine-tune and attack: what does each way of pruning give away?"""
+    given = dict(locals())
     from secateur import limits
     from secateur.artifacts import write
     from secateur.auditing import plan, run_audit
-    from secateur.config import Audit, read
+    from secateur.config import Audit
     from secateur.predictions import run_predictions
     from secateur.report.terminal import print_audit
 
-    flags = {
-        "model": model,
-        "weights": weights,
-        "data": data,
-        "data_folder": data_folder,
-        "predictions": predictions,
-        "pruner": _joined(pruner),
-        "sparsity": _joined(sparsity),
-        "defense": _joined(defense),
-        "attack": _joined(attack),
-        "adaptive": adaptive,
-        "protocol": protocol,
-        "shadows": shadows,
-        "in_out": in_out,
-        "seeds": seeds,
-        "device": device,
-    }
-    settings = read(Audit, _file(file, config), flags, set_)
+    settings = _settings(Audit, given)
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -151,33 +138,12 @@ def invert(
     json_: Json = False,
 ) -> None:
     """Turn a client's update back into pictures: what does one update reveal?"""
-    from secateur.config import Invert, read
+    given = dict(locals())
+    from secateur.config import Invert
     from secateur.inverting import plan, run_invert
     from secateur.report.terminal import print_inversion
 
-    flags = {
-        "model": model,
-        "weights": weights,
-        "data": data,
-        "data_folder": data_folder,
-        "update": update,
-        "defense": _joined(defense),
-        "residual": residual,
-        "attack": _joined(attack),
-        "targets": targets,
-        "batch_size": batch_size,
-        "labels": labels,
-        "adaptive": adaptive,
-        "restarts": restarts,
-        "iterations": iterations,
-        "local_steps": local_steps,
-        "learning_rate": learning_rate,
-        "batchnorm": batchnorm,
-        "images": images,
-        "seeds": seeds,
-        "device": device,
-    }
-    settings = read(Invert, _file(file, config), flags, set_)
+    settings = _settings(Invert, given)
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -219,38 +185,12 @@ def federate(
     json_: Json = False,
 ) -> None:
     """Train a pruned federation, and attack its clients' updates from inside."""
-    from secateur.config import Federate, read
+    given = dict(locals())
+    from secateur.config import Federate
     from secateur.federating import plan, run_federate
     from secateur.report.terminal import print_federation
 
-    flags = {
-        "model": model,
-        "weights": weights,
-        "data": data,
-        "data_folder": data_folder,
-        "rounds": rounds,
-        "clients": clients,
-        "per_round": per_round,
-        "partition": partition,
-        "method": method,
-        "local_steps": local_steps,
-        "local_epochs": local_epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "averaging": averaging,
-        "broadcast": broadcast,
-        "base_pruning": _joined(base_pruning),
-        "defense": _joined(defense),
-        "attack": _joined(attack),
-        "attack_every": attack_every,
-        "iterations": iterations,
-        "labels": labels,
-        "evaluate_every": evaluate_every,
-        "images": images,
-        "seeds": seeds,
-        "device": device,
-    }
-    settings = read(Federate, _file(file, config), flags, set_)
+    settings = _settings(Federate, given)
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -276,23 +216,12 @@ def prune(
     json_: Json = False,
 ) -> None:
     """Make a pruned, fine-tuned model: .safetensors with the recipe that made it."""
-    from secateur.config import Prune, read
+    given = dict(locals())
+    from secateur.config import Prune
     from secateur.pruned import run_prune
     from secateur.report.terminal import print_measures
 
-    flags = {
-        "model": model,
-        "weights": weights,
-        "data": data,
-        "data_folder": data_folder,
-        "pruner": pruner,
-        "sparsity": sparsity,
-        "defense": defense,
-        "remove": remove,
-        "seed": seed,
-        "device": device,
-    }
-    rows = run_prune(read(Prune, _file(file, config), flags, set_), out)
+    rows = run_prune(_settings(Prune, given), out)
     _print(rows, json_, print_measures, f"the model: {out}")
 
 
@@ -381,14 +310,15 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
     typer.echo(last)
 
 
-def _joined(values: list[str] | None) -> str | None:
-    return ",".join(values) if values else None
+def _settings(kind: type[C], given: dict[str, Any]) -> C:
+    """The run file with a command's flags laid over it: those that are fields of the file."""
+    from secateur.config import read
 
-
-def _file(argument: Path | None, option: Path | None) -> Path | None:
-    if argument is not None and option is not None:
+    if given["file"] is not None and given["config"] is not None:
         raise WrongInput("config", "give the run file once: as the first argument or with --config")
-    return argument or option
+    flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    fields = {name: value for name, value in flags.items() if name in kind.model_fields}
+    return read(kind, given["file"] or given["config"], fields, given["set_"])
 
 
 def entry() -> Any:

@@ -1,0 +1,43 @@
+"""The schema of run files: what may be set, what is allowed, and one clear sentence when something is wrong.
+
+The only importer of pydantic. A run file is YAML; the command line's flags are laid over it, so both say the same.
+"""
+
+from secateur.config.audit import Audit, Limits, Protocol, Prune
+from secateur.config.choices import (
+    FEDERATED,
+    UPDATES,
+    base_pruning,
+    choice,
+    defense,
+    defense_of_clients,
+    defense_of_models,
+    defense_of_updates,
+    inversion,
+)
+from secateur.config.common import Common, Training
+from secateur.config.federate import Federate
+from secateur.config.files import dump, read
+from secateur.config.invert import Invert
+
+__all__ = [
+    "FEDERATED",
+    "UPDATES",
+    "Audit",
+    "Common",
+    "Federate",
+    "Invert",
+    "Limits",
+    "Protocol",
+    "Prune",
+    "Training",
+    "base_pruning",
+    "choice",
+    "defense",
+    "defense_of_clients",
+    "defense_of_models",
+    "defense_of_updates",
+    "dump",
+    "inversion",
+    "read",
+]

@@ -1,0 +1,85 @@
+"""The run files of `secateur audit` and `secateur prune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from secateur.config.common import Common
+from secateur.config.fields import (
+    MANY,
+    Fields,
+    OneAttack,
+    OneDefense,
+    OnePruner,
+    Seeds,
+    Sparsity,
+    default,
+    none_or_many,
+)
+from secateur.errors import WrongInput
+
+Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
+
+
+class Limits(Fields):
+    """What the pruned and defended models may give away at most, under every attack; None is no limit."""
+
+    auc: Annotated[float, Field(ge=0, le=1)] | None = None
+    attack_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    balanced_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    advantage: Annotated[float, Field(ge=-1, le=1)] | None = None
+    tpr_at_fpr_10: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.1")
+    tpr_at_fpr_1: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.01")
+    tpr_at_fpr_01: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.001")
+    accuracy_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def given(self) -> dict[str, float]:
+        """Those that are set, by the measure's name."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+class Audit(Common):
+    """`secateur audit`: what do these ways of pruning give away?"""
+
+    predictions: Path | None = None  # saved answers (.npz or .csv), audited without any model
+    pruner: Annotated[list[OnePruner], BeforeValidator(none_or_many)] = default(
+        "l1-unstructured,l1-structured,l2-structured,slimming"
+    )
+    sparsity: Annotated[list[Sparsity], *MANY] = default(0.7)
+    defense: Annotated[list[OneDefense], *MANY] = default("basic")
+    attack: Annotated[list[OneAttack], *MANY] = default("conf,mentr")
+    adaptive: bool = False  # the attacker's shadows use the defense too
+    protocol: Protocol = "known"  # what the attacker knows of the pruning
+    experiments: Annotated[int, Field(ge=1)] = 20  # random pairs of the protocol `unknown`
+    shadows: Annotated[int, Field(ge=1)] = 5
+    in_out: Annotated[int, Field(ge=0)] = 0  # models over the victim's own pool, for online LiRA and RMIA
+    seeds: Seeds = default(1)
+    limits: Limits = Limits()
+
+    @property
+    def trains_shadows(self) -> bool:
+        """Whether the attacker's models can be trained: a model given without a recipe says nothing of how."""
+        return self.weights is None or "train" in self.model_fields_set
+
+    @model_validator(mode="after")
+    def _checked(self) -> Audit:
+        if self.protocol == "select" and self.shadows < 2:
+            raise WrongInput("shadows", f"{self.shadows} is not allowed; protocol select needs at least 2")
+        if self.in_out % 2:
+            raise WrongInput("in_out", f"{self.in_out} is not allowed; give an even number: each example is in half")
+        if self.protocol != "known" and not self.pruner:
+            raise WrongInput("pruner", f"protocol {self.protocol} needs at least one pruner")
+        return self
+
+
+class Prune(Common):
+    """`secateur prune`: make one pruned, fine-tuned model."""
+
+    pruner: OnePruner = default("l1-unstructured")
+    sparsity: Sparsity = 0.7
+    defense: OneDefense = default("basic")
+    remove: bool = False  # take dead channels out for real
+    seed: Annotated[int, Field(ge=0)] = 0

@@ -1,0 +1,63 @@
+"""Reading a run file with flags laid over it, and writing one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from secateur.config.common import Common
+from secateur.config.wording import plain, sentence
+from secateur.errors import WrongInput
+
+C = TypeVar("C", bound=Common)
+
+
+def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: list[str] | None = None) -> C:
+    """The run file with the flags laid over it, then `a.b=value` overrides; WrongInput says what is wrong."""
+    given = _load(file) if file is not None else {}
+    given |= {key: value for key, value in flags.items() if value is not None}
+    for text in overrides or []:
+        path, found, value = text.partition("=")
+        if not found:
+            raise WrongInput("set", f"{text!r} is not readable; write field=value or field.part=value")
+        *parents, last = path.split(".")
+        node = given
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise WrongInput("set", f"{text!r} is not possible: {parent} has no parts")
+        node[last] = plain(path, value)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise sentence(error, model=kind) from None
+
+
+def dump(config: Common) -> dict[str, Any]:
+    """Plain values from which the same run can be started again, with the defaults written out.
+
+    Of training and fine-tuning only what was given: the rest follows the kind of data and one from the other.
+    """
+    values = config.model_dump(mode="json", by_alias=True, exclude={"train", "finetune"})
+    for name in ("train", "finetune"):
+        if name in config.model_fields_set:
+            values[name] = getattr(config, name).model_dump(mode="json", exclude_unset=True)
+    return values
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongInput("config", f"{file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise WrongInput("config", f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise WrongInput("config", f"{file} must hold fields and values, not a {type(given).__name__}")
+    return given

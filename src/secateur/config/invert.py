@@ -1,0 +1,70 @@
+"""The run file of `secateur invert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from secateur.catalogue import Choice
+from secateur.config.choices import inversion
+from secateur.config.common import Common
+from secateur.config.fields import MANY, OneInversion, OneUpdateDefense, Seeds, default
+from secateur.errors import WrongInput
+
+
+class Invert(Common):
+    """`secateur invert`: what does one update reveal?"""
+
+    model: str = "lenet-zhu"
+    update: Path | None = None  # one captured elsewhere (.safetensors); then there is no truth to compare with
+    defense: Annotated[list[OneUpdateDefense], *MANY] = default("none")
+    residual: Path | None = None  # what error feedback kept in a training (.safetensors); None: nothing yet
+    attack: Annotated[list[OneInversion], *MANY] = default("ig")
+    targets: Annotated[int, Field(ge=1)] = 20  # updates that are attacked
+    batch_size: Annotated[int, Field(ge=1)] = 1  # examples in each
+    labels: Literal["inferred", "oracle"] = "inferred"  # whether the attacker is told them
+    adaptive: Literal["none", "support", "layer", "reapply", "mask"] = "none"
+    restarts: Annotated[int, Field(ge=1)] | None = None  # None: the attack's own
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    local_steps: Annotated[int, Field(ge=1)] | None = None  # the client sends its weights after these; None: a gradient
+    local_batch: Annotated[int, Field(ge=1)] | None = None  # examples a local step takes; None: all
+    learning_rate: Annotated[float, Field(gt=0)] | None = None  # of the local steps; None: 0.1, of a file unknown
+    batchnorm: Literal["eval", "batch"] = "eval"  # by which statistics the client normalises
+    statistics: bool = False  # the attacker is told those of the batch: a much stronger one
+    generator_steps: Annotated[int, Field(ge=1)] = 2000  # of training the generator that an attack such as ggl needs
+    generator_width: Annotated[int, Field(ge=1)] = 64
+    images: bool = True  # the page and the folder show training pictures
+    together: Annotated[int, Field(ge=1)] | None = None  # targets attacked at once; None: all on a GPU, else 10
+    seeds: Seeds = default(1)
+
+    @property
+    def attacks(self) -> list[Choice]:
+        """The attacks, each with the restarts, iterations and adaptive attacker that were asked of all."""
+        asked = {"restarts": self.restarts, "iterations": self.iterations, "adaptive": self.adaptive}
+        over = {name: value for name, value in asked.items() if value not in (None, "none")}
+        for attack, name in ((attack, name) for attack in self.attack for name in over):
+            if name not in attack.method.defaults:
+                raise WrongInput(name, f"{attack.name} has none; leave it out, or choose attacks that have it")
+        return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
+
+    @model_validator(mode="after")
+    def _checked(self) -> Invert:
+        if {"train", "finetune"} & self.model_fields_set:
+            raise WrongInput("train", "nothing is trained here; give the weights of a trained model: --weights FILE")
+        if self.local_batch is not None and self.local_batch > self.batch_size:
+            raise WrongInput("local_batch", f"{self.local_batch} is not allowed; batch_size is {self.batch_size}")
+        if self.update is not None and self.weights is None:
+            raise WrongInput("weights", "must be given with an update: the model that the server had sent")
+        if self.update is not None and (self.labels == "oracle" or self.statistics):
+            raise WrongInput("update", "comes without its truth; labels: oracle and statistics are not possible")
+        if any(str(each) != "none" for each in self.defense):
+            if self.update is not None:
+                raise WrongInput("defense", "an update that was captured is made already; leave the defense out")
+            if self.local_steps is not None:
+                raise WrongInput("defense", "acts on a gradient, and local_steps send weights; leave one of them out")
+        if self.residual is not None and not any(each.acting_on("residual") for each in self.defense):
+            raise WrongInput("residual", "is what error feedback keeps; ask for it: --defense dgp+error-feedback")
+        _ = self.attacks  # what an attack does not have is refused now
+        return self
