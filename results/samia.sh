@@ -75,6 +75,12 @@ one_location() {
     audit "location-$seed" "location-$seed-$adaptive" $location --set "seeds=[$seed]" --pruner l1-unstructured --sparsity .7 --defense basic,ppb:strength=4,ppb:strength=16,adv,dp-sgd --attack $some --$adaptive
   done
 }
+location_adaptive() { # of Location-30 only the last, five seeds, a process each
+  for seed in 0 1 2 3 4; do
+    audit "location-$seed" "location-$seed-adaptive" $location --set "seeds=[$seed]" --pruner l1-unstructured --sparsity .7 --defense basic,ppb:strength=4,ppb:strength=16,adv,dp-sgd --attack $some --adaptive &
+  done
+  wait
+}
 
 for chain in "$@"; do $chain & done
 wait
