@@ -49,7 +49,7 @@ def run_federate(config: Federate, out: Path) -> list[Row]:
         for seed in config.seeds:
             for base in config.base_pruning:
                 for defense in config.defense:
-                    _measure(config, run, data, device, seed, base, defense)
+                    measure(config, run, data, device, seed, base, defense)
     return run.rows
 
 
@@ -146,7 +146,7 @@ def _check_deadline(terms: Terms, seed: int) -> None:
         raise WrongInput("faults.deadline", f"{deadline} is before every client is done; give more seconds")
 
 
-def _measure(
+def measure(
     config: Federate, run: Run, data: Dataset, device: torch.device, seed: int, base: Choice, defense: Defense
 ) -> None:
     """One federation from its first round to its last, and its rows."""

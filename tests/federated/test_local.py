@@ -57,6 +57,9 @@ def test_what_a_mask_drops_is_zero_and_its_gradient_is_still_told():
 def test_binary_cross_entropy_by_hand():
     logits, labels = torch.zeros(2, 4), torch.tensor([1, 3])
     assert float(binary_cross_entropy(logits, labels)) == pytest.approx(torch.log(torch.tensor(2.0)).item())
+    logits = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    shares = nn.functional.one_hot(torch.tensor([1, 0])).float()  # as an attacker tries them
+    assert binary_cross_entropy(logits, shares) == binary_cross_entropy(logits, torch.tensor([1, 0]))
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": None}, {"epochs": 1}, {"learning_rate": 0}, {"momentum": 1}])

@@ -56,8 +56,12 @@ class Local:
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """PruneFL's loss: binary cross-entropy with logits on one-hot labels, the mean over examples and classes."""
-    return binary_cross_entropy_with_logits(logits, one_hot(labels, logits.shape[-1]).to(logits.dtype))
+    """PruneFL's loss: binary cross-entropy with logits on one-hot labels, the mean over examples and classes.
+
+    Labels may be shares of classes, as an attacker tries them.
+    """
+    shares = labels if labels.is_floating_point() else one_hot(labels, logits.shape[-1])
+    return binary_cross_entropy_with_logits(logits, shares.to(logits.dtype))
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "binary": binary_cross_entropy}
