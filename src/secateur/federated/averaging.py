@@ -21,6 +21,8 @@ AVERAGINGS = ("weighted", "uniform", "coverage")
 class Average:
     """Adds up updates as they come, on their device and without waiting for it.
 
+    `exact` adds in float64, so that the order in which they come changes nothing that float32 shows.
+
     Example:
         >>> average = Average("weighted", {"w": torch.zeros(2)})
         >>> average.add({"w": torch.tensor([1.0, 1.0])}, 1)
@@ -29,12 +31,12 @@ class Average:
         [2.5, 0.25]
     """
 
-    def __init__(self, how: str, like: Params) -> None:
+    def __init__(self, how: str, like: Params, exact: bool = False) -> None:
         if how not in AVERAGINGS:
             raise unknown("averaging", how, AVERAGINGS)
         self.how = how
-        self.total = {name: torch.zeros_like(value) for name, value in like.items()}
-        self.covered = {name: torch.zeros_like(value) for name, value in like.items()} if how == "coverage" else {}
+        self.total = zeros(like, exact)
+        self.covered = zeros(like, exact) if how == "coverage" else {}
         self.weight: Tensor | float = 0.0
 
     @torch.no_grad()
@@ -69,6 +71,11 @@ class Average:
         if not self.weight or not self.total:
             return dict(before)
         return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
+
+
+def zeros(like: Params, exact: bool = False) -> Params:
+    """Where sums begin; in float64 where they are to be exact."""
+    return {name: torch.zeros_like(value, dtype=torch.float64 if exact else None) for name, value in like.items()}
 
 
 def alive_of(values: Params) -> Tensor:

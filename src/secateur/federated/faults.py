@@ -17,12 +17,16 @@ from secateur.chance import derive
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
-Fault = Literal["dropped", "late", "nan", "shape"]
+Fault = Literal["dropped", "late", "nan", "shape", "absent", "size", "damaged", "error"]
 WORDS = {
     "dropped": "dropped out",
     "late": "missed the deadline",
     "nan": "returned NaN or infinity",
     "shape": "returned a wrong shape",
+    "absent": "was not connected",
+    "size": "returned an oversized update",
+    "damaged": "returned a message that cannot be read",
+    "error": "answered with an error",
 }
 NO_ANSWER = ("dropped", "late")
 

@@ -60,6 +60,8 @@ class Round:
 class Federation:
     """A federation that can be followed round by round, and put down and taken up between two."""
 
+    exact = False  # whether updates are added up in float64: where clients answer in any order
+
     def __init__(
         self,
         net: nn.Module,
@@ -76,7 +78,7 @@ class Federation:
         self.observers = observers
         inputs, labels = data.batch.to(self.device)
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
-        self.server = Server(net, terms, self.train, derive(seed, "base"), self.device)
+        self.server = Server(net, terms, self.train, derive(seed, "base"), self.device, self.exact)
         self.judge = Judge(net, Batch(inputs[data.train_size :], labels[data.train_size :]), terms.local.loss)
         self.crowd = Crowd(net, self.train, self.server.model, terms.local, terms.own, way)
         self.sampler = Sampler(terms.shares, terms.per_round, terms.local, seed, self.device)
@@ -118,7 +120,7 @@ class Federation:
     def _gathered(self, number: int, drawn: Drawn, sizing: bool, evaluating: bool) -> tuple[Average, dict[str, float]]:
         """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
         terms, server, faults = self.terms, self.server, self._faults(number, drawn)
-        average, waits = Average(terms.averaging, server.weights), self.waits
+        average, waits = server.average(), self.waits
         arrived: list[int] = []
         alive: list[Tensor] = []
         sizes: list[Tensor] = []
@@ -175,10 +177,10 @@ class Federation:
 
     def _given(self, number: int, drawn: Drawn) -> list[Given]:
         """What each client begins with; chance is drawn for all, so that it does not depend on who answers."""
-        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
         own, found = self.terms.own, []
         for client, rows in zip(drawn.clients, drawn.rows, strict=True):
             state = self.states[client] if client in self.states else self.turns.init()
+            rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
             chance = {} if own is None else own.noise(self.server.weights, len(rows), rng)
             noise = self.crowd.noise(rows, rng) if own is None else []
             found.append(Given(rows, self.turns.start(state), state, noise, chance))

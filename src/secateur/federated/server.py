@@ -6,7 +6,7 @@ import torch
 from torch import Generator, nn
 
 from secateur import tree
-from secateur.federated.averaging import Average
+from secateur.federated.averaging import Average, zeros
 from secateur.federated.crowd import Model
 from secateur.federated.terms import Terms
 from secateur.federated.turns import Update
@@ -17,10 +17,15 @@ SAMPLES = 200  # that a base pruning sees before the first round
 
 
 class Server:
-    """Weights, mask and momentum; all tensors stay where they are, as a captured round reads them in place."""
+    """Weights, mask and momentum; all tensors stay where they are, as a captured round reads them in place.
 
-    def __init__(self, net: nn.Module, terms: Terms, data: Batch, rng: Generator, device: torch.device) -> None:
-        self.terms, self.net = terms, net
+    `exact` adds updates up in float64: for a server whose clients answer in any order.
+    """
+
+    def __init__(
+        self, net: nn.Module, terms: Terms, data: Batch, rng: Generator, device: torch.device, exact: bool = False
+    ) -> None:
+        self.terms, self.net, self.exact = terms, net, exact
         params, buffers = split(net, tree.state_of(net))
         plain = torch.contiguous_format
         self.weights, self.buffers = (
@@ -35,10 +40,9 @@ class Server:
         self.prunes = self.base.rate > 0
         self.keeps_dropped = self.base.keeps_dropped or terms.broadcast == "dense"
         self.model = Model(tree.clone(self.weights), tree.clone(self.buffers), self.mask if self.prunes else {})
-        zeros = {name: torch.zeros_like(value) for name, value in self.weights.items()}
-        self.moments = zeros if terms.server_momentum else {}
-        self.squares = tree.clone(zeros) if self.base.wants_squares else {}
-        self._statistics = Average("weighted", self._floating(self.buffers))
+        self.moments = zeros(self.weights) if terms.server_momentum else {}
+        self.squares = zeros(self.weights, exact) if self.base.wants_squares else {}
+        self._statistics = Average("weighted", self._floating(self.buffers), exact)
         self._union: Mask | None = None  # what clients kept that chose masks of their own
         self._forget_dropped()
 
@@ -59,8 +63,12 @@ class Server:
         torch._foreach_copy_(list(self.model.params.values()), [sent[name] for name in self.model.params])
         for name, value in self.model.buffers.items():
             value.copy_(self.buffers[name])
-        self._statistics = Average("weighted", self._floating(self.buffers))
+        self._statistics = Average("weighted", self._floating(self.buffers), self.exact)
         self._union = None
+
+    def average(self) -> Average:
+        """Where this round's updates are added up."""
+        return Average(self.terms.averaging, self.weights, self.exact)
 
     @torch.no_grad()
     def add(self, average: Average, values: Params, update: Update, size: int, alive: torch.Tensor | None) -> None:
@@ -73,9 +81,14 @@ class Server:
             self._union = {
                 n: union[n] | (keep if alive is None else keep & alive) for n, keep in update.sent.items() if n in union
             }
+        if update.summed:
+            self.add_squares({name: update.summed[name].square() for name in self.squares}, size, alive)
+
+    @torch.no_grad()
+    def add_squares(self, squares: Params, size: int, alive: torch.Tensor | None = None) -> None:
+        """The squares of one client's dense gradients, where the base pruning wants them."""
         for name, total in self.squares.items():
-            square = update.summed[name].square()
-            total.add_(square if alive is None else torch.where(alive, square, 0), alpha=size)
+            total.add_(squares[name] if alive is None else torch.where(alive, squares[name], 0), alpha=size)
 
     @torch.no_grad()
     def step(self, average: Average) -> None:
