@@ -26,6 +26,7 @@ PACKAGES = {
     "defense": "secateur.defenses",
     "pruner": "secateur.pruning",
     "base-pruning": "secateur.federated.base",
+    "submodel": "secateur.federated.submodels.rules",
     "model": "secateur.models",
     "dataset": "secateur.data",
     "study": "secateur.studies",

@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 STOPPED = 130  # the exit code of what Control-C ended
-KINDS = ("attacks", "defenses", "pruners", "base-prunings", "models", "datasets", "studies")
+KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 
 File = Annotated[
     Path | None, typer.Argument(help="A run file (YAML); the flags are laid over it.", metavar="FILE.yaml")

@@ -25,9 +25,9 @@ def remove(net: nn.Module, mask: Mask, input_shape: tuple[int, ...]) -> nn.Modul
     gone = channels.everywhere(dead_atoms(masked, mask, channels) & ~channels.fixed)
     small = copy.deepcopy(masked)
     for name, atoms in channels.makes.items():
-        _shrink_layer(small, name, ~gone[atoms], ~gone[channels.reads[name]])
+        shrink_layer(small, name, ~gone[atoms], ~gone[channels.reads[name]])
     for name, norm in channels.norms.items():
-        _shrink_norm(small, name, ~gone[norm.reads])
+        shrink_norm(small, name, ~gone[norm.reads])
     _check_same(masked, small, input_shape)
     return small
 
@@ -71,7 +71,7 @@ def _conv_only(why: str) -> WrongInput:
     return WrongInput("mask", f"cannot be removed: {why}; prune with mask full instead of conv-only")
 
 
-def _shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> None:
+def shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> None:
     layer = net.get_submodule(name)
     if not outputs.any() or not inputs.any():
         raise WrongInput("mask", f"would leave the layer {name} without channels; keep at least one")
@@ -82,7 +82,7 @@ def _shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) ->
     setattr(layer, f"in_{unit}", int(inputs.sum()))
 
 
-def _shrink_norm(net: nn.Module, name: str, kept: Tensor) -> None:
+def shrink_norm(net: nn.Module, name: str, kept: Tensor) -> None:
     layer = net.get_submodule(name)
     for part in ("weight", "bias", "running_mean", "running_var"):
         _slice(layer, part, kept)
