@@ -34,12 +34,16 @@ networks() { # IG on four untrained networks
 attacks() { # the others, each on the network that its source or the paper attacks it on
   invert rob --model resnet18 --batch-size 9 --attack rob
   invert rgap --model cnn6 --attack r-gap
-  invert gi --model resnet18 --attack gi-dgp:iterations=2500,gi:iterations=2500,gi-dgp
+  invert gi --model resnet18 --attack gi-dgp:iterations=2500,gi:iterations=2500
   invert dlg --model lenet-zhu --attack dlg,idlg
   invert sgi --model cnn6 --local-steps 1 --learning-rate .1 --attack sgi,gi-priprune
 }
+gi() { # what its BatchNorm prior does on an untrained network: told the batch's own statistics, and without the prior
+  invert gi-told --model resnet18 --set statistics=true --attack gi-dgp:iterations=2500
+  invert gi-free --model resnet18 --attack gi-dgp:batchnorm=0:iterations=2500,gi-dgp:batchnorm=0:iterations=2500:scale=1
+}
 prior() { # a generator of the project's own, then GGL through it
-  invert ggl --model lenet-zhu --set generator_steps=20000 --attack ggl,ggl:search=gradient
+  invert ggl --model lenet-zhu --set generator_steps=3000 --attack ggl,ggl:search=gradient
 }
 peers() { # the same targets and iterations by breaching: two networks on processors, two on the GPU
   measure peer-lenet-zhu --quality --device cpu --models lenet-zhu &

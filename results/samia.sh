@@ -45,9 +45,11 @@ private() { # sparsity .6 under dp-sgd
   done
 }
 rest() { # what the first run on a GPU did not reach, from originals of its own, and the control: fine-tuning with one weight in a thousand pruned
-  audit rest control $cifar --pruner l1-unstructured --sparsity .001,.5 --attack $all
-  audit rest slimming $cifar --pruner slimming --sparsity .5,.7,.9 --attack $all
-  audit rest rest $cifar --pruner l2-structured --sparsity .9,.7,.5 --attack $all
+  audit rest rest $cifar --pruner l2-structured --sparsity .9,.7 --attack $all
+  audit rest control $cifar --pruner l1-unstructured --sparsity .001 --attack $all
+}
+slimming() { # its originals are trained with its penalty
+  audit slimming slimming $cifar --pruner slimming --sparsity .5,.7,.9 --attack $all
 }
 seed_2() {
   one_seed 2
