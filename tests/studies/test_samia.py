@@ -332,7 +332,7 @@ def test_small_on_tables_and_on_images():
     table, images = settings(study, "small", {}), settings(study, "small", {"data": "cifar10"})
     assert (table["data"], table["model"], table["pruner"]) == ("location", "mlp", ["l1-unstructured"])
     assert images["model"] == "resnet18-w16" and images["shadows"] < 5 and len(images["pruner"]) == 4
-    assert images["examples"] == 4000 and settings(study, "full", {})["examples"] is None
+    assert images["examples"] == 3000 and settings(study, "full", {})["examples"] is None
 
 
 def test_every_result_of_the_paper_is_a_study():

@@ -109,7 +109,7 @@ SMALL_IMAGES = Scale(
     experiments=6,
     epochs=(15, 8),
     schedule=":epochs=20",
-    examples=4000,
+    examples=3000,
     threads=2,
 )
 FULL = Scale(
