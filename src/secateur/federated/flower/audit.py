@@ -1,0 +1,135 @@
+"""An auditor at the server of any Flower app: attacks chosen updates as they arrive, and writes rows and a page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Strategy
+
+from secateur import gallery
+from secateur.catalogue import Choice
+from secateur.chance import derive
+from secateur.config import inversion
+from secateur.errors import WrongInput
+from secateur.exposure import attack_labels
+from secateur.federated.flower.decoding import AroundStrategy
+from secateur.federated.flower.records import only, tensors_of
+from secateur.interfaces import Batch, InversionAttack, Knowledge, Params, ServerView, Weights
+from secateur.judging import flat
+from secateur.likeness import Scoring, judge, summary_rows, target_rows
+from secateur.metrics.lpips import load_weights
+from secateur.paging import page_afterwards
+from secateur.progress import progress
+from secateur.rows import Row
+from secateur.runs import open_run
+from secateur.watching import Onlooker
+
+Truth = Callable[[int, int], Batch | None]  # (round, node) -> the examples of its update, where the auditor has them
+
+
+class Auditor:
+    """Attacks updates with what a server may know, and keeps the page in `out` up to date.
+
+    `knowledge` must say the local steps and the learning rate of the clients. `truth` gives an audited client's
+    examples, so that reconstructions are scored; without it the page shows what the attack found, unscored.
+    """
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        attacks: str | Sequence[str],
+        out: Path | str,
+        *,
+        truth: Truth | None = None,
+        defense: str = "none",
+        name: str = "model",
+        images: bool = True,
+        seed: int = 0,
+        **over: Any,
+    ) -> None:
+        if knowledge.learning_rate is None:
+            raise WrongInput("knowledge", "must say the clients' learning_rate and local_steps, as they send weights")
+        self.attacks = [inversion(each, **over) for each in ([attacks] if isinstance(attacks, str) else attacks)]
+        self.knowledge, self.truth, self.images, self.out = knowledge, truth, images, Path(out)
+        extra = {"labels": "inferred", "update": f"weights after {knowledge.local_steps} local steps"}
+        self.labels: dict[str, Any] = {"model": name, "dataset": "given", "seed": seed, "defense": defense}
+        self.labels |= {"extra": extra}
+        self.rows: list[Row] = []
+        self.figures: list[dict[str, Any]] = []
+        self.targets = 0  # updates that were attacked
+        self.scoring = Scoring(load_weights())
+
+    def __call__(self, number: int, node: int, sent: Params, weights: Params) -> None:
+        """Attack one update of a round."""
+        truth = None if self.truth is None else self.truth(number, node)
+        names = [name for name, _ in self.knowledge.net.named_parameters()]
+        if missing := [name for name in names if name not in weights]:
+            raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; give the app's own")
+        view = ServerView(sent, Weights({name: weights[name] for name in names}))
+        size = self.knowledge.batch_size if truth is None else truth.size
+        known = replace(self.knowledge, batch_size=size)
+        labels = self._labels(None, number, node, size)
+        if truth is not None:
+            pixels, believed = known.pixels(truth.inputs), truth.labels.tolist()
+            self.figures += gallery.truths(flat(labels), self.targets, pixels, believed, self.images)
+        for attack in self.attacks:
+            self._attack(attack, view, truth, known, self._labels(attack, number, node, size))
+        self.targets += 1
+        self.write()
+
+    def _attack(
+        self, attack: Choice, view: ServerView, truth: Batch | None, known: Knowledge, labels: dict[str, Any]
+    ) -> None:
+        made: InversionAttack = attack.make()
+        made.check(known, view)
+        begun, seed = time.monotonic(), labels["seed"]
+        rng = derive(seed, "reconstruct", attack.name, labels["extra"]["round"], self.targets)
+        with progress(f"{attack} in round {labels['extra']['round']}", getattr(made, "iterations", None)) as advance:
+            found = dict(made.reconstruct([[view]], known, rng, Onlooker(advance)))
+        outcome = judge([truth], [found.get(0)], known, time.monotonic() - begun, self.scoring)
+        self.rows += target_rows(labels, [self.targets], outcome)
+        self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
+        self.figures += gallery.shown(flat(labels), [self.targets], outcome, self.images)
+
+    def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
+        extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}
+        if attack is not None:
+            knows = f"{size} examples an update, how pixels become inputs, the steps and the learning rate"
+            extra |= {"threat": attack.method.info["threat"], "knows": knows}
+        return attack_labels(self.labels, extra, attack)
+
+    def write(self) -> None:
+        """The rows and the page of all that was attacked so far."""
+        config = {"attack": [str(attack) for attack in self.attacks], "local_steps": self.knowledge.local_steps}
+        with page_afterwards(self.out), open_run(self.out, "invert", config, seeds=[self.labels["seed"]]) as run:
+            run.add(self.rows)
+            run.show(self.figures)
+
+
+class AuditedStrategy(AroundStrategy):
+    """A strategy whose server looks closer: every so many rounds the auditor attacks the first updates that arrived.
+
+    Put it inside `DecodingStrategy` where clients send the wire format.
+    """
+
+    def __init__(self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1) -> None:
+        super().__init__(inner)
+        if every < 1 or updates < 1:
+            raise WrongInput("every, updates", "are not allowed below 1; give whole numbers from 1")
+        self.auditor, self.every, self.updates = auditor, every, updates
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Attack, then as the strategy inside."""
+        arrived = list(replies)
+        if server_round % self.every == 0:
+            for reply in [each for each in arrived if not each.has_error()][: self.updates]:
+                weights = tensors_of(only(reply.content, "a client's reply")[1])
+                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights)
+        return self.inner.aggregate_train(server_round, arrived)

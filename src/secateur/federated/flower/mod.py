@@ -1,0 +1,106 @@
+"""Any update defense as one line in an existing Flower app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from flwr.app import Context, Message, MessageType
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import Generator, nn
+
+from secateur.chance import derive
+from secateur.errors import WrongInput
+from secateur.federated.flower.records import arrays_of, keep, kept, only, packed, tensors_of
+from secateur.federated.sending import aligned, inner_of, makes_anew
+from secateur.federated.terms import NEEDS_ONE_BATCH
+from secateur.interfaces import Batch, Params, Turning, Upload
+from secateur.wire import encode
+
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: sent as they are
+STATE = "secateur.upload"
+
+
+def upload_mod(
+    defense: Upload, *, wire: bool = False, buffers: tuple[str, ...] = BUFFERS, seed: int | None = None
+) -> Mod:
+    """A client mod that rewrites what leaves the client: DGP, top-k, error feedback, noise and others.
+
+    The update is what the client received minus what it trained: the gradient, or after several steps their path. What
+    the defense makes of it is sent, as weights again, so that an app's strategy stays as it is. Residuals stay in the
+    client's Context. Tensors whose names end in one of `buffers`, and whole numbers, are sent as they are.
+
+    `wire` sends bytes of the wire format instead of arrays, so that what is not sent costs nothing; the server then
+    needs `DecodingStrategy` around its own. `seed` makes noise repeatable, for tests: who knows it can take it off.
+    """
+    check(defense)
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        received = tensors_of(only(message.content, "the message to a client")[1])
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        name, record = only(reply.content, "a client's reply")
+        trained = tensors_of(record)
+        update, plain = parted(received, trained, buffers)
+        state = kept(context.state, STATE) or defense.init(update)
+        sent, after = defense(update, state, _turning(message, context, received, seed))
+        if after:
+            keep(context.state, STATE, after)
+        if wire:
+            reply.content[name] = packed(update=encode(sent | plain))
+        else:
+            reply.content[name] = arrays_of(applied(received, sent | plain, trained, buffers))
+        return reply
+
+    return mod
+
+
+def check(defense: Upload) -> None:
+    """Refuse what a mod cannot give what it needs."""
+    name = type(inner_of(defense)).__name__
+    if aligned(defense) is not None:
+        raise WrongInput("defense", f"{name} lets one client choose everybody's positions; take dgp")
+    if name in NEEDS_ONE_BATCH or makes_anew(defense):
+        raise WrongInput("defense", f"{name} looks at the examples of an update, which a mod does not see")
+
+
+def is_buffer(name: str, value: torch.Tensor, buffers: tuple[str, ...]) -> bool:
+    """Whether a tensor is sent as it is."""
+    return not value.is_floating_point() or name.endswith(buffers)
+
+
+def parted(received: Params, trained: Params, buffers: tuple[str, ...] = BUFFERS) -> tuple[Params, Params]:
+    """The update, received minus trained, and what is sent as it is."""
+    if received.keys() != trained.keys():
+        raise WrongInput("arrays", "the client's reply and what it received have different names; they must be equal")
+    plain = {name: value for name, value in trained.items() if is_buffer(name, value, buffers)}
+    return {n: received[n] - value for n, value in trained.items() if n not in plain}, plain
+
+
+def applied(received: Params, sent: Params, order: Params, buffers: tuple[str, ...] = BUFFERS) -> Params:
+    """What a client sent, as weights: what it received minus its update, in a given order of names."""
+    return {
+        name: sent[name] if is_buffer(name, received[name], buffers) else received[name] - sent[name] for name in order
+    }
+
+
+def _turning(message: Message, context: Context, received: Params, seed: int | None) -> Turning:
+    number = round_of(message)
+    nothing = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    if seed is None:
+        rng = Generator()
+        rng.seed()
+    else:
+        rng = derive(seed, "upload", number, int(context.node_config.get("partition-id", context.node_id)))
+    return Turning(nn.Identity(), received, nothing, number, rng)
+
+
+def round_of(message: Message) -> int:
+    """The round of a message, as Flower's strategies write it into its configuration."""
+    told: list[Any] = [
+        each["server-round"] for each in message.content.config_records.values() if "server-round" in each
+    ]
+    return int(told[0]) if told else 0
