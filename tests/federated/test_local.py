@@ -60,6 +60,8 @@ def test_binary_cross_entropy_by_hand():
     logits = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
     shares = nn.functional.one_hot(torch.tensor([1, 0])).float()  # as an attacker tries them
     assert binary_cross_entropy(logits, shares) == binary_cross_entropy(logits, torch.tensor([1, 0]))
+    alone = torch.stack([binary_cross_entropy(logits[i], torch.tensor(label)) for i, label in enumerate((1, 0))])
+    assert torch.vmap(binary_cross_entropy)(logits, torch.tensor([1, 0])).equal(alone)  # each example of its own
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": None}, {"epochs": 1}, {"learning_rate": 0}, {"momentum": 1}])

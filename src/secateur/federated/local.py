@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from secateur import tree
 from secateur.errors import WrongInput
@@ -60,7 +60,8 @@ def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
     Labels may be shares of classes, as an attacker tries them.
     """
-    shares = labels if labels.is_floating_point() else one_hot(labels, logits.shape[-1])
+    classes = torch.arange(logits.shape[-1], device=labels.device)  # one_hot looks at the labels, which vmap refuses
+    shares = labels if labels.is_floating_point() else labels[..., None] == classes
     return binary_cross_entropy_with_logits(logits, shares.to(logits.dtype))
 
 
