@@ -102,8 +102,7 @@ def test_a_dry_run_says_what_it_would_do(tmp_path, capsys):
     [
         (["--base-pruning", "snipp"], "snip"),
         (["--defense", "ppb"], "acts on"),
-        (["--attack", "rob"], "passive"),
-        (["--attack", "ggl"], "generator"),
+        (["--attack", "ig,rob"], "apart"),
         (["--attack", "ig", "--local-epochs", "1"], "not both"),
         (["--attack-every", "2"], "attack"),
         (["--attack", "ig", "--attack-every", "9"], "4 rounds"),

@@ -173,7 +173,15 @@ def federate(
     base_pruning: Many = None,
     defense: Many = None,
     attack: Many = None,
+    membership: Annotated[str | None, typer.Option(help="yeom, lira: who is in a client's data?")] = None,
     attack_every: Annotated[str | None, typer.Option(help="Rounds from one attack to the next.")] = None,
+    attack_at: Annotated[str | None, typer.Option(help="Or the rounds that are attacked: 5,10,20.")] = None,
+    attack_clients: Annotated[
+        str | None, typer.Option(help="How many of a round's clients (2, all), or which ([3] or 3,7).")
+    ] = None,
+    attack_history: Annotated[str | None, typer.Option(help="Rounds of a client that an attack uses together.")] = None,
+    fixed_batches: Annotated[bool | None, typer.Option(help="Clients take the same rows in every round.")] = None,
+    view: Annotated[str | None, typer.Option(help="update, or sum: what secure aggregation shows.")] = None,
     iterations: Annotated[str | None, typer.Option(help="Iterations of each attack.")] = None,
     labels: Annotated[str | None, typer.Option(help="inferred, or oracle: the attacker is told them.")] = None,
     evaluate_every: Annotated[str | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,

@@ -1,6 +1,6 @@
 """The job of `secateur federate`: a federation trains and prunes, its clients withhold, its server looks closer.
 
-Read `run_federate` first. federated/federation.py has the rounds, federated/attacker.py the attacks inside them,
+Read `run_federate` first. federated/federation.py has the rounds, federated/observers.py the attackers inside them,
 federated/checkpoint.py what a killed run goes on from.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +20,15 @@ from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer, dirichlet_labels, dirichlet_sizes, iid
 from secateur.errors import WrongInput
-from secateur.federated.attacker import Attacker, check_attacks, knowledge_of
 from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.crowd import check_network
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
 from secateur.federated.ledger import Measure
 from secateur.federated.local import LOSSES, Local
+from secateur.federated.observers import Watched, attack_key, check_observers, observers_of, told_orders
 from secateur.federated.telling import labels_of, row_of, teller
 from secateur.federated.terms import Terms, protection_of
-from secateur.likeness import Scoring
-from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.models.create import create, load_weights
 from secateur.needs import check_installed
 from secateur.paging import page_afterwards
@@ -76,8 +73,7 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
                 _check_deadline(terms, seed)
             net = network_of(config, data, seed).to(device)
             check_network(net, terms.own)
-            if config.attacks:
-                check_attacks(config.attacks, knowledge_of(net, data, terms, device), data, terms)
+            check_observers(config, net, data, terms, seed)
 
 
 def plan(config: Federate) -> list[str]:
@@ -93,8 +89,7 @@ def plan(config: Federate) -> list[str]:
     lines.append(f"  {terms.method}, {terms.averaging} average, the model is broadcast {terms.broadcast}")
     lines.append(f"  prune with {', '.join(map(str, config.base_pruning))}")
     lines.append(f"  defend with {', '.join(map(str, config.defense))}")
-    every = config.attack_every or config.rounds
-    return lines + [f"  attack with {attack} every {every} rounds" for attack in config.attacks]
+    return lines + told_orders(config, terms)
 
 
 def terms_of(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> Terms:
@@ -108,14 +103,14 @@ def terms_of(config: Federate, data: Dataset, seed: int, base: Choice, defense: 
         config.weight_decay,
         LOSSES[config.loss],
     )
-    names = ("rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum")
+    names = ["rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum"]
+    names += ["evaluate_every", "fixed_batches", "view"]
     return Terms(
         shares_of(config, data, seed),
         **{name: getattr(config, name) for name in names},
         local=local,
         base=base.make(),
         faults=Faults(**config.faults.model_dump()),
-        evaluate_every=config.evaluate_every,
         **protection_of(defense),
     )
 
@@ -152,14 +147,12 @@ def measure(
     """One federation from its first round to its last, and its rows."""
     terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
     labels, story = labels_of(config.model, data.name, seed, base, defense, terms), Story()
-    attacker = _attacker(config, net, data, terms, labels, story, device) if config.attacks else None
-    observers = [] if attacker is None else [(config.attack_every or config.rounds, attacker)]
+    observers = observers_of(config, run, Watched(net, data, terms, labels, story, device))
     federation = Federation(net, data, terms, seed, device, observers=observers, way=config.way)
-    depends = depends_of(federation, data) | {"threads": config.threads, "labels": config.labels}
-    depends |= {"attacks": [str(attack) for attack in config.attacks], "images": config.images, "way": config.way}
+    depends = depends_of(federation, data) | {"threads": config.threads, "way": config.way} | attack_key(config)
     try:
         with progress(f"{base}, {defense}, seed {seed}", terms.rounds, rate=True) as advance:
-            _, told = federated(run, federation, story, teller(labels, story, attacker, advance), depends)
+            _, told = federated(run, federation, story, teller(labels, story, observers, advance), depends)
     except KeyboardInterrupt:
         _add(run, story)  # so that the page shows how far it was
         raise
@@ -171,23 +164,3 @@ def _add(run: Run, story: Story) -> None:
     gallery.save(run.folder / "pictures", story.figures)
     run.show(story.figures)
     run.add(story.rows)
-
-
-def _attacker(
-    config: Federate,
-    net: nn.Module,
-    data: Dataset,
-    terms: Terms,
-    labels: dict[str, Any],
-    story: Story,
-    device: torch.device,
-) -> Attacker:
-    return Attacker(
-        config.attacks,
-        knowledge_of(net, data, terms, device),
-        labels,
-        story,
-        tells_labels=config.labels == "oracle",
-        images=config.images,
-        scoring=Scoring(load_lpips(config.data_folder)),
-    )

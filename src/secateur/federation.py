@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,16 @@ from secateur.config import defense_of_clients, inversion
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.errors import WrongInput
-from secateur.federated.attacker import Attacker, check_attacks, knowledge_of
+from secateur.federated.attacker import Attacker
 from secateur.federated.checkpoint import Story
 from secateur.federated.crowd import check_network
 from secateur.federated.faults import Faults
-from secateur.federated.federation import Federation, Observer
+from secateur.federated.federation import Federation
+from secateur.federated.knowing import check_attacks, knowledge_of
 from secateur.federated.local import Local
+from secateur.federated.observing import Every, Observer, Seen
+from secateur.federated.orders import Orders, Who, check_orders
+from secateur.federated.sampling import sampler_of
 from secateur.federated.telling import labels_of, teller
 from secateur.federated.terms import Terms, protection_of
 from secateur.interfaces import Batch, Params
@@ -68,11 +72,14 @@ def federate(
     defense: str = "none",
     attack: str | Sequence[str] = (),
     attack_every: int | None = None,
+    attack_at: Sequence[int] = (),
+    attack_clients: int | Literal["all"] | Sequence[int] = 1,
+    attack_history: int = 1,
     labels: Literal["inferred", "oracle"] = "inferred",
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     faults: Faults | None = None,
-    observers: Sequence[tuple[int, Observer]] = (),
+    observers: Sequence[tuple[int, Callable[[Seen], None]]] = (),
     seed: int = 0,
     device: torch.device | str = "cpu",
     name: str = "model",
@@ -83,9 +90,10 @@ def federate(
     `clients` is how many share the training rows equally, or the rows of each; `per_round` of them take part in a
     round (None: at most 10). `terms` are further fields of federated.terms.Terms, such as averaging="coverage",
     broadcast="dense", method="fedsgd", server_momentum=.9, evaluate_every=50. `observers` are pairs (every, function):
-    every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs on one
-    client every `attack_every` rounds (None: in the last one), on pictures; `mean` and `std` say how pixels in [0, 1]
-    became inputs, by channel.
+    every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs every
+    `attack_every` rounds (None: in the last one) or in the rounds `attack_at`, on so many clients of the round, "all",
+    or a list of which, each with its last `attack_history` rounds, on pictures; `mean` and `std` say how pixels in
+    [0, 1] became inputs, by channel.
     """
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
@@ -104,16 +112,19 @@ def federate(
     check_network(net, agreed.own)
     chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     told = labels_of(name, data.name, seed, base, guarded, agreed)
-    story, attacker = Story(), None
-    watching: list[tuple[int, Observer]] = list(observers)
+    story = Story()
+    watching: list[Observer] = [Every(every, function) for every, function in observers]
     if chosen:
         known = knowledge_of(net, data, agreed, device)
         check_attacks(chosen, known, data, agreed)
-        attacker = Attacker(chosen, known, told, story, tells_labels=labels == "oracle")
-        watching.append((attack_every or rounds, attacker))
+        who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
+        orders = Orders(attack_every or rounds, tuple(attack_at), who, attack_history)
+        check_orders(orders, agreed, seed)
+        kept = orders.remembered(rounds, sampler_of(agreed, seed).clients)
+        watching.append(Attacker(chosen, known, told, story, orders, kept, tells_labels=labels == "oracle"))
     federation = Federation(net, data, agreed, seed, device, observers=watching)
     with progress(f"{base}, {guarded}", rounds, rate=True) as advance:
-        tell = teller(told, story, attacker, advance)
+        tell = teller(told, story, watching, advance)
         for done in federation.rounds():
             tell(done)
     return Federated(federation.model(), story.rows, story.figures)

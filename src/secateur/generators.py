@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from secateur.chance import derive
 from secateur.client import Client
 from secateur.config import Invert
 from secateur.data.dataset import fingerprint
-from secateur.interfaces import Knowledge
+from secateur.interfaces import Batch, Knowledge
 from secateur.progress import progress
-from secateur.runs import Result
+from secateur.runs import Result, Run
 from secateur.targets import public_rows
 
 
@@ -39,7 +40,7 @@ def generator_key(attack: Choice, config: Invert, bench: Bench) -> dict[str, Any
 
 def with_untrained(client: Client, config: Invert) -> Client:
     """The client of an attacker with a generator that knows nothing yet, for what is checked before any work."""
-    return _with(client, _new(client.knowledge, config))
+    return _with(client, untrained(client.knowledge, config.generator_width))
 
 
 def learnt_from(config: Invert, bench: Bench) -> dict[str, Any]:
@@ -51,33 +52,39 @@ def learnt_from(config: Invert, bench: Bench) -> dict[str, Any]:
 
 def with_trained(client: Client, config: Invert, bench: Bench) -> Client:
     """The client of an attacker whose generator learnt from public rows; a stage of the run."""
-    known = client.knowledge
-
-    def train() -> Result:
-        rng = derive(bench.seed, "generator")
-        examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
-        with progress("train a generator of pictures", config.generator_steps, rate=True) as advance:
-            made = train_generator(
-                examples,
-                known.classes,
-                known.input_shape,
-                known.box,
-                config.generator_steps,
-                rng,
-                bench.device,
-                advance,
-                width=config.generator_width,
-            )
-        return Result(made.state_dict())
-
-    made = _new(known, config)
-    made.load_state_dict(dict(bench.run.stage("generator", learnt_from(config, bench), train).tensors))
-    return _with(client, made.to(bench.device))
+    examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
+    size = config.generator_steps, config.generator_width
+    return _with(
+        client,
+        stored(
+            bench.run,
+            learnt_from(config, bench),
+            untrained(client.knowledge, config.generator_width),
+            lambda: trained(client.knowledge, examples, *size, bench.seed, bench.device),
+        ).to(bench.device),
+    )
 
 
-def _new(knowledge: Knowledge, config: Invert) -> Generator:
+def stored(run: Run, depends: dict[str, Any], made: Generator, train: Callable[[], Generator]) -> Generator:
+    """A generator that is trained as a stage of a run; `made` takes its weights."""
+    result = run.stage("generator", depends, lambda: Result(train().state_dict()))
+    made.load_state_dict(dict(result.tensors))
+    return made
+
+
+def trained(
+    knowledge: Knowledge, examples: Batch, steps: int, width: int, seed: int, device: torch.device
+) -> Generator:
+    """A generator that learnt from public examples."""
+    rng, kind = derive(seed, "generator"), (knowledge.classes, knowledge.input_shape, knowledge.box)
+    with progress("train a generator of pictures", steps, rate=True) as advance:
+        return train_generator(examples, *kind, steps, rng, device, advance, width=width)
+
+
+def untrained(knowledge: Knowledge, width: int) -> Generator:
+    """One that knows nothing yet."""
     with torch.random.fork_rng(devices=[]):  # its first weights are never used
-        return Generator(knowledge.input_shape, knowledge.classes, knowledge.box, config.generator_width).eval()
+        return Generator(knowledge.input_shape, knowledge.classes, knowledge.box, width).eval()
 
 
 def _with(client: Client, made: Generator) -> Client:

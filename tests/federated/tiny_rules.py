@@ -12,6 +12,7 @@ from secateur.data.partition import iid
 from secateur.federated.base import BasePruning
 from secateur.federated.federation import Federation
 from secateur.federated.local import Local, Sent
+from secateur.federated.observing import Every
 from secateur.federated.terms import Terms
 
 ROWS = 40
@@ -32,9 +33,9 @@ def shares(clients=5):
 
 def federation(net=None, seed=0, way="auto", observers=(), **terms):
     given = {"rounds": 4, "per_round": 3, "local": LOCAL, "evaluate_every": 2, "shares": shares()} | terms
-    return Federation(
-        plain_net() if net is None else net, pictures(ROWS, 8), Terms(**given), seed, way=way, observers=observers
-    )
+    watching = [Every(*each) if isinstance(each, tuple) else each for each in observers]
+    net = plain_net() if net is None else net
+    return Federation(net, pictures(ROWS, 8), Terms(**given), seed, way=way, observers=watching)
 
 
 def run(fed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,6 +19,7 @@ from secateur.config.fields import (
     default,
     none_or_many,
 )
+from secateur.config.wording import plain
 from secateur.errors import WrongInput
 
 
@@ -31,6 +32,20 @@ class Faulty(Fields):
     deadline: float | None = None
     step_seconds: float = 1.0
     spread: float = 0.5
+
+
+Attacked = Annotated[int, Field(ge=1)] | Literal["all"] | Annotated[list[int], Field(min_length=1)]
+
+
+def attacked(value: Any) -> Any:
+    """`2` is how many of a round's clients, `2,7` or `[2]` are which of them."""
+    if isinstance(value, str) and value != "all":
+        value = plain("attack_clients", f"[{value}]" if "," in value and not value.startswith("[") else value)
+    if isinstance(value, bool) or not (isinstance(value, int | list) or value == "all"):
+        raise WrongInput(
+            "attack_clients", f"{value!r} is not allowed; give how many, all, or a list such as [3] or 3,7"
+        )
+    return value
 
 
 class Federate(Common):
@@ -59,9 +74,17 @@ class Federate(Common):
     faults: Faulty = Faulty()
     evaluate_every: Annotated[int, Field(ge=1)] = 10
     attack: Annotated[list[OneInversion], BeforeValidator(none_or_many)] = default("none")
+    membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(none_or_many)] = default("none")
     attack_every: Annotated[int, Field(ge=1)] | None = None  # rounds; None: the last one
+    attack_at: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(none_or_many)] = default("none")  # or these
+    attack_clients: Annotated[Attacked, BeforeValidator(attacked)] = 1  # so many of a round's, all, or a list of which
+    attack_history: Annotated[int, Field(ge=1)] = 1  # a client's last rounds that an attack uses together
+    fixed_batches: bool = False  # a client takes the same rows in the same order in every round
+    view: Literal["update", "sum"] = "update"  # sum: what secure aggregation shows, no client's own update
     iterations: Annotated[int, Field(ge=1)] | None = None  # of each attack; None: its own
     labels: Literal["inferred", "oracle"] = "inferred"  # whether the attacker is told them
+    generator_steps: Annotated[int, Field(ge=1)] = 2000  # of training the generator that an attack such as ggl needs
+    generator_width: Annotated[int, Field(ge=1)] = 64
     images: bool = True
     seeds: Seeds = default(1)
 
@@ -88,8 +111,13 @@ class Federate(Common):
             raise WrongInput("local_steps", "give either local_steps or local_epochs, and not both")
         if self.partition == "writer" and self.clients is not None:
             raise WrongInput("clients", "partition writer makes one a writer; leave clients out")
-        if self.attack_every is not None and not self.attack:
-            raise WrongInput("attack", "must be given with attack_every, for example ig")
+        for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
+            if name in self.model_fields_set and not self.attack and not self.membership:
+                raise WrongInput(
+                    "attack", f"must be given with {name}, for example ig; or membership, for example yeom"
+                )
+        if self.attack_at and self.attack_every is not None:
+            raise WrongInput("attack_at", "give either attack_at or attack_every, and not both")
         if self.attack_every is not None and self.attack_every > self.rounds:
             raise WrongInput("attack_every", f"{self.attack_every} is not allowed; there are {self.rounds} rounds")
         _ = self.attacks  # what an attack does not have is refused now

@@ -1,38 +1,43 @@
-"""An honest-but-curious server inside the run: any inversion attack on a client's update, round after round."""
+"""A curious server inside the run: any inversion attack on clients' updates, round after round.
+
+The chosen clients of a round are one axis: one call of the attack, a target each, whose start is drawn in their order.
+
+With a `history` a target is several rounds of one client. This attacker takes it that the client trained on the same
+rows in the same order in all of them, as it does with `fixed_batches`, or where its one batch is all it has; what is
+found is compared with the last round's examples, and rows say by `same_rows` whether the rounds held the same.
+
+An active attack (rob) sends its victims another model; federated/tampering.py says what then happens to them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
-from secateur import gallery, tree
-from secateur.attacks.inversion.updates import gradient_update, weights_update
+from secateur import gallery
 from secateur.catalogue import Choice
 from secateur.chance import derive
-from secateur.client import check_pictures, scale
-from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
 from secateur.exposure import attack_labels
 from secateur.federated.checkpoint import Story
-from secateur.federated.federation import Seen
-from secateur.federated.terms import Terms
-from secateur.generators import needs_generator
-from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView
+from secateur.federated.memory import Memory, Past
+from secateur.federated.observing import Look, Seen
+from secateur.federated.orders import Orders
+from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.judging import flat
-from secateur.likeness import Scoring, judge, summary_rows
+from secateur.likeness import Outcome, Scoring, joined, judge, summary_rows
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
+from secateur.rows import Row
 from secateur.watching import Onlooker
 
 
 class Attacker:
-    """Attacks the first client that answers in a round, and adds rows and pictures to the story."""
+    """Attacks clients by its orders, and adds rows and pictures to the story."""
 
     def __init__(
         self,
@@ -40,103 +45,150 @@ class Attacker:
         known: Knowledge,
         labels: dict[str, Any],  # of the rows
         story: Story,
+        orders: Orders,
+        kept: Mapping[int, set[int]],  # by round whose updates are to be remembered
         *,
         tells_labels: bool = False,
         images: bool = True,
         scoring: Scoring | None = None,
     ) -> None:
         self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
+        self.orders, self.memory = orders, Memory(orders.history - 1, kept)
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
-        self.round = 0  # the last one attacked
         self.leak: float | None = None  # the highest PSNR so far
 
-    def __call__(self, seen: Seen) -> None:
-        """Look at one client of the round."""
-        if seen.round == self.round:
-            return
-        self.round = seen.round
-        for attack in self.attacks:
-            self._attack(attack, seen)
+    def looks(self, number: int) -> bool:
+        """At attacked rounds, and at those that a later attack will use."""
+        return self.orders.attacks(number) or number in self.memory.kept
 
-    def _attack(self, attack: Choice, seen: Seen) -> None:
-        seed, begun, made = self.labels["seed"], time.monotonic(), attack.make()
-        truth = Batch(seen.truth.inputs.to(self.known.mean), seen.truth.labels)
-        told = truth.labels[None] if self.tells_labels else None
-        known = replace(self.known, labels=told, batch_size=truth.size)
-        title = f"{attack} on client {seen.client} in round {seen.round}"
-        with progress(title, getattr(made, "iterations", None), rate=True) as advance:
-            rng = derive(seed, "reconstruct", str(attack), seen.round, seen.client)
-            found = dict(made.reconstruct([[seen.view]], known, rng, Onlooker(advance)))
-        outcome = judge([truth], [found.get(0)], known, time.monotonic() - begun, self.scoring)
-        labels = self._labels(attack, seen, known)
-        rows = summary_rows(labels, outcome, derive(seed, "bootstrap"))
+    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
+        """Of an active attack: those it is ordered to attack."""
+        active = any(is_active(attack) for attack in self.attacks)
+        return self.orders.chosen(clients) if active and self.orders.attacks(number) else ()
+
+    def __call__(self, look: Look) -> None:
+        """Attack a round, and remember what is for later."""
+        if self.orders.attacks(look.round):
+            for attack in self.attacks:
+                self._attack(attack, look)
+        self.memory.add(look)
+
+    def _attack(self, attack: Choice, look: Look) -> None:
+        known, seed, begun, made = self.known, self.labels["seed"], time.monotonic(), attack.make()
+        seen = self._chosen(look)
+        if is_active(attack):
+            tampering = derive(seed, "tamper", attack.name, look.round)
+            net, sent = made.tamper(known.net, look.sent, known, tampering)
+            seen, known = look.asked(net, sent), replace(known, net=net)
+        self._tell_missing(attack, look, seen)
+        if not seen:
+            return
+        truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
+        known = self._told(known, truths)
+        targets = [[one.view, *(past.view for past in self._history(attack, one))] for one in seen]
+        found: dict[int, Reconstruction] = {}
+        rng = derive(seed, "reconstruct", attack.name, look.round)
+        with progress(f"{attack} on {_who(seen)} in round {look.round}", _length(made), rate=True) as advance:
+            found |= made.reconstruct(targets, known, rng, Onlooker(advance))
+        seconds = (time.monotonic() - begun) / len(seen)
+        outcomes = [judge([t], [found.get(i)], known, seconds, self.scoring) for i, t in enumerate(truths)]
+        for one, truth, outcome in zip(seen, truths, outcomes, strict=True):
+            self._tell(attack, one, truth, outcome, known)
+        if len(seen) > 1:
+            more = {"round": look.round, "client": None, "attacked": len(seen)}
+            labels = self._labels(attack, seen[0], known, more)
+            self.story.rows += summary_rows(labels, joined(outcomes), derive(seed, "bootstrap"))
+
+    def _chosen(self, look: Look) -> list[Seen]:
+        clients = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
+        return [seen for seen in look.seen if seen.client is None or seen.client in clients]
+
+    def _told(self, known: Knowledge, truths: Sequence[Batch]) -> Knowledge:
+        """What the attacker is told of a round's clients, who all have as many examples."""
+        labels = torch.stack([truth.labels for truth in truths]) if self.tells_labels else None
+        size = truths[0].size
+        return replace(known, labels=labels, batch_size=size, local_batch=size // known.local_steps)
+
+    def _history(self, attack: Choice, seen: Seen) -> list[Past]:
+        return [] if is_active(attack) else self.memory.of(seen.client)
+
+    def _tell(self, attack: Choice, seen: Seen, truth: Batch, outcome: Outcome, known: Knowledge) -> None:
+        labels = self._labels(attack, seen, known, {"round": seen.round, "client": seen.client, "attacked": 1})
+        rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
         self.story.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
         self.leak = max([*best, *([] if self.leak is None else [self.leak])], default=None)
-        shown = flat(labels)
-        first = attack == self.attacks[0]
-        if first:
-            pixels = known.pixels(truth.inputs)
-            names = truth.labels.tolist()
-            self.story.figures += gallery.truths(shown, seen.round, pixels, names, self.images)
-        self.story.figures += gallery.shown(shown, [seen.round], outcome, self.images)
+        shown, number = flat(labels), self._number(seen)
+        if attack == self.attacks[0]:
+            pixels, names = known.pixels(truth.inputs), truth.labels.tolist()
+            self.story.figures += gallery.truths(shown, number, pixels, names, self.images)
+        self.story.figures += gallery.shown(shown, [number], outcome, self.images)
 
-    def _labels(self, attack: Choice, seen: Seen, known: Knowledge) -> dict[str, Any]:
-        extra = self.labels["extra"] | {"round": seen.round, "client": seen.client, "batch_size": known.batch_size}
+    def _number(self, seen: Seen) -> int:
+        """One for every update that can be attacked; of a federation attacked at one client a round the round's."""
+        if self.orders.who == 1:
+            return seen.round
+        return seen.round * int(self.labels["extra"]["clients"]) + (seen.client or 0)
+
+    def _tell_missing(self, attack: Choice, look: Look, seen: Sequence[Seen]) -> None:
+        """Say which of the clients that were named could not be attacked."""
+        named = self.orders.who if isinstance(self.orders.who, tuple) else ()
+        if missing := [client for client in named if client not in [one.client for one in seen]]:
+            extra = self.labels["extra"] | {"round": look.round, "client": None}
+            note = f"not attacked: {', '.join(f'client {client}' for client in missing)} took no part in the round"
+            labels = attack_labels(self.labels, extra, attack)
+            self.story.rows.append(Row(**labels, metric="attacked_clients", value=len(seen), note=note))
+
+    def _labels(self, attack: Choice, seen: Seen, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
+        past = self._history(attack, seen)
         told = [f"{known.batch_size} examples an update", "how pixels become inputs", "the steps and learning rate"]
-        extra |= {"labels": "oracle" if self.tells_labels else "inferred", "stage": f"round {seen.round}"}
-        extra |= {"update": sends(known, seen), "threat": attack.method.info["threat"]}
-        extra["knows"] = ", ".join([*told, *(["the labels"] if self.tells_labels else [])])
+        told += ["the labels"] if self.tells_labels else []
+        told += ["a generator of such pictures"] if known.generator is not None else []
+        told += [f"that the last {len(past) + 1} rounds of a client are of the same rows"] if past else []
+        told += [f"that it is the sum of {len(seen.clients)} clients"] if seen.client is None else []
+        extra = self.labels["extra"] | more | {"batch_size": known.batch_size, "stage": f"round {seen.round}"}
+        extra |= {"labels": "oracle" if self.tells_labels else "inferred", "knows": ", ".join(told)}
+        extra |= {"update": sends(known, seen), "threat": attack.method.info["threat"], "active": is_active(attack)}
+        if self.orders.history > 1:
+            same = all(_same(seen.rows, each.rows, known.local_steps == 1) for each in past)
+            extra |= {"history": len(past) + 1, "same_rows": same}
         return attack_labels(self.labels, extra, attack)
+
+    def state(self) -> tuple[Params, Any]:
+        """What was remembered."""
+        return self.memory.state()
+
+    def load(self, tensors: Params, data: Any) -> None:
+        """Go on from what `state` gave."""
+        self.memory.load(tensors, data)
+
+
+def is_active(attack: Choice) -> bool:
+    """Whether an attack changes the model that is sent."""
+    return bool(attack.method.info.get("active"))
 
 
 def sends(known: Knowledge, seen: Seen) -> str:
     """An update in words."""
     kind = type(seen.view.update).__name__.lower()
-    return f"{kind} after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
+    whole = f"{kind} after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
+    return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
 
 
-def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.device) -> Knowledge:
-    """What the server knows of its clients' turns beside the updates."""
-    check_pictures(data)
-    if terms.local.steps is None:
-        raise WrongInput("local_epochs", "an attacker follows local steps; give local_steps instead")
-    if not terms.local.plain:
-        raise WrongInput("momentum", "an attacker follows plain local steps; leave momentum and weight_decay at 0")
-    mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
-    normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
-    dtype = next(net.parameters()).dtype
-    return Knowledge(
-        net,
-        data.input_shape,
-        data.classes,
-        mean.to(device, dtype),
-        std.to(device, dtype),
-        batch_size=terms.local.steps * terms.local.batch_size,
-        loss=terms.local.loss,
-        batchnorm="batch" if normalises else "eval",
-        local_steps=terms.local.steps,
-        learning_rate=terms.local.learning_rate,
-        local_batch=terms.local.batch_size,
-    )
+def _same(rows: Tensor, others: Tensor, one_step: bool) -> bool:
+    """Whether two rounds held the same examples: of one step in any order, of several in the same."""
+    if one_step:
+        rows, others = rows.sort().values, others.sort().values
+    return rows.shape == others.shape and bool((rows == others).all())
 
 
-def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, terms: Terms) -> None:
-    """Refuse, before any work, an attack that cannot be mounted in this federation."""
-    for attack in attacks:
-        if attack.method.info.get("active"):
-            raise WrongInput("attack", f"{attack.name} changes the model that is sent; choose a passive attack")
-        if needs_generator(attack):
-            raise WrongInput("attack", f"{attack.name} searches through a generator; use secateur invert")
-        net, rows = known.net, terms.shares[0][torch.arange(known.batch_size) % len(terms.shares[0])]
-        state = tree.state_of(net)
-        batch = data.batch.take(rows).to(known.mean.device)
-        batch = Batch(batch.inputs.to(known.mean), batch.labels)
-        if terms.sends_gradients:
-            view = ServerView(state, gradient_update(net, state, batch, known.batchnorm, known.loss))
-        else:
-            local = (known.local_steps, known.learning_rate or 0.1, known.local_batch)
-            view = ServerView(state, weights_update(net, state, batch, known.batchnorm, *local, known.loss))
-        made: InversionAttack = attack.make()
-        made.check(known, view)
+def _who(seen: Sequence[Seen]) -> str:
+    if seen[0].client is None:
+        return f"the sum of {len(seen[0].clients)} clients"
+    return f"client {seen[0].client}" if len(seen) == 1 else f"{len(seen)} clients"
+
+
+def _length(made: Any) -> int | None:
+    found: int | None = getattr(made, "iterations", None)
+    return found

@@ -60,7 +60,7 @@ def federated(
 
 
 def depends_of(federation: Federation, data: Dataset) -> dict[str, Any]:
-    """All that a federation's result depends on but who attacks it."""
+    """All that a federation's result depends on but who looks at it."""
     terms, net = federation.terms, federation.net
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
     return terms.stated | {
@@ -71,7 +71,6 @@ def depends_of(federation: Federation, data: Dataset) -> dict[str, Any]:
         "sizes": [len(rows) for rows in terms.shares],
         "seed": federation.seed,
         "device": federation.device.type,
-        "observed": [every for every, _ in federation.observers],
     }
 
 

@@ -17,7 +17,7 @@ from secateur.chance import derive
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
-Fault = Literal["dropped", "late", "nan", "shape", "absent", "size", "damaged", "error"]
+Fault = Literal["dropped", "late", "nan", "shape", "absent", "size", "damaged", "error", "tampered"]
 WORDS = {
     "dropped": "dropped out",
     "late": "missed the deadline",
@@ -27,8 +27,9 @@ WORDS = {
     "size": "returned an oversized update",
     "damaged": "returned a message that cannot be read",
     "error": "answered with an error",
+    "tampered": "was sent a model that the attacker changed, so its update is not averaged",
 }
-NO_ANSWER = ("dropped", "late")
+NO_ANSWER = ("dropped", "late", "tampered")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ answered has not taken its turn. One whose numbers are not finite counts as lost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -27,26 +27,15 @@ from secateur.federated.crowd import Crowd, Given
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.judge import Judge
 from secateur.federated.ledger import Ledger, Measure
-from secateur.federated.sampling import Drawn, Sampler
+from secateur.federated.observing import Arrived, Observer, Panel, flat
+from secateur.federated.sampling import Drawn, sampler_of
 from secateur.federated.server import Server
 from secateur.federated.terms import Terms
 from secateur.federated.traffic import value_bytes
 from secateur.federated.turns import Rows, Turns, Update
 from secateur.functional import joined
-from secateur.interfaces import Batch, Gradient, Params, ServerView, Weights
+from secateur.interfaces import Batch, Params
 from secateur.models.create import check
-
-
-class Seen(NamedTuple):
-    """What an observer at the server is shown of one client in one round, and the truth for whoever evaluates it."""
-
-    round: int
-    client: int
-    view: ServerView
-    truth: Batch  # the examples of all local steps in their order
-
-
-Observer = Callable[[Seen], None]
 
 
 @dataclass(frozen=True)
@@ -70,19 +59,19 @@ class Federation:
         seed: int,
         device: torch.device | str = "cpu",
         *,
-        observers: Sequence[tuple[int, Observer]] = (),  # each with the rounds from one look to the next
+        observers: Sequence[Observer] = (),
         way: str = "auto",
     ) -> None:
         check(net, data.input_shape, data.classes)
         self.net, self.terms, self.seed, self.device = net, terms, seed, torch.device(device)
-        self.observers = observers
+        self.panel = Panel(observers, self)
         inputs, labels = data.batch.to(self.device)
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.server = Server(net, terms, self.train, derive(seed, "base"), self.device, self.exact)
         self.judge = Judge(net, Batch(inputs[data.train_size :], labels[data.train_size :]), terms.local.loss)
         self.crowd = Crowd(net, self.train, self.server.model, terms.local, terms.own, way)
-        self.sampler = Sampler(terms.shares, terms.per_round, terms.local, seed, self.device)
-        self.turns = Turns(net, terms, self.server, self._examples)
+        self.sampler = sampler_of(terms, seed, self.device)
+        self.turns = Turns(net, terms, self.server, self.examples)
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
         self.states: dict[int, Params] = {}  # of clients that have been sampled; never the server's to see
         self.number = 0  # rounds that are done
@@ -121,7 +110,7 @@ class Federation:
         """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
         terms, server, faults = self.terms, self.server, self._faults(number, drawn)
         average, waits = server.average(), self.waits
-        arrived: list[int] = []
+        arrived: list[Arrived] = []
         alive: list[Tensor] = []
         sizes: list[Tensor] = []
         shares: list[Rates] = []
@@ -140,20 +129,21 @@ class Federation:
             if sizing and not arrived:
                 inside = {} if update.own_mask else server.model.mask
                 self.ledger.traffic.measure_update(whole, server.weights, inside)
-            arrived.append(client)
+            arrived.append(Arrived(client, rows, values, update.buffers))
             alive += [] if waits else [fine]
             sizes += [value_bytes(whole)] if self.turns.varies else []
             shares += [rates(update.withheld, server.mask)] if evaluating and update.withheld else []
-            if self.observed(number):
-                self._observe(number, client, rows, values)
-        self.ledger.arrive(number, arrived, alive, sizes if self.turns.varies else None)
+        self.panel.show(number, drawn, arrived, average)
+        self.ledger.arrive(number, [one.client for one in arrived], alive, sizes if self.turns.varies else None)
         means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]
         return average, dict(zip(("withheld_of_kept", "withheld_of_all"), means, strict=False))
 
     def _faults(self, number: int, drawn: Drawn) -> dict[int, Fault]:
-        if not self.terms.faults.any:
-            return {}
-        found = self.terms.faults.draw(drawn.clients, drawn.steps, self.seed, derive(self.seed, "faults", number))
+        victims = self.panel.victims(number, drawn.clients)
+        found: dict[int, Fault] = {}
+        if self.terms.faults.any:
+            found = self.terms.faults.draw(drawn.clients, drawn.steps, self.seed, derive(self.seed, "faults", number))
+        found |= {client: "tampered" for client in drawn.clients if client in victims and client not in found}
         for client, fault in found.items():
             if fault in NO_ANSWER:
                 self.ledger.lose(number, client, fault)
@@ -198,34 +188,21 @@ class Federation:
 
     def observed(self, number: int) -> bool:
         """Whether somebody looks at a round's updates."""
-        return any(number % every == 0 for every, _ in self.observers)
+        return self.panel.looks(number)
 
-    def _observe(self, number: int, client: int, rows: Rows, values: Params) -> None:
-        view = ServerView(tree.clone(self.server.received), self._as_sent(tree.clone(values)))
-        for every, observer in self.observers:
-            if number % every == 0:
-                observer(Seen(number, client, view, self._examples(rows)))
-
-    def _as_sent(self, values: Params) -> Gradient | Weights:
-        """An update as an attacker takes it: the gradients of several steps are a path that ends at weights."""
-        local = self.terms.local
-        if not self.terms.sends_gradients:
-            return Weights(values)
-        if local.steps == 1:
-            return Gradient(values)
-        received = self.server.model.params
-        return Weights({name: received[name] - local.learning_rate * value for name, value in values.items()})
-
-    def _examples(self, rows: Rows) -> Batch:
-        flat = rows.flatten() if isinstance(rows, Tensor) else torch.cat([*rows])
-        return self.train.take(flat.to(self.device))
+    def examples(self, rows: Rows) -> Batch:
+        """The examples of all steps in their order."""
+        return self.train.take(flat(rows).to(self.device))
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Everything that the next round depends on, for `load`: tensors, and plain values."""
         tensors = {f"server.{name}": value for name, value in self.server.state().items()}
         for client, state in self.states.items():
             tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
-        return tensors, {"round": self.number, "seed": self.seed, "ledger": self.ledger.state()}
+        kept, observers = self.panel.state()
+        tensors |= {f"observer.{name}": value for name, value in kept.items()}
+        data = {"round": self.number, "seed": self.seed, "ledger": self.ledger.state(), "observers": observers}
+        return tensors, data
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
         """Go on from what `state` gave, in a federation of the same terms, data and seed."""
@@ -233,6 +210,8 @@ class Federation:
         if data["seed"] != self.seed or own.keys() != self.server.state().keys():
             raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
         self.server.load(own)
+        kept = {n.removeprefix("observer."): v.to(self.device) for n, v in tensors.items() if n.startswith("observer.")}
+        self.panel.load(kept, data["observers"])
         self.states = {}
         for name, value in tensors.items():
             if name.startswith("client."):

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from secateur.chance import derive
 from secateur.errors import WrongInput
 from secateur.federated.local import Local
+from secateur.federated.terms import Terms
 
 AHEAD = 64  # rounds that are drawn at once
 
@@ -33,17 +34,24 @@ class Sampler:
 
     With local steps every batch is full: a client that has run through its rows reshuffles them and goes on, also
     within a batch. With local epochs the last batch of each is what is left. The draws of a round depend on the seed
-    and the round's number alone, so that nothing of chance has to be kept between two.
+    and the round's number alone, so that nothing of chance has to be kept between two. With `fixed` batches a client
+    takes the same rows in the same order in every round.
     """
 
     def __init__(
-        self, shares: Sequence[Tensor], per_round: int, local: Local, seed: int, device: torch.device | str = "cpu"
+        self,
+        shares: Sequence[Tensor],
+        per_round: int,
+        local: Local,
+        seed: int,
+        device: torch.device | str = "cpu",
+        fixed: bool = False,
     ) -> None:
         if not 1 <= per_round <= len(shares):
             allowed = f"give 1 to {len(shares)}, as many as there are"
             raise WrongInput("per_round", f"{per_round} clients a round are not allowed; {allowed}")
         self.shares, self.per_round, self.local, self.seed = list(shares), per_round, local, seed
-        self.device = torch.device(device)
+        self.device, self.fixed = torch.device(device), fixed
         self._ahead: dict[int, Drawn] = {}
 
     def __call__(self, number: int) -> Drawn:
@@ -54,9 +62,17 @@ class Sampler:
             self._ahead = dict(enumerate(self._moved(drawn), start=first))
         return self._ahead[number]
 
+    def clients(self, number: int) -> list[int]:
+        """Who takes part in a round, without drawing its batches."""
+        return self._clients(derive(self.seed, "round", number))
+
+    def _clients(self, rng: Generator) -> list[int]:
+        return torch.randperm(len(self.shares), generator=rng)[: self.per_round].tolist()
+
     def _draw(self, rng: Generator) -> Drawn:
-        clients = torch.randperm(len(self.shares), generator=rng)[: self.per_round].tolist()
-        return Drawn(clients, [self._rows(self.shares[client], rng) for client in clients])
+        clients = self._clients(rng)
+        rngs = [derive(self.seed, "rows", client) if self.fixed else rng for client in clients]
+        return Drawn(clients, [self._rows(self.shares[c], own) for c, own in zip(clients, rngs, strict=True)])
 
     def _rows(self, share: Tensor, rng: Generator) -> Tensor | list[Tensor]:
         size = self.local.batch_size
@@ -74,6 +90,11 @@ class Sampler:
         whole = torch.stack([torch.stack(each.rows) for each in drawn])  # type: ignore[arg-type]
         moved = whole.pin_memory().to(self.device, non_blocking=True)
         return [Drawn(each.clients, list(rows)) for each, rows in zip(drawn, moved, strict=True)]
+
+
+def sampler_of(terms: Terms, seed: int, device: torch.device | str = "cpu") -> Sampler:
+    """The one of a federation."""
+    return Sampler(terms.shares, terms.per_round, terms.local, seed, device, terms.fixed_batches)
 
 
 def _shuffled(share: Tensor, rng: Generator) -> Tensor:

@@ -90,12 +90,21 @@ class Server:
         for name, total in self.squares.items():
             total.add_(squares[name] if alive is None else torch.where(alive, squares[name], 0), alpha=size)
 
+    def mean_of(self, average: Average) -> Params:
+        """The average of a round's weights or gradients; where nobody sent anything the server's weights, or 0."""
+        gradients = self.terms.sends_gradients
+        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
+        return average.result(nothing)
+
+    @property
+    def statistics(self) -> Params:
+        """The average of the BatchNorm statistics that came in this round; where none did the server's."""
+        return self._statistics.result(self._floating(self.buffers))
+
     @torch.no_grad()
     def step(self, average: Average) -> None:
         """Take the average over, or a step towards it; what the mask drops stays as it is."""
-        terms, gradients = self.terms, self.terms.sends_gradients
-        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
-        mean = average.result(nothing)
+        terms, gradients, mean = self.terms, self.terms.sends_gradients, self.mean_of(average)
         plain = terms.server_rate == 1 and not terms.server_momentum
         if gradients:
             change = {name: -terms.local.learning_rate * value for name, value in mean.items()}
@@ -112,7 +121,7 @@ class Server:
             where = self.model.mask.get(name) if self._union is None else self._union.get(name)
             dropped = weight if self._union is None else torch.zeros_like(weight)
             weight.copy_(new if where is None else torch.where(where, new, dropped))
-        for name, value in self._statistics.result(self._floating(self.buffers)).items():
+        for name, value in self.statistics.items():
             self.buffers[name].copy_(value)
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from secateur.catalogue import Choice, Defense
@@ -10,6 +10,7 @@ from secateur.federated.attacker import Attacker
 from secateur.federated.checkpoint import Story
 from secateur.federated.federation import Round
 from secateur.federated.ledger import Measure
+from secateur.federated.observing import Observer
 from secateur.federated.terms import Terms
 from secateur.progress import Advance
 from secateur.rows import Row
@@ -18,7 +19,8 @@ from secateur.rows import Row
 def labels_of(model: str, data: str, seed: int, base: Choice, defense: Defense, terms: Terms) -> dict[str, Any]:
     """What every row of a federation carries; round and client come with each."""
     extra: dict[str, Any] = {"base_pruning": str(base), "averaging": terms.averaging, "broadcast": terms.broadcast}
-    extra |= {"method": terms.method, "clients": len(terms.shares)}
+    extra |= {"method": terms.method, "clients": len(terms.shares), "local_batch": terms.local.batch_size}
+    extra |= {"view": terms.view, "fixed_batches": terms.fixed_batches}
     pruned = {"pruner": str(base), "sparsity": terms.base.rate}
     return {"model": model, "dataset": data, "seed": seed, "defense": str(defense), **pruned, "extra": extra}
 
@@ -30,7 +32,7 @@ def row_of(labels: dict[str, Any], measure: Measure, timing: bool = False) -> Ro
 
 
 def teller(
-    labels: dict[str, Any], story: Story, attacker: Attacker | None, advance: Advance
+    labels: dict[str, Any], story: Story, observers: Sequence[Observer], advance: Advance
 ) -> Callable[[Round], None]:
     """Adds a round's measures to the story, and moves the display on."""
     shown = 0
@@ -38,17 +40,17 @@ def teller(
     def tell(done: Round) -> None:
         nonlocal shown
         story.rows += [row_of(labels, measure) for measure in done.measures]
-        advance(done.number - shown, _said(done, attacker) if done.measures else None)
+        advance(done.number - shown, _said(done, observers) if done.measures else None)
         shown = done.number
 
     return tell
 
 
-def _said(done: Round, attacker: Attacker | None) -> str:
+def _said(done: Round, observers: Sequence[Observer]) -> str:
     found = {each.metric: each.value for each in done.measures if each.client is None}
     parts = [f"round {done.number}"]
     parts += [f"accuracy {found['test_accuracy']:.3f}"] if "test_accuracy" in found else []
     parts.append(f"{found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down")
-    if attacker is not None and attacker.leak is not None:
-        parts.append(f"best PSNR {attacker.leak:.1f}")
+    leaks = [each.leak for each in observers if isinstance(each, Attacker) and each.leak is not None]
+    parts += [f"best PSNR {max(leaks):.1f}"] if leaks else []
     return ", ".join(parts)

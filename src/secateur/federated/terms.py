@@ -53,6 +53,8 @@ class Terms:
     server_momentum: float = 0.0
     faults: Faults = field(default_factory=Faults)
     evaluate_every: int = 10
+    fixed_batches: bool = False  # a client takes the same rows in the same order in every round
+    view: Literal["update", "sum"] = "update"  # sum: the server sees only the average (secure aggregation)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every"):
@@ -64,6 +66,8 @@ class Terms:
             raise unknown("averaging", self.averaging, AVERAGINGS)
         if self.broadcast not in ("masked", "dense"):
             raise unknown("broadcast", self.broadcast, ("masked", "dense"))
+        if self.view not in ("update", "sum"):
+            raise unknown("view", self.view, ("update", "sum"))
         if not (math.isfinite(self.server_rate) and self.server_rate > 0):
             raise WrongInput("server_rate", f"{self.server_rate} is not allowed; give a number above 0")
         if not 0 <= self.server_momentum < 1:
@@ -111,6 +115,8 @@ class Terms:
             "server": [self.server_rate, self.server_momentum],
             "faults": repr(self.faults),
             "evaluate_every": self.evaluate_every,
+            "fixed_batches": self.fixed_batches,
+            "view": self.view,
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -11,14 +11,12 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.chance import derive
 from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
-from secateur.federated.crowd import Choose, Given
+from secateur.federated.base import BasePruning
+from secateur.federated.crowd import Choose, Given, Model
 from secateur.federated.local import Sent, Trained
 from secateur.federated.sending import drawn
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, Mask, Params, Turning
-
-if TYPE_CHECKING:
-    from secateur.federated.server import Server
 
 Rows = Tensor | Sequence[Tensor]  # a step each: (steps, B), or batches of several sizes
 
@@ -35,10 +33,25 @@ class Update(NamedTuple):
     withheld: Mask  # likewise; empty where no rule withholds
 
 
+class Sender(Protocol):
+    """What a turn needs of the server: the model that it sent, and how it prunes."""
+
+    base: BasePruning
+    prunes: bool
+    weights: Params
+    mask: Mask
+    model: Model
+
+    @property
+    def received(self) -> Params:
+        """What a client is sent: parameters and buffers."""
+        ...
+
+
 class Turns:
     """What the clients of a federation do around their local training."""
 
-    def __init__(self, net: nn.Module, terms: Terms, server: Server, examples: Callable[[Rows], Batch]) -> None:
+    def __init__(self, net: nn.Module, terms: Terms, server: Sender, examples: Callable[[Rows], Batch]) -> None:
         self.net, self.terms, self.server, self.examples = net, terms, server, examples
         self.varies = any(each is not None for each in (terms.withholding, terms.own, terms.upload))
         self.sums = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares

@@ -1,0 +1,123 @@
+"""The attackers that a run file puts into a federation: who they are, what they are told, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from secateur.config import Federate
+from secateur.data.dataset import Dataset, fingerprint
+from secateur.errors import WrongInput
+from secateur.federated.attacker import Attacker
+from secateur.federated.checkpoint import Story
+from secateur.federated.knowing import check_attacks, knowledge_of
+from secateur.federated.observing import Observer
+from secateur.federated.orders import Orders, check_orders
+from secateur.federated.sampling import sampler_of
+from secateur.federated.terms import Terms
+from secateur.generators import needs_generator, stored, trained, untrained
+from secateur.interfaces import Knowledge
+from secateur.likeness import Scoring
+from secateur.metrics.lpips import load_weights as load_lpips
+from secateur.runs import Run
+
+
+class Watched(NamedTuple):
+    """One federation of a run, as those that attack it need it."""
+
+    net: nn.Module
+    data: Dataset
+    terms: Terms
+    labels: dict[str, Any]  # of its rows
+    story: Story
+    device: torch.device
+
+    @property
+    def seed(self) -> int:
+        """Of the federation."""
+        return int(self.labels["seed"])
+
+
+def orders_of(config: Federate) -> Orders:
+    """When and whom a run attacks."""
+    who = tuple(config.attack_clients) if isinstance(config.attack_clients, list) else config.attack_clients
+    return Orders(config.attack_every or config.rounds, tuple(config.attack_at), who, config.attack_history)
+
+
+def observers_of(config: Federate, run: Run, watched: Watched) -> list[Observer]:
+    """Those that a run asks for, each told what it may know."""
+    orders = orders_of(config)
+    found: list[Observer] = []
+    kept = orders.remembered(watched.terms.rounds, sampler_of(watched.terms, watched.seed).clients)
+    if config.attacks:
+        attacker = Attacker(
+            config.attacks,
+            _knowledge(config, run, watched),
+            watched.labels,
+            watched.story,
+            orders,
+            kept,
+            tells_labels=config.labels == "oracle",
+            images=config.images,
+            scoring=Scoring(load_lpips(config.data_folder)),
+        )
+        found.append(attacker)
+    return found
+
+
+def told_orders(config: Federate, terms: Terms) -> list[str]:
+    """What is attacked, in words, a line an attack."""
+    orders = orders_of(config)
+    when = f"in round {', '.join(map(str, orders.at))}" if orders.at else f"every {orders.every} rounds"
+    counted = f"{orders.who} of a round's clients" if orders.who != 1 else "the first client that answers"
+    whom = f"client {', '.join(map(str, orders.who))}" if isinstance(orders.who, tuple) else counted
+    whom = "the sum of a round's clients" if terms.view == "sum" else whom
+    whom += f", its last {orders.history} rounds together" if orders.history > 1 else ""
+    return [f"  attack with {attack} {when}: {whom}" for attack in [*config.attacks, *config.membership]]
+
+
+def attack_key(config: Federate) -> dict[str, Any]:
+    """What a federation's rows depend on by who attacks it."""
+    names = ["labels", "images", "attack_every", "attack_at", "attack_clients", "attack_history", "membership"]
+    names += ["generator_steps", "generator_width"] if any(map(needs_generator, config.attacks)) else []
+    return {name: getattr(config, name) for name in names} | {"attacks": [str(attack) for attack in config.attacks]}
+
+
+def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: Terms, seed: int) -> None:
+    """Refuse, before any work, attacks that cannot be mounted."""
+    if not config.attacks and not config.membership:
+        return
+    check_orders(orders_of(config), terms, seed)
+    if config.attacks:
+        known = knowledge_of(net, data, terms, next(net.parameters()).device)
+        if any(map(needs_generator, config.attacks)):
+            _check_public(data)
+            known = replace(known, generator=untrained(known, config.generator_width))
+        check_attacks(config.attacks, known, data, terms)
+
+
+def _knowledge(config: Federate, run: Run, watched: Watched) -> Knowledge:
+    """What the attacker knows; a generator is trained on the test part, which no client has, as a stage of the run."""
+    net, data, terms, _, _, device = watched
+    known = knowledge_of(net, data, terms, device)
+    if not any(map(needs_generator, config.attacks)):
+        return known
+    public, seed = torch.arange(data.train_size, len(data.inputs)), watched.seed
+    depends = {"data": data.key, "rows": fingerprint(public), "device": device.type, "threads": config.threads}
+    depends |= {"seed": seed, "steps": config.generator_steps, "width": config.generator_width}
+    size = config.generator_steps, config.generator_width
+    made = stored(
+        run,
+        depends,
+        untrained(known, config.generator_width),
+        lambda: trained(known, data.batch.take(public), *size, seed, device),
+    )
+    return replace(known, generator=made.to(device).requires_grad_(False))
+
+
+def _check_public(data: Dataset) -> None:
+    if data.train_size == len(data.inputs):
+        raise WrongInput("data", f"{data.name} has no test part, so there are no public examples to learn from")

@@ -1,0 +1,185 @@
+"""Who looks at a federation's rounds from the server's place, and what is shown to them.
+
+Under secure aggregation (`view` "sum") nobody is shown a client's update: only the average that the server makes of
+them, and of how many clients and examples it is. Here that is modelled in process, as what an observer is given; the
+real protocol is Flower's SecAgg+.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from secateur import tree
+from secateur.federated.averaging import Average, alive_of
+from secateur.federated.sampling import Drawn
+from secateur.federated.tampering import answers
+from secateur.federated.terms import Terms
+from secateur.federated.turns import Rows
+from secateur.interfaces import Batch, Gradient, Mask, Params, ServerView, Weights
+
+if TYPE_CHECKING:
+    from secateur.federated.federation import Federation
+
+
+class Seen(NamedTuple):
+    """One update of a round as the server sees it, and the truth for whoever evaluates what is made of it."""
+
+    round: int
+    client: int | None  # None: the sum of several
+    view: ServerView
+    truth: Batch  # the examples of all local steps in their order; of a sum step by step those of all clients
+    rows: Tensor  # of the train part: which examples these are; evaluator only
+    buffers: Params  # BatchNorm's statistics, sent in the clear
+    clients: tuple[int, ...]  # of which it is made
+
+
+class Look(NamedTuple):
+    """One round; what is in it may be kept."""
+
+    round: int
+    sent: Params  # the model that was broadcast: parameters and buffers
+    mask: Mask  # the server's own
+    seen: Sequence[Seen]  # as they answered
+    asked: Callable[[nn.Module, Params], list[Seen]]  # what the round's victims answer to another model
+
+
+class Observer(Protocol):
+    """Somebody at the server."""
+
+    def looks(self, number: int) -> bool:
+        """Whether this round is to be shown."""
+        ...
+
+    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
+        """Which of a round's clients are sent a model of the observer's own; what these send is not averaged."""
+        ...
+
+    def __call__(self, look: Look) -> None:
+        """Look at a round, after its updates have come in and before the server's step."""
+        ...
+
+    def state(self) -> tuple[Params, Any]:
+        """What was kept of earlier rounds: tensors, and plain values."""
+        ...
+
+    def load(self, tensors: Params, data: Any) -> None:
+        """Go on from what `state` gave."""
+        ...
+
+
+class Every:
+    """A function that is called with every client of every so many rounds, and keeps to itself what it learns."""
+
+    def __init__(self, every: int, function: Callable[[Seen], None]) -> None:
+        self.every, self.function = every, function
+
+    def looks(self, number: int) -> bool:
+        """Every so many rounds."""
+        return number % self.every == 0
+
+    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
+        """It only looks."""
+        return ()
+
+    def __call__(self, look: Look) -> None:
+        """Client by client."""
+        for seen in look.seen:
+            self.function(seen)
+
+    def state(self) -> tuple[Params, Any]:
+        """Nothing is kept."""
+        return {}, None
+
+    def load(self, tensors: Params, data: Any) -> None:
+        """There is nothing to go on from."""
+
+
+class Arrived(NamedTuple):
+    """An update that came in whole."""
+
+    client: int
+    rows: Rows
+    values: Params
+    buffers: Params
+
+
+class Panel:
+    """All observers of one federation."""
+
+    def __init__(self, observers: Sequence[Observer], federation: Federation) -> None:
+        self.observers, self.federation = observers, federation
+
+    def looks(self, number: int) -> bool:
+        """Whether somebody looks at a round."""
+        return any(each.looks(number) for each in self.observers)
+
+    def victims(self, number: int, clients: Sequence[int]) -> set[int]:
+        """Who is sent another model in this round."""
+        looking = [each for each in self.observers if each.looks(number)]
+        return {client for each in looking for client in each.victims(number, clients)}
+
+    def show(self, number: int, drawn: Drawn, arrived: Sequence[Arrived], average: Average) -> None:
+        """Show a round to whoever looks at it."""
+        if not self.looks(number):
+            return
+        federation = self.federation
+        sent = federation.server.received
+        arrived = [one for one in arrived if bool(alive_of(one.values | one.buffers))]
+        seen = [self._seen(number, sent, one) for one in arrived]
+        if federation.terms.view == "sum":
+            seen = [self._sum(number, sent, arrived, average)] if arrived else []
+        for each in self.observers:
+            if each.looks(number):
+                victims = each.victims(number, drawn.clients)
+
+                def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[Seen]:
+                    turned = answers(federation, number, drawn, net, state, victims)
+                    return [self._seen(number, state, Arrived(*one)) for one in turned]
+
+                each(Look(number, sent, federation.server.mask, seen, asked))
+
+    def _seen(self, number: int, sent: Params, one: Arrived) -> Seen:
+        rows = flat(one.rows)
+        view = ServerView(sent, as_sent(self.federation.terms, sent, tree.clone(one.values)))
+        truth = self.federation.examples(rows)
+        return Seen(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
+
+    def _sum(self, number: int, sent: Params, arrived: Sequence[Arrived], average: Average) -> Seen:
+        """What secure aggregation lets through."""
+        federation = self.federation
+        values = federation.server.mean_of(average)
+        steps = [one.rows for one in arrived if isinstance(one.rows, Tensor)]
+        rows = torch.cat(steps, 1).flatten() if steps else torch.cat([flat(one.rows) for one in arrived])
+        view = ServerView(sent, as_sent(federation.terms, sent, tree.clone(values)))
+        clients = tuple(one.client for one in arrived)
+        return Seen(number, None, view, federation.examples(rows), rows, federation.server.statistics, clients)
+
+    def state(self) -> tuple[Params, list[Any]]:
+        """What all of them keep."""
+        kept = [each.state() for each in self.observers]
+        tensors = {f"{place}.{name}": value for place, (some, _) in enumerate(kept) for name, value in some.items()}
+        return tensors, [data for _, data in kept]
+
+    def load(self, tensors: Params, data: Sequence[Any]) -> None:
+        """Go on from what `state` gave."""
+        for place, (each, own) in enumerate(zip(self.observers, data, strict=True)):
+            prefix = f"{place}."
+            each.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}, own)
+
+
+def flat(rows: Rows) -> Tensor:
+    """The rows of all steps in their order."""
+    return rows.flatten() if isinstance(rows, Tensor) else torch.cat([*rows])
+
+
+def as_sent(terms: Terms, sent: Params, values: Params) -> Gradient | Weights:
+    """An update as an attacker takes it: the gradients of several steps are a path that ends at weights."""
+    if not terms.sends_gradients:
+        return Weights(values)
+    if terms.local.steps == 1:
+        return Gradient(values)
+    return Weights({name: sent[name] - terms.local.learning_rate * value for name, value in values.items()})
