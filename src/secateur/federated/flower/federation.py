@@ -1,0 +1,167 @@
+"""Our federations over Flower's Grid: the same rounds, with clients that are other processes on other machines."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
+from torch import Tensor
+
+from secateur.defenses.withholding import Rates
+from secateur.errors import WrongInput
+from secateur.federated.averaging import alive_of
+from secateur.federated.faults import NO_ANSWER, Fault
+from secateur.federated.federation import Federation
+from secateur.federated.flower.link import Link
+from secateur.federated.flower.records import packed, size_of, unpacked
+from secateur.federated.ledger import Ledger
+from secateur.federated.sampling import Drawn
+from secateur.federated.traffic import Traffic
+from secateur.federated.turns import Rows, Update
+from secateur.interfaces import Mask, Params
+from secateur.wire import decode, decode_mask, encode, encode_mask
+
+log = logging.getLogger(__name__)
+SLACK = 1 << 16  # bytes that an update may have beyond all of its values: tables and positions
+
+
+class Counted(Traffic):
+    """Bytes as they are in the messages, not as they are estimated."""
+
+    def broadcast(self, clients: Any) -> None:
+        """Counted message by message."""
+
+    def measure_model(self, model: Params, mask: Mask, dense: bool) -> None:
+        """There is nothing to estimate."""
+
+    def measure_update(self, update: Params, params: Params, mask: Mask) -> None:
+        """There is nothing to estimate."""
+
+    def upload(self, clients: list[int], values: list[Tensor] | None) -> None:
+        """Counted message by message."""
+
+
+class FlowerFederation(Federation):
+    """A federation whose clients answer over a Link; what they keep stays with them.
+
+    Updates are added up as they come, in float64, and let go: the server holds a few at a time, and the order in which
+    they come changes nothing that float32 shows. Each message tells a client which of its turns was taken last, so
+    that one whose update was refused or late goes on from where it was before.
+    """
+
+    exact = True
+
+    def __init__(self, link: Link, task: str, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.link, self.task = link, task
+        self.key = hashlib.sha256(task.encode()).hexdigest()
+        self.ledger = Ledger(len(self.terms.shares), self.server.base.wants_squares)
+        self.ledger.traffic = Counted(len(self.terms.shares), self.server.base.wants_squares)
+        self.taken: dict[int, int] = {}  # the round of the last turn that was taken, by client
+        self._like = self.server.weights | ({} if self.terms.own is not None else self.server.buffers)
+        self._shapes = {name: tuple(value.shape) for name, value in self._like.items()}
+        self._dense = sum(value.numel() * value.element_size() for value in self._like.values())
+
+    def _updates(self, number: int, drawn: Drawn, faults: dict[int, Fault]) -> Iterator[tuple[int, Rows, Update]]:
+        """What comes back from every client that answers before the deadline, as it comes."""
+        rows = dict(zip(drawn.clients, drawn.rows, strict=True))
+        asked = [client for client in drawn.clients if faults.get(client) not in NO_ANSWER]
+        own = self.turns.choosing(number, self.seed) is not None  # whether clients choose masks of their own
+        self.link.meet()
+        for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, asked)):
+            try:
+                update, squares = self._read(answer, client, own)
+            except Refused as refused:
+                self.ledger.lose(number, client, refused.fault)
+                self.ledger.traffic.known[client] = -1  # it may have lost its mask
+                continue
+            yield client, rows[client], update
+            if squares and self.taken.get(client) == number:
+                self.server.add_squares(squares, len(self.terms.shares[client]))
+
+    def _questions(self, number: int, clients: list[int]) -> Iterator[tuple[int, RecordDict]]:
+        """Everybody gets the same model, and the mask as bits who does not have it."""
+        server, traffic = self.server, self.ledger.traffic
+        mask = server.model.mask
+        inside = bool(mask) and self.terms.broadcast != "dense"
+        model = packed(model=encode(server.received, inside=mask if inside else None))
+        both = ArrayRecord({**model, **packed(mask=encode_mask(mask))}) if mask else model
+        for client in clients:
+            whole = bool(mask) and traffic.known[client] != traffic.version
+            record = both if whole else model
+            traffic.known[client] = traffic.version
+            traffic.down[client] += size_of(record)
+            told: dict[str, Any] = {
+                "round": number,
+                "client": client,
+                "taken": self.taken.get(client, 0),
+                "inside": inside,
+            }
+            told |= {"version": traffic.version if mask else -1, "key": self.key, "task": self.task}
+            yield client, RecordDict({"model": record, "turn": ConfigRecord(told)})
+
+    def _read(self, answer: RecordDict | Fault, client: int, own: bool) -> tuple[Update, Params]:
+        """An update and its squares out of an answer, of which nothing is believed."""
+        if isinstance(answer, str):
+            raise Refused(answer)
+        try:
+            update, squares = self._decoded(answer.array_records["update"], client, own)
+            told = answer.metric_records.get("withheld")
+            shares = (
+                [torch.tensor(float(str(told[name])), dtype=torch.float64) for name in Rates._fields] if told else []
+            )
+            return update._replace(rates=Rates(*shares) if shares else None), squares
+        except (KeyError, ValueError):
+            raise Refused("damaged") from None
+        except WrongInput as error:
+            log.warning("the update of client %s is left out: %s", client, error)
+            raise Refused("shape" if "shape" in error.message else "damaged") from error
+
+    def _decoded(self, record: ArrayRecord, client: int, own: bool) -> tuple[Update, Params]:
+        """Whether its numbers are finite is seen where an update is added; squares are seen to here."""
+        size, terms, mask = size_of(record), self.terms, self.server.model.mask
+        self.ledger.traffic.up[client] += size
+        if size > (2 if self.server.squares else 1) * self._dense + self._dense // 8 + SLACK:
+            raise Refused("size")
+        given = unpacked(record)
+        weights = {name: tuple(value.shape) for name, value in self.server.weights.items()}
+        whole = decode(given.get("values", b""), self._shapes, inside=mask if mask and not own else None)
+        sent = decode_mask(given["sent"], weights) if "sent" in given else None
+        squares = decode(given.get("squares", b""), weights) if self.server.squares else {}
+        if any(value.dtype != self._like[name].dtype for name, value in (whole | squares).items()):
+            raise Refused("damaged")
+        if squares and not bool(alive_of(squares)):
+            raise Refused("nan")
+        values, buffers = (
+            {n: v.to(self.device) for n, v in whole.items() if (n in weights) == part} for part in (True, False)
+        )
+        if sent is None and (own or terms.averaging == "coverage"):
+            sent = dict(mask)
+        return Update(values, buffers, sent, own, {}, {}, {}), squares
+
+    def _keep(self, client: int, state: Params, alive: Tensor | None) -> None:
+        """The server took this client's turn."""
+        self.taken[client] = self.number + 1
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """Everything of the server; clients keep their own."""
+        tensors, data = super().state()
+        return tensors, data | {"taken": {str(client): number for client, number in self.taken.items()}}
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        super().load(tensors, data)
+        self.taken = {int(client): number for client, number in data["taken"].items()}
+        self.ledger.traffic.known = [-1] * len(self.terms.shares)
+
+
+class Refused(Exception):
+    """An update that is left out."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault

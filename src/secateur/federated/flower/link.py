@@ -1,0 +1,100 @@
+"""Questions to the clients of a federation over Flower's Grid, and their answers as a stream, until a deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from secateur.federated.faults import Fault
+
+FEW = 4  # answers that are fetched, and held, at once
+PAUSE = 0.2  # seconds between two looks for answers
+HELLO = "query"  # the type of the message that asks a node which client it is
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """Knows which node is which client.
+
+    A node says by its node-config which client it is (partition-id); one that does not say is given a free number.
+    """
+
+    def __init__(self, grid: Grid, clients: int, deadline: float, patience: float = 60.0) -> None:
+        self.grid, self.clients, self.deadline, self.patience = grid, clients, deadline, patience
+        self.nodes: dict[int, int] = {}  # by client
+        self._met: set[int] = set()
+        self._waited = False
+
+    def meet(self) -> None:
+        """Greet nodes that are new; before the first round wait for all of them, but not for ever."""
+        end = time.monotonic() + (0.0 if self._waited else self.patience)
+        self._waited = True
+        while True:
+            online = set(self.grid.get_node_ids())
+            self._greet(sorted(online - self._met))
+            self._met &= online
+            self.nodes = {client: node for client, node in self.nodes.items() if node in online}
+            if len(self.nodes) >= self.clients or time.monotonic() >= end:
+                return
+            time.sleep(PAUSE)
+
+    def ask(self, kind: str, contents: Iterable[tuple[int, RecordDict]]) -> Iterator[tuple[int, RecordDict | Fault]]:
+        """Ask clients, and give what each answers as it comes, or why there is no answer."""
+        asked: list[tuple[int, int, RecordDict]] = []
+        for client, content in contents:
+            if client in self.nodes:
+                asked.append((client, self.nodes[client], content))
+            else:
+                yield client, "absent"
+        yield from self._ask(kind, asked)
+
+    def _greet(self, nodes: list[int]) -> None:
+        self._met |= set(nodes)
+        said: dict[int, int] = {}
+        content = RecordDict({"turn": ConfigRecord({"hello": True})})
+        for node, answer in self._ask(HELLO, ((node, node, content) for node in nodes)):
+            if isinstance(answer, str):
+                self._met.discard(node)  # to be greeted again
+            else:
+                said[node] = int(str(answer.config_records["turn"]["client"]))
+        silent = [node for node, client in said.items() if client < 0]
+        for node, client in said.items():
+            if client >= self.clients or self.nodes.get(client, node) != node:
+                log.warning(
+                    "node %s says that it is client %s, and there is no such place; it is left out", node, client
+                )
+            elif client >= 0:
+                self.nodes[client] = node
+        free = iter(sorted(set(range(self.clients)) - set(self.nodes)))
+        self.nodes |= dict(zip(free, silent, strict=False))
+
+    def _ask(self, kind: str, asked: Iterable[tuple[int, int, RecordDict]]) -> Iterator[tuple[int, RecordDict | Fault]]:
+        waiting: dict[str, int] = {}
+        for who, node, content in asked:  # pushed one by one: Flower keeps what is the same in several only once
+            message = Message(content, node, kind, ttl=self.deadline + 60)
+            pushed = [ident for ident in self.grid.push_messages([message]) if ident]
+            if pushed:
+                waiting[pushed[0]] = who
+            else:
+                yield who, "absent"
+        end = time.monotonic() + self.deadline
+        while waiting and time.monotonic() < end:
+            before, idents = len(waiting), list(waiting)
+            for first in range(0, before, FEW):
+                for reply in self.grid.pull_messages(idents[first : first + FEW]):
+                    who = waiting.pop(reply.metadata.reply_to_message_id)
+                    yield who, self._content(reply)
+            if len(waiting) == before:
+                time.sleep(PAUSE)
+        for who in waiting.values():
+            yield who, "late"
+
+    def _content(self, reply: Message) -> RecordDict | Fault:
+        if not reply.has_error():
+            return reply.content
+        log.warning("a client answered with an error: %s", reply.error.reason)
+        return "error"

@@ -1,0 +1,146 @@
+"""A client's turn on its own machine: what it is sent, what it keeps at home, and what it sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from torch import Generator, nn
+
+from secateur import tree
+from secateur.chance import derive
+from secateur.defenses.withholding import rates
+from secateur.errors import WrongInput
+from secateur.federated.base import BasePruning
+from secateur.federated.crowd import Crowd, Given, Model
+from secateur.federated.flower.records import keep, kept, packed, unpacked
+from secateur.federated.observing import flat
+from secateur.federated.sampling import sampler_of
+from secateur.federated.terms import Terms
+from secateur.federated.turns import Rows, Turns, Update
+from secateur.functional import joined, split
+from secateur.interfaces import Batch, Mask, Params
+from secateur.pruning.masks import weights_of
+from secateur.wire import decode, decode_mask, encode, encode_mask
+
+HOME = "secateur.home"  # of the records in a client's context: whose state it is, and of which rounds
+STATE, BEFORE, MASK = "secateur.state", "secateur.before", "secateur.mask"
+
+
+class Received:
+    """What a client knows of the server: the model that it was sent, and how it prunes."""
+
+    def __init__(self, net: nn.Module, base: BasePruning, model: Model) -> None:
+        self.net, self.base, self.model = net, base, model
+        self.prunes, self.weights = base.rate > 0, model.params
+        whole = {name: torch.ones_like(self.weights[name], dtype=torch.bool) for name in weights_of(net)}
+        self.mask: Mask = model.mask if self.prunes else whole
+
+    @property
+    def received(self) -> Params:
+        """Parameters and buffers."""
+        return joined(self.net, self.model.params | self.model.buffers)
+
+
+class Clients:
+    """The clients' side of a federation: takes the turn of whichever client it is asked for."""
+
+    def __init__(self, net: nn.Module, train: Batch, terms: Terms, seed: int, device: torch.device) -> None:
+        self.net, self.terms, self.seed, self.device = net, terms, seed, device
+        self.train = train.to(device)
+        self.base = terms.base.bound(net, tuple(train.inputs.shape[1:]))
+        self.sampler = sampler_of(terms, seed, device)
+        self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
+
+    def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> Update:
+        """One client's turn in a round, as it is in process: by the same draws from the same seed."""
+        drawn, terms = self.sampler(number), self.terms
+        place = drawn.clients.index(client)
+        rows = drawn.rows[place]
+        params, buffers = split(self.net, state)
+        server = Received(self.net, self.base, Model(params, buffers, mask))
+        turns = Turns(self.net, terms, server, self.examples)
+        crowd = Crowd(self.net, self.train, server.model, terms.local, terms.own, "sequential")
+        crowd.summing, choose = turns.sums, turns.choosing(number, self.seed)
+        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
+        held = turns.init() if kept is None else kept
+        chance = {} if terms.own is None else terms.own.noise(params, len(rows), rng)
+        noise = crowd.noise(rows, rng) if terms.own is None else []
+        one = Given(rows, turns.start(held), held, noise, chance)
+        plain = ((made, None) for made in crowd([one]))
+        made, own = next(plain if choose is None else crowd.readjusted([one], lambda _, w, g: choose(place, w, g)))
+        return turns.update(made, own, one, number, derive(self.seed, "defense", number, client))
+
+    def examples(self, rows: Rows) -> Batch:
+        """The examples of all steps in their order."""
+        return self.train.take(flat(rows).to(self.device))
+
+    def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
+        """What a client answers to a message, with what it keeps at home in its context."""
+        turn, sent = content.config_records["turn"], unpacked(content.array_records["model"])
+        number, client, taken = (int(str(turn[name])) for name in ("round", "client", "taken"))
+        _settle(home, str(turn["key"]))
+        mask = _mask(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
+        inside = mask if turn["inside"] else None
+        state = tree.to(decode(sent["model"], self.shapes, inside=inside), self.device)
+        update = self.turn(number, client, state, tree.to(mask, self.device), _last(home, taken, self.device))
+        if update.state:
+            _remember(home, number, update.state)
+        found = RecordDict({"update": packed(**self._messages(update, mask))})
+        if update.withheld:
+            shares = rates(update.withheld, mask)._asdict()
+            found["withheld"] = MetricRecord({name: float(value) for name, value in shares.items()})
+        return found
+
+    def _messages(self, update: Update, mask: Mask) -> dict[str, bytes]:
+        """An update as bytes; which entries were sent only where the server could not know."""
+        inside = mask if mask and not update.own_mask else None
+        found = {"values": encode(update.values | update.buffers, inside=inside)}
+        covers = bool(update.withheld) and self.terms.averaging == "coverage"
+        if update.sent is not None and (update.own_mask or covers):
+            found["sent"] = encode_mask(update.sent)
+        if self.base.wants_squares:
+            found["squares"] = encode({name: value.square() for name, value in update.summed.items()})
+        return found
+
+
+def _settle(home: RecordDict, key: str) -> None:
+    """Forget what was kept for another federation."""
+    if HOME not in home.config_records or home.config_records[HOME]["key"] != key:
+        for name in list(home):
+            del home[name]
+        home[HOME] = ConfigRecord({"key": key, STATE: 0, BEFORE: 0, MASK: -1})
+
+
+def _mask(home: RecordDict, sent: bytes | None, version: int, shapes: dict[str, tuple[int, ...]]) -> Mask:
+    """The mask of a version: sent with the message, or kept from an earlier one."""
+    if version < 0:
+        return {}
+    told: Any = home.config_records[HOME]
+    if sent is not None:
+        home[MASK] = packed(mask=sent)
+        told[MASK] = version
+    if told[MASK] != version:
+        raise WrongInput("mask", "of this round was never received here")
+    return decode_mask(unpacked(home.array_records[MASK])["mask"], shapes)
+
+
+def _last(home: RecordDict, taken: int, device: torch.device) -> Params | None:
+    """The state after the round whose update the server took last; a turn that it did not take never was."""
+    told = home.config_records[HOME]
+    for name in (STATE, BEFORE):
+        if told[name] == taken and taken:
+            found = kept(home, name)
+            return None if found is None else tree.to(found, device)
+    return None
+
+
+def _remember(home: RecordDict, number: int, state: Params) -> None:
+    """Keep the state after this round, and the one before it, in case that the server does not take this turn."""
+    told: Any = home.config_records[HOME]
+    if told[STATE] != number and STATE in home:
+        home[BEFORE] = home.array_records[STATE]
+        told[BEFORE] = told[STATE]
+    keep(home, STATE, state)
+    told[STATE] = number
