@@ -65,19 +65,18 @@ def test_what_the_attacker_knows(size, printed, known):
     assert known_count(size, printed=True) == min(3, size // 100)
 
 
-@given(st.integers(5, 400), st.integers(5, 400), st.booleans())
+@given(st.integers(5, 400), st.integers(8, 400), st.booleans())
 def test_as_many_members_as_others_and_nobody_twice(inside, outside, whole):
     found = trial(torch.arange(inside), inside + torch.arange(outside), derive(0, "trial"), whole=whole)
-    assert len(found.members) == len(found.nonmembers) <= inside
-    assert found.members.max() < inside <= found.nonmembers.min()
-    assert set(found.known.tolist()) <= set(range(inside))
-    for one, other in ((found.known_outside, found.nonmembers), *([] if whole else [(found.known, found.members)])):
+    assert len(found.members) == len(found.nonmembers) == min(inside - len(found.known) * (not whole), outside // 2)
+    assert found.members.max() < inside <= min(found.nonmembers.min(), found.own.min())
+    assert set(found.known.tolist()) <= set(range(inside)) and len(found.known_outside) == len(found.known)
+    for one, other in ((found.own, found.nonmembers), *([] if whole else [(found.known, found.members)])):
         assert not set(one.tolist()) & set(other.tolist())
-    assert len(found.members) == min(inside if whole else inside - len(found.known), outside - len(found.known))
 
 
 def test_ten_thousand_are_asked_at_most_and_a_client_can_be_too_small():
     found = trial(torch.arange(17_020), torch.arange(20_000, 30_000), derive(0, "trial"))
-    assert (len(found.known), len(found.members), len(found.nonmembers)) == (170, 5000, 5000)
+    assert (len(found.known), len(found.members), len(found.nonmembers), len(found.own)) == (170, 5000, 5000, 5000)
     with pytest.raises(WrongInput, match="too few"):
         trial(torch.arange(3), torch.arange(10, 20), derive(0, "trial"))
