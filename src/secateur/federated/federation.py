@@ -109,7 +109,7 @@ class Federation:
     def _gathered(self, number: int, drawn: Drawn, sizing: bool, evaluating: bool) -> tuple[Average, dict[str, float]]:
         """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
         terms, server, faults = self.terms, self.server, self._faults(number, drawn)
-        average, waits = server.average(), self.waits
+        average, waits, looked = server.average(), self.waits, self.panel.looks(number)
         arrived: list[Arrived] = []
         alive: list[Tensor] = []
         sizes: list[Tensor] = []
@@ -129,10 +129,12 @@ class Federation:
             if sizing and not arrived:
                 inside = {} if update.own_mask else server.model.mask
                 self.ledger.traffic.measure_update(whole, server.weights, inside)
-            arrived.append(Arrived(client, rows, values, update.buffers))
+            held = (values, update.buffers) if looked else ({}, {})  # else it is let go: a round is a stream
+            arrived.append(Arrived(client, rows, *held))
             alive += [] if waits else [fine]
             sizes += [value_bytes(whole)] if self.turns.varies else []
-            shares += [rates(update.withheld, server.mask)] if evaluating and update.withheld else []
+            if evaluating and (update.withheld or update.rates):
+                shares.append(update.rates or rates(update.withheld, server.mask))
         self.panel.show(number, drawn, arrived, average)
         self.ledger.arrive(number, [one.client for one in arrived], alive, sizes if self.turns.varies else None)
         means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]

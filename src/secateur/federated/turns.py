@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.chance import derive
-from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
+from secateur.defenses.withholding import Rates, nothing_saved, reloaded, saved, sent
 from secateur.federated.base import BasePruning
 from secateur.federated.crowd import Choose, Given, Model
 from secateur.federated.local import Sent, Trained
@@ -31,6 +31,7 @@ class Update(NamedTuple):
     summed: Params  # the dense gradients, of which PruneFL's clients send the squares
     state: Params  # stays at home
     withheld: Mask  # likewise; empty where no rule withholds
+    rates: Rates | None = None  # how much that is, of a client elsewhere that tells no more
 
 
 class Sender(Protocol):
