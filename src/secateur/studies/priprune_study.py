@@ -1,0 +1,113 @@
+"""What a study of priprune is, and how it is run: its federations into one run's folder, then a table beside the paper.
+
+Started again it goes on where it was. Federations that two studies share are run once where they share a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secateur.bench import device_of
+from secateur.catalogue import Choice, Method
+from secateur.config import Federate, dump, read
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.federating import check_federate, measure
+from secateur.paging import page_afterwards
+from secateur.rows import Row
+from secateur.runs import Run, open_run
+from secateur.studies.claims import Finding
+from secateur.studies.priprune_found import Seen
+from secateur.studies.priprune_setting import Federations, Ready, Scale, Setting, scale_of
+from secateur.studies.tables import Line, Table
+
+Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
+Steps = Callable[[Scale], Sequence[Federations]]
+Also = Callable[[Scale, Run, Federate, Dataset, torch.device, int, Choice], None]
+INTERVALS = {
+    True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
+    "accuracies have Wilson's. Another seed may differ by more.",
+    False: "Values are means over seeds, with Student's 95 % intervals over them.",
+}
+
+
+@dataclass(frozen=True)
+class FederatedStudy:
+    """What one figure or table needs: federations at a scale, and how their rows become the table."""
+
+    tabulate: Tabulate
+    steps: Steps
+    also: Also | None = None  # what else is measured of every federation
+
+    def conduct(
+        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+    ) -> Table:
+        """Run all federations for every seed into `out`, and make the table."""
+        size = scale_of(scale, overrides)
+        asked = read(Federate, None, {name: given.get(name) for name in ("seeds", "device")})
+        steps, device = self.steps(size), device_of(asked)
+        setting = Setting(size, given, asked.seeds, tuple(step.data for step in steps))
+        torch.set_num_threads(size.threads)
+        ready = [each for step in steps for each in setting.configs(step)]
+        if not ready:
+            raise WrongInput("data", f"nothing of {entry.name} is run on this data set; give another")
+        for each in ready:
+            check_federate(each.config, each.data, device)
+        told = {name: str(given[name]) for name in ("data", "model") if given.get(name) is not None}
+        kept = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
+        with page_afterwards(out), open_run(out, "study", plain(kept), device=str(device), seeds=asked.seeds) as run:
+            _run(run, ready, device, asked.seeds, None if self.also is None else partial(self.also, size))
+        tested = {each.data.name: len(each.data.inputs) - each.data.train_size for each in ready}
+        stands = {(each.config.model, each.data.name): each.paper for each in ready}
+        lines, findings = self.tabulate(Seen(run.rows, tested, stands))
+        facts = {"study": entry.name, "scale": scale} | _facts(size, run.rows, ready) | {"seeds": asked.seeds}
+        return Table(entry.summary, facts, lines, findings, INTERVALS[len(asked.seeds) == 1])
+
+
+def plain(value: Any) -> Any:
+    """As YAML has it: tuples are lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _run(
+    run: Run,
+    ready: Sequence[Ready],
+    device: torch.device,
+    seeds: Sequence[int],
+    also: Callable[..., None] | None,
+) -> None:
+    done = set()  # a federation that two steps share is run once
+    for seed in seeds:
+        for config, data, _ in ready:
+            for base in config.base_pruning:
+                for defense in config.defense:
+                    alone = config.model_copy(update={"base_pruning": [base], "defense": [defense], "seeds": [seed]})
+                    if (key := str(dump(alone))) not in done:
+                        done.add(key)
+                        measure(config, run, data, device, seed, base, defense)
+                        if also is not None:
+                            also(run, config, data, device, seed, base)
+
+
+def _facts(size: Scale, rows: Sequence[Row], ready: Sequence[Ready]) -> dict[str, Any]:
+    """What the numbers hold for: what stands for the paper's data and networks, and how much less was done."""
+
+    def told(values: Iterable[Any]) -> list[Any]:
+        return list(dict.fromkeys(values))
+
+    configs = [each.config for each in ready]
+    facts: dict[str, Any] = {"data": told(each.data.name for each in ready), "model": told(c.model for c in configs)}
+    facts |= {} if size.examples is None else {"examples": size.examples}
+    clients = told(str(row.extra["clients"]) for row in rows if "clients" in row.extra)
+    facts |= {"clients": f"{size.per_round} of {' or '.join(clients)} a round"}
+    facts |= {"batch": told(c.batch_size for c in configs), "loss": configs[0].loss}
+    facts |= {"rounds": told(c.rounds for c in configs), "attacked every": told(c.attack_every for c in configs)}
+    return facts | {"victims": told(c.attack_clients for c in configs), "iterations": size.iterations}
