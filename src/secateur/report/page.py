@@ -11,7 +11,7 @@ from typing import Any
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
 from secateur.limits import check
-from secateur.report import defended, federation, inversion, measures, sections
+from secateur.report import defended, federation, inversion, measures, sections, theory
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
@@ -87,6 +87,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "balance": defended.balance(rows),
         "epochs": defended.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
+        "theory": theory.beside_measured(rows),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FEMNIST, CIFAR10 = "femnist", "cifar10"
+BASE_RATE = 0.3  # where something else varies
 
 
 @dataclass(frozen=True)
