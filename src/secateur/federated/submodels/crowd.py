@@ -1,0 +1,185 @@
+"""The clients of a round, of several widths and sizes: one by one on a CPU, stacked by width on a GPU.
+
+| way        | how                                                                                                  |
+|------------|------------------------------------------------------------------------------------------------------|
+| sequential | one client after the other, channels_last                                                             |
+| stacked    | clients of one width in one vmap, step by step; on a GPU each form of a step is a CUDA graph           |
+
+Stacked clients have lanes in the order of their sizes. A step of full batches takes the lanes that still have one: the
+first k. Then every last, partial batch is a step of its own, with those of equal length. So nothing is ever padded.
+In float64 both ways are equal to 1e-9 over an epoch, but for biases before a BatchNorm, whose gradient is round-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Self
+
+import torch
+from torch import Tensor, vmap
+
+from secateur.errors import unknown
+from secateur.federated.crowd import WAYS
+from secateur.federated.graphs import Captured
+from secateur.federated.submodels.terms import Adam
+from secateur.federated.submodels.turning import Job, Made, Moments, Narrow, adam_, batches, scales
+from secateur.interfaces import Batch
+from secateur.precision import tf32
+from secateur.prediction import arranged
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What a step of some lanes is given: what a graph copies in."""
+
+    rows: Tensor  # (lanes, B)
+    scales: Tensor  # (lanes, 2) Adam's step size and root
+    noise: tuple[Tensor, ...]
+
+    def tensors(self) -> list[Tensor]:
+        """In a fixed order."""
+        return [self.rows, self.scales, *self.noise]
+
+    def clone(self) -> Self:
+        """The same in memory of its own."""
+        return type(self)(self.rows.clone(), self.scales.clone(), tuple(each.clone() for each in self.noise))
+
+
+class Crowd:
+    """Runs the turns of a round's clients."""
+
+    def __init__(self, data: Batch, local: Adam, way: str = "auto") -> None:
+        if way not in WAYS:
+            raise unknown("way", way, WAYS)
+        self.data, self.local = data, local
+        self.stacks = way == "stacked" or (way == "auto" and data.inputs.device.type == "cuda")
+        self.narrow: dict[str, Narrow] = {}
+        self._stacked: dict[tuple[str, int, bool], _Stack] = {}
+        self.pool: Any = None  # of all graphs, which run one at a time
+
+    def add(self, narrow: Narrow) -> str:
+        """Let clients of a width take part; returns its key."""
+        return self.narrow.setdefault(narrow.key, narrow).key
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Made]:
+        """Every client's turn, in order."""
+        if not self.stacks:
+            with tf32(True):
+                return [self._alone(job) for job in jobs]
+        found: dict[int, Made] = {}
+        lanes = sorted(range(len(jobs)), key=lambda i: (jobs[i].key, jobs[i].owned is None, *self._order(jobs[i])))
+        for (key, free), group in groupby(lanes, key=lambda i: (jobs[i].key, jobs[i].owned is None)):
+            places = list(group)
+            form = (key, len(places), free)
+            if form not in self._stacked:
+                self._stacked[form] = _Stack(self, self.narrow[key], len(places), free)
+            with tf32(True):
+                made = self._stacked[form]([jobs[i] for i in places])
+            found |= dict(zip(places, made, strict=True))
+        return [found[i] for i in range(len(jobs))]
+
+    def _order(self, job: Job) -> tuple[int, int]:
+        """Lanes with most full batches first, then by what is left."""
+        sizes = [len(rows) for rows in batches(job.epochs[0], self.local.batch_size)]
+        return -sizes.count(self.local.batch_size), -sizes[-1]
+
+    def _alone(self, job: Job) -> Made:
+        narrow, flat = self.narrow[job.key], job.start.detach().clone().requires_grad_()
+        first, second, number = job.moments or Moments(torch.zeros_like(flat), torch.zeros_like(flat), 0)
+        first, second = first.clone(), second.clone()
+        for rows in (rows for epoch in job.epochs for rows in batches(epoch, self.local.batch_size)):
+            inputs, labels = self.batch(rows.to(self.data.inputs.device))
+            inputs = arranged({"": inputs})[""]
+            noise = narrow.noise(flat, self.data.inputs, len(rows), job.rng)
+            loss = narrow.loss(flat, inputs, labels, job.owned, *noise)
+            (grad,) = torch.autograd.grad(loss, flat)
+            number += 1
+            adam_(flat, grad, first, second, *scales(self.local, number), self.local)
+        return Made(flat.detach(), Moments(first, second, number))
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples of some rows."""
+        return self.data.inputs[rows], self.data.labels[rows]
+
+
+class _Stack:
+    """So many lanes of one width, in memory that stays where it is."""
+
+    def __init__(self, crowd: Crowd, narrow: Narrow, lanes: int, free: bool) -> None:
+        self.crowd, self.narrow, self.local, self.free = crowd, narrow, crowd.local, free
+        self.device = crowd.data.inputs.device
+        size, like = sum(value.numel() for value in narrow.net.parameters()), crowd.data.inputs
+        self.flat, self.first, self.second = torch.zeros(3, lanes, size, dtype=like.dtype, device=self.device)
+        self.owned: Tensor | None = None
+        self._steps: dict[tuple[int, int], Callable[[_Step], None]] = {}
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Made]:
+        """Every lane's turn."""
+        self._begin(jobs)
+        numbers = [0 if job.moments is None else job.moments.steps for job in jobs]
+        for epoch in zip(*(job.epochs for job in jobs), strict=True):
+            lanes = [batches(rows.to(self.device), self.local.batch_size) for rows in epoch]
+            for first, last, rows in _together(lanes, self.local.batch_size):
+                for i in range(first, last):
+                    numbers[i] += 1
+                sizes = [scales(self.local, numbers[i]) for i in range(first, last)]
+                self._step(first, last, jobs[first:last], torch.stack(rows), torch.tensor(sizes))
+        copies = (each.detach().clone() for each in (self.flat, self.first, self.second))
+        return [Made(flat, Moments(*rest)) for flat, *rest in zip(*copies, numbers, strict=True)]
+
+    @torch.no_grad()
+    def _begin(self, jobs: Sequence[Job]) -> None:
+        for lane, job in enumerate(jobs):
+            self.flat[lane].copy_(job.start)
+            if job.moments is None:
+                self.first[lane].zero_(), self.second[lane].zero_()
+            else:
+                self.first[lane].copy_(job.moments.first), self.second[lane].copy_(job.moments.second)
+        owned = [job.owned for job in jobs if job.owned is not None]
+        if owned and self.owned is None:
+            self.owned = torch.stack(owned)
+        elif owned and self.owned is not None:
+            self.owned.copy_(torch.stack(owned))
+
+    def _step(self, first: int, last: int, jobs: Sequence[Job], rows: Tensor, sizes: Tensor) -> None:
+        drawn = [self.narrow.noise(self.flat[0], self.crowd.data.inputs, rows.shape[1], job.rng) for job in jobs]
+        noise = tuple(torch.stack(each) for each in zip(*drawn, strict=True))
+        given = _Step(rows, sizes.to(self.device, self.flat.dtype), noise)
+        step = self._steps.get((first, last))
+        if step is None:
+            plain = partial(self._update, first, last)
+            step = self._steps[first, last] = Captured(plain, self.device) if self.device.type == "cuda" else plain
+        if isinstance(step, Captured):
+            step.pool = step.pool or self.crowd.pool
+            step(given)
+            self.crowd.pool = step.pool
+        else:
+            step(given)
+
+    def _update(self, first: int, last: int, given: _Step) -> None:
+        flat = self.flat[first:last].detach().requires_grad_()
+        owned = None if self.owned is None else self.owned[first:last]
+        lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in given.noise))
+        inputs, labels = self.crowd.batch(given.rows)
+        losses = vmap(self.narrow.loss, in_dims=lanes)(flat, inputs, labels, owned, *given.noise)
+        (grad,) = torch.autograd.grad(losses.sum(), flat)  # a sum's gradient holds each lane's own
+        step, root = given.scales[:, :1], given.scales[:, 1:]
+        adam_(flat, grad, self.first[first:last], self.second[first:last], step, root, self.local)
+
+
+def _together(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[int, int, list[Tensor]]]:
+    """The steps of an epoch: (first lane, last lane, their rows); lanes come with most full batches first."""
+    full = [sum(len(rows) == size for rows in lane) for lane in lanes]
+    for step in range(max(full)):
+        count = sum(number > step for number in full)
+        yield 0, count, [lane[step] for lane in lanes[:count]]
+    rest = [lane[number:] for lane, number in zip(lanes, full, strict=True)]
+    first = 0
+    for length, group in groupby(rest, key=lambda left: len(left[0]) if left else 0):
+        last = first + len(list(group))
+        if length:
+            yield first, last, [left[0] for left in rest[first:last]]
+        first = last

@@ -1,0 +1,256 @@
+"""Rounds over sub-models: cut, train, send, average each cell over those who trained it (mapp_fl Figure 2).
+
+Read `begin` and `finish` first: a round's turns go out, and come back. In between a crowd trains them, of this
+federation alone or of several together (together.py). Chance depends on the seed and the round's number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur import tree
+from secateur.chance import derive
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.federated.averaging import alive_of
+from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
+from secateur.federated.federation import Round
+from secateur.federated.ledger import Ledger
+from secateur.federated.submodels.crowd import Crowd
+from secateur.federated.submodels.cutting import Asked, Cut, Structure, flat_of, params_of
+from secateur.federated.submodels.judging import Judge
+from secateur.federated.submodels.narrow import narrowed, static
+from secateur.federated.submodels.sending import Sender, Sent
+from secateur.federated.submodels.sizes import Sizes
+from secateur.federated.submodels.terms import Terms
+from secateur.federated.submodels.turning import Job, Made, Narrow
+from secateur.functional import joined
+from secateur.interfaces import Batch, Params
+from secateur.models.create import check
+
+
+class Seen(NamedTuple):
+    """What an observer is shown of one client in one round; `rows` is the truth for whoever evaluates it."""
+
+    round: int
+    client: int
+    rate: float  # the share of the server's channels
+    net: nn.Module  # the structure of its model
+    received: Params
+    sent: Params  # what an attacker sees
+    channels: dict[str, Tensor]  # layer -> the outputs that it keeps, in the server's numbers
+    rows: Tensor  # of the data's train part: all that the client holds
+
+
+Observer = Callable[[Seen], None]
+
+
+class _Turn(NamedTuple):
+    client: int
+    cut: Cut
+    received: Tensor
+
+
+class SubmodelFederation:
+    """A federation that can be followed round by round, and put down and taken up between two."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        data: Dataset,
+        terms: Terms,
+        seed: int,
+        device: torch.device | str = "cpu",
+        *,
+        observers: Sequence[tuple[int, Observer]] = (),  # each with the rounds from one look to the next
+        way: str = "auto",
+    ) -> None:
+        check(net, data.input_shape, data.classes)
+        self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
+        self.observers, self.number = observers, 0  # rounds that are done
+        self.rates = terms.used_rates
+        self.structure = Structure(self.net, data.input_shape)
+        self.structure.check(terms.rule, self.rates)
+        self.flat = flat_of(dict(self.net.named_parameters()))
+        inputs, labels = data.batch.to(self.device)
+        whole = Batch(inputs.to(self.flat.dtype), labels)
+        self.train = Batch(*(each[: data.train_size] for each in whole))
+        self.judge = Judge(self.train, Batch(*(each[data.train_size :] for each in whole)), terms)
+        self.crowd = Crowd(self.train, terms.local, way)
+        shape, classes = data.input_shape, data.classes
+        self.keys = {
+            rate: self.crowd.add(
+                Narrow(narrowed(self.net, self.structure, rate, terms.scaler, shape, classes), rate, self.device)
+            )
+            for rate in sorted({*self.rates, 1.0})
+        }
+        self.sender = Sender(terms, self.structure.shapes)
+        self.states: dict[int, Params] = {}
+        self.ledger = Ledger(len(terms.shares), squares=False)
+        self.sizes = Sizes()
+        self.owned = [self._owned(rows, classes) for rows in terms.shares] if terms.own_labels else None
+        self._turns: list[_Turn] = []
+        self._faults: dict[int, Fault] = {}
+
+    def rounds(self) -> Iterator[Round]:
+        """From where it stands to the last one."""
+        while self.number < self.terms.rounds:
+            number = self.number + 1
+            yield self.finish(number, self.crowd(self.begin(number)))
+
+    def model(self) -> Params:
+        """The server's model as it is now: a state_dict of copies."""
+        return joined(self.net, params_of(self.flat, self.structure.shapes) | dict(self.net.named_buffers()))
+
+    def begin(self, number: int) -> list[Job]:
+        """The turns of a round's clients that will answer."""
+        terms, rng = self.terms, derive(self.seed, "clients", number)
+        count = len(terms.shares)
+        clients = sorted(torch.randperm(count, generator=rng)[: terms.per_round or count].tolist())
+        steps = [-(-len(terms.shares[client]) // terms.local.batch_size) * terms.local.epochs for client in clients]
+        self._faults = {}
+        if terms.faults.any:
+            self._faults = terms.faults.draw(clients, steps, self.seed, derive(self.seed, "faults", number))
+        jobs, self._turns = [], []
+        for client in clients:
+            turn = self._received(number, client)
+            params = params_of(turn.received, turn.cut.shapes)
+            self.ledger.traffic.down[client] += self.sizes.model(self.rates[client], params)
+            if (fault := self._faults.get(client)) in NO_ANSWER:
+                self.ledger.lose(number, client, fault)
+                continue
+            self._turns.append(turn)
+            jobs.append(self._job(number, turn))
+        return jobs
+
+    @torch.no_grad()
+    def finish(self, number: int, made: Sequence[Made]) -> Round:
+        """Average what came back, and evaluate where it is time."""
+        last = number == self.terms.rounds
+        judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the server moves on
+        total, count = torch.zeros(2, *self.flat.shape).to(self.flat)
+        for turn, one in zip(self._turns, made, strict=True):
+            self._arrived(number, turn, one, total, count)
+        missing = self.flat if self.terms.uncovered == "keep" else torch.zeros_like(self.flat)
+        self.flat = torch.where(count > 0, total / count, missing)
+        self.number, self._turns = number, []
+        if not (last or number % self.terms.evaluate_every == 0):
+            return Round(number)
+        found = self.judge(self.crowd.narrow[self.keys[1.0]], self.flat, self.terms.shares)
+        found |= {"covered": float((count > 0).double().mean()), "parameters": float(len(self.flat))}
+        return Round(number, self.ledger.measures(number, found, last) + judged)
+
+    def _received(self, number: int, client: int) -> _Turn:
+        rate = self.rates[client]
+        cut = self.structure.cut(self.terms.rule, Asked(client, len(self.rates), number), rate)
+        return _Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index.to(self.device)])
+
+    def _job(self, number: int, turn: _Turn) -> Job:
+        client, share = turn.client, self.terms.shares[turn.client]
+        rng = derive(self.seed, "rows", number, client)
+        epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
+        noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
+        narrow, _, start = self._begun(number, client)
+        return Job(narrow.key, start, epochs, noise, None if self.owned is None else self.owned[client])
+
+    def _begun(self, number: int, client: int) -> tuple[Narrow, Cut, Tensor]:
+        """A client's width and channels in a round, and the model that it begins with."""
+        turn = self._received(number, client)
+        return self._narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
+
+    def _arrived(self, number: int, turn: _Turn, made: Made, total: Tensor, count: Tensor) -> None:
+        """Take over what one client sends, or note why not."""
+        client, shapes = turn.client, turn.cut.shapes
+        narrow, rng = self._narrow(client), derive(self.seed, "defense", number, client)
+        some = self.train.take(self.terms.shares[client][: self.terms.local.batch_size].to(self.device))
+        sent = self.sender(narrow.net, turn.cut, turn.received, made.flat, self._state(client), some, rng)
+        values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
+        wrong = refusal(values, params_of(turn.received, shapes))
+        if wrong is None and not bool(alive_of(values)):
+            wrong = "nan"
+        if wrong is not None:
+            self.ledger.lose(number, client, wrong)
+            return
+        rate, message = self.rates[client], sent.message
+        size = self.sizes.model(rate, values) if message is None else self.sizes.update(rate, message)
+        self.ledger.traffic.up[client] += size
+        if sent.state:
+            self.states[client] = tree.clone(sent.state)
+        weight = 1.0 if self.terms.averaging == "uniform" else float(len(self.terms.shares[client]))
+        covered = self._covered(turn, sent)
+        index = turn.cut.index.to(self.device)
+        if covered is None:
+            total.index_add_(0, index, sent.flat, alpha=weight)
+            count.index_add_(0, index, torch.full_like(sent.flat, weight))
+        else:
+            total.index_add_(0, index, sent.flat * covered, alpha=weight)
+            count.index_add_(0, index, covered, alpha=weight)
+        if self.observed(number):
+            self._observe(number, turn, sent)
+
+    def _covered(self, turn: _Turn, sent: Sent) -> Tensor | None:
+        """(P_c,) 1 where a client's cell counts: what it sent, of the classifier the rows of its own labels."""
+        if self.owned is None:
+            return sent.covered
+        own = self.owned[turn.client]
+        shapes = turn.cut.shapes
+        ends = {f"{name}.{part}" for name in self.structure.outputs for part in ("weight", "bias")}
+        found = {name: torch.ones(shape, dtype=own.dtype, device=own.device) for name, shape in shapes.items()}
+        for name in ends & shapes.keys():
+            found[name] *= own.view(-1, *(1 for _ in shapes[name][1:]))
+        flat = flat_of(found)
+        return flat if sent.covered is None else flat * sent.covered
+
+    def _owned(self, rows: Tensor, classes: int) -> Tensor:
+        """(K,) 1 for the labels that occur among these rows."""
+        found = torch.zeros(classes, dtype=self.flat.dtype, device=self.device)
+        found[self.train.labels[rows.to(self.device)]] = 1
+        return found
+
+    def _narrow(self, client: int) -> Narrow:
+        return self.crowd.narrow[self.keys[self.rates[client]]]
+
+    def _state(self, client: int) -> Params:
+        return self.states[client] if client in self.states else self.sender.init(self.flat)
+
+    def observed(self, number: int) -> bool:
+        """Whether somebody looks at a round's updates."""
+        return any(number % every == 0 for every, _ in self.observers)
+
+    def _observe(self, number: int, turn: _Turn, sent: Sent) -> None:
+        client, shapes = turn.client, turn.cut.shapes
+        net = self._narrow(client).net
+        received, given = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
+        rate, rows = self.rates[client], self.terms.shares[client]
+        for every, observer in self.observers:
+            if number % every == 0:
+                observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows))
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """Everything that the next round depends on, for `load`: tensors, and plain values."""
+        tensors = {"server": self.flat}
+        for client, state in self.states.items():
+            tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
+        return tensors, {
+            "round": self.number,
+            "seed": self.seed,
+            "ledger": self.ledger.state(),
+            "sizes": self.sizes.known,
+        }
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Go on from what `state` gave, in a federation of the same terms, data and seed."""
+        if data["seed"] != self.seed or tensors["server"].shape != self.flat.shape:
+            raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
+        self.flat, self.states = tensors["server"].to(self.flat), {}
+        for name, value in tensors.items():
+            if name.startswith("client."):
+                _, client, key = name.split(".", 2)
+                self.states.setdefault(int(client), {})[key] = value.to(self.device)
+        self.number, self.sizes.known = data["round"], dict(data["sizes"])
+        self.ledger.load(data["ledger"])
