@@ -142,18 +142,24 @@ class Attacker:
 
     def _labels(self, attack: Choice, seen: Seen, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         past = self._history(attack, seen)
-        told = [f"{known.batch_size} examples an update", "how pixels become inputs", "the steps and learning rate"]
+        size = known.batch_size
+        told = [
+            "one example an update" if size == 1 else f"{size} examples an update",
+            "how pixels become inputs",
+            "the steps and learning rate",
+        ]
         told += ["the labels"] if self.tells_labels else []
         told += ["a generator of such pictures"] if known.generator is not None else []
-        told += [f"that the last {len(past) + 1} rounds of a client are of the same rows"] if past else []
         told += [f"that it is the sum of {len(seen.clients)} clients"] if seen.client is None else []
         extra = self.labels["extra"] | more | {"batch_size": known.batch_size, "stage": f"round {seen.round}"}
-        extra |= {"labels": "oracle" if self.tells_labels else "inferred", "knows": ", ".join(told)}
+        extra |= {"labels": "oracle" if self.tells_labels else "inferred"}
         extra |= {"update": sends(known, seen), "threat": attack.method.info["threat"], "active": is_active(attack)}
         if self.orders.history > 1:
             same = all(_same(seen.rows, each.rows, known.local_steps == 1) for each in past)
+            belief = f"that a client's last {len(past) + 1} rounds are of the same rows"
+            told += [belief if same else f"{belief} (wrongly)"] if past else []
             extra |= {"history": len(past) + 1, "same_rows": same}
-        return attack_labels(self.labels, extra, attack)
+        return attack_labels(self.labels, extra | {"knows": ", ".join(told)}, attack)
 
     def state(self) -> tuple[Params, Any]:
         """What was remembered."""

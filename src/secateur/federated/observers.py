@@ -11,9 +11,10 @@ from torch import nn
 from secateur.config import Federate
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.errors import WrongInput
-from secateur.federated.attacker import Attacker
+from secateur.federated.attacker import Attacker, is_active
 from secateur.federated.checkpoint import Story
 from secateur.federated.knowing import check_attacks, knowledge_of
+from secateur.federated.membership import Asker, check_membership
 from secateur.federated.observing import Observer
 from secateur.federated.orders import Orders, check_orders
 from secateur.federated.sampling import sampler_of
@@ -65,6 +66,9 @@ def observers_of(config: Federate, run: Run, watched: Watched) -> list[Observer]
             scoring=Scoring(load_lpips(config.data_folder)),
         )
         found.append(attacker)
+    if config.membership:
+        net, data, terms, labels, story, device = watched
+        found.append(Asker(config.membership, net, data, terms, labels, story, orders, kept, device))
     return found
 
 
@@ -91,6 +95,12 @@ def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: Term
     if not config.attacks and not config.membership:
         return
     check_orders(orders_of(config), terms, seed)
+    if config.membership:
+        check_membership(config.membership, data, terms)
+        if active := [attack for attack in config.attacks if is_active(attack)]:
+            raise WrongInput(
+                "membership", f"asks what clients send, and {active[0].name} has it changed; run them apart"
+            )
     if config.attacks:
         known = knowledge_of(net, data, terms, next(net.parameters()).device)
         if any(map(needs_generator, config.attacks)):
