@@ -184,6 +184,8 @@ def federate(
     view: Annotated[str | None, typer.Option(help="update, or sum: what secure aggregation shows.")] = None,
     iterations: Annotated[str | None, typer.Option(help="Iterations of each attack.")] = None,
     labels: Annotated[str | None, typer.Option(help="inferred, or oracle: the attacker is told them.")] = None,
+    engine: Annotated[str | None, typer.Option(help="here, or flower: in Flower's simulation.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Seconds that a round of flower waits for answers.")] = None,
     evaluate_every: Annotated[str | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
     images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
     seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,

@@ -6,8 +6,10 @@ federated/checkpoint.py what a killed run goes on from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -35,19 +37,32 @@ from secateur.paging import page_afterwards
 from secateur.progress import progress
 from secateur.runs import Row, Run, open_run
 
+if TYPE_CHECKING:
+    from secateur.federated.flower.link import Link
+
 CLIENTS = 20  # where nothing else is said
 
 
-def run_federate(config: Federate, out: Path) -> list[Row]:
-    """Every base pruning under every defense, for every seed, into the folder `out`."""
+def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[Row]:
+    """Every base pruning under every defense, for every seed, into the folder `out`; over a link to Flower's nodes."""
     data, device = loaded(config)
     check_federate(config, data, device)
+    if config.engine == "flower" and link is None:
+        return _simulated(config, out, len(shares_of(config, data, config.seeds[0])), device)
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
             for base in config.base_pruning:
                 for defense in config.defense:
-                    measure(config, run, data, device, seed, base, defense)
+                    measure(config, run, data, device, seed, base, defense, link)
     return run.rows
+
+
+def _simulated(config: Federate, out: Path, clients: int, device: torch.device) -> list[Row]:
+    """The same in Flower's simulation."""
+    from secateur.federated.flower.simulation import simulated
+
+    gpu = device.type == "cuda"
+    return simulated(lambda link: run_federate(config, out, link), clients, config.deadline, gpu)
 
 
 def loaded(config: Federate) -> tuple[Dataset, torch.device]:
@@ -142,22 +157,43 @@ def _check_deadline(terms: Terms, seed: int) -> None:
 
 
 def measure(
-    config: Federate, run: Run, data: Dataset, device: torch.device, seed: int, base: Choice, defense: Defense
+    config: Federate,
+    run: Run,
+    data: Dataset,
+    device: torch.device,
+    seed: int,
+    base: Choice,
+    defense: Defense,
+    link: Link | None = None,
 ) -> None:
     """One federation from its first round to its last, and its rows."""
     terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
     labels, story = labels_of(config.model, data.name, seed, base, defense, terms), Story()
     observers = observers_of(config, run, Watched(net, data, terms, labels, story, device))
-    federation = Federation(net, data, terms, seed, device, observers=observers, way=config.way)
+    made = _engine(config, link, seed, base, defense)
+    federation = made(net, data, terms, seed, device, observers=observers, way=config.way)
     depends = depends_of(federation, data) | {"threads": config.threads, "way": config.way} | attack_key(config)
+    depends |= {} if link is None else {"engine": config.engine}
     try:
         with progress(f"{base}, {defense}, seed {seed}", terms.rounds, rate=True) as advance:
-            _, told = federated(run, federation, story, teller(labels, story, observers, advance), depends)
+            tell = teller(labels, story, observers, advance)
+            _, told = federated(run, federation, story, tell, depends, federation.every)
     except KeyboardInterrupt:
         _add(run, story)  # so that the page shows how far it was
         raise
     _add(run, told)
     run.add([row_of(labels, Measure("seconds", told.seconds, terms.rounds), timing=True)])
+
+
+def _engine(
+    config: Federate, link: Link | None, seed: int, base: Choice, defense: Defense
+) -> Callable[..., Federation]:
+    """What makes a federation: in process, or over a link."""
+    if link is None:
+        return Federation
+    from secateur.federated.flower.app import over
+
+    return over(link, config, seed, base, defense)
 
 
 def _add(run: Run, story: Story) -> None:

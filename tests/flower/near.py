@@ -54,5 +54,5 @@ def over_flower(here, spoil=None, silent=(), deadline=0.5, observers=()):
     """The same federation as one in process, over a Grid."""
     clients = Clients(here.net, here.train, here.terms, here.seed, here.device)
     grid = Near(clients.answer, len(here.terms.shares), spoil, silent)
-    link = Link(grid, len(here.terms.shares), deadline, patience=1)
+    link = Link(grid, deadline, patience=1)
     return FlowerFederation(link, "{}", here.net, here.data, here.terms, here.seed, observers=observers), grid

@@ -155,7 +155,8 @@ def test_an_error_at_a_client_is_named_and_the_mask_is_sent_again():
 
 def test_nodes_that_do_not_say_who_they_are_are_given_numbers():
     grid = Near(None, 4, says=lambda node: {0: 2, 1: -1, 2: -1, 3: 9}[node])
-    link = Link(grid, 3, deadline=0.3, patience=0.5)
+    link = Link(grid, deadline=0.3, patience=0.5)
+    link.clients = 3
     link.meet()
     assert link.nodes == {2: 100, 0: 101, 1: 102}
 
@@ -180,7 +181,8 @@ def test_a_resumed_federation_is_the_same():
     kept = tree.clone(tensors), data
     next(rounds)  # a round that the server forgets, and the clients do not
     again, _ = over_flower(here)
-    again.link = Link(grid, 5, 0.5)
+    again.link = Link(grid, 0.5)
+    again.link.clients = 5
     again.load(*kept)
     run(again), run(here)
     assert near(here.model(), again.model())

@@ -72,6 +72,8 @@ class Federate(Common):
     server_rate: Annotated[float, Field(gt=0)] = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     faults: Faulty = Faulty()
+    engine: Literal["here", "flower"] = "here"  # flower: its simulation; deployed as docs/deploy.md shows
+    deadline: Annotated[float, Field(gt=0)] = 300.0  # seconds that a round of flower waits for answers
     evaluate_every: Annotated[int, Field(ge=1)] = 10
     attack: Annotated[list[OneInversion], BeforeValidator(none_or_many)] = default("none")
     membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(none_or_many)] = default("none")
@@ -112,7 +114,8 @@ class Federate(Common):
         if self.partition == "writer" and self.clients is not None:
             raise WrongInput("clients", "partition writer makes one a writer; leave clients out")
         for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
-            if name in self.model_fields_set and not self.attack and not self.membership:
+            usual = type(self).model_fields[name].get_default(call_default_factory=True)  # a run's own file has all
+            if getattr(self, name) not in (usual, []) and not self.attack and not self.membership:
                 raise WrongInput(
                     "attack", f"must be given with {name}, for example ig; or membership, for example yeom"
                 )

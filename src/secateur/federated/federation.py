@@ -50,6 +50,7 @@ class Federation:
     """A federation that can be followed round by round, and put down and taken up between two."""
 
     exact = False  # whether updates are added up in float64: where clients answer in any order
+    every: float | None = None  # seconds between two savings; None: as checkpoint.py has it
 
     def __init__(
         self,

@@ -13,7 +13,8 @@ import os
 from secateur.errors import require
 
 require("flwr", "flower")
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 for _name, _value in QUIET.items():  # flwr reads them when it is imported
     os.environ.setdefault(_name, _value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,7 +58,11 @@ class FlowerFederation(Federation):
 
     def __init__(self, link: Link, task: str, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self.link, self.task = link, task
+        self.link, self.task, link.clients = link, task, len(self.terms.shares)
+        if link.deployed:
+            self.every = 0.0
+        elif self.turns.init():
+            self.every = math.inf  # what virtual clients keep is gone with the process
         self.key = hashlib.sha256(task.encode()).hexdigest()
         self.ledger = Ledger(len(self.terms.shares), self.server.base.wants_squares)
         self.ledger.traffic = Counted(len(self.terms.shares), self.server.base.wants_squares)

@@ -21,10 +21,12 @@ class Link:
     """Knows which node is which client.
 
     A node says by its node-config which client it is (partition-id); one that does not say is given a free number.
+    `deployed` nodes keep their state when the server's process is started anew, simulated ones do not.
     """
 
-    def __init__(self, grid: Grid, clients: int, deadline: float, patience: float = 60.0) -> None:
-        self.grid, self.clients, self.deadline, self.patience = grid, clients, deadline, patience
+    def __init__(self, grid: Grid, deadline: float, patience: float = 60.0, deployed: bool = False) -> None:
+        self.grid, self.deadline, self.patience, self.deployed = grid, deadline, patience, deployed
+        self.clients = 0  # how many there are to be
         self.nodes: dict[int, int] = {}  # by client
         self._met: set[int] = set()
         self._waited = False

@@ -1,0 +1,93 @@
+"""The two apps of our federations: the client's, the same everywhere, and the server's, of a run configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from secateur.catalogue import Choice, Defense
+from secateur.config import Federate, base_pruning, defense_of_clients, dump, read
+from secateur.federated.federation import Federation
+from secateur.federated.flower.federation import FlowerFederation
+from secateur.federated.flower.link import Link
+from secateur.federated.flower.turn import Clients
+from secateur.interfaces import Batch
+
+
+def task_of(config: Federate, seed: int, base: Choice, defense: Defense) -> str:
+    """One federation of a run, as a client is told of it; the weights it begins with come with the first message."""
+    told = {name: value for name, value in dump(config).items() if name != "weights"}
+    return json.dumps({"config": told, "seed": seed, "base": str(base), "defense": str(defense)}, sort_keys=True)
+
+
+@lru_cache(maxsize=1)  # the processes of a simulation live through many messages
+def clients_of(task: str, own: str) -> Clients:
+    """The clients' side of a task; `own` is JSON of what the node says of its machine: data_folder, device."""
+    from secateur.federating import loaded, network_of, terms_of
+
+    given = json.loads(task)
+    config = read(Federate, None, given["config"] | json.loads(own))
+    data, device = loaded(config)
+    base, defense = base_pruning(given["base"]), defense_of_clients(given["defense"])
+    terms = terms_of(config, data, given["seed"], base, defense)
+    net = network_of(config, data, given["seed"]).to(device)
+    train = Batch(data.inputs[: data.train_size], data.labels[: data.train_size])
+    return Clients(net, train, terms, given["seed"], device)
+
+
+def client_app() -> ClientApp:
+    """Takes turns; what a client keeps stays in its context.
+
+    Of its node-config it reads partition-id, which client it is, and data-folder and device, which are its machine's.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        who = int(context.node_config.get("partition-id", -1))
+        return Message(RecordDict({"turn": ConfigRecord({"client": who})}), reply_to=message)
+
+    @app.train()
+    def turn(message: Message, context: Context) -> Message:
+        names = {"data-folder": "data_folder", "device": "device"}
+        own = {names[name]: value for name, value in context.node_config.items() if name in names}
+        clients = clients_of(str(message.content.config_records["turn"]["task"]), json.dumps(own, sort_keys=True))
+        return Message(clients.answer(message.content, context.state), reply_to=message)
+
+    return app
+
+
+def server_app() -> ServerApp:
+    """Runs the federations of its run configuration over whichever nodes there are, and writes rows and a page."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from secateur.federating import run_federate
+
+        given = dict(context.run_config)
+        out, patience = Path(str(given.pop("out"))), float(given.pop("patience", 60.0))
+        config = config_of(given)
+        run_federate(config, out, Link(grid, config.deadline, patience, deployed=True))
+
+    return app
+
+
+def config_of(given: Mapping[str, Any]) -> Federate:
+    """A run configuration as a run file: local-steps is local_steps, faults.nan a part of faults, "" is not given."""
+    named = {name.replace("-", "_"): value for name, value in given.items() if value != ""}
+    plain = {name: value for name, value in named.items() if "." not in name}
+    parts = [f"{name}={value}" for name, value in named.items() if "." in name]
+    return read(Federate, None, plain | {"engine": "flower"}, parts)
+
+
+def over(link: Link, config: Federate, seed: int, base: Choice, defense: Defense) -> Callable[..., Federation]:
+    """Makes a federation as `Federation(...)` does, whose clients are at the other end of a link."""
+    return partial(FlowerFederation, link, task_of(config, seed, base, defense))
