@@ -88,7 +88,7 @@ class Attacker:
         known = self._told(known, truths)
         targets = [[one.view, *(past.view for past in self._history(attack, one))] for one in seen]
         found: dict[int, Reconstruction] = {}
-        rng = derive(seed, "reconstruct", attack.name, look.round)
+        rng = derive(seed, "reconstruct", look.round)  # all attacks begin at the same pictures
         with progress(f"{attack} on {_who(seen)} in round {look.round}", _length(made), rate=True) as advance:
             found |= made.reconstruct(targets, known, rng, Onlooker(advance))
         seconds = (time.monotonic() - begun) / len(seen)

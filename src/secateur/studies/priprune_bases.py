@@ -17,7 +17,7 @@ NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # the paper's
 def table2(found: Seen) -> tuple[list[Line], list[Finding]]:
     """NMI of base prunings with and without PriPrune."""
     private: Cases = {
-        f"{each.base}, {each.data}": found.less(found.with_defense(each, "none"), each, NMI, SGI)
+        f"{each.base}, {each.model} on {each.data}": found.less(found.with_defense(each, "none"), each, NMI, SGI)
         for each in found.select(defense="priprune")
     }
     findings = [judge("PriPrune reduces NMI on every base pruning", private, "every", unit="")]
@@ -34,7 +34,7 @@ def fig9(found: Seen) -> tuple[list[Line], list[Finding]]:
     """The same with the accuracies, on the trade-off plane of the page."""
     made, findings = table2(found)
     kept: Cases = {
-        f"{each.base}, {each.data}": found.gain(each, found.with_defense(each, "none"))
+        f"{each.base}, {each.model} on {each.data}": found.gain(each, found.with_defense(each, "none"))
         for each in found.select(defense="priprune")
     }
     claim = f"PriPrune preserves accuracy (at most {100 * LITTLE:g} points less)"
