@@ -195,3 +195,17 @@ def test_a_target_begins_at_the_same_place_whoever_is_attacked_with_it_and_howev
     draws = [int(torch.randint(2**62, (), generator=together)) for _ in range(4)]
     assert [int(torch.randint(2**62, (), generator=third)) for _ in range(2)] == draws[2:]
     assert int(torch.randint(2**62, (), generator=chance_of(1, plain)[1])) != draws[0]
+
+
+def test_closed_form_attacks_adapt_where_that_means_something(tmp_path):
+    config = read(
+        Invert,
+        None,
+        {"model": "digits-cnn", "attack": "rob:bins=16", "adaptive": "support", "defense": "dgp", "targets": 2}
+        | {"batch_size": 3},
+    )
+    rows = [row for row in run_invert(config, tmp_path / "run") if row.attack]
+    assert {(row.attack, row.adaptive) for row in rows} == {("rob:adaptive=support:bins=16", True)}
+    for attack, word in (("rob", "layer"), ("rob", "reapply"), ("r-gap", "reapply")):
+        with pytest.raises(WrongInput, match=f"{word} means nothing here: {attack} "):
+            read(Invert, None, {"attack": attack, "adaptive": word})

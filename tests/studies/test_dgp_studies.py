@@ -64,7 +64,10 @@ def test_each_defense_meets_the_attackers_it_is_weak_against():
     known = list(attackers("gi", "dgp", tiny))
     assert [text.partition("adaptive=")[2] for text in known] == ["", "support", "reapply"]
     assert all(text.startswith("gi-dgp:") for text in known)
-    assert list(attackers("rob", "dgp", tiny)) == ["rob"]  # it has no adaptive form
+    assert list(attackers("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
+    assert list(attackers("rob", "soteria", tiny)) == ["rob"]
+    assert list(attackers("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]
+    assert list(attackers("r-gap", "outpost", tiny)) == ["r-gap", "r-gap:adaptive=mask", "r-gap:adaptive=support"]
 
 
 # Tables --------------------------------------------------------------------------------------------------------

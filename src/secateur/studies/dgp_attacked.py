@@ -17,6 +17,7 @@ from secateur.exposure import Exposure, chance_of
 from secateur.generators import needs_generator, with_untrained
 from secateur.studies.dgp_setting import CIFAR10, Scale, Setting
 
+ADAPTIVE = ("support", "layer", "reapply", "mask")
 NAMES = {"gi": "gi-dgp"}  # by which the catalogue knows the paper's own setting of an attack
 
 
@@ -73,13 +74,14 @@ class Attacked:
 def attackers(attack: str, defense: str, scale: Scale) -> Iterator[str]:
     """The plain attack, then one for each way in which an attacker can make use of knowing the defense."""
     name = NAMES.get(attack, attack)
-    known = find("inversion", name).defaults
+    entry = find("inversion", name)
+    known, adapts = entry.defaults, entry.info.get("adapts", ADAPTIVE)
     sizes = {"iterations": scale.rounds if attack == "ggl" else scale.iterations, "population": scale.population}
     text = ":".join([name, *(f"{key}={value}" for key, value in sizes.items() if key in known)])
     yield text
     if "adaptive" in known:
         weak = [each for part in defense_of_updates(defense).parts for each in part.method.info.get("adaptive", ())]
-        yield from (f"{text}:adaptive={each}" for each in dict.fromkeys(weak))
+        yield from (f"{text}:adaptive={each}" for each in dict.fromkeys(weak) if each in adapts)
 
 
 def _refused(exposure: Exposure, attack: Choice) -> str | None:

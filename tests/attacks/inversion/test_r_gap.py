@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from secateur import catalogue
 from secateur.attacks.inversion.chain import INVERSES, chain
+from secateur.attacks.inversion.heads import heads
 from secateur.attacks.inversion.least_squares import System, solve, weight_gram
-from secateur.attacks.inversion.r_gap import RGap, heads
+from secateur.attacks.inversion.r_gap import RGap
+from secateur.attacks.inversion.rank_one import completed
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
@@ -39,7 +41,11 @@ def knowledge_of(net, shape, classes, **more):
     return Knowledge(net, shape, classes, zero, zero + 1, **more)
 
 
-def mount(net, shape, classes, rng, targets=1, change=lambda name, value: value, dtype=torch.double, **more):
+def unchanged(name, value):
+    return value
+
+
+def mount(net, shape, classes, rng, targets=1, change=unchanged, dtype=torch.double, attack=None, **more):
     """Pictures of noise, their perturbed gradients, and what the attack makes of them."""
     net = net.to(dtype)
     state = state_of(net)
@@ -52,7 +58,7 @@ def mount(net, shape, classes, rng, targets=1, change=lambda name, value: value,
     for i in range(targets):
         values = gradient_update(net, state, truth.take(torch.tensor([i])), loss=knowledge.loss).values
         views.append([ServerView(state, Gradient({name: change(name, value) for name, value in values.items()}))])
-    attack = RGap()
+    attack = attack or RGap()
     attack.check(knowledge, views[0][0])
     found = dict(attack.reconstruct(views, knowledge, rng, Silent()))
     return truth, [found[i] for i in range(targets)]
@@ -78,6 +84,15 @@ def largest(share):
     def keep(name, value):
         least = value.abs().flatten().kthvalue(max(1, int((1 - share) * value.numel()))).values
         return torch.where(value.abs() > least, value, 0)
+
+    return keep
+
+
+def some(share):
+    def keep(name, value):
+        drawn = torch.rand(value.shape, generator=torch.Generator().manual_seed(len(name)))
+        drawn[0] = 0  # so that something of every column is left
+        return torch.where(drawn < share, value, 0)
 
     return keep
 
@@ -232,7 +247,7 @@ def test_rank_condition_and_solution_are_those_of_the_dense_matrix(rng):
         gram = weight_gram(layer)
         solved = solve(layer, k, z, gradient, gram)
         plain = System(layer, k)
-        weigh = float((gram.trace() / (2 * plain.gradient_gram().trace())).sqrt())
+        weigh = float((gram.trace() / plain.gradient_gram().diagonal(dim1=1, dim2=2).sum()).sqrt())
         system = System(layer, k, weigh)
         basis = torch.eye(128, dtype=torch.double).view(128, 2, 8, 8)
         dense = torch.stack([torch.cat([r.flatten() for r in system.rows(one)]) for one in basis]).T
@@ -355,3 +370,84 @@ def test_it_is_in_the_catalogue():
     entry = catalogue.find("inversion", "r-gap")
     assert entry.info["active"] is False
     assert entry.make is RGap
+
+
+# Adaptive ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bias", [False, True])
+def test_equations_whose_entries_were_dropped_are_left_out(bias, rng):
+    """A third of all entries is gone: the plain attack breaks, and one that leaves them out is exact."""
+    state = rng.get_state()
+    truth, plain = mount(small(nn.Tanh, bias=bias), (1, 12, 12), 4, rng, 2, some(0.67))
+    rng.set_state(state)
+    same, knowing = mount(small(nn.Tanh, bias=bias), (1, 12, 12), 4, rng, 2, some(0.67), attack=RGap("support"))
+    assert torch.equal(truth.inputs, same.inputs)
+    assert error(truth, plain) > 0.5
+    assert error(truth, knowing) < 1e-5
+    assert [int(one.batch.labels) for one in knowing] == truth.labels.tolist()
+    assert "entries are equations" in knowing[0].note and "adaptive" not in plain[0].note
+
+
+def test_features_that_no_entry_tells_are_left_out_too(rng):
+    """Soteria's way: whole columns of the last layer are gone; the layer before is solved by what is left."""
+
+    def columns(name, value):
+        return value * (torch.arange(value.shape[1]) % 3 > 0) if value.ndim == 2 else value
+
+    shape = (1, 12, 12)
+    state = rng.get_state()
+    truth, plain = mount(small(nn.Tanh), shape, 4, rng, change=columns)
+    for attack in (RGap("support"), RGap("layer")):
+        rng.set_state(state)
+        _, knowing = mount(small(nn.Tanh), shape, 4, rng, change=columns, attack=attack)
+        assert error(truth, knowing) < 0.5 * error(truth, plain)
+
+
+def test_a_layer_that_lies_is_left_out_by_name(rng):
+    def first(name, value):
+        return torch.randn_like(value) if name == "0.weight" else value
+
+    state = rng.get_state()
+    truth, plain = mount(small(nn.Tanh), (1, 12, 12), 4, rng, change=first)
+    rng.set_state(state)
+    _, knowing = mount(small(nn.Tanh), (1, 12, 12), 4, rng, change=first, attack=RGap("layer", "0"))
+    assert error(truth, plain) > 1e-2 > 1e-6 > error(truth, knowing)
+    assert "0 of 300 entries of 0 are equations" in knowing[0].note
+
+
+def test_mask_takes_small_entries_for_noise(rng):
+    def filled(name, value):
+        kept = some(0.67)(name, value)
+        return torch.where(kept == 0, 1e-12 * torch.randn_like(kept), kept)
+
+    state, found = rng.get_state(), {}
+    for how in ("support", "mask"):
+        rng.set_state(state)
+        truth, found[how] = mount(small(nn.Tanh), (1, 12, 12), 4, rng, change=filled, attack=RGap(how))
+    assert error(truth, found["mask"]) < 1e-5 < 0.5 < error(truth, found["support"])
+
+
+def test_without_dropped_entries_support_reads_the_same(rng):
+    truth, found = mount(small(nn.Tanh), (1, 12, 12), 4, rng, attack=RGap("support"))
+    assert error(truth, found) < 1e-6
+
+
+def test_a_product_is_completed_from_what_survived(rng):
+    k, x = torch.tensor([2.0, -1.0, 0.5]).double(), torch.randn(8, generator=rng, dtype=torch.double)
+    kept = torch.ones(3, 8, dtype=torch.bool)
+    kept[0, :4] = kept[1, 4:] = kept[2, 2:6] = kept[:, 7] = False
+    matrix = torch.where(kept, torch.outer(k, x), 99.0)
+    x[7] = 0  # nothing of this column survived
+    found = completed(matrix, kept)
+    assert torch.allclose(torch.outer(found.k, found.x), torch.outer(k, x)) and float(found.x.norm()) == pytest.approx(
+        1
+    )
+    assert found.known.tolist() == [True] * 7 + [False]
+    told = completed(matrix, kept, torch.tensor([0.0, -1.0, 0.0]).double(), torch.tensor([False, True, False]))
+    assert torch.allclose(told.x, x) and torch.allclose(told.k, k)
+
+
+def test_what_means_nothing_here_is_refused_with_the_reason(rng):
+    with pytest.raises(WrongInput, match=r"reapply means nothing here: r-gap .*no trial.*allowed: none, support"):
+        RGap(adaptive="reapply")
+    with pytest.raises(WrongInput, match="layer: '9' is not known"):
+        mount(small(nn.Tanh), (1, 12, 12), 4, rng, attack=RGap("layer", "9"))

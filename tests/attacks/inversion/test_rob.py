@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import catalogue
-from secateur.attacks.inversion.rob import Rob, bin_masses, expected_isolated, explain, read_out, thresholds
+from secateur.attacks.inversion.imprint import bin_masses, expected_isolated, read_out, read_surviving, thresholds
+from secateur.attacks.inversion.rob import Rob, explain
 from secateur.attacks.inversion.updates import gradient_update, weights_update
+from secateur.config import defense_of_updates
 from secateur.data.load import load
+from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
+from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Turning
 from secateur.tree import state_of
 
 CLASSES = 5
@@ -91,6 +94,92 @@ def test_pictures_that_share_a_bin_are_averaged_by_their_slopes():
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([-3.0, 4.0])
     pictures, _ = read_out((3 * a + b)[None], torch.tensor([4.0]), 1e-5)
     assert torch.allclose(pictures[0], 0.75 * a + 0.25 * b)
+
+
+def test_what_survives_by_hand():
+    """The same two pictures, the first row's bias dropped: its jump still shows a, stretched to the box; b is exact."""
+    a, b = torch.tensor([1.0, 2.0, 0.5, -4.0]), torch.tensor([-3.0, 4.0, 1.0, 2.0])
+    sent = {"imprint.weight": torch.ones(3, 4), "imprint.bias": torch.tensor([9.0, 1.0, -1.0])}
+    weight = torch.stack([2 * a - 1 * b, -1 * b, -1 * b])
+    read = read_surviving(weight, torch.tensor([0.0, -1.0, -1.0]), sent, torch.full((4,), 2.0), 1e-5)
+    assert torch.allclose(read[0], torch.stack([a / 2, b]))
+    assert read[1].tolist() == [4.0, -1.0]  # 2a fills the box at a slope of 4; the sign is that of 0 - (-1)
+    weight[0, 3] = weight[2, 0] = 0  # an entry of the first row, and one of the last: the jump keeps the other row's
+    read = read_surviving(weight, torch.tensor([0.0, -1.0, -1.0]), sent, torch.full((4,), 2.0), 1e-5)
+    assert torch.equal(read[0][-1], torch.tensor([0.0, 4.0, 1.0, 2.0]))
+
+
+def test_without_any_bias_the_sign_is_that_of_the_measurement():
+    a = torch.tensor([1.0, 2.0, 0.5, -1.0])
+    weight, bias = torch.stack([3 * a, 0 * a, 0 * a]), torch.zeros(3)
+    for edges, sign in (([-1.0, -2.0, -3.0], 1), ([3.0, 2.0, 1.0], -1)):  # a bin above 0, one below
+        sent = {"imprint.weight": torch.ones(3, 4), "imprint.bias": torch.tensor(edges)}
+        pictures, _, _ = read_surviving(weight, bias, sent, torch.full((4,), 2.0), 1e-5)
+        assert torch.allclose(pictures, sign * a[None])
+
+
+def pruned(name):
+    def update(net, state, batch):
+        upload = upload_of(defense_of_updates(name))
+        values = gradient_update(net, state, batch).values
+        turning = Turning(net, state, batch, 0, torch.Generator().manual_seed(0))
+        return Gradient(upload(values, upload.init(values), turning)[0])
+
+    return update
+
+
+def likest(found, batch):
+    """Each picture's largest |cosine| with one that was found, over the batch."""
+    if not found.batch.size:
+        return torch.zeros(batch.size, dtype=torch.double)
+    one, other = (nn.functional.normalize(x.flatten(1)) for x in (batch.inputs, found.batch.inputs))
+    return (one @ other.T).abs().amax(1)
+
+
+@pytest.mark.parametrize("defense", ["top-k", "dgp"])
+def test_who_knows_of_pruning_sees_more_pictures(defense):
+    """The jumps of the weights outlive the biases."""
+    shape, seen = (3, 8, 8), {}
+    for adaptive in ("none", "support"):
+        rng = torch.Generator().manual_seed(3)
+        batches = noise(20, 9, shape, rng)
+        _, found = mount(Rob(adaptive=adaptive), shape, batches, rng, update=pruned(defense))
+        seen[adaptive] = torch.cat([likest(one, batch) for one, batch in zip(found, batches, strict=True)]).mean()
+    assert seen["support"] > seen["none"] + 0.1
+
+
+def test_where_nothing_was_dropped_the_adaptive_attacker_reads_the_same():
+    shape, read = (1, 8, 8), {}
+    for adaptive in ("none", "support"):
+        rng = torch.Generator().manual_seed(3)
+        batches = noise(5, 9, shape, rng)
+        _, read[adaptive] = mount(Rob(adaptive=adaptive), shape, batches, rng)
+    for plain, knowing in zip(*read.values(), strict=True):
+        assert torch.allclose(plain.batch.inputs, knowing.batch.inputs)
+        assert torch.equal(plain.batch.labels, knowing.batch.labels)
+
+
+def test_mask_takes_small_entries_for_noise():
+    """Noise in the holes of a pruned gradient hides nothing from an attacker who looks for two heaps."""
+    shape, seen = (3, 8, 8), {}
+
+    def update(net, state, batch):
+        values, rng = pruned("top-k")(net, state, batch).values, torch.Generator().manual_seed(1)
+        noise = {n: 1e-9 * torch.randn(v.shape, generator=rng, dtype=v.dtype) for n, v in values.items()}
+        return Gradient({name: torch.where(value == 0, noise[name], value) for name, value in values.items()})
+
+    for adaptive in ("support", "mask"):
+        rng = torch.Generator().manual_seed(3)
+        batches = noise(10, 9, shape, rng)
+        _, found = mount(Rob(adaptive=adaptive), shape, batches, rng, update=update)
+        seen[adaptive] = torch.cat([likest(one, batch) for one, batch in zip(found, batches, strict=True)]).mean()
+    assert seen["mask"] > seen["support"] + 0.1
+
+
+@pytest.mark.parametrize(("word", "reason"), [("layer", "imprint block alone"), ("reapply", "no trial to compress")])
+def test_an_option_that_means_nothing_is_refused_with_the_reason(word, reason):
+    with pytest.raises(WrongInput, match=f"means nothing here: rob .*{reason}.*allowed: none, support, mask"):
+        Rob(adaptive=word)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 9)])

@@ -6,7 +6,8 @@ gradient rows are the same for every channel, so its Gram matrix is I (x) G^T G 
 picture. Both kinds of rows are weighed to the same norm, since gradients are often thousands of times smaller: CNN6's
 worst layer then has a condition number of 50 and not of 2500, and Cholesky's factor with two rounds of refinement on
 the rows themselves is as exact as an orthogonal factorisation, ten times faster, and the same on a GPU. Where rank is
-missing the eigenvectors give the shortest solution.
+missing the eigenvectors give the shortest solution. An attacker may leave rows out whose right-hand side was dropped
+from the update (`Read`); each channel then has gradient rows of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ ROUNDS = 20  # of refinement at most; a well-conditioned layer takes three
 Apply = Callable[[Tensor], Tensor]
 
 
+class Read(NamedTuple):
+    """Which rows are equations; None: all of them."""
+
+    z: Tensor | None = None  # (O, H', W') bool: weight rows
+    gradient: Tensor | None = None  # (O, C h w) bool
+
+
+EVERY = Read()
+
+
 class Solved(NamedTuple):
     """The least-squares solution and how far to trust it."""
 
@@ -47,15 +58,18 @@ class System:
     layer: Layer
     k: Tensor  # (O, H', W'): dL/dz
     weigh: float = 1.0
+    read: Read = EVERY
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """A x: the weight rows (O, H', W') and the gradient rows (O, C h w)."""
         layer = self.layer
         z = conv2d(x[None], layer.weight, None, layer.stride, layer.padding, layer.dilation)[0]
-        return z, self.weigh * (self.k.flatten(1) @ self._patches(x[None])[0].T)
+        gradient = self.weigh * (self.k.flatten(1) @ self._patches(x[None])[0].T)
+        return only(z, self.read.z), only(gradient, self.read.gradient)
 
     def back(self, z: Tensor, gradient: Tensor) -> Tensor:
         """A^T of both kinds of rows, (C, H, W)."""
+        z, gradient = only(z, self.read.z), only(gradient, self.read.gradient)
         patches = self.weigh * (gradient.T @ self.k.flatten(1))
         layer = self.layer
         size, window = layer.shape[1:], layer.weight.shape[2:]
@@ -63,15 +77,26 @@ class System:
         return back(layer, z[None])[0] + folded
 
     def gradient_gram(self) -> Tensor:
-        """G^T G of one channel, (H W, H W)."""
-        pixels = self.layer.shape[1] * self.layer.shape[2]
-        single = torch.eye(pixels, dtype=self.k.dtype, device=self.k.device).view(pixels, 1, *self.layer.shape[1:])
-        g = (self._patches(single) @ self.k.flatten(1).T).flatten(1)  # (H W, h w O)
-        return g @ g.T
+        """G^T G by channel, (C, H W, H W); where all rows are read every channel's is the same."""
+        (channels, *sides), rows = self.layer.shape, self.read.gradient
+        pixels = sides[0] * sides[1]
+        single = torch.eye(pixels, dtype=self.k.dtype, device=self.k.device).view(pixels, 1, *sides)
+        g = self._patches(single) @ self.k.flatten(1).T  # (H W, h w, O)
+        if rows is None:
+            flat = g.flatten(1)
+            return (flat @ flat.T).expand(channels, -1, -1)
+        each = rows.view(len(self.k), channels, -1).permute(1, 2, 0)  # (C, h w, O)
+        read = ((g * one).flatten(1) for one in each)
+        return torch.stack([one @ one.T for one in read])
 
     def _patches(self, x: Tensor) -> Tensor:
         layer = self.layer
         return unfold(x, layer.weight.shape[2:], layer.dilation, layer.padding, layer.stride)
+
+
+def only(values: Tensor, read: Tensor | None) -> Tensor:
+    """The values of the rows that are read, 0 elsewhere."""
+    return values if read is None else torch.where(read, values, 0)
 
 
 def back(layer: Layer, z: Tensor) -> Tensor:
@@ -81,30 +106,32 @@ def back(layer: Layer, z: Tensor) -> Tensor:
     return x
 
 
-def weight_gram(layer: Layer) -> Tensor:
-    """W^T W, (unknowns, unknowns): the same for every picture of a model."""
+def weight_gram(layer: Layer, read: Tensor | None = None) -> Tensor:
+    """W^T W, (unknowns, unknowns), of the weight rows that are read: all of them are the same for every picture."""
     size = layer.shape[0] * layer.shape[1] * layer.shape[2]
     single = torch.eye(size, dtype=layer.weight.dtype, device=layer.weight.device).view(size, *layer.shape)
     if layer.shape[1:] == (1, 1):
-        weight = layer.weight.flatten(1)
+        weight = only(layer.weight.flatten(1), None if read is None else read.flatten(1))
         return weight.T @ weight
     z = conv2d(single, layer.weight, None, layer.stride, layer.padding, layer.dilation)
-    return back(layer, z).flatten(1)
+    return back(layer, only(z, read)).flatten(1)
 
 
-def solve(layer: Layer, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor) -> Solved:
+def solve(layer: Layer, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor, read: Read = EVERY) -> Solved:
     """What the layer was given, by least squares; of the solutions that fit equally the shortest.
 
     `z` (O, H', W') and `gradient` (O, C h w) are the right-hand sides, `gram` is the layer's `weight_gram`.
     """
-    own = System(layer, k).gradient_gram()
-    ratio = float(gram.diagonal().sum() / (layer.shape[0] * own.diagonal().sum()))
+    own = System(layer, k, read=read).gradient_gram()
+    ratio = float(gram.diagonal().sum() / own.diagonal(dim1=1, dim2=2).sum())
     squared = ratio if math.isfinite(ratio) and ratio > 0 else 1.0
-    system = System(layer, k, math.sqrt(squared))
-    full = gram.clone().view(layer.shape[0], len(own), layer.shape[0], len(own))
-    full.diagonal(dim1=0, dim2=2).add_(squared * own[:, :, None])
+    system = System(layer, k, math.sqrt(squared), read)
+    channels, pixels = own.shape[:2]
+    full = gram.clone().view(channels, pixels, channels, pixels)
+    full.diagonal(dim1=0, dim2=2).add_(squared * own.permute(1, 2, 0))
     divide, rank, condition = _inverse(full.view(gram.shape))
-    x, residual = _refine(system, (z, system.weigh * gradient), divide)
+    aim = only(z, read.z), system.weigh * only(gradient, read.gradient)
+    x, residual = _refine(system, aim, divide)
     return Solved(x, residual, rank, condition)
 
 

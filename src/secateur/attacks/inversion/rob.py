@@ -9,32 +9,29 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.distributions import Laplace, Normal
 from torch.func import functional_call
 
+from secateur.attacks.inversion.adaptive import Adaptive, mask_again
+from secateur.attacks.inversion.imprint import (
+    Imprinted,
+    expected_isolated,
+    measure,
+    read_out,
+    read_surviving,
+    thresholds,
+)
 from secateur.attacks.inversion.problem import structure
 from secateur.attacks.inversion.updates import observed_gradient
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
+from secateur.tree import masked
 
 DEVIATIONS = {"randn": 1.0, "dct": 0.18}  # of a measurement whose row has norm D^-.5 (dct) or 1 (randn)
-LOWEST = -10.0  # deviations: all pictures lie above the first threshold
-
-
-class Imprinted(nn.Module):
-    """A network behind an imprint block: it is given x + mean_i relu(w_i x + b_i) in place of x."""
-
-    def __init__(self, net: nn.Module, pixels: int, bins: int) -> None:
-        super().__init__()
-        self.imprint = nn.Linear(pixels, bins)
-        self.net = net
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Add the mean activation to every pixel, so that all rows get the same gradient."""
-        active = torch.relu(self.imprint(inputs.flatten(1))).mean(1)
-        output: Tensor = self.net(inputs + active.view(-1, *[1] * (inputs.ndim - 1)))
-        return output
+SENSELESS: dict[Adaptive, str] = {
+    "layer": "reads the gradient of its own imprint block alone, so no other layer's is there to be left out",
+    "reapply": "reads the pictures off the gradient and tries none, so there is no trial to compress again",
+}
 
 
 @method(
@@ -44,6 +41,7 @@ class Imprinted(nn.Module):
     threat="an active server that puts an imprint block before the first layer; it knows the normalisation, so that a"
     " random measurement of a picture has about mean 0 and deviation 1 (or estimates both from public pictures)",
     active=True,
+    adapts=("support", "mask"),
 )
 @dataclass(frozen=True)
 class Rob:
@@ -56,6 +54,9 @@ class Rob:
     attacker believes of it. Differences of the bias gradient below `threshold` of the largest count as empty; of the
     others the batch size's many with the largest are kept, since more bins than pictures cannot be full. A picture's
     label is the one that explains its bias gradient best; the loss is how far that leaves it open.
+
+    An attacker who knows that entries were dropped reads the jumps between rows of weights, which outlive their biases
+    (`adaptive`: support, where a zero was dropped; mask, where noise filled the holes).
     """
 
     bins: int = 128
@@ -63,10 +64,14 @@ class Rob:
     centre: float = 0.0
     deviation: float | None = None
     threshold: float = 1e-5
+    adaptive: Adaptive = "none"
 
     def __post_init__(self) -> None:
         if self.measurement not in DEVIATIONS:
             raise unknown("attack rob measurement", self.measurement, DEVIATIONS)
+        if self.adaptive in SENSELESS:
+            reason = f"{self.adaptive} means nothing here: rob {SENSELESS[self.adaptive]}"
+            raise WrongInput("attack rob adaptive", f"{reason}; allowed: none, support, mask")
         if self.bins < 2:
             raise WrongInput("attack rob bins", f"{self.bins} is not allowed; give 2 or more")
         if self.deviation is not None and not self.deviation > 0:
@@ -109,50 +114,31 @@ class Rob:
             yield index, replace(rounds[best], trial=best)
 
     def _round(self, view: ServerView, knowledge: Knowledge, labels: Sequence[int]) -> Reconstruction:
-        observed = observed_gradient(view, knowledge)
-        inputs, slopes = read_out(observed["imprint.weight"], observed["imprint.bias"], self.threshold)
+        inputs, slopes, sizes = self._read(view, knowledge)
         full = len(slopes)
-        kept = slopes.abs().argsort(descending=True, stable=True)[: knowledge.batch_size].sort().values
+        kept = sizes.argsort(descending=True, stable=True)[: knowledge.batch_size].sort().values
         pictures, slopes = inputs[kept].view(-1, *knowledge.input_shape), slopes[kept]
         believed, open_share = explain(view, knowledge, pictures, slopes, labels)
         alone = expected_isolated(torch.full((self.bins,), 1 / self.bins), knowledge.batch_size)
-        note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest bias gradient are kept; "
+        by = "bias gradient" if self.adaptive == "none" else "jump of the weights' gradient"
+        note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest {by} are kept; "
         note += f"if bins are equally likely {alone:.1%} of the pictures are alone in theirs"
         if knowledge.batchnorm == "batch":
             note += "; the labels are a guess, since batch statistics mix the gradients of the pictures"
         return Reconstruction(Batch(pictures, believed), open_share, note=note)
 
-
-def measure(measurement: str, shape: tuple[int, ...], rng: Generator) -> Tensor:
-    """The row (D,) that a picture is multiplied with, float64.
-
-    randn: its mean is taken out, since pictures differ most in brightness and one draw would weigh that ten times as
-    much as another. dct: the mean over pixels of sqrt(2) cos(pi (column + 1/2) / width).
-    """
-    pixels = math.prod(shape)
-    if measurement == "dct":
-        columns = (torch.arange(shape[-1], dtype=torch.double) + 0.5) / shape[-1]
-        return (math.sqrt(2) * torch.cos(math.pi * columns)).expand(shape).flatten() / pixels
-    row = torch.randn(pixels, generator=rng, dtype=torch.double, device=rng.device).cpu()
-    row = row - row.mean()
-    unit: Tensor = row / row.norm()
-    return unit
-
-
-def thresholds(measurement: str, bins: int) -> Tensor:
-    """(bins,) ascending: the lower ends of bins of equal mass under the unit Gaussian, or the Laplace for dct."""
-    law = Laplace(0.0, math.sqrt(0.5)) if measurement == "dct" else Normal(0.0, 1.0)
-    ends = law.icdf(torch.arange(1, bins, dtype=torch.double) / bins)  # type: ignore[no-untyped-call]
-    return torch.cat([torch.tensor([LOWEST], dtype=torch.double), ends])
-
-
-def read_out(weight: Tensor, bias: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Row i less row i + 1, the last as it is: (P, D) pictures dgW / dgb of the full bins, and their (P,) dgb."""
-    below = torch.zeros_like(weight[:1])
-    rows = weight - torch.cat([weight[1:], below])
-    slopes = bias - torch.cat([bias[1:], below[0, :1]])
-    full = slopes.abs() > threshold * slopes.abs().max()
-    return rows[full] / slopes[full, None], slopes[full]
+    def _read(self, view: ServerView, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
+        """Pictures (P, D), their slopes and by which they are ranked (P,), of all entries or of those that survived."""
+        observed = observed_gradient(view, knowledge)
+        if self.adaptive == "mask":
+            observed = masked(observed, mask_again(view, observed))
+        weight, bias = observed["imprint.weight"], observed["imprint.bias"]
+        if self.adaptive == "none":
+            inputs, slopes = read_out(weight, bias, self.threshold)
+            return inputs, slopes, slopes.abs()
+        low, high = knowledge.box
+        reach = torch.maximum(low.abs(), high.abs()).expand(knowledge.input_shape).flatten().to(weight)
+        return read_surviving(weight, bias, view.sent, reach, self.threshold)
 
 
 def explain(
@@ -177,20 +163,3 @@ def explain(
         gaps.append(((caused - slopes) / slopes).abs())
     left, best = torch.stack(gaps).nan_to_num(math.inf).min(0)
     return choices[best], float(left.mean())
-
-
-def expected_isolated(masses: Tensor, batch: int) -> float:
-    """The share of a batch's pictures that are alone in their bin: sum_b p_b (1 - p_b)^(batch - 1).
-
-    Example:
-        >>> round(expected_isolated(torch.full((128,), 1 / 128), 9), 3)
-        0.939
-    """
-    return float((masses * (1 - masses) ** (batch - 1)).sum())
-
-
-def bin_masses(sent: Params, pictures: Tensor) -> Tensor:
-    """The share of pictures in every bin of a tampered model, (bins,)."""
-    measured = pictures.flatten(1).to(sent["imprint.weight"]) @ sent["imprint.weight"][0]
-    place = torch.bucketize(measured, -sent["imprint.bias"]) - 1
-    return torch.bincount(place[place >= 0], minlength=len(sent["imprint.bias"])) / len(pictures)
