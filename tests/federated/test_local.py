@@ -8,6 +8,7 @@ from torch import nn
 
 from secateur import tree
 from secateur.config import defense
+from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
 from secateur.federated.local import Local, binary_cross_entropy, train
@@ -88,6 +89,9 @@ CASES = {
     "noise": {"upload": upload_of(defense("noise"))},
     "fedsgd": {"method": "fedsgd", "local": Local(1, None, 4, 0.1)},
     "epochs": {"local": Local(None, 2, 3, 0.1)},
+    "fixed batches": {"fixed_batches": True, "view": "sum"},
+    "dp": {"upload": DifferentialPrivacy(), "local": Local(1, None, 4, 0.1), "base": Half()},
+    "dp, withheld": {"upload": DifferentialPrivacy(), "local": Local(1, None, 4, 0.1), "withholding": Withhold()},
 }
 
 

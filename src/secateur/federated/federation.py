@@ -30,6 +30,7 @@ from secateur.federated.ledger import Ledger, Measure
 from secateur.federated.observing import Arrived, Observer, Panel, flat
 from secateur.federated.sampling import Drawn, sampler_of
 from secateur.federated.server import Server
+from secateur.federated.spending import spent
 from secateur.federated.terms import Terms
 from secateur.federated.traffic import value_bytes
 from secateur.federated.turns import Rows, Turns, Update
@@ -105,7 +106,9 @@ class Federation:
         if not evaluating:
             return Round(number)
         judged = self.judge(self.model()) | {"density": server.density} | withheld
-        return Round(number, self.ledger.measures(number, judged, number == terms.rounds))
+        last = number == terms.rounds
+        told = self.ledger.measures(number, judged, last) + spent(terms, self.ledger.turns, number, last)
+        return Round(number, told)
 
     def _gathered(self, number: int, drawn: Drawn, sizing: bool, evaluating: bool) -> tuple[Average, dict[str, float]]:
         """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
@@ -147,6 +150,7 @@ class Federation:
         if self.terms.faults.any:
             found = self.terms.faults.draw(drawn.clients, drawn.steps, self.seed, derive(self.seed, "faults", number))
         found |= {client: "tampered" for client in drawn.clients if client in victims and client not in found}
+        self.ledger.trained(client for client in drawn.clients if found.get(client) != "dropped")
         for client, fault in found.items():
             if fault in NO_ANSWER:
                 self.ledger.lose(number, client, fault)

@@ -17,6 +17,7 @@ from secateur.client import check_pictures, scale
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.attacker import is_active
+from secateur.federated.sending import makes_anew
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView
 
@@ -30,6 +31,7 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.devi
         raise WrongInput("momentum", "an attacker follows plain local steps; leave momentum and weight_decay at 0")
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
+    private = terms.upload is not None and makes_anew(terms.upload)  # by running statistics
     dtype = next(net.parameters()).dtype
     return Knowledge(
         net,
@@ -39,7 +41,7 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.devi
         std.to(device, dtype),
         batch_size=terms.local.steps * terms.local.batch_size,
         loss=terms.local.loss,
-        batchnorm="batch" if normalises else "eval",
+        batchnorm="batch" if normalises and not private else "eval",
         local_steps=terms.local.steps,
         learning_rate=terms.local.learning_rate,
         local_batch=terms.local.batch_size,

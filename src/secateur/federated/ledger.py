@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,18 @@ class Ledger:
 
     def __init__(self, clients: int, squares: bool) -> None:
         self.traffic = Traffic(clients, squares)
+        self.turns = [0] * clients  # updates that each may have sent
         self._lost: dict[int, dict[int, Fault]] = {}  # by round
         self._unread: list[tuple[int, list[int], list[Tensor]]] = []  # rounds whose numbers only the device knows
 
     def lose(self, number: int, client: int, fault: Fault) -> None:
         """A round goes on without a client."""
         self._lost.setdefault(number, {})[client] = fault
+
+    def trained(self, clients: Iterable[int]) -> None:
+        """These made an update in a round, whatever became of it."""
+        for client in clients:
+            self.turns[client] += 1
 
     def arrive(self, number: int, clients: list[int], alive: list[Tensor], sizes: list[Tensor] | None) -> None:
         """A round's updates; `alive` () each tell whether they are finite, where that is not known yet."""
@@ -70,9 +76,10 @@ class Ledger:
         """Plain values, for a checkpoint."""
         self.read()
         lost = {str(number): {str(c): fault for c, fault in who.items()} for number, who in self._lost.items()}
-        return {"lost": lost, "traffic": self.traffic.state()}
+        return {"lost": lost, "traffic": self.traffic.state(), "turns": self.turns}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self._lost = {int(n): {int(c): fault for c, fault in who.items()} for n, who in state["lost"].items()}
         self.traffic.load(state["traffic"])
+        self.turns = list(state["turns"])

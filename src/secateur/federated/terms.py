@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from secateur.catalogue import Defense
 from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.soteria import Soteria
 from secateur.errors import WrongInput, unknown
 from secateur.federated.averaging import AVERAGINGS
 from secateur.federated.base import BasePruning
@@ -18,10 +19,8 @@ from secateur.federated.base.none import NoPruning
 from secateur.federated.faults import Faults
 from secateur.federated.local import Local, OwnTurn
 from secateur.federated.plan import named
-from secateur.federated.sending import aligned, inner_of
+from secateur.federated.sending import aligned, inner_of, makes_anew
 from secateur.interfaces import Mask, Params, Upload
-
-NEEDS_ONE_BATCH = ("Soteria", "DifferentiallyPrivate")
 
 
 class Withholding(Protocol):
@@ -46,7 +45,7 @@ class Terms:
     averaging: str = "weighted"
     broadcast: Literal["masked", "dense"] = "masked"  # dense: the server sends what its mask drops too
     base: BasePruning = field(default_factory=NoPruning)
-    withholding: Withholding | None = None  # at most one of these three
+    withholding: Withholding | None = None  # at most one of these three, or this and dp
     own: OwnTurn | None = None
     upload: Upload | None = None
     server_rate: float = 1.0  # of the step towards the average
@@ -75,7 +74,9 @@ class Terms:
         self._check_sending()
 
     def _check_sending(self) -> None:
-        if sum(each is not None for each in (self.withholding, self.own, self.upload)) > 1:
+        private = self.upload is not None and makes_anew(self.upload)
+        given = [self.own, self.withholding, None if private and self.own is None else self.upload]
+        if sum(each is not None for each in given) > 1:
             raise WrongInput("defense", "two that rewrite what a client sends do not act together; give one")
         if self.method == "fedsgd" and self.local.steps != 1:
             raise WrongInput("local_steps", "must be 1 for fedsgd, whose clients send one gradient; or take fedavg")
@@ -86,15 +87,20 @@ class Terms:
         if self.upload is not None:
             if aligned(self.upload) is not None:
                 raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")
-            if self.local.steps != 1 and type(inner_of(self.upload)).__name__ in NEEDS_ONE_BATCH:
+            if self.local.steps != 1 and (private or isinstance(inner_of(self.upload), Soteria)):
                 raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
+        if private and not self.local.plain:
+            raise WrongInput("momentum", "must be 0, as weight_decay, for a defense that makes its gradient anew")
+        if private and (self.at_client or self.base.wants_squares):
+            sends = "choose masks by" if self.at_client else "also send squares of"
+            raise WrongInput("base_pruning", f"its clients {sends} their own gradients, which no epsilon covers")
         if self.own is not None and not (self.local.plain and self.local.steps is not None):
             raise WrongInput("momentum", "must be 0, as weight_decay, and local_steps given, for this defense")
 
     @property
     def sends_gradients(self) -> bool:
         """Whether clients send gradients, else weights."""
-        return self.method == "fedsgd" or self.upload is not None
+        return self.method == "fedsgd" or (self.upload is not None and self.withholding is None)
 
     @property
     def at_client(self) -> bool:
@@ -111,7 +117,7 @@ class Terms:
             "clients": len(self.shares),
             "local": local | {"loss": named(self.local.loss)},
             "base": repr(self.base),
-            "defense": repr(self.withholding or self.own or self.upload),
+            "defense": repr([self.withholding or self.own, self.upload]),
             "server": [self.server_rate, self.server_momentum],
             "faults": repr(self.faults),
             "evaluate_every": self.evaluate_every,
@@ -127,9 +133,11 @@ def protection_of(defense: Defense) -> dict[str, Any]:
         place = part.method.info["acts_on"]
         if part.name != "none" and place not in ("client", "upload", "residual"):
             raise WrongInput("defense", f"{part.name} acts on {place}; give one that acts on what a client sends")
+    upload = upload_of(defense)
     if client is None:
-        return {"upload": upload_of(defense)}
-    if len(defense.parts) > 1:
-        raise WrongInput("defense", f"{client.name} acts alone; leave the other parts out")
+        return {"upload": upload}
     made = client.make()
-    return {"own": made} if hasattr(made, "turn") else {"withholding": made}
+    own = hasattr(made, "turn")
+    if len(defense.parts) > 1 and (own or upload is None or not makes_anew(upload)):
+        raise WrongInput("defense", f"{client.name} acts alone{'' if own else ', or with dp'}; leave the others out")
+    return {"own": made} if own else {"withholding": made, "upload": upload}

@@ -14,7 +14,7 @@ from secateur.defenses.withholding import Rates, nothing_saved, reloaded, saved,
 from secateur.federated.base import BasePruning
 from secateur.federated.crowd import Choose, Given, Model
 from secateur.federated.local import Sent, Trained
-from secateur.federated.sending import drawn
+from secateur.federated.sending import drawn, makes_anew
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, Mask, Params, Turning
 
@@ -62,11 +62,9 @@ class Turns:
         terms, weights = self.terms, self.server.weights
         if terms.own is not None:
             return terms.own.init(weights)
-        if terms.upload is not None:
-            return terms.upload.init(weights)
-        if terms.withholding is None or not terms.withholding.pseudo:
-            return {}
-        return nothing_saved(weights)
+        if terms.withholding is not None:
+            return nothing_saved(weights) if terms.withholding.pseudo else {}
+        return {} if terms.upload is None else terms.upload.init(weights)
 
     @torch.no_grad()
     def start(self, state: Params) -> Params | None:
@@ -97,6 +95,8 @@ class Turns:
         if self.terms.withholding is None:
             covered = mask if self.terms.averaging == "coverage" or own else None
             return Update(made.params, made.buffers, covered, own, made.summed, {}, {})
+        if self.terms.upload is not None:
+            made = self._noised(made, one, number, rng)
         return self._withhold(made, mask, own, len(one.rows), rng)
 
     def _withhold(self, made: Trained, mask: Mask, own: bool, steps: int, rng: Generator) -> Update:
@@ -117,13 +117,37 @@ class Turns:
         if not local.plain:
             grads = {name: (received[name] - value) / local.learning_rate for name, value in made.params.items()}
         grads = {name: value.contiguous() for name, value in tree.masked(grads, self.server.model.mask).items()}
-        upload, state = self.terms.upload, one.state
-        if upload is not None:
-            batch = self.examples(one.rows)
-            inputs = batch.inputs.to(next(iter(received.values())).dtype)
-            turning = Turning(self.net, self.server.received, Batch(inputs, batch.labels), number, rng, local.loss)
-            noise = drawn(upload, received, rng)
-            outside = {"noise": tree.to(noise, inputs.device)} if noise else {}
-            grads, state = upload(grads, state, turning, **outside)
+        state = one.state
+        if self.terms.upload is not None:
+            grads, state = self._uploaded(grads, one, number, rng)
             grads = tree.masked(grads, self.server.model.mask)
-        return Update(grads, made.buffers, None, False, made.summed, state, {})
+        return Update(grads, self._statistics(made), None, False, made.summed, state, {})
+
+    def _noised(self, made: Trained, one: Given, number: int, rng: Generator) -> Trained:
+        """The one step of a client, by the gradient that a defense made anew: what is withheld is chosen after it."""
+        grads, _ = self._uploaded(made.summed, one, number, derive(rng.initial_seed(), "upload"))
+        rate = self.terms.local.learning_rate
+        params = {name: value - rate * grads[name] for name, value in self._begun(one).items()}
+        return made._replace(
+            params=tree.masked(params, self.server.model.mask), summed=grads, buffers=self._statistics(made)
+        )
+
+    def _uploaded(self, grads: Params, one: Given, number: int, rng: Generator) -> tuple[Params, Params]:
+        """What an upload makes of a gradient, and the client's state afterwards."""
+        upload, batch = self.terms.upload, self.examples(one.rows)
+        assert upload is not None
+        begun = self._begun(one)
+        batch = batch._replace(inputs=batch.inputs.to(next(iter(begun.values())).dtype))
+        turning = Turning(self.net, self.server.received | begun, batch, number, rng, self.terms.local.loss)
+        noise = drawn(upload, begun, rng)
+        outside = {"noise": tree.to(noise, batch.inputs.device)} if noise else {}
+        return upload(grads, one.state, turning, **outside)
+
+    def _begun(self, one: Given) -> Params:
+        """The parameters at which a client begins: what the mask drops is zero from the start on."""
+        return tree.masked(self.server.model.params if one.start is None else one.start, self.server.model.mask)
+
+    def _statistics(self, made: Trained) -> Params:
+        """BatchNorm's, sent in the clear; none where a defense promises an epsilon, which would not cover them."""
+        upload = self.terms.upload
+        return {} if upload is not None and makes_anew(upload) else made.buffers

@@ -1,0 +1,154 @@
+"""Local differential privacy inside a federation: alone, under a base pruning, and with weights withheld on top."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from alone import pictures
+from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, run, shares
+
+from secateur.config import defense
+from secateur.defenses.dp import DifferentialPrivacy
+from secateur.errors import WrongInput
+from secateur.federated.faults import Faults
+from secateur.federated.local import Local
+from secateur.federated.spending import check_spending, spent
+from secateur.federated.terms import Terms, protection_of
+from secateur.interfaces import Gradient, Weights
+
+pytest.importorskip("opacus")
+
+ONE = Local(1, None, 4, 0.1)
+SILENT = DifferentialPrivacy(noise_multiplier=0.0, max_grad_norm=1e6)  # clips nothing and adds nothing
+
+
+def models_equal(one, other):
+    for name, value in one.model().items():
+        torch.testing.assert_close(other.model()[name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("terms", [{}, {"base": Half(every=2)}, {"base": Half(every=2), "broadcast": "dense"}])
+def test_without_noise_it_is_federated_sgd(terms):
+    plain, private = federation(local=ONE, method="fedsgd", **terms), federation(local=ONE, upload=SILENT, **terms)
+    run(plain), run(private)
+    models_equal(plain, private)
+
+
+@pytest.mark.parametrize("pseudo", [True, False])
+@pytest.mark.parametrize("base", [{}, {"base": Half(every=2)}])
+def test_withheld_on_top_without_noise_is_withheld_alone(base, pseudo):
+    alone = federation(local=ONE, withholding=Withhold(pseudo), **base)
+    both = federation(local=ONE, withholding=Withhold(pseudo), upload=SILENT, **base)
+    run(alone), run(both)
+    models_equal(alone, both)
+    assert alone.states.keys() == both.states.keys()
+
+
+def test_what_is_withheld_is_chosen_by_the_noisy_gradient():
+    """The weights, the choice and what stays at home: all is made of the noisy gradient, so the epsilon covers it."""
+    seen = []
+    rule = Withhold()
+    private = DifferentialPrivacy(noise_multiplier=5.0)
+    fed = federation(local=ONE, withholding=rule, upload=private, observers=[(1, seen.append)], rounds=1, per_round=5)
+    run(fed)
+    assert isinstance(seen[0].view.update, Weights)
+    plain = federation(local=ONE, withholding=rule, rounds=1, per_round=5)
+    run(plain)
+    differ = [not torch.equal(plain.states[c][n], v) for c, state in fed.states.items() for n, v in state.items()]
+    assert all(name.startswith(("withheld.", "saved.")) for name in fed.states[0]) and any(differ)
+
+
+def test_one_example_moves_an_update_by_no_more_than_it_may():
+    """Without noise: another example in a client's batch changes what it sends by at most 2 C / B."""
+    bound, sent = 0.05, []
+    for change in (0.0, 3.0):
+        data = pictures(40, 8)
+        inputs = data.inputs.clone()
+        inputs[shares()[0][0]] += change
+        seen = []
+        private = DifferentialPrivacy(noise_multiplier=0.0, max_grad_norm=bound)
+        local = replace(ONE, batch_size=8)  # all of its rows
+        data = replace(data, inputs=inputs)
+        run(federation(local=local, upload=private, observers=[(1, seen.append)], rounds=1, per_round=5, data=data))
+        sent.append({each.client: each.view.update for each in seen})
+    before, after = (one[0].values for one in sent)
+    moved = sum(float((before[name] - after[name]).square().sum()) for name in before) ** 0.5
+    assert 0 < moved <= 2 * bound / 8 + 1e-12 and isinstance(sent[0][0], Gradient)
+    assert all(torch.equal(value, sent[1][1].values[name]) for name, value in sent[0][1].values.items())
+
+
+def test_statistics_do_not_leave_a_private_client():
+    fed = federation(bn_net(), local=ONE, upload=DifferentialPrivacy())
+    before = {name: value.clone() for name, value in fed.server.buffers.items()}
+    run(fed)
+    assert all(torch.equal(value, before[name]) for name, value in fed.server.buffers.items())
+
+
+def test_the_epsilon_is_of_every_update_that_a_client_took_part_in():
+    private = DifferentialPrivacy(noise_multiplier=2.0)
+    fed = federation(local=ONE, upload=private, base=Half(every=100), faults=Faults(drop_out=0.3))
+    rows = [row for row in run(fed) if row.metric == "epsilon"]
+    took = [0] * 5
+    for number in range(1, 5):
+        faults = fed.terms.faults.draw(*_round(fed, number))
+        for client in fed.sampler.clients(number):
+            took[client] += faults.get(client) != "dropped"
+    assert fed.ledger.turns == took and max(took) > 0
+    last = {row.client: row.value for row in rows if row.round == 4}
+    wanted = {c: private.guarantee(count).epsilon for c, count in enumerate(took) if count}
+    assert last == pytest.approx(wanted | {None: max(wanted.values())})
+    assert "snip, grasp" in rows[0].note and len([row for row in rows if row.round == 2]) == 1
+
+
+def _round(fed, number):
+    from secateur.chance import derive
+
+    drawn = fed.sampler(number)
+    return drawn.clients, drawn.steps, fed.seed, derive(fed.seed, "faults", number)
+
+
+def test_an_example_that_is_twice_in_a_batch_counts_twice():
+    private = DifferentialPrivacy(noise_multiplier=4.0)
+    terms = Terms(shares(), per_round=3, local=replace(ONE, batch_size=16), upload=private)  # of 8 rows
+    told = spent(terms, [3, 0, 0, 0, 0], 3, False)[0]
+    assert told.value == pytest.approx(replace(private, noise_multiplier=2.0).guarantee(3).epsilon)
+    assert spent(Terms(shares(), per_round=3), [3] * 5, 3, True) == []
+
+
+@pytest.mark.parametrize(
+    "terms, said",
+    [
+        ({"local": Local(2, None, 4, 0.1)}, "must be 1"),
+        ({"local": Local(1, None, 4, 0.1, 0.9)}, "momentum"),
+        ({"base": Stale()}, "no epsilon covers"),
+        ({"base": Moving(), "withholding": Withhold()}, "no epsilon covers"),
+        ({"own": Noisy()}, "do not act together"),
+    ],
+)
+def test_what_no_epsilon_covers_is_refused(terms, said):
+    with pytest.raises(WrongInput, match=said):
+        Terms(shares(), **{"per_round": 3, "local": ONE, "upload": DifferentialPrivacy()} | terms)
+
+
+def test_what_goes_together():
+    both = protection_of(defense("pseudo-largest+dp"))
+    assert both["withholding"].pseudo and isinstance(both["upload"], DifferentialPrivacy)
+    for text, said in (("priprune+dp", "acts alone;"), ("largest+dgp", "or with dp")):
+        with pytest.raises(WrongInput, match=said):
+            protection_of(defense(text))
+
+
+def test_an_accountant_refuses_before_any_work():
+    private = DifferentialPrivacy(noise_multiplier=0.3, accountant="prv")
+    with pytest.raises(WrongInput, match="rdp"):
+        check_spending(Terms(shares(), rounds=100, per_round=3, local=ONE, upload=private))
+    check_spending(Terms(shares(), rounds=100, per_round=3, local=ONE))
+
+
+def test_a_private_client_is_attacked_by_its_running_statistics():
+    from secateur.federated.knowing import knowledge_of
+
+    bright = replace(pictures(40, 8), inputs=pictures(40, 8).inputs.sigmoid())
+    for upload, wanted in ((None, "batch"), (DifferentialPrivacy(), "eval")):
+        terms = Terms(shares(), per_round=3, local=ONE, upload=upload)
+        assert knowledge_of(bn_net(), bright, terms, torch.device("cpu")).batchnorm == wanted
