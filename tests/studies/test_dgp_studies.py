@@ -27,7 +27,7 @@ def row(metric, value, defense="none", model="resnet18", attack=None, dataset="c
 
 def attacked(attack, defense, lpips, cw_ssim, adaptive=None, **extra):
     """What an attack on all targets comes to; a higher CW-SSIM goes with a higher PSNR."""
-    name = {"gi": "gi-dgp"}.get(attack, attack) + (f":adaptive={adaptive}" if adaptive else "") + ":iterations=9"
+    name = {"gi": "gi-dgp-paper"}.get(attack, attack) + (f":adaptive={adaptive}" if adaptive else "") + ":iterations=9"
     labels = {"target": None, "batch_size": 1, "labels": "inferred", "stage": "untrained"} | extra
     values = {"lpips": lpips, "cw_ssim": cw_ssim, "psnr": 30 * cw_ssim, "label_accuracy": 1.0}
     return [row(metric, value, defense, attack=name, **labels) for metric, value in values.items()]
@@ -63,7 +63,7 @@ def test_each_defense_meets_the_attackers_it_is_weak_against():
     assert list(attackers("ig", "none", tiny)) == [f"ig:iterations={tiny.iterations}"]
     known = list(attackers("gi", "dgp", tiny))
     assert [text.partition("adaptive=")[2] for text in known] == ["", "support", "reapply"]
-    assert all(text.startswith("gi-dgp:") for text in known)
+    assert all(text.startswith("gi-dgp-paper:") for text in known)
     assert list(attackers("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
     assert list(attackers("rob", "soteria", tiny)) == ["rob"]
     assert list(attackers("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]

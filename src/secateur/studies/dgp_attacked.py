@@ -18,7 +18,7 @@ from secateur.generators import needs_generator, with_untrained
 from secateur.studies.dgp_setting import CIFAR10, Scale, Setting
 
 ADAPTIVE = ("support", "layer", "reapply", "mask")
-NAMES = {"gi": "gi-dgp"}  # by which the catalogue knows the paper's own setting of an attack
+NAMES = {"gi": "gi-dgp-paper"}  # by which the catalogue knows the paper's own setting of an attack
 
 
 @dataclass(frozen=True)

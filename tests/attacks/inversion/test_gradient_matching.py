@@ -193,13 +193,27 @@ def test_batchnorm_of_both_kinds(mode):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+def test_running_statistics_of_a_network_that_has_seen_no_batch_are_no_prior():
+    net = scenes.network(batchnorm=True)
+    truth = scenes.batch(0)
+    known = scenes.knowledge(net, labels=truth.labels[None])
+    (plain,) = run(QUICK, [[scenes.view(net, truth)]], known)
+    (fresh,) = run(replace(QUICK, batchnorm=0.5), [[scenes.view(net, truth)]], known)
+    assert torch.equal(plain.batch.inputs, fresh.batch.inputs) and "seen no batch" in fresh.note
+
+    net[1].num_batches_tracked += 1  # the same statistics, as of real data
+    (used,) = run(replace(QUICK, batchnorm=0.5), [[scenes.view(net, truth)]], known)
+    assert not torch.equal(plain.batch.inputs, used.batch.inputs) and "seen no batch" not in (used.note or "")
+
+
 def test_exact_statistics_help_more_than_running_ones():
     net = scenes.network(batchnorm=True)
     truth = scenes.batch(0)
     known = scenes.knowledge(net, labels=truth.labels[None])
     attack = replace(QUICK, batchnorm=0.1, distance="euclidean", sign=False)
     target = [scenes.view(net, truth)]
-    (running,) = run(attack, [target], known)
+    net[1].num_batches_tracked += 1  # as if they were of real data
+    (running,) = run(attack, [[scenes.view(net, truth)]], known)
     (exact,) = run(attack, [target], replace(known, statistics=[scenes.statistics(net, truth)]))
     assert scenes.mse(exact, truth) < scenes.mse(running, truth)
 
@@ -289,6 +303,9 @@ def test_presets_carry_their_sources_numbers():
     gi, dgp = (catalogue.find("inversion", name)() for name in ("gi", "gi-dgp"))
     assert (gi.tv, gi.l2, gi.batchnorm, gi.group, gi.noise, gi.restarts) == (1e-4, 1e-6, 0.1, 0.01, 0.2, 8)
     assert (dgp.iterations, dgp.sign, dgp.scale, dgp.batchnorm, dgp.noise) == (20_000, True, 1e-4, 0.01, 0.02)
+    paper = catalogue.find("inversion", "gi-dgp-paper")()
+    assert replace(dgp, iterations=2500, scale=1.0).objective == paper.objective and gi.scale == 1
+    assert numbers("gi-dgp-paper") == (2500, 0.1, 1e-4)
 
 
 def test_ig_is_the_loop_that_its_paper_describes():

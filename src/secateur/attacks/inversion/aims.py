@@ -63,6 +63,8 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     elif attack.adaptive == "reapply":
         compression, note = adaptive.compression_of(observed[0], knowledge)
         notes.append(note)
+    if attack.batchnorm and knowledge.statistics is None and _fresh(views[0].sent):
+        notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
     steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
     return Aim(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
@@ -115,11 +117,22 @@ def _same(a: Params, b: Params) -> bool:
     return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 
+def _fresh(sent: Params) -> set[str]:
+    """The BatchNorms whose running statistics are still those that they were made with."""
+    tracked = ".num_batches_tracked"
+    return {name.removesuffix(tracked) for name, value in sent.items() if name.endswith(tracked) and not value.any()}
+
+
 def _statistics(aim: Aim, i: int, knowledge: Knowledge) -> Params:
-    """The batch's own statistics where the attacker was told them, else the running ones of the sent model."""
+    """The batch's own statistics where the attacker was told them, else the running ones of the sent model.
+
+    Those of a BatchNorm that has seen no batch are of no data, and the attacker knows it: they are left out.
+    """
     told = None if knowledge.statistics is None else knowledge.statistics[aim.index]
     found: Params = {}
     for place, name in enumerate(batchnorm_order(knowledge.net, aim.sent[i], knowledge.input_shape)):
+        if told is None and name in _fresh(aim.sent[i]):
+            continue
         for what, running in (("mean", "running_mean"), ("var", "running_var")):
             value = aim.sent[i].get(f"{name}.{running}") if told is None else told.get(f"{name}.{what}")
             if value is not None:
