@@ -20,7 +20,7 @@ from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
 from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
-from secateur.data.partition import by_writer, dirichlet_labels, dirichlet_sizes, iid
+from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.crowd import check_network
@@ -45,6 +45,10 @@ CLIENTS = 20  # where nothing else is said
 
 def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[Row]:
     """Every base pruning under every defense, for every seed, into the folder `out`; over a link to Flower's nodes."""
+    if config.submodels:
+        from secateur.federated.submodels.running import run_submodels
+
+        return run_submodels(config, out)
     data, device = loaded(config)
     check_federate(config, data, device)
     if config.engine == "flower" and link is None:
@@ -93,6 +97,10 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
 
 def plan(config: Federate) -> list[str]:
     """What the job would do, a line each; what it would refuse before it begins is refused here too."""
+    if config.submodels:
+        from secateur.federated.submodels.running import plan_submodels
+
+        return plan_submodels(config)
     data, device = loaded(config)
     check_federate(config, data, device)
     terms = terms_of(config, data, config.seeds[0], config.base_pruning[0], config.defense[0])
@@ -133,14 +141,17 @@ def terms_of(config: Federate, data: Dataset, seed: int, base: Choice, defense: 
 def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
     """Which training rows each client holds."""
     labels, clients, rng = data.labels[: data.train_size], config.clients or CLIENTS, derive(seed, "partition")
-    if config.partition == "writer":
+    if config.partition.startswith("writer"):
         if data.writers is None:
             raise WrongInput("partition", f"{data.name} does not know its writers; take iid or a dirichlet")
-        return by_writer(data.writers[: data.train_size])
+        writers = data.writers[: data.train_size]
+        return by_writer(writers) if config.partition == "writer" else writer_groups(writers, FEMNIST_GROUPS, rng)
     if config.partition == "iid":
         return iid(data.train_size, clients, rng)
     if config.partition == "dirichlet-labels":
         return dirichlet_labels(labels, clients, config.alpha, rng)
+    if config.submodels and not config.redraw_sizes:
+        return dirichlet_sizes(labels, clients, config.alpha, deal=seed)
     return dirichlet_sizes(labels, clients, config.alpha, 41 + seed)
 
 

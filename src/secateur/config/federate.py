@@ -8,7 +8,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from secateur.catalogue import Choice
 from secateur.config.choices import inversion
-from secateur.config.common import Common
 from secateur.config.fields import (
     MANY,
     Fields,
@@ -19,6 +18,7 @@ from secateur.config.fields import (
     default,
     none_or_many,
 )
+from secateur.config.submodels import Submodels
 from secateur.config.wording import plain
 from secateur.errors import WrongInput
 
@@ -48,14 +48,14 @@ def attacked(value: Any) -> Any:
     return value
 
 
-class Federate(Common):
+class Federate(Submodels):
     """`secateur federate`: a federation that prunes, defends itself, and is attacked from inside."""
 
     model: str = "conv-2"
     rounds: Annotated[int, Field(ge=1)] = 100
     clients: Annotated[int, Field(ge=1)] | None = None  # None: 20, or one a writer
     per_round: Annotated[int, Field(ge=1)] = 10
-    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer"] = "iid"
+    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = "iid"
     alpha: Annotated[float, Field(gt=0)] = 0.85  # of either Dirichlet
     method: Literal["fedavg", "fedsgd"] = "fedavg"
     local_steps: Annotated[int, Field(ge=1)] | None = None  # None: 5, or epochs
@@ -111,8 +111,8 @@ class Federate(Common):
             raise WrongInput("way", "ray is not possible here; give auto, sequential or stacked")
         if self.local_steps is not None and self.local_epochs is not None:
             raise WrongInput("local_steps", "give either local_steps or local_epochs, and not both")
-        if self.partition == "writer" and self.clients is not None:
-            raise WrongInput("clients", "partition writer makes one a writer; leave clients out")
+        if self.partition.startswith("writer") and self.clients is not None:
+            raise WrongInput("clients", f"partition {self.partition} makes them; leave clients out")
         for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
             usual = type(self).model_fields[name].get_default(call_default_factory=True)  # a run's own file has all
             if getattr(self, name) not in (usual, []) and not self.attack and not self.membership:

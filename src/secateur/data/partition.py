@@ -31,14 +31,18 @@ def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator)
     return _joined(dealt)
 
 
-def dirichlet_sizes(labels: Tensor, clients: int, alpha: float = 0.85, seed: int = 41) -> list[Tensor]:
+def dirichlet_sizes(
+    labels: Tensor, clients: int, alpha: float = 0.85, seed: int = 41, deal: int | None = None
+) -> list[Tensor]:
     """Clients of unequal sizes and equal class balance, biggest first (MaPP-FL, Section 5.3 and Table 2).
 
     One draw of shares from Dir(alpha) serves every class. Seed 41 gives ten clients of CIFAR-10 the paper's sizes.
+    `deal` is the seed of who gets which rows; None: these go on from the same draws.
     """
     _positive(clients, alpha)
     numpy_rng = np.random.default_rng(seed)
     shares = np.sort(numpy_rng.dirichlet([alpha] * clients))[::-1]
+    numpy_rng = numpy_rng if deal is None else np.random.default_rng(deal)
     dealt = []
     for rows in _by_value(labels):
         counts = _counts(shares, len(rows))

@@ -15,7 +15,7 @@ from typing import Any
 
 from secateur.artifacts import Result, decode, encode, explained, key_of, write
 from secateur.data.dataset import Dataset, fingerprint
-from secateur.federated.federation import Federation, Round
+from secateur.federated.followed import Done, Followed, Standing
 from secateur.interfaces import Params
 from secateur.rows import Row
 from secateur.runs import Run
@@ -44,11 +44,13 @@ class Story:
         self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
 
 
-Tell = Callable[[Round], None]  # adds to the story what a round came to
-
-
 def federated(
-    run: Run, federation: Federation, story: Story, tell: Tell, depends: dict[str, Any], every: float | None = None
+    run: Run,
+    federation: Followed[Done],
+    story: Story,
+    tell: Callable[[Done], None],  # adds to the story what a round came to
+    depends: dict[str, Any],
+    every: float | None = None,
 ) -> tuple[Params, Story]:
     """Run it, or go on, or take what an earlier start of this run made; returns the model and what was told."""
     key = key_of(STAGE, depends)
@@ -59,7 +61,7 @@ def federated(
     return dict(result.tensors), told
 
 
-def depends_of(federation: Federation, data: Dataset) -> dict[str, Any]:
+def depends_of(federation: Standing, data: Dataset) -> dict[str, Any]:
     """All that a federation's result depends on but who looks at it."""
     terms, net = federation.terms, federation.net
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
@@ -74,7 +76,14 @@ def depends_of(federation: Federation, data: Dataset) -> dict[str, Any]:
     }
 
 
-def _run(folder: Path, key: str, federation: Federation, story: Story, tell: Tell, every: float | None) -> Result:
+def _run(
+    folder: Path,
+    key: str,
+    federation: Followed[Done],
+    story: Story,
+    tell: Callable[[Done], None],
+    every: float | None,
+) -> Result:
     place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     _resume(place, key, federation, story)
     saved = begun = time.monotonic()
@@ -99,7 +108,7 @@ def _run(folder: Path, key: str, federation: Federation, story: Story, tell: Tel
     return Result(federation.model(), story.plain())
 
 
-def _resume(place: Path, key: str, federation: Federation, story: Story) -> None:
+def _resume(place: Path, key: str, federation: Followed[Any], story: Story) -> None:
     """Bring a federation to where a killed one was; a damaged file counts as none."""
     with explained(place):
         content = place.read_bytes() if place.exists() else None

@@ -50,7 +50,9 @@ class Seen(NamedTuple):
 Observer = Callable[[Seen], None]
 
 
-class _Turn(NamedTuple):
+class Turn(NamedTuple):
+    """A client's channels in a round, and the model that it is sent."""
+
     client: int
     cut: Cut
     received: Tensor
@@ -69,6 +71,7 @@ class SubmodelFederation:
         *,
         observers: Sequence[tuple[int, Observer]] = (),  # each with the rounds from one look to the next
         way: str = "auto",
+        beside: SubmodelFederation | None = None,  # another one on this data, whose crowd this one joins
     ) -> None:
         check(net, data.input_shape, data.classes)
         self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
@@ -77,11 +80,15 @@ class SubmodelFederation:
         self.structure = Structure(self.net, data.input_shape)
         self.structure.check(terms.rule, self.rates)
         self.flat = flat_of(dict(self.net.named_parameters()))
-        inputs, labels = data.batch.to(self.device)
-        whole = Batch(inputs.to(self.flat.dtype), labels)
-        self.train = Batch(*(each[: data.train_size] for each in whole))
-        self.judge = Judge(self.train, Batch(*(each[data.train_size :] for each in whole)), terms)
-        self.crowd = Crowd(self.train, terms.local, way)
+        if beside is None:
+            inputs, labels = data.batch.to(self.device)
+            whole = Batch(inputs.to(self.flat.dtype), labels)
+            self.train = Batch(*(each[: data.train_size] for each in whole))
+            self.test = Batch(*(each[data.train_size :] for each in whole))
+            self.crowd = Crowd(self.train, terms.local, way)
+        else:
+            self.train, self.test, self.crowd = beside.train, beside.test, beside.crowd
+        self.judge = Judge(self.train, self.test, terms)
         shape, classes = data.input_shape, data.classes
         self.keys = {
             rate: self.crowd.add(
@@ -94,7 +101,7 @@ class SubmodelFederation:
         self.ledger = Ledger(len(terms.shares), squares=False)
         self.sizes = Sizes()
         self.owned = [self._owned(rows, classes) for rows in terms.shares] if terms.own_labels else None
-        self._turns: list[_Turn] = []
+        self._turns: list[Turn] = []
         self._faults: dict[int, Fault] = {}
 
     def rounds(self) -> Iterator[Round]:
@@ -118,7 +125,7 @@ class SubmodelFederation:
             self._faults = terms.faults.draw(clients, steps, self.seed, derive(self.seed, "faults", number))
         jobs, self._turns = [], []
         for client in clients:
-            turn = self._received(number, client)
+            turn = self.received(number, client)
             params = params_of(turn.received, turn.cut.shapes)
             self.ledger.traffic.down[client] += self.sizes.model(self.rates[client], params)
             if (fault := self._faults.get(client)) in NO_ANSWER:
@@ -145,12 +152,13 @@ class SubmodelFederation:
         found |= {"covered": float((count > 0).double().mean()), "parameters": float(len(self.flat))}
         return Round(number, self.ledger.measures(number, found, last) + judged)
 
-    def _received(self, number: int, client: int) -> _Turn:
+    def received(self, number: int, client: int) -> Turn:
+        """What a client is sent in a round."""
         rate = self.rates[client]
         cut = self.structure.cut(self.terms.rule, Asked(client, len(self.rates), number), rate)
-        return _Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index.to(self.device)])
+        return Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index.to(self.device)])
 
-    def _job(self, number: int, turn: _Turn) -> Job:
+    def _job(self, number: int, turn: Turn) -> Job:
         client, share = turn.client, self.terms.shares[turn.client]
         rng = derive(self.seed, "rows", number, client)
         epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
@@ -160,13 +168,13 @@ class SubmodelFederation:
 
     def _begun(self, number: int, client: int) -> tuple[Narrow, Cut, Tensor]:
         """A client's width and channels in a round, and the model that it begins with."""
-        turn = self._received(number, client)
-        return self._narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
+        turn = self.received(number, client)
+        return self.narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
 
-    def _arrived(self, number: int, turn: _Turn, made: Made, total: Tensor, count: Tensor) -> None:
+    def _arrived(self, number: int, turn: Turn, made: Made, total: Tensor, count: Tensor) -> None:
         """Take over what one client sends, or note why not."""
         client, shapes = turn.client, turn.cut.shapes
-        narrow, rng = self._narrow(client), derive(self.seed, "defense", number, client)
+        narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
         some = self.train.take(self.terms.shares[client][: self.terms.local.batch_size].to(self.device))
         sent = self.sender(narrow.net, turn.cut, turn.received, made.flat, self._state(client), some, rng)
         values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
@@ -193,7 +201,7 @@ class SubmodelFederation:
         if self.observed(number):
             self._observe(number, turn, sent)
 
-    def _covered(self, turn: _Turn, sent: Sent) -> Tensor | None:
+    def _covered(self, turn: Turn, sent: Sent) -> Tensor | None:
         """(P_c,) 1 where a client's cell counts: what it sent, of the classifier the rows of its own labels."""
         if self.owned is None:
             return sent.covered
@@ -212,7 +220,8 @@ class SubmodelFederation:
         found[self.train.labels[rows.to(self.device)]] = 1
         return found
 
-    def _narrow(self, client: int) -> Narrow:
+    def narrow(self, client: int) -> Narrow:
+        """The model of a client's width."""
         return self.crowd.narrow[self.keys[self.rates[client]]]
 
     def _state(self, client: int) -> Params:
@@ -222,9 +231,9 @@ class SubmodelFederation:
         """Whether somebody looks at a round's updates."""
         return any(number % every == 0 for every, _ in self.observers)
 
-    def _observe(self, number: int, turn: _Turn, sent: Sent) -> None:
+    def _observe(self, number: int, turn: Turn, sent: Sent) -> None:
         client, shapes = turn.client, turn.cut.shapes
-        net = self._narrow(client).net
+        net = self.narrow(client).net
         received, given = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
         rate, rows = self.rates[client], self.terms.shares[client]
         for every, observer in self.observers:

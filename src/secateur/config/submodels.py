@@ -1,0 +1,99 @@
+"""What a run file says of sub-models: a federation whose smaller clients train parts of the server's model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from secateur.catalogue import Choice
+from secateur.config.choices import choice
+from secateur.config.common import Common
+from secateur.config.fields import MANY, default
+from secateur.errors import WrongInput
+
+
+def submodel(value: Any) -> Choice:
+    """Read a channel rule."""
+    try:
+        return choice("submodel", value)
+    except WrongInput as error:  # a user knows the flag
+        raise WrongInput(error.field.replace("submodel", "submodels", 1), error.message) from None
+
+
+OneSubmodel = Annotated[Choice, BeforeValidator(submodel), PlainSerializer(str)]
+
+# What is not given is mapp_fl's (Section 5.2).
+PAPER: dict[str, Any] = {
+    "model": "mapp-cnn-16",
+    "rounds": 150,
+    "partition": "dirichlet-sizes",
+    "local_epochs": 1,
+    "batch_size": 128,
+    "learning_rate": 1e-3,
+    "averaging": "uniform",
+}
+CLIENTS = 10
+USUAL = {  # what sub-models know nothing of must be left as it is
+    "method": "fedavg",
+    "local_steps": None,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "loss": "cross-entropy",
+    "broadcast": "masked",
+    "base_pruning": [Choice("base-pruning", "none")],
+    "server_rate": 1.0,
+    "server_momentum": 0.0,
+    "engine": "here",
+    "attack": [],
+    "view": "update",
+    "fixed_batches": False,
+}
+
+
+def unless_empty(value: Any) -> Any:
+    """Rules, comma-separated; `none` is one of them (FedAvg)."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class Submodels(Common):
+    """The fields of sub-models; without any rule they mean nothing and are refused."""
+
+    submodels: Annotated[list[OneSubmodel], BeforeValidator(unless_empty)] = Field(default=[])
+    large_clients: Annotated[int, Field(ge=0)] = 2  # those with most data train the whole model
+    client_widths: Annotated[list[float], *MANY] = default(0.5)  # of the others: the share of channels
+    uncovered: Literal["keep", "zero"] = "keep"
+    batchnorm: Literal["static", "reestimated"] = "static"
+    scaler: bool = True
+    own_labels: bool = False
+    test_batch: Annotated[int, Field(ge=2)] = 128
+    redraw_sizes: bool = False  # a Dirichlet draw of the clients' sizes for every seed; else the paper's for all
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_paper(cls, given: Any) -> Any:
+        """Lay the paper's values under what was given, where there are sub-models."""
+        return _laid(given) if isinstance(given, dict) and given.get("submodels") else given
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Submodels:
+        if not self.submodels:
+            for name, field in Submodels.model_fields.items():
+                own = name not in Common.model_fields and name != "submodels"
+                usual = [0.5] if name == "client_widths" else field.default
+                if own and getattr(self, name) != usual:
+                    raise WrongInput("submodels", f"must be given with {name}, for example mapp-fl")
+            return self
+        for name, usual in USUAL.items():
+            if getattr(self, name) != usual:
+                raise WrongInput(name, "does not go with submodels; leave it out")
+        return self
+
+
+def _laid(given: dict[str, Any]) -> dict[str, Any]:
+    under = dict(PAPER)
+    if "local_steps" in given:
+        under.pop("local_epochs")
+    if not str(given.get("partition")).startswith("writer"):
+        under |= {"clients": CLIENTS, "per_round": given.get("clients", CLIENTS)}
+    return under | given

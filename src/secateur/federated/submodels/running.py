@@ -1,0 +1,164 @@
+"""What `secateur federate --submodels` runs: every channel rule under every defense, for every seed.
+
+On a GPU the seeds of a rule run together, as lanes of one stack; on a CPU each is a stage of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secateur.catalogue import Choice, Defense
+from secateur.config import Federate, dump
+from secateur.data.dataset import Dataset
+from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.faults import Faults
+from secateur.federated.federation import Round
+from secateur.federated.ledger import Measure
+from secateur.federated.submodels.alone import Alone
+from secateur.federated.submodels.cutting import Structure
+from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.narrow import narrowed, static
+from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
+from secateur.federated.submodels.together import Rounds, Together
+from secateur.federating import loaded, network_of, shares_of
+from secateur.needs import check_installed
+from secateur.paging import page_afterwards
+from secateur.progress import progress
+from secateur.runs import Row, Run, open_run
+
+
+def run_submodels(config: Federate, out: Path) -> list[Row]:
+    """Every rule under every defense, for every seed, into the folder `out`."""
+    data, device = loaded(config)
+    check_submodels(config, data)
+    together = device.type == "cuda" and config.way != "sequential"
+    with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
+        for rule in config.submodels:
+            for defense in config.defense:
+                joint = together and not rule.make().alone
+                for seeds in [config.seeds] if joint else [[seed] for seed in config.seeds]:
+                    measure(config, run, data, device, seeds, rule, defense)
+    return run.rows
+
+
+def check_submodels(config: Federate, data: Dataset) -> None:
+    """Refuse what cannot be run before any work."""
+    check_installed(config.defense)
+    net = static(network_of(config, data, config.seeds[0]))
+    structure = Structure(net, data.input_shape)
+    for rule in config.submodels:
+        for defense in config.defense:
+            terms = terms_of(config, data, config.seeds[0], rule, defense)
+            structure.check(terms.rule, terms.used_rates)
+            for rate in set(terms.used_rates):
+                narrowed(net, structure, rate, terms.scaler, data.input_shape, data.classes)
+
+
+def plan_submodels(config: Federate) -> list[str]:
+    """What the job would do, a line each; what it would refuse before it begins is refused here too."""
+    data, _ = loaded(config)
+    check_submodels(config, data)
+    terms = terms_of(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
+    sizes, rates = [len(rows) for rows in terms.shares], sorted(set(terms.rates), reverse=True)
+    widths = ", ".join(f"{list(terms.rates).count(rate)} with {rate:g} of the channels" for rate in rates)
+    local = f"{terms.local.epochs} local epochs of batches of {terms.local.batch_size}"
+    return [
+        f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:",
+        f"  {len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each: {widths}",
+        f"  {terms.rounds} rounds of {local}, Adam with {terms.local.learning_rate:g}",
+        f"  {terms.averaging} average of each cell, uncovered: {terms.uncovered}, BatchNorm {terms.batchnorm}",
+        f"  sub-models by {', '.join(map(str, config.submodels))}",
+        f"  defend with {', '.join(map(str, config.defense))}",
+    ]
+
+
+def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> Terms:
+    """The terms of one federation."""
+    shares = shares_of(config, data, seed)
+    names = ("rounds", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every", "test_batch")
+    return Terms(
+        shares,
+        rule.make(),
+        rates_of(shares, config.large_clients, config.client_widths),
+        **{name: getattr(config, name) for name in names},
+        per_round=min(config.per_round, len(shares)) if config.clients is None else config.per_round,
+        local=Adam(config.local_epochs or 1, config.batch_size, config.learning_rate),
+        faults=Faults(**config.faults.model_dump()),
+        **joined_of(defense),
+    )
+
+
+def labels_of(
+    config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense, terms: Terms
+) -> dict[str, Any]:
+    """What every row of a federation carries; round, client and its width come with each."""
+    extra = {"submodels": str(rule), "large_clients": sum(rate == 1 for rate in terms.used_rates)}
+    extra |= {name: getattr(terms, name) for name in ("uncovered", "batchnorm", "averaging", "own_labels")}
+    extra |= {"clients": len(terms.shares), "rounds": terms.rounds}
+    return {"model": config.model, "dataset": data.name, "seed": seed, "defense": str(defense), "extra": extra}
+
+
+def row_of(labels: dict[str, Any], terms: Terms, measure: Measure, timing: bool = False) -> Row:
+    """A measure as a row."""
+    client = measure.client
+    own: dict[str, Any] = {"round": measure.round, "client": client}
+    if client is not None:
+        own |= {"rate": terms.used_rates[client], "client_rows": len(terms.shares[client])}
+    whole = labels | {"extra": labels["extra"] | own}
+    return Row(**whole, metric=measure.metric, value=measure.value, note=measure.note, timing=timing)
+
+
+def measure(
+    config: Federate,
+    run: Run,
+    data: Dataset,
+    device: torch.device,
+    seeds: Sequence[int],
+    rule: Choice,
+    defense: Defense,
+) -> None:
+    """Federations of some seeds from the first round to the last, together where there are several; and their rows."""
+    made: list[SubmodelFederation] = []
+    story, labels = Story(), []
+    for seed in seeds:
+        terms, beside = terms_of(config, data, seed, rule, defense), made[0] if made else None
+        net = network_of(config, data, seed).to(device)
+        made.append(SubmodelFederation(net, data, terms, seed, device, way=config.way, beside=beside))
+        labels.append(labels_of(config, data, seed, rule, defense, terms))
+    followed: Any = Together(made) if len(made) > 1 else Alone(made[0]) if made[0].terms.rule.alone else made[0]
+    depends = {"each": [depends_of(one, data) for one in made], "threads": config.threads, "way": config.way}
+    said = f"{rule}, {defense}, seed {', '.join(map(str, seeds))}"
+    try:
+        with progress(said, config.rounds, rate=True) as advance:
+            tell = teller(made, labels, story, advance)
+            _, told = federated(run, followed, story, tell, depends)
+    except KeyboardInterrupt:
+        run.add(story.rows)  # so that the page shows how far it was
+        raise
+    run.add(told.rows)
+    for one, own in zip(made, labels, strict=True):
+        spent = Measure("seconds", told.seconds / len(made), config.rounds)
+        run.add([row_of(own, one.terms, spent, timing=True)])
+
+
+def teller(
+    made: Sequence[SubmodelFederation], labels: Sequence[dict[str, Any]], story: Story, advance: Callable[..., None]
+) -> Callable[[Round | Rounds], None]:
+    """Adds a round's measures to the story, and moves the display on."""
+    shown = 0
+
+    def tell(done: Round | Rounds) -> None:
+        nonlocal shown
+        each = done.each if isinstance(done, Rounds) else [done]
+        for one, own, found in zip(made, labels, each, strict=True):
+            story.rows += [row_of(own, one.terms, measure) for measure in found.measures]
+        server = [m.value for m in each[0].measures if m.metric == "test_accuracy" and m.client is None]
+        said = f"round {done.number}, accuracy {server[0]:.3f}" if server else None
+        advance(done.number - shown, said)
+        shown = done.number
+
+    return tell
