@@ -12,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
+from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
@@ -67,9 +68,8 @@ class FlowerFederation(Federation):
         self.ledger = Ledger(len(self.terms.shares), self.server.base.wants_squares)
         self.ledger.traffic = Counted(len(self.terms.shares), self.server.base.wants_squares)
         self.taken: dict[int, int] = {}  # the round of the last turn that was taken, by client
-        self._like = self.server.weights | ({} if self.terms.own is not None else self.server.buffers)
-        self._shapes = {name: tuple(value.shape) for name, value in self._like.items()}
-        self._dense = sum(value.numel() * value.element_size() for value in self._like.values())
+        whole = [*self.server.weights.values(), *self.server.buffers.values()]
+        self._dense = sum(value.numel() * value.element_size() for value in whole)
 
     def _updates(self, number: int, drawn: Drawn, faults: dict[int, Fault]) -> Iterator[tuple[int, Rows, Update]]:
         """What comes back from every client that answers before the deadline, as it comes."""
@@ -128,25 +128,27 @@ class FlowerFederation(Federation):
 
     def _decoded(self, record: ArrayRecord, client: int, own: bool) -> tuple[Update, Params]:
         """Whether its numbers are finite is seen where an update is added; squares are seen to here."""
-        size, terms, mask = size_of(record), self.terms, self.server.model.mask
+        size, server = size_of(record), self.server
         self.ledger.traffic.up[client] += size
-        if size > (2 if self.server.squares else 1) * self._dense + self._dense // 8 + SLACK:
+        if size > (2 if server.squares else 1) * self._dense + self._dense // 8 + SLACK:
             raise Refused("size")
-        given = unpacked(record)
-        weights = {name: tuple(value.shape) for name, value in self.server.weights.items()}
-        whole = decode(given.get("values", b""), self._shapes, inside=mask if mask and not own else None)
-        sent = decode_mask(given["sent"], weights) if "sent" in given else None
-        squares = decode(given.get("squares", b""), weights) if self.server.squares else {}
-        if any(value.dtype != self._like[name].dtype for name, value in (whole | squares).items()):
-            raise Refused("damaged")
+        given, mask = unpacked(record), server.model.mask
+        values = self._tensors(given.get("values", b""), server.weights, mask if mask and not own else None)
+        buffers = self._tensors(given["buffers"], server.buffers) if "buffers" in given else {}
+        squares = self._tensors(given.get("squares", b""), server.weights) if server.squares else {}
         if squares and not bool(alive_of(squares)):
             raise Refused("nan")
-        values, buffers = (
-            {n: v.to(self.device) for n, v in whole.items() if (n in weights) == part} for part in (True, False)
-        )
-        if sent is None and (own or terms.averaging == "coverage"):
+        sent = tree.to(decode_mask(given["sent"], _shapes(server.weights)), self.device) if "sent" in given else None
+        if sent is None and (own or self.terms.averaging == "coverage"):
             sent = dict(mask)
         return Update(values, buffers, sent, own, {}, {}, {}), squares
+
+    def _tensors(self, data: bytes, like: Params, inside: Mask | None = None) -> Params:
+        """The tensors of a message, which must be like these in shape and precision."""
+        found = decode(data, _shapes(like), inside=inside)
+        if any(value.dtype != like[name].dtype for name, value in found.items()):
+            raise Refused("damaged")
+        return tree.to(found, self.device)
 
     def _keep(self, client: int, state: Params, alive: Tensor | None) -> None:
         """The server took this client's turn."""
@@ -162,6 +164,10 @@ class FlowerFederation(Federation):
         super().load(tensors, data)
         self.taken = {int(client): number for client, number in data["taken"].items()}
         self.ledger.traffic.known = [-1] * len(self.terms.shares)
+
+
+def _shapes(tensors: Params) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 class Refused(Exception):

@@ -10,10 +10,10 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Generator, nn
 
 from secateur.chance import derive
+from secateur.defenses.soteria import Soteria
 from secateur.errors import WrongInput
 from secateur.federated.flower.records import arrays_of, keep, kept, only, packed, tensors_of
 from secateur.federated.sending import aligned, inner_of, makes_anew
-from secateur.federated.terms import NEEDS_ONE_BATCH
 from secateur.interfaces import Batch, Params, Turning, Upload
 from secateur.wire import encode
 
@@ -63,7 +63,7 @@ def check(defense: Upload) -> None:
     name = type(inner_of(defense)).__name__
     if aligned(defense) is not None:
         raise WrongInput("defense", f"{name} lets one client choose everybody's positions; take dgp")
-    if name in NEEDS_ONE_BATCH or makes_anew(defense):
+    if isinstance(inner_of(defense), Soteria) or makes_anew(defense):
         raise WrongInput("defense", f"{name} looks at the examples of an update, which a mod does not see")
 
 

@@ -96,7 +96,9 @@ class Clients:
     def _messages(self, update: Update, mask: Mask) -> dict[str, bytes]:
         """An update as bytes; which entries were sent only where the server could not know."""
         inside = mask if mask and not update.own_mask else None
-        found = {"values": encode(update.values | update.buffers, inside=inside)}
+        found = {"values": encode(update.values, inside=inside)}
+        if update.buffers:
+            found["buffers"] = encode(update.buffers)
         covers = bool(update.withheld) and self.terms.averaging == "coverage"
         if update.sent is not None and (update.own_mask or covers):
             found["sent"] = encode_mask(update.sent)

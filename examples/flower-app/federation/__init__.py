@@ -1,0 +1,1 @@
+"""A federation of secateur's as a Flower app."""
