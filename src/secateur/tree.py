@@ -15,6 +15,11 @@ def params_of(net: nn.Module) -> Params:
     return {name: value.detach().clone() for name, value in net.named_parameters()}
 
 
+def trained(net: nn.Module) -> list[str]:
+    """The names of the parameters that are trained, and so sent: not those that are frozen (requires_grad=False)."""
+    return [name for name, value in net.named_parameters() if value.requires_grad]
+
+
 def state_of(net: nn.Module) -> Params:
     """Copies of a module's parameters and of those buffers that are saved with it."""
     return {name: value.detach().clone() for name, value in net.state_dict().items()}

@@ -10,6 +10,7 @@ from torch import nn
 from secateur.errors import WrongInput
 from secateur.interfaces import Gradient, Params, Weights
 from secateur.models.create import few, misfit
+from secateur.tree import trained
 
 KINDS: dict[str, type[Gradient] | type[Weights]] = {"gradient": Gradient, "weights": Weights}
 
@@ -49,8 +50,13 @@ def _near_the_model(values: Params, net: nn.Module) -> bool:
 
 
 def fitting(values: Params, net: nn.Module, name: str) -> Params:
-    """The tensors of an update in the order, precision and place of the model's parameters; refused where unfit."""
-    wanted = dict(net.named_parameters())
+    """The tensors of an update in the order, precision and place of the model's parameters; refused where unfit.
+
+    What it holds of frozen parameters is left out: they were not trained.
+    """
+    every = dict(net.named_parameters())
+    wanted = {key: every[key] for key in trained(net)}
+    values = {key: value for key, value in values.items() if key in wanted or key not in every}
     if wrong := misfit(wanted, values):
         raise WrongInput("update", f"{name} does not fit the model; {wrong}")
     broken = [key for key, value in values.items() if not bool(torch.isfinite(value).all())]

@@ -43,9 +43,11 @@ class Soteria:
     def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
         """The gradient with those columns at zero."""
         layer = defended_layer(turning.net, self.layer)
+        name = f"{layer}.weight" if layer else "weight"
+        if name not in grads:
+            raise WrongInput("layer", f"{name} is frozen, so nothing of it is sent; name one that is trained: layer")
         found = scores(turning, layer)
         _, kept = counts(found.numel(), 0, self.rate)
-        name = f"{layer}.weight" if layer else "weight"
         return grads | {name: torch.where(largest(found, kept), grads[name], 0)}, state
 
 

@@ -13,7 +13,7 @@ from torch.func import vmap
 from secateur import tree
 from secateur.attacks.inversion.cma import CMAES, State
 from secateur.attacks.inversion.engines.memory import ran_out
-from secateur.attacks.inversion.engines.stacked import _gradient as client_gradient
+from secateur.attacks.inversion.engines.stacked import client_gradient
 from secateur.attacks.inversion.latents import Latents
 from secateur.attacks.inversion.loop import SAVE_SECONDS
 from secateur.attacks.inversion.objective import Matching

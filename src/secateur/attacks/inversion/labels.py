@@ -46,6 +46,9 @@ def last_layer(observed: Params, knowledge: Knowledge) -> tuple[Tensor, Tensor |
     """The gradient of the classifier's weight (K, D) and of its bias (K,), if it has one."""
     name = classifier(knowledge.net, knowledge.classes)
     prefix = f"{name}." if name else ""
+    if f"{prefix}weight" not in observed:
+        frozen = f"{prefix}weight is frozen, so it is not in the update and labels cannot be read from it"
+        raise WrongInput("labels", f"{frozen}; optimise them with the picture (labels: joint) or give them")
     return observed[f"{prefix}weight"], observed.get(f"{prefix}bias")
 
 

@@ -60,7 +60,9 @@ class RGap:
         if (steps := knowledge.local_steps) != 1:
             raise WrongInput("attack r-gap", f"needs one local step; local_steps {steps} is not allowed")
         layers = chain(knowledge, view.sent)
-        self._read(view, knowledge, layers)
+        observed, _, _ = self._read(view, knowledge, layers)
+        if (first := f"{layers[-1].name}.weight") not in observed:
+            raise WrongInput("attack r-gap", f"begins at the gradient of {first}, which is frozen and so not sent")
         for layer in layers[:-1]:
             if math.prod(layer.shape) > LARGEST:
                 size = " x ".join(map(str, layer.shape))
@@ -153,8 +155,11 @@ def walk(layers: Sequence[Layer], observed: Params, head: Head, grams: Grams, ke
         k = (flow.view(shape) * layer.slope(z)).nan_to_num(0, 0, 0)
         aim = z if layer.bias is None else z - layer.bias[:, None, None]
         rows = None if known is None else known.view(shape)
-        read = Read(rows, kept[name].flatten(1) if name in kept else None)
-        solved.append(solve(layer, k, aim, observed[name].flatten(1), grams.of(layer, rows), read))
+        frozen = torch.zeros_like(layer.weight, dtype=torch.bool)
+        gradient = observed.get(name, torch.zeros_like(layer.weight))
+        mask = kept.get(name) if name in observed else frozen
+        read = Read(rows, None if mask is None else mask.flatten(1))
+        solved.append(solve(layer, k, aim, gradient.flatten(1), grams.of(layer, rows), read))
         y, flow, known = solved[-1].x, back(layer, k[None])[0], None
     return solved
 

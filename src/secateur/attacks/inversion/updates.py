@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from secateur import tree
 from secateur.attacks.inversion.engines.plain import batch_of_step
 from secateur.attacks.inversion.problem import BatchNormInputs, structure
 from secateur.errors import WrongInput
@@ -57,14 +58,17 @@ def weights_update(
 
 
 def observed_gradient(view: ServerView, knowledge: Knowledge) -> Params:
-    """What is matched: a gradient as it is; of weights (sent - received) / learning rate, the sum over local steps."""
+    """What is matched: a gradient as it is; of weights (sent - received) / learning rate, the sum over local steps.
+
+    What an update holds of frozen parameters says nothing and is left out.
+    """
     _check_fits(knowledge.net, view)
     if isinstance(view.update, Gradient):
-        return dict(view.update.values)
+        return {name: view.update.values[name] for name in tree.trained(knowledge.net)}
     rate = knowledge.learning_rate
     if not rate:
         raise WrongInput("learning_rate", "is needed to turn weights into gradients; give the client's own, above 0")
-    return {name: (view.sent[name] - value) / rate for name, value in view.update.values.items()}
+    return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.trained(knowledge.net)}
 
 
 def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchNormMode = "eval") -> Params:
@@ -73,7 +77,7 @@ def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchN
     fixed, params = _tensors(net, state, batchnorm)
     names: list[str] = []
     with full_precision(), torch.no_grad(), BatchNormInputs(fixed, True) as noted, _Order(fixed, names):
-        functional_call(fixed, {**params, **_buffers(fixed, state)}, (batch.inputs,))
+        functional_call(fixed, {**params, **_others(fixed, state)}, (batch.inputs,))
     return {
         f"{name}.{what}": value
         for name, pair in zip(names, noted, strict=True)
@@ -87,7 +91,7 @@ def batchnorm_order(net: nn.Module, state: Params, input_shape: tuple[int, ...])
     names: list[str] = []
     two = next(iter(params.values())).new_zeros(2, *input_shape)
     with torch.no_grad(), _Order(fixed, names):
-        functional_call(fixed, {**params, **_buffers(fixed, state)}, (two,))
+        functional_call(fixed, {**params, **_others(fixed, state)}, (two,))
     return names
 
 
@@ -110,21 +114,29 @@ class _Order:
 
 
 def _tensors(net: nn.Module, state: Params, batchnorm: BatchNormMode) -> tuple[nn.Module, Params]:
-    """The structure that the client runs, and the parameters it starts from."""
+    """The structure that the client runs, and the parameters that it trains; frozen ones stay as they were sent."""
     fixed = structure(net, batchnorm)
-    return fixed, {name: state[name].detach() for name, _ in fixed.named_parameters()}
+    names = tree.trained(fixed)
+    if not names and any(True for _ in fixed.parameters()):
+        frozen = "all its parameters are frozen (requires_grad=False), so a client has nothing to send"
+        raise WrongInput("model", f"{frozen}; leave requires_grad on for those that it trains")
+    return fixed, {name: state[name].detach() for name in names}
 
 
-def _buffers(fixed: nn.Module, state: Params) -> Params:
-    """Copies, so that no forward can write to the sent ones; those that are not saved come from the structure."""
-    return {name: state.get(name, own).detach().clone() for name, own in fixed.named_buffers()}
+def _others(fixed: nn.Module, state: Params) -> Params:
+    """Frozen parameters and copies of buffers, so that no forward can write to the sent ones.
+
+    Buffers that are not saved come from the structure.
+    """
+    frozen = {name: state[name].detach() for name, value in fixed.named_parameters() if not value.requires_grad}
+    return frozen | {name: state.get(name, own).detach().clone() for name, own in fixed.named_buffers()}
 
 
 def _gradient(fixed: nn.Module, params: Params, state: Params, batch: Batch, loss: Loss) -> Params:
     """In real float32 on a GPU too: with TF32 the closed form of R-GAP loses 85 dB."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
     with full_precision():
-        outputs = functional_call(fixed, {**leaves, **_buffers(fixed, state)}, (batch.inputs,))
+        outputs = functional_call(fixed, {**leaves, **_others(fixed, state)}, (batch.inputs,))
         if not outputs.requires_grad:
             raise WrongInput("model", "its answers do not depend on its parameters, so there is no gradient to send")
         # zeros for a parameter that the forward does not use
@@ -140,8 +152,9 @@ def _refuse_empty(batch: Batch) -> None:
 def _check_fits(net: nn.Module, view: ServerView) -> None:
     """Refuse an update, or a sent model, whose names or shapes are not the network's, or that is not finite."""
     wanted = {name: tuple(value.shape) for name, value in net.named_parameters()}
-    for field, values in (("sent", view.sent), ("update", view.update.values)):
-        _check_names(field, wanted, values)
+    sent = {name: wanted[name] for name in tree.trained(net)}
+    for field, names, values in (("sent", wanted, view.sent), ("update", sent, view.update.values)):
+        _check_names(field, names, values)
     extra = [name for name in view.update.values if name not in wanted]
     if extra:
         raise WrongInput("update", f"holds {extra[0]}, which is no parameter of the model; it has {', '.join(wanted)}")

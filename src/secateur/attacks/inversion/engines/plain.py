@@ -51,14 +51,14 @@ def _gradient(
 ) -> Params:
     """What the client would have sent: the gradient, or the sum of the gradients of its local steps."""
     sent = {name: value[trial] for name, value in problem.sent.items()} if problem.own_weights else problem.sent
-    names = [name for name, _ in problem.net.named_parameters()]
+    names = tree.trained(problem.net)
     params = {name: sent[name].detach().requires_grad_() for name in names}
-    buffers = {name: sent[name] for name, _ in problem.net.named_buffers()}
+    others = {name: value for name, value in sent.items() if name not in params}
     total: Params = {}
     for step in range(problem.steps):
         rows = batch_of_step(step, len(inputs), problem.step_batch).to(inputs.device)
         with BatchNormInputs(problem.net, wanted and step == 0) as noted:
-            outputs = functional_call(problem.net, {**params, **buffers}, (inputs[rows],))
+            outputs = functional_call(problem.net, {**params, **others}, (inputs[rows],))
         statistics += noted
         loss = problem.loss(outputs, labels[rows])
         grads = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from secateur import tree
 from secateur.attacks.inversion.engines.plain import batch_of_step
 from secateur.attacks.inversion.problem import (
     BatchNormInputs,
@@ -28,7 +29,7 @@ def stacked(problem: Problem, objective: Objective, chunk: int | None = None) ->
         leaves: Variables, labels: Tensor | None, fixed: Params, sent: Params, observed: Params, mask: Mask | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         chosen = leaves["labels"].softmax(-1) if labels is None else labels
-        gradient, statistics = _gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
+        gradient, statistics = client_gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
         result = compared(problem, gradient, observed, mask)._replace(statistics=statistics)
         total, matching = objective(result, leaves, fixed)
         return total, (total, matching)
@@ -47,16 +48,16 @@ def stacked(problem: Problem, objective: Objective, chunk: int | None = None) ->
     return evaluate
 
 
-def _gradient(
+def client_gradient(
     problem: Problem, sent: Params, inputs: Tensor, labels: Tensor, wanted: bool
 ) -> tuple[Params, Statistics]:
     """What the client would have sent, as in the plain loop, and the statistics of its first step."""
-    params = {name: sent[name] for name, _ in problem.net.named_parameters()}
-    buffers = {name: sent[name] for name, _ in problem.net.named_buffers()}
+    params = {name: sent[name] for name in tree.trained(problem.net)}
+    others = {name: value for name, value in sent.items() if name not in params}
 
     def task(params: Params, rows: list[int], wanted: bool) -> tuple[Tensor, Statistics]:
         with BatchNormInputs(problem.net, wanted) as noted:
-            outputs = functional_call(problem.net, {**params, **buffers}, (_take(inputs, rows),))
+            outputs = functional_call(problem.net, {**params, **others}, (_take(inputs, rows),))
         return problem.loss(outputs, _take(labels, rows)), noted
 
     total: Params = {}
