@@ -27,7 +27,7 @@ from secateur.federated.checkpoint import Story
 from secateur.federated.memory import Memory, Past
 from secateur.federated.observing import Look, Seen
 from secateur.federated.orders import Orders
-from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
+from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, Weights
 from secateur.judging import flat
 from secateur.likeness import Outcome, Scoring, joined, judge, summary_rows
 from secateur.metrics.lpips import load_weights
@@ -177,8 +177,8 @@ def is_active(attack: Choice) -> bool:
 
 def sends(known: Knowledge, seen: Seen) -> str:
     """An update in words."""
-    kind = type(seen.view.update).__name__.lower()
-    whole = f"{kind} after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
+    weights = f"weights after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
+    whole = weights if isinstance(seen.view.update, Weights) else "gradient"
     return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
 
 
