@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from secateur.artifacts import key_of
 from secateur.attacks.inversion.generator import train_generator
 from secateur.attacks.inversion.wgan import Generator
 from secateur.bench import Bench, file_key
@@ -22,6 +22,7 @@ from secateur.interfaces import Batch, Knowledge
 from secateur.progress import progress
 from secateur.runs import Result, Run
 from secateur.targets import public_rows
+from secateur.watching import Keeper, forget
 
 
 def needs_generator(attack: Choice) -> bool:
@@ -53,32 +54,27 @@ def learnt_from(config: Invert, bench: Bench) -> dict[str, Any]:
 def with_trained(client: Client, config: Invert, bench: Bench) -> Client:
     """The client of an attacker whose generator learnt from public rows; a stage of the run."""
     examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
-    size = config.generator_steps, config.generator_width
-    return _with(
-        client,
-        stored(
-            bench.run,
-            learnt_from(config, bench),
-            untrained(client.knowledge, config.generator_width),
-            lambda: trained(client.knowledge, examples, *size, bench.seed, bench.device),
-        ).to(bench.device),
-    )
+    return _with(client, stored(bench.run, learnt_from(config, bench), client.knowledge, examples, bench.device))
 
 
-def stored(run: Run, depends: dict[str, Any], made: Generator, train: Callable[[], Generator]) -> Generator:
-    """A generator that is trained as a stage of a run; `made` takes its weights."""
-    result = run.stage("generator", depends, lambda: Result(train().state_dict()))
-    made.load_state_dict(dict(result.tensors))
-    return made
+def stored(run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Batch, device: torch.device) -> Generator:
+    """A generator that learnt from public examples, trained as a stage of a run: killed, it goes on where it was.
 
+    `depends` says of its training at least `steps`, `width` and `seed`.
+    """
+    key, kind = key_of("generator", depends), (knowledge.classes, knowledge.input_shape, knowledge.box)
 
-def trained(
-    knowledge: Knowledge, examples: Batch, steps: int, width: int, seed: int, device: torch.device
-) -> Generator:
-    """A generator that learnt from public examples."""
-    rng, kind = derive(seed, "generator"), (knowledge.classes, knowledge.input_shape, knowledge.box)
-    with progress("train a generator of pictures", steps, rate=True) as advance:
-        return train_generator(examples, *kind, steps, rng, device, advance, width=width)
+    def train() -> Result:
+        with progress("train a generator of pictures", depends["steps"], rate=True) as advance:
+            keeper = Keeper(run.folder, "generator", key, advance, lambda _: [])
+            rng = derive(depends["seed"], "generator")
+            made = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
+        return Result(made.state_dict())
+
+    made = untrained(knowledge, depends["width"])
+    made.load_state_dict(dict(run.stage("generator", depends, train).tensors))
+    forget(run.folder, "generator", key)
+    return made.to(device)
 
 
 def untrained(knowledge: Knowledge, width: int) -> Generator:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from secateur.config import Federate
+from secateur.catalogue import Choice
+from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.errors import WrongInput
 from secateur.federated.attacker import Attacker, is_active
@@ -19,7 +21,8 @@ from secateur.federated.observing import Observer
 from secateur.federated.orders import Orders, check_orders
 from secateur.federated.sampling import sampler_of
 from secateur.federated.terms import Terms
-from secateur.generators import needs_generator, stored, trained, untrained
+from secateur.generators import needs_generator, stored, untrained
+from secateur.guard import caution
 from secateur.interfaces import Knowledge
 from secateur.likeness import Scoring
 from secateur.metrics.lpips import load_weights as load_lpips
@@ -50,25 +53,29 @@ def orders_of(config: Federate) -> Orders:
 
 def observers_of(config: Federate, run: Run, watched: Watched) -> list[Observer]:
     """Those that a run asks for, each told what it may know."""
-    orders = orders_of(config)
+    known = _knowledge(config, run, watched) if config.attacks else None
+    options = {"tells_labels": config.labels == "oracle", "images": config.images}
+    options |= {"scoring": Scoring(load_lpips(config.data_folder))}
+    return attackers(watched, orders_of(config), config.attacks, config.membership, known, **options)
+
+
+def attackers(
+    watched: Watched,
+    orders: Orders,
+    attacks: Sequence[Choice],
+    membership: Sequence[str],
+    known: Knowledge | None,
+    **options: Any,
+) -> list[Observer]:
+    """Who inverts updates, and who asks about members; `options` are the first one's."""
+    net, data, terms, labels, story, device = watched
+    kept = orders.remembered(terms.rounds, sampler_of(terms, watched.seed).clients)
     found: list[Observer] = []
-    kept = orders.remembered(watched.terms.rounds, sampler_of(watched.terms, watched.seed).clients)
-    if config.attacks:
-        attacker = Attacker(
-            config.attacks,
-            _knowledge(config, run, watched),
-            watched.labels,
-            watched.story,
-            orders,
-            kept,
-            tells_labels=config.labels == "oracle",
-            images=config.images,
-            scoring=Scoring(load_lpips(config.data_folder)),
-        )
-        found.append(attacker)
-    if config.membership:
-        net, data, terms, labels, story, device = watched
-        found.append(Asker(config.membership, net, data, terms, labels, story, orders, kept, device))
+    if known is not None:
+        warned = caution(defense_of_clients(labels["defense"]), attacks)
+        found.append(Attacker(attacks, known, labels, story, orders, kept, caution=warned, **options))
+    if membership:
+        found.append(Asker(membership, net, data, terms, labels, story, orders, kept, device))
     return found
 
 
@@ -92,21 +99,33 @@ def attack_key(config: Federate) -> dict[str, Any]:
 
 def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: Terms, seed: int) -> None:
     """Refuse, before any work, attacks that cannot be mounted."""
-    if not config.attacks and not config.membership:
-        return
-    check_orders(orders_of(config), terms, seed)
-    if config.membership:
-        check_membership(config.membership, data, terms)
-        if active := [attack for attack in config.attacks if is_active(attack)]:
+    known = knowledge_of(net, data, terms, next(net.parameters()).device) if config.attacks else None
+    if known is not None and any(map(needs_generator, config.attacks)):
+        _check_public(data)
+        known = replace(known, generator=untrained(known, config.generator_width))
+    check_attackers(orders_of(config), config.attacks, config.membership, known, data, terms, seed)
+
+
+def check_attackers(
+    orders: Orders,
+    attacks: Sequence[Choice],
+    membership: Sequence[str],
+    known: Knowledge | None,
+    data: Dataset,
+    terms: Terms,
+    seed: int,
+) -> None:
+    """The same of what `attackers` is given."""
+    if attacks or membership:
+        check_orders(orders, terms, seed)
+    if membership:
+        check_membership(membership, data, terms)
+        if active := [attack for attack in attacks if is_active(attack)]:
             raise WrongInput(
                 "membership", f"asks what clients send, and {active[0].name} has it changed; run them apart"
             )
-    if config.attacks:
-        known = knowledge_of(net, data, terms, next(net.parameters()).device)
-        if any(map(needs_generator, config.attacks)):
-            _check_public(data)
-            known = replace(known, generator=untrained(known, config.generator_width))
-        check_attacks(config.attacks, known, data, terms)
+    if known is not None:
+        check_attacks(attacks, known, data, terms)
 
 
 def _knowledge(config: Federate, run: Run, watched: Watched) -> Knowledge:
@@ -118,14 +137,8 @@ def _knowledge(config: Federate, run: Run, watched: Watched) -> Knowledge:
     public, seed = torch.arange(data.train_size, len(data.inputs)), watched.seed
     depends = {"data": data.key, "rows": fingerprint(public), "device": device.type, "threads": config.threads}
     depends |= {"seed": seed, "steps": config.generator_steps, "width": config.generator_width}
-    size = config.generator_steps, config.generator_width
-    made = stored(
-        run,
-        depends,
-        untrained(known, config.generator_width),
-        lambda: trained(known, data.batch.take(public), *size, seed, device),
-    )
-    return replace(known, generator=made.to(device).requires_grad_(False))
+    made = stored(run, depends, known, data.batch.take(public), device)
+    return replace(known, generator=made.requires_grad_(False))
 
 
 def _check_public(data: Dataset) -> None:

@@ -21,6 +21,24 @@ def two_classes(rng):
     return Batch(torch.randn(64, 1, 8, 8, generator=rng) * 0.1 + labels.view(-1, 1, 1, 1) - 0.5, labels)
 
 
+class Kept:
+    """Keeps the state of every step, and may stop the training after some."""
+
+    def __init__(self, state=None, stop=None):
+        self.state, self.stop, self.told = state, stop, 0
+
+    def advance(self, iterations):
+        self.told += iterations
+
+    def load(self):
+        return self.state
+
+    def save(self, state, pictures):
+        self.state = {name: value.clone() for name, value in state.items()}
+        if self.told == self.stop:
+            raise KeyboardInterrupt
+
+
 def trained(rng, steps, **settings):
     limits = (torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), 1.0))
     return train_generator(two_classes(rng), 2, (1, 8, 8), limits, steps, rng, width=4, **settings)
@@ -57,13 +75,22 @@ def test_training_makes_pictures_of_the_class_that_is_asked_for(rng):
 
 def test_equal_chance_gives_equal_generators_and_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    told = []
-    one, other = (trained(torch.Generator().manual_seed(5), 3, progress=told.append) for _ in range(2))
-    assert told == [1] * 6
+    watches = [Kept(), Kept()]
+    one, other = (trained(torch.Generator().manual_seed(5), 3, watch=watch) for watch in watches)
+    assert [watch.told for watch in watches] == [3, 3]
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
     assert torch.equal(torch.get_rng_state(), before)
     another = trained(torch.Generator().manual_seed(6), 3)
     assert not torch.equal(one.first.weight, another.first.weight)
+
+
+def test_a_training_that_was_killed_goes_on_as_if_it_never_was():
+    whole, watch = trained(torch.Generator().manual_seed(5), 5), Kept(stop=2)
+    with pytest.raises(KeyboardInterrupt):
+        trained(torch.Generator().manual_seed(5), 5, watch=watch)
+    assert int(watch.state["step"]) == 2
+    again = trained(torch.Generator().manual_seed(5), 5, watch=Kept(watch.state))
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize(

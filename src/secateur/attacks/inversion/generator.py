@@ -7,14 +7,13 @@ the same kind as the targets and must not hold them; then whatever an attack fin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from secateur.attacks.inversion.wgan import LATENT, Box, Critic, Generator
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch
+from secateur.interfaces import Batch, Params, Watch
 
 
 def train_generator(
@@ -25,7 +24,7 @@ def train_generator(
     steps: int,
     rng: torch.Generator,
     device: torch.device | str = "cpu",
-    progress: Callable[[int], None] = lambda _: None,
+    watch: Watch | None = None,
     *,
     width: int = 64,
     batch_size: int = 64,
@@ -36,31 +35,73 @@ def train_generator(
     """Train on public pictures (in the model's units) for so many steps of the generator; returns its running mean.
 
     Adam with betas 0 and .9 and a rate that falls linearly to zero, five steps of the critic for one of the
-    generator, gradient penalty 10: Gulrajani et al.'s for CIFAR-10. `progress` is told of every step.
+    generator, gradient penalty 10: Gulrajani et al.'s for CIFAR-10. `watch` is told of every step, and gives what a
+    training that was killed goes on from.
     """
     check_public(data, classes, input_shape)
     chance = torch.Generator(device).manual_seed(_seed(rng))
-    generator, critic = _networks(input_shape, classes, box, width, rng)
-    averaged = copy.deepcopy(generator.to(device)).eval().requires_grad_(False)
-    critic.to(device)
-    data = data.to(device)
-    adam = [torch.optim.Adam(part.parameters(), learning_rate, (0.0, 0.9)) for part in (generator, critic)]
-    rates = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: 1 - step / (steps + 1)) for one in adam]
-    for step in range(steps):
+    course = Course(*_networks(input_shape, classes, box, width, rng, device), chance, learning_rate)
+    generator, critic, data = course.generator, course.critic, data.to(device)
+    kept = None if watch is None else watch.load()
+    for step in range(0 if kept is None else course.restore(kept), steps):
+        course.slow_to(learning_rate * (1 - step / (steps + 1)))
         for _ in range(critic_steps):
             real = data.take(_rows(data, batch_size, chance))
             with torch.no_grad():
                 fake = generator(_noise(batch_size, chance), real.labels)
-            _descend(adam[1], critic_loss(critic, real, fake, penalty, chance))
+            _descend(course.adam["critic"], critic_loss(critic, real, fake, penalty, chance))
         labels = data.labels[_rows(data, batch_size, chance)]
-        _descend(adam[0], -critic(generator(_noise(batch_size, chance), labels), labels).mean())
-        for rate in rates:
-            rate.step()
-        _average(averaged, generator, min(0.999, (1 + step) / (10 + step)))
-        progress(1)
-    if not all(bool(torch.isfinite(value).all()) for value in averaged.state_dict().values()):
+        _descend(course.adam["generator"], -critic(generator(_noise(batch_size, chance), labels), labels).mean())
+        _average(course.averaged, generator, min(0.999, (1 + step) / (10 + step)))
+        if watch is not None:
+            watch.advance(1)
+            watch.save(course.tensors(step + 1), ())
+    if not all(bool(torch.isfinite(value).all()) for value in course.averaged.state_dict().values()):
         raise WrongInput("generator", f"its training became NaN within {steps} steps; lower the learning rate")
-    return averaged
+    return course.averaged
+
+
+class Course:
+    """A training as it goes: both networks, the generator's running mean, Adam's moments and the chance."""
+
+    def __init__(self, generator: Generator, critic: Critic, chance: torch.Generator, rate: float) -> None:
+        self.generator, self.critic, self.chance = generator, critic, chance
+        self.averaged = copy.deepcopy(generator).eval().requires_grad_(False)
+        parts: dict[str, nn.Module] = {"generator": generator, "critic": critic}
+        self.adam = {name: torch.optim.Adam(part.parameters(), rate, (0.0, 0.9)) for name, part in parts.items()}
+        self.networks = parts | {"averaged": self.averaged}
+
+    def slow_to(self, rate: float) -> None:
+        """Set the learning rate of both Adams."""
+        for one in self.adam.values():
+            one.param_groups[0]["lr"] = rate
+
+    def tensors(self, step: int) -> Params:
+        """All that the steps from `step` on depend on, by name."""
+        found = {"step": torch.tensor(step), "chance": self.chance.get_state()}
+        for part, net in self.networks.items():
+            found |= {f"{part}/{name}": value for name, value in net.state_dict().items()}
+        for part, one in self.adam.items():
+            for index, moments in one.state_dict()["state"].items():
+                found |= {f"adam.{part}/{index}/{name}": value for name, value in moments.items()}
+        return found
+
+    def restore(self, kept: Params) -> int:
+        """Go back to what `tensors` gave; the step that it was given."""
+        self.chance.set_state(kept["chance"])
+        for part, net in self.networks.items():
+            net.load_state_dict(_under(kept, part))
+        for part, one in self.adam.items():
+            moments: dict[int, Params] = {}
+            for name, value in _under(kept, f"adam.{part}").items():
+                index, _, which = name.partition("/")
+                moments.setdefault(int(index), {})[which] = value
+            one.load_state_dict(one.state_dict() | {"state": moments})
+        return int(kept["step"])
+
+
+def _under(kept: Params, part: str) -> Params:
+    return {name.removeprefix(f"{part}/"): value for name, value in kept.items() if name.startswith(f"{part}/")}
 
 
 def critic_loss(critic: nn.Module, real: Batch, fake: Tensor, penalty: float, chance: torch.Generator) -> Tensor:
@@ -89,12 +130,18 @@ def check_public(data: Batch, classes: int, input_shape: tuple[int, ...]) -> Non
 
 
 def _networks(
-    input_shape: tuple[int, ...], classes: int, box: Box, width: int, rng: torch.Generator
+    input_shape: tuple[int, ...],
+    classes: int,
+    box: Box,
+    width: int,
+    rng: torch.Generator,
+    device: torch.device | str,
 ) -> tuple[Generator, Critic]:
     seed = _seed(rng)
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(seed)
-        return Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)
+        made = Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)
+    return made[0].to(device), made[1].to(device)
 
 
 def _seed(rng: torch.Generator) -> int:
