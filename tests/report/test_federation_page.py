@@ -29,7 +29,7 @@ ROWS = [
 def test_a_line_a_federation():
     first, second = table(ROWS)
     assert (first.accuracy, first.up, first.down) == (0.4, 20.0, 30.0)
-    assert first.per_client == (5.0, 10.0, 15.0) and first.lost == 3 and first.leak == 9.0
+    assert first.up_client == (5.0, 10.0, 15.0) and first.down_client is None and first.lost == 3 and first.leak == 9.0
     assert second.name == "snip, priprune" and second.up is None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from secateur.report.federation_names import brief, name, titles
 from secateur.report.figures import DASHES
 from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View, setting
@@ -13,12 +14,15 @@ from secateur.rows import Row
 
 OVER_ROUNDS = {
     "test_accuracy": "test accuracy",
-    "psnr": "PSNR of reconstructions",
     "nmi_256": "NMI, 256 levels",
+    "psnr": "PSNR of reconstructions",
+    "attack_loss": "the attack's own loss",
+    "withheld_of_all": "defense rate (withheld of all)",
     "density": "share of weights kept",
-    "withheld_of_kept": "share of kept weights withheld",
 }
+NAMED = 12  # curves that a legend names in every panel; of more the first panel's names them
 Labels = Mapping[str, Any]
+Spread = tuple[float, float, float]  # least, mean and most
 Curves = Mapping[tuple[str, str | None], Sequence[tuple[int, float]]]
 
 
@@ -30,30 +34,27 @@ class Federated:
     accuracy: float | None
     up: float | None  # bytes, of all clients
     down: float | None
-    per_client: tuple[float, float, float] | None  # bytes up: least, mean and most of those that took part
+    up_client: Spread | None  # bytes of those that took part
+    down_client: Spread | None
     lost: int  # clients, over all rounds
     leak: float | None  # the highest PSNR of an attacked round
+    nmi: float | None  # the mean over attacked rounds, of the attack with the highest
+    psnr: float | None
 
     @property
     def name(self) -> str:
         """What was pruned and how it was defended."""
         return name(self.labels)
 
+    @property
+    def base(self) -> str:
+        """What was pruned and broadcast, whatever the defense."""
+        return f"{self.labels['base_pruning']}, {self.labels['broadcast']}"
+
 
 def is_federated(row: Row) -> bool:
     """Whether a row is of a federation's round."""
     return "base_pruning" in row.extra and "round" in row.extra
-
-
-def name(labels: Labels) -> str:
-    """A base pruning, and the defense on top.
-
-    Example:
-        >>> name({"base_pruning": "snip", "defense": "none"}), name({"base_pruning": "none", "defense": "priprune"})
-        ('snip', 'no pruning, priprune')
-    """
-    base = "no pruning" if labels["base_pruning"] == "none" else str(labels["base_pruning"])
-    return base if labels["defense"] == "none" else f"{base}, {labels['defense']}"
 
 
 def table(rows: Sequence[Row]) -> list[Federated]:
@@ -65,24 +66,39 @@ def table(rows: Sequence[Row]) -> list[Federated]:
     return [_line(found) for found in groups.values()]
 
 
+def places(rows: Sequence[Row]) -> dict[str, list[Federated]]:
+    """The federations of each network and data set."""
+    found: dict[str, list[Federated]] = {}
+    for each in table(rows):
+        found.setdefault(place(each.labels), []).append(each)
+    return found
+
+
 def over_rounds(rows: Iterable[Row]) -> list[View]:
     """One view a network and data set: each measure by round, a curve a federation and attack, means over seeds."""
-    places: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if is_federated(row) and row.metric in OVER_ROUNDS and row.value is not None:
-            places.setdefault(_place(row), []).append(row)
+        if is_federated(row) and row.metric in OVER_ROUNDS and row.value is not None and not _pooled(row):
+            groups.setdefault(_place(row), []).append(row)
     views = []
-    for found in places.values():
-        styles = {each: number for number, each in enumerate(dict.fromkeys(name(_labels(row)) for row in found))}
-        panels = []
+    for found in groups.values():
+        called = titles(map(_labels, found))
+        styles = {each: number for number, each in enumerate(called.values())}
+        panels: list[Panel] = []
         for metric, title in OVER_ROUNDS.items():
-            curves = _curves([row for row in found if row.metric == metric])
+            curves = _curves([row for row in found if row.metric == metric], called)
             flat = metric == "density" and all(len({y for _, y in points}) == 1 for points in curves.values())
             if curves and not flat:
-                panels.append(_panel(title, curves, styles))
+                panels.append(_panel(title, curves, styles, named=len(curves) <= NAMED or not panels))
         if panels:
-            views.append(View(setting(_labels(found[0])), panels))
+            views.append(View(place(_labels(found[0])), panels))
     return views
+
+
+def place(labels: Labels) -> str:
+    """A network and its data, and the batch of a local step where it is told."""
+    size = labels.get("local_batch")
+    return setting(labels) + ("" if size is None else f", batches of {size}")
 
 
 def _line(rows: Sequence[Row]) -> Federated:
@@ -94,24 +110,45 @@ def _line(rows: Sequence[Row]) -> Federated:
         values = [row.value for row in ends if row.extra["client"] is None and row.value is not None]
         return sum(values) / len(values) if values else None
 
-    clients = [row.value for row in rows if row.metric == "bytes_up" and row.extra["client"] is not None and row.value]
+    def spread(metric: str) -> Spread | None:
+        own = [row.value for row in rows if row.metric == metric and row.extra["client"] is not None and row.value]
+        return (min(own), sum(own) / len(own), max(own)) if own else None
+
     leaks = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
     return Federated(
         _labels(rows[0]),
         final("test_accuracy"),
         final("bytes_up"),
         final("bytes_down"),
-        (min(clients), sum(clients) / len(clients), max(clients)) if clients else None,
+        spread("bytes_up"),
+        spread("bytes_down"),
         round(sum(row.value or 0 for row in rows if row.metric == "lost_clients") / seeds),
         max(leaks, default=None),
+        _strongest(rows, "nmi_256"),
+        _strongest(rows, "psnr"),
     )
 
 
-def _curves(rows: Sequence[Row]) -> Curves:
-    """By federation and attack the points (round, mean over seeds)."""
-    values: dict[tuple[str, str | None], dict[int, list[float]]] = {}
+def _strongest(rows: Sequence[Row], metric: str) -> float | None:
+    """The mean over attacked rounds, of the attack with the highest."""
+    found: dict[str, list[float]] = {}
     for row in rows:
-        curve = name(_labels(row)), row.attack
+        if row.attack is not None and row.metric == metric and row.value is not None and not _pooled(row):
+            found.setdefault(row.attack, []).append(row.value)
+    return max((sum(values) / len(values) for values in found.values()), default=None)
+
+
+def _pooled(row: Row) -> bool:
+    """Whether a row gathers clients that have rows of their own."""
+    return row.attack is not None and row.extra.get("client") is None and row.extra.get("attacked", 1) > 1
+
+
+def _curves(rows: Sequence[Row], called: Mapping[str, str]) -> Curves:
+    """By federation and attack the points (round, mean over seeds and clients)."""
+    values: dict[tuple[str, str | None], dict[int, list[float]]] = {}
+    attacks = brief(row.attack for row in rows if row.attack is not None)
+    for row in rows:
+        curve = called[name(_labels(row))], None if row.attack is None else attacks[row.attack]
         values.setdefault(curve, {}).setdefault(row.extra["round"], []).append(float(row.value or 0))
     return {
         curve: [(number, sum(found) / len(found)) for number, found in sorted(points.items())]
@@ -119,7 +156,7 @@ def _curves(rows: Sequence[Row]) -> Curves:
     }
 
 
-def _panel(title: str, curves: Curves, styles: Mapping[str, int]) -> Panel:
+def _panel(title: str, curves: Curves, styles: Mapping[str, int], named: bool) -> Panel:
     """A federation has one colour in all panels, an attack one dash."""
     attacks = list(dict.fromkeys(attack for _, attack in curves))
     traces: list[Part] = []
@@ -134,16 +171,16 @@ def _panel(title: str, curves: Curves, styles: Mapping[str, int]) -> Panel:
         f"{title} over rounds",
         f"{title} by round; in the last: {ends}.",
         traces,
-        340 + 22 * len(traces),
+        340 + 22 * len(traces) * named,
         {"title": "round", "zeroline": False, "nticks": 8},
         {"title": title, "zeroline": False, "nticks": 6},
-        showlegend=len(traces) > 1,
+        showlegend=named and len(traces) > 1,
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    return row.extra.get("run"), row.model, row.dataset
+    return row.extra.get("run"), row.model, row.dataset, row.extra.get("local_batch")
 
 
 def _labels(row: Row) -> dict[str, Any]:

@@ -68,9 +68,10 @@ def name(labels: Labels) -> str:
 
 
 def defended(labels: Labels) -> str:
-    """A defense, with the pictures that reconstructions are compared with where it transforms them."""
-    against = labels.get("against")
-    return str(labels.get("defense")) + ("" if against is None else f" (against {against})")
+    """A base pruning and a defense, with the pictures that reconstructions are compared with where these differ."""
+    against, base, defense = labels.get("against"), labels.get("base_pruning", "none"), str(labels.get("defense"))
+    met = defense if base == "none" else base if defense == "none" else f"{base}, {defense}"
+    return met + ("" if against is None else f" (against {against})")
 
 
 def threat(line: Line) -> str:

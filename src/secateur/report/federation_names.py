@@ -1,0 +1,56 @@
+"""What a person calls a federation on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from secateur.catalogue import split
+
+Labels = Mapping[str, Any]
+
+
+def name(labels: Labels) -> str:
+    """A base pruning, and the defense on top.
+
+    Example:
+        >>> name({"base_pruning": "snip", "defense": "none"}), name({"base_pruning": "none", "defense": "priprune"})
+        ('snip', 'no pruning, priprune')
+    """
+    base = "no pruning" if labels["base_pruning"] == "none" else str(labels["base_pruning"])
+    base += ", broadcast dense" if labels.get("broadcast") == "dense" else ""
+    return base if labels["defense"] == "none" else f"{base}, {labels['defense']}"
+
+
+def titles(found: Iterable[Labels]) -> dict[str, str]:
+    """Every federation's name, shorter where its methods' settings tell it from none of the others."""
+    every = list(found)
+    fields = ("base_pruning", "defense")
+    short = {field: brief(str(labels[field]) for labels in every) for field in fields}
+    return {
+        name(labels): name({**labels, **{field: short[field][str(labels[field])] for field in fields}})
+        for labels in every
+    }
+
+
+def brief(methods: Iterable[str]) -> dict[str, str]:
+    """Methods as they are written, without the settings that all of one name share; several joined stay as they are.
+
+    Example:
+        >>> brief(["snip:rate=0.3", "largest:of=kept:rate=0.1", "largest:of=kept:rate=0.2"])["largest:of=kept:rate=0.1"]
+        'largest:rate=0.1'
+    """
+    every = list(dict.fromkeys(methods))
+    shared: dict[str, set[str]] = {}
+    for text in every:
+        first, *settings = _parts(text)
+        shared[first] = shared.get(first, set(settings)) & set(settings)
+    found = {}
+    for text in every:
+        first, *settings = _parts(text)
+        found[text] = ":".join([first, *(each for each in settings if each not in shared[first])])
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    return [text] if "+" in text else split(text)

@@ -1,0 +1,162 @@
+"""Federations on the trade-off plane, before and after a defense, and the bytes that each of their clients moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from secateur.report import federation
+from secateur.report.federation import Federated
+from secateur.report.federation_names import titles
+from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.sections import View
+from secateur.report.tradeoff import SYMBOLS
+from secateur.rows import Row
+
+LEAKS = {"nmi": "NMI, 256 levels", "psnr": "PSNR"}
+JOINED = "priprune"  # an arrow leads to it from its base pruning alone
+MEGA = 1e6
+
+
+def planes(rows: Sequence[Row]) -> list[View]:
+    """One view a network and data set: accuracy against what the strongest attacker found, in two measures."""
+    views = []
+    for place, found in federation.places(rows).items():
+        panels = []
+        for leak, title in LEAKS.items():
+            known = [each for each in found if each.accuracy is not None and getattr(each, leak) is not None]
+            if len(known) > 1:
+                panels.append(_plane(leak, title, known))
+        if panels:
+            views.append(View(place, panels, _sentence(found)))
+    return views
+
+
+def traffic(rows: Sequence[Row]) -> list[View]:
+    """One view a network and data set: bytes up and down of a client that took part, a bar each."""
+    views = []
+    for place, found in federation.places(rows).items():
+        known = [each for each in found if each.up_client and each.down_client]
+        if known:
+            views.append(View(place, [_bars(known)]))
+    return views
+
+
+def pairs(found: Sequence[Federated]) -> list[tuple[Federated, Federated]]:
+    """Every federation alone, and the same under PriPrune."""
+    alone = {each.base: each for each in found if each.labels["defense"] == "none"}
+    return [
+        (alone[each.base], each)
+        for each in found
+        if str(each.labels["defense"]).startswith(JOINED) and each.base in alone
+    ]
+
+
+def _plane(leak: str, title: str, found: Sequence[Federated]) -> Panel:
+    called = titles(each.labels for each in found)
+    bases = list(dict.fromkeys(_short(each.labels["base_pruning"]) for each in found))
+    defenses = list(dict.fromkeys(_short(each.labels["defense"]) for each in found))
+    colours = {name: cycle(PALETTE, number) for number, name in enumerate(bases)}
+    symbols = {name: cycle(SYMBOLS, number) for number, name in enumerate(defenses)}
+    traces: list[Part] = []
+    for base in bases:
+        own = [each for each in found if _short(each.labels["base_pruning"]) == base]
+        marker = {"color": colours[base], "size": 11, "symbol": [symbols[_short(x.labels["defense"])] for x in own]}
+        group = {"legendgroup": "base", "legendgrouptitle": {"text": "base pruning"}}
+        traces.append(_points(base, own, leak, marker, called) | group)
+    group = {"legendgroup": "defense", "legendgrouptitle": {"text": "defense"}}
+    for name, symbol in symbols.items() if len(symbols) > 1 else ():
+        marker = {"symbol": symbol, "color": GREY, "size": 9}
+        entry = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "marker": marker}
+        traces.append(entry | group)
+    arrows = [
+        _arrow(before, after, leak, colours[_short(before.labels["base_pruning"])]) for before, after in pairs(found)
+    ]
+    told = "; ".join(f"{called[x.name]} {100 * (x.accuracy or 0):.1f}%, {getattr(x, leak):.3g}" for x in found)
+    return panel(
+        f"Accuracy against {title}",
+        f"Test accuracy against {title} of the strongest attacker: {told}.",
+        traces,
+        460,
+        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
+        {"title": f"{title} of the strongest attacker", "zeroline": False, "nticks": 8},
+        annotations=arrows,
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
+    )
+
+
+def _points(name: str, found: Sequence[Federated], leak: str, marker: Part, called: Mapping[str, str]) -> Part:
+    told = []
+    for each in found:
+        parts = [f"<b>{called[each.name]}</b>", f"accuracy {100 * (each.accuracy or 0):.1f}%"]
+        parts.append(f"{LEAKS[leak]} {getattr(each, leak):.3g}")
+        parts += [f"{each.up_client[1] / MEGA:.2f} MB up a client"] if each.up_client else []
+        told.append("<br>".join(parts))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": short(each.accuracy or 0.0 for each in found),
+        "y": short(getattr(each, leak) for each in found),
+        "marker": marker,
+        "text": told,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _arrow(before: Federated, after: Federated, leak: str, colour: str) -> Part:
+    ends: Mapping[str, Any] = {
+        "ax": before.accuracy,
+        "ay": getattr(before, leak),
+        "x": after.accuracy,
+        "y": getattr(after, leak),
+    }
+    axes = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    head = {"showarrow": True, "arrowhead": 2, "arrowwidth": 2, "arrowcolor": colour, "standoff": 7, "startstandoff": 7}
+    return {"text": "", **ends, **axes, **head}
+
+
+def _sentence(found: Sequence[Federated]) -> str:
+    """The arrows in words."""
+    called = titles(each.labels for each in found)
+    told = [
+        f"{called[before.name]}: {_worth(before)} alone, {_worth(after)} with {after.labels['defense']}"
+        for before, after in pairs(found)
+    ]
+    return f"{'; '.join(told)}." if told else ""
+
+
+def _worth(each: Federated) -> str:
+    leak = "not attacked" if each.nmi is None else f"NMI {each.nmi:.3f}"
+    return f"{100 * (each.accuracy or 0):.1f}% right and {leak}"
+
+
+def _bars(found: Sequence[Federated]) -> Panel:
+    called = titles(each.labels for each in found)
+    names = [called[each.name] for each in found]
+    traces: list[Part] = []
+    for title, colour, field in (("up", PALETTE[0], "up_client"), ("down", PALETTE[1], "down_client")):
+        values = short(getattr(each, field)[1] / MEGA for each in found)
+        spread = [getattr(each, field) for each in found]
+        text = [f"{low / MEGA:.2f} to {high / MEGA:.2f}" for low, _, high in spread]
+        bars = {"type": "bar", "orientation": "h", "x": values, "y": names, "name": title, "marker": {"color": colour}}
+        hover = "%{y}: %{x:.3g} MB " + title + " a client (%{customdata})<extra></extra>"
+        traces.append(bars | {"customdata": text, "hovertemplate": hover})
+    told = "; ".join(
+        f"{name} {up:g} up, {down:g} down" for name, up, down in zip(names, traces[0]["x"], traces[1]["x"], strict=True)
+    )
+    return panel(
+        "MB of a client over all rounds",
+        f"Megabytes of a client, the mean of those that took part: {told}.",
+        traces,
+        120 + 34 * len(found),
+        {"title": "MB a client", "rangemode": "tozero", "nticks": 6},
+        {"title": "", "autorange": "reversed", "ticksuffix": " "},
+        barmode="group",
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
+    )
+
+
+def _short(method: Any) -> str:
+    """A method without its settings."""
+    return str(method).partition(":")[0]
