@@ -12,6 +12,9 @@ BASE_RATE = 0.3  # where something else varies
 class Grid:
     """Which base prunings, rates, batch sizes and networks; the defaults are the paper's."""
 
+    places: dict[str, tuple[str, int]] = field(  # network and batch size where something else varies
+        default_factory=lambda: {FEMNIST: ("conv-2", 20), CIFAR10: ("vgg-11", 1)}
+    )
     bases: tuple[str, ...] = ("random", "snip", "synflow", "feddst", "prunefl", "grasp")
     rates: dict[str, tuple[float, ...]] = field(
         default_factory=lambda: {
@@ -32,6 +35,7 @@ class Grid:
 
 
 TINY_GRID = Grid(
+    places={FEMNIST: ("conv-2", 4), CIFAR10: ("conv-1", 2)},
     bases=("random", "snip", "prunefl"),
     rates={FEMNIST: (0.3, 0.9), CIFAR10: (0.3, 0.9)},
     batches={FEMNIST: (1, 4), CIFAR10: (1, 2)},
@@ -39,8 +43,9 @@ TINY_GRID = Grid(
     examples=8,
 )
 SMALL_GRID = Grid(
+    places={FEMNIST: ("conv-1", 4), CIFAR10: ("vgg-4", 1)},
     rates={FEMNIST: (0.1, 0.3, 0.5, 0.7, 0.9), CIFAR10: (0.1, 0.5, 0.9)},
-    batches={FEMNIST: (1, 8, 20), CIFAR10: (1, 4, 10)},
+    batches={FEMNIST: (1, 4, 16), CIFAR10: (1, 4, 8)},
     networks={FEMNIST: ("conv-1", "conv-2"), CIFAR10: ("vgg-4", "vgg-6")},
     examples=24,
 )

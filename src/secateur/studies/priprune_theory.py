@@ -127,10 +127,16 @@ def fig5() -> FederatedStudy:
 
 
 def _by_rate(data: str, scale: Scale) -> Federations:
-    bases, rates = [base for base in FIVE if base in scale.leaking.bases], scale.leaking.rates[data]
-    return Federations(tuple(f"{base}:rate={rate:g}" for base in bases for rate in rates), data=data, brief=True)
+    return _federations(FIVE, scale.leaking.rates[data], data, scale)
 
 
-def _at_base_rate(bases: Sequence[str], data: str, scale: Scale, brief: bool = True, **place: Any) -> Federations:
-    chosen = tuple(f"{base}:rate={BASE_RATE:g}" for base in bases if base in scale.leaking.bases)
-    return Federations(chosen, data=data, brief=brief, **place)
+def _at_base_rate(bases: Sequence[str], data: str, scale: Scale, **place: Any) -> Federations:
+    return _federations(bases, [BASE_RATE], data, scale, **place)
+
+
+def _federations(
+    bases: Sequence[str], rates: Sequence[float], data: str, scale: Scale, brief: bool = True, **place: Any
+) -> Federations:
+    own: dict[str, Any] = dict(zip(("model", "batch_size"), scale.leaking.places[data], strict=True)) | place
+    chosen = tuple(f"{base}:rate={rate:g}" for base in bases if base in scale.leaking.bases for rate in rates)
+    return Federations(chosen, data=data, brief=brief, **own)
