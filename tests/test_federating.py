@@ -172,5 +172,9 @@ def test_from_python(tmp_path, rng):
     assert {each.round for each in seen} == {2} and len(seen) == 4
     assert {row.extra["round"] for row in made.rows if row.metric == "psnr"} == {3}
     assert "federated" in Path(made.write(tmp_path / "page.html")).read_text()
+    made = secateur.federate(net, (inputs[:40], labels[:40]), (inputs[40:], labels[40:]), rounds=2, membership="yeom")
+    assert {row.attack for row in made.rows if row.metric == "auc"} == {"yeom"}
+    with pytest.raises(secateur.WrongInput, match="lira"):
+        secateur.federate(net, (inputs[:40], labels[:40]), (inputs[40:], labels[40:]), membership="samia")
     with pytest.raises(secateur.WrongInput, match="as many of both"):
         secateur.federate(net, (inputs, labels[:3]))

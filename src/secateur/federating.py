@@ -29,6 +29,7 @@ from secateur.federated.federation import Federation
 from secateur.federated.ledger import Measure
 from secateur.federated.local import LOSSES, Local
 from secateur.federated.observers import Watched, attack_key, check_observers, observers_of, told_orders
+from secateur.federated.spending import check_spending
 from secateur.federated.telling import labels_of, row_of, teller
 from secateur.federated.terms import Terms, protection_of
 from secateur.models.create import create, load_weights
@@ -92,6 +93,7 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
                 _check_deadline(terms, seed)
             net = network_of(config, data, seed).to(device)
             check_network(net, terms.own)
+            check_spending(terms)
             check_observers(config, net, data, terms, seed)
 
 

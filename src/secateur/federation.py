@@ -18,16 +18,15 @@ from secateur.config import defense_of_clients, inversion
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.errors import WrongInput
-from secateur.federated.attacker import Attacker
 from secateur.federated.checkpoint import Story
 from secateur.federated.crowd import check_network
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
-from secateur.federated.knowing import check_attacks, knowledge_of
+from secateur.federated.knowing import knowledge_of
 from secateur.federated.local import Local
+from secateur.federated.observers import Watched, attackers, check_attackers
 from secateur.federated.observing import Every, Observer, Seen
-from secateur.federated.orders import Orders, Who, check_orders
-from secateur.federated.sampling import sampler_of
+from secateur.federated.orders import Orders, Who
 from secateur.federated.telling import labels_of, teller
 from secateur.federated.terms import Terms, protection_of
 from secateur.interfaces import Batch, Params
@@ -71,6 +70,7 @@ def federate(
     base_pruning: str = "none",
     defense: str = "none",
     attack: str | Sequence[str] = (),
+    membership: str | Sequence[str] = (),
     attack_every: int | None = None,
     attack_at: Sequence[int] = (),
     attack_clients: int | Literal["all"] | Sequence[int] = 1,
@@ -93,7 +93,8 @@ def federate(
     every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs every
     `attack_every` rounds (None: in the last one) or in the rounds `attack_at`, on so many clients of the round, "all",
     or a list of which, each with its last `attack_history` rounds, on pictures; `mean` and `std` say how pixels in
-    [0, 1] became inputs, by channel.
+    [0, 1] became inputs, by channel. `membership` (yeom, lira) asks the same clients who is in their data, against
+    the examples of `test`.
     """
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
@@ -113,15 +114,14 @@ def federate(
     chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     told = labels_of(name, data.name, seed, base, guarded, agreed)
     story = Story()
+    who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
+    orders = Orders(attack_every or rounds, tuple(attack_at), who, attack_history)
+    known = knowledge_of(net, data, agreed, device) if chosen else None
+    asked = [membership] if isinstance(membership, str) else list(membership)
+    check_attackers(orders, chosen, asked, known, data, agreed, seed)
     watching: list[Observer] = [Every(every, function) for every, function in observers]
-    if chosen:
-        known = knowledge_of(net, data, agreed, device)
-        check_attacks(chosen, known, data, agreed)
-        who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
-        orders = Orders(attack_every or rounds, tuple(attack_at), who, attack_history)
-        check_orders(orders, agreed, seed)
-        kept = orders.remembered(rounds, sampler_of(agreed, seed).clients)
-        watching.append(Attacker(chosen, known, told, story, orders, kept, tells_labels=labels == "oracle"))
+    watched = Watched(net, data, agreed, told, story, device)
+    watching += attackers(watched, orders, chosen, asked, known, tells_labels=labels == "oracle")
     federation = Federation(net, data, agreed, seed, device, observers=watching)
     with progress(f"{base}, {guarded}", rounds, rate=True) as advance:
         tell = teller(told, story, watching, advance)

@@ -51,11 +51,13 @@ class Attacker:
         tells_labels: bool = False,
         images: bool = True,
         scoring: Scoring | None = None,
+        caution: str | None = None,
     ) -> None:
         self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
+        self.caution = caution  # what a reader must know of these attacks against this defense
         self.leak: float | None = None  # the highest PSNR so far
 
     def looks(self, number: int) -> bool:
@@ -98,7 +100,12 @@ class Attacker:
         if len(seen) > 1:
             more = {"round": look.round, "client": None, "attacked": len(seen)}
             labels = self._labels(attack, seen[0], known, more)
-            self.story.rows += summary_rows(labels, joined(outcomes), derive(seed, "bootstrap"))
+            self.story.rows += self._rows(labels, joined(outcomes))
+
+    def _rows(self, labels: dict[str, Any], outcome: Outcome) -> list[Row]:
+        rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
+        notes = ["; ".join(filter(None, (row.note, self.caution))) or None for row in rows]
+        return [replace(r, note=n) if r.metric == "psnr" else r for r, n in zip(rows, notes, strict=True)]
 
     def _chosen(self, look: Look) -> list[Seen]:
         clients = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
@@ -115,7 +122,7 @@ class Attacker:
 
     def _tell(self, attack: Choice, seen: Seen, truth: Batch, outcome: Outcome, known: Knowledge) -> None:
         labels = self._labels(attack, seen, known, {"round": seen.round, "client": seen.client, "attacked": 1})
-        rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
+        rows = self._rows(labels, outcome)
         self.story.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
         self.leak = max([*best, *([] if self.leak is None else [self.leak])], default=None)

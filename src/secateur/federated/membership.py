@@ -23,7 +23,7 @@ from secateur.attacks.membership.xent import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, known_count, mean_advantage, trial
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, unknown
 from secateur.federated.checkpoint import Story
 from secateur.federated.observing import Look, Seen
 from secateur.federated.orders import Orders
@@ -34,6 +34,7 @@ from secateur.prediction import logits
 from secateur.rows import Row
 
 THREAT = "an honest-but-curious server that knows some of a client's examples and asks about others"
+ATTACKS = ("yeom", "lira")
 FEWEST = 3  # clients of a round, for two whose models show what is likely
 
 
@@ -159,6 +160,8 @@ def asked_about(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
 
 def check_membership(attacks: Sequence[str], data: Dataset, terms: Terms) -> None:
     """Refuse, before any work, what cannot be asked."""
+    if wrong := [attack for attack in attacks if attack not in ATTACKS]:
+        raise unknown("membership", wrong[0], ATTACKS)
     largest, outside = max(terms.shares, key=len), torch.arange(data.train_size, len(data.inputs))
     if isinstance(reason := asked_about(largest, outside, derive(0, "check")), str):
         raise WrongInput("membership", f"no client can be asked about: {reason}")

@@ -54,7 +54,7 @@ def orders_of(config: Federate) -> Orders:
 def observers_of(config: Federate, run: Run, watched: Watched) -> list[Observer]:
     """Those that a run asks for, each told what it may know."""
     known = _knowledge(config, run, watched) if config.attacks else None
-    options = {"tells_labels": config.labels == "oracle", "images": config.images}
+    options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images}
     options |= {"scoring": Scoring(load_lpips(config.data_folder))}
     return attackers(watched, orders_of(config), config.attacks, config.membership, known, **options)
 
