@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from secateur.interfaces import Batch, Knowledge, Reconstruction
-from secateur.likeness import Scoring, compare, joined, judge, summary_rows, target_rows
+from secateur.likeness import Scoring, compare, joined, judge, share_by_target, summary_rows, target_rows
+from secateur.metrics.membership import share_of
 
 ONES = torch.ones(1, 1, 1)
 KNOWN = Knowledge(torch.nn.Identity(), (1, 2, 2), 3, 0 * ONES, ONES, batch_size=2)
@@ -122,3 +123,26 @@ def test_notes_of_many_targets_are_told_once_and_not_without_end():
     long = note(lambda i: f"first layer: condition {i}; in float64")
     assert long.startswith("first layer: condition 0; in float64; first layer: condition 1;")
     assert long.endswith("condition 6; 13 more in the rows of the targets")
+
+
+def test_targets_are_resampled_not_pictures():
+    """Two updates of three pictures each, all found of one and none of the other: two facts, not six."""
+    truths = [Batch(pictures(0.0, 0.1, 0.9), torch.tensor([0, 1, 2]))] * 2
+    known = replace(KNOWN, batch_size=3)
+    guesses = [made([0.0, 0.1, 0.9], [0, 1, 2]), made([], [])]
+    rows = summed(judge(truths, guesses, known, scoring=Scoring(None)))
+    two = share_of(0.5, 2)
+    assert (rows["recovered"].low, rows["recovered"].high) == (two.low, two.high)
+    assert "resampling the 2 targets, each with all its pictures" in rows["mse"].note
+    values = [float(value) for value in judge(truths, guesses, known, scoring=Scoring(None)).scores.values["mse"]]
+    first, second = sum(values[:3]) / 3, sum(values[3:]) / 3
+    assert rows["mse"].low in (first, second) and rows["mse"].high in (first, second)
+
+
+def test_a_share_is_worth_at_most_its_pictures_and_at_least_differs_by_targets():
+    alternating = torch.tensor([True, False] * 4)
+    assert share_by_target(alternating, [2] * 4) == share_of(0.5, 4)  # no target differs: as many as there are targets
+    assert share_by_target(alternating, [1] * 8) == share_of(0.5, 8)
+    assert share_by_target(torch.ones(9, dtype=torch.bool), [9]) == share_of(1.0, 1)
+    unequal = share_by_target(torch.tensor([True, True, True, False]), [3, 1])
+    assert unequal == share_of(0.75, 0.75 * 0.25 * 16 / (0.75**2 + 0.75**2))

@@ -14,7 +14,7 @@ from secateur.attacks.inversion.labels import labels_right
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.metrics.image import PictureScores, mse, picture_scores, psnr, summary
 from secateur.metrics.matching import match
-from secateur.metrics.membership import share
+from secateur.metrics.membership import Estimate, share_of
 from secateur.rows import Row
 
 PARTS = 8  # of the notes of all targets that stand beside a summary
@@ -116,7 +116,8 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
     notes = outcome.scores.notes | {"attack_loss": _gathered(each.note for each in made)}
     found = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
-    found |= summary(outcome.scores.values, rng) if outcome.scores.values else {}
+    sizes = [len(each.guess) for each in outcome.alike]
+    found |= summary(outcome.scores.values, rng, sizes=sizes) if outcome.scores.values else {}
     for metric, each in found.items():
         note = "; ".join(filter(None, (each.mean.note, notes.get(metric)))) or None
         rows.append(Row(**labels, metric=metric, **(each.mean._asdict() | {"note": note})))
@@ -140,22 +141,42 @@ def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
     found, right, truth, guess = (
         torch.cat([getattr(each, name) for each in alike]) for name in ("found", "right", "truth", "guess")
     )
-    rows = [Row(**labels, metric="recovered", **share(found)._asdict())]
+    sizes = [len(each.guess) for each in alike]
+    rows = [Row(**labels, metric="recovered", **share_by_target(found, sizes)._asdict())]
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
-        rows.append(Row(**labels, metric="label_accuracy", **share(right)._asdict()))
+        rows.append(Row(**labels, metric="label_accuracy", **share_by_target(right, sizes)._asdict()))
     grey = torch.full_like(truth, GREY)
     own = found & (torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1) == torch.arange(len(truth)))
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
-        rows.append(Row(**labels, metric="identified", **(share(own)._asdict() | {"note": note})))
+        rows.append(Row(**labels, metric="identified", **(share_by_target(own, sizes)._asdict() | {"note": note})))
         rows.append(Row(**labels, metric="identified_chance", value=1 / len(truth)))
     clear = own & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
     note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
-    rows.append(Row(**labels, metric="recognisable", **(share(clear)._asdict() | {"note": note})))
+    rows.append(Row(**labels, metric="recognisable", **(share_by_target(clear, sizes)._asdict() | {"note": note})))
     note = "what a mid-grey picture scores: knowing nothing"
     return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
+
+
+def share_by_target(hits: Tensor, sizes: Sequence[int]) -> Estimate:
+    """A share of pictures with Wilson's 95 % interval for as many as they are worth: those of one update are not alone.
+
+    By how the targets' own counts differ, n = p (1 - p) (sum of sizes)^2 / sum over targets of (hits - p size)^2, at
+    most all pictures; where they do not differ, the number of targets. Of one picture a target n is exactly that.
+
+    Example:
+        >>> [round(end, 3) for end in share_by_target(torch.tensor([True, True, False, False]), [2, 2])[:3]]
+        [0.5, 0.095, 0.905]
+        >>> share_by_target(torch.tensor([True, False]), [1, 1]) == share_of(0.5, 2)
+        True
+    """
+    p = float(hits.double().mean())
+    off = [float(part.double().sum()) - p * len(part) for part in torch.split(hits, list(sizes))]
+    spread = sum(each * each for each in off)
+    worth = p * (1 - p) * hits.numel() ** 2 / spread if spread > 1e-12 else len(sizes)
+    return share_of(p, min(worth, hits.numel()))
 
 
 def _pictures(made: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:

@@ -142,3 +142,12 @@ def test_summary_of_infinite_and_single_values(rng):
     assert found.median.low == 20.0 and found.median.high == math.inf
     one = summary({"psnr": torch.tensor([20.0])}, rng)["psnr"]
     assert one.mean[:3] == (20.0, 20.0, 20.0) and one.mean.note == "one target: no interval"
+
+
+def test_summary_draws_a_target_with_all_its_values(rng):
+    """Targets of two values and of one: resampled means are those of whole targets."""
+    values = torch.tensor([0.0, 1.0, 6.0])
+    found = summary({"psnr": values}, rng, sizes=[2, 1])["psnr"]
+    assert (found.mean.value, found.mean.low, found.mean.high) == (pytest.approx(7 / 3), 0.5, 6.0)
+    assert (found.median.value, found.median.low, found.median.high) == (1.0, 0.5, 6.0)
+    assert found.targets == 2 and "resampling the 2 targets" in found.mean.note

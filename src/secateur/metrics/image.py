@@ -5,11 +5,13 @@ Every measure takes two stacks (N, C, H, W) with values in [0, 1], grey or colou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
@@ -133,21 +135,30 @@ def picture_scores(
     return PictureScores(values, notes)
 
 
-def summary(values: Mapping[str, Tensor], rng: Generator, resamples: int = 1000) -> dict[str, Summary]:
-    """Mean and median over targets with 95 % percentile intervals from resampling the targets, minimum and maximum.
+def summary(
+    values: Mapping[str, Tensor], rng: Generator, resamples: int = 1000, sizes: Sequence[int] | None = None
+) -> dict[str, Summary]:
+    """Mean and median with 95 % percentile intervals from resampling the targets, minimum and maximum.
+
+    A target has one value, or as many as `sizes` says, one after another: values of one target are not independent
+    (one update mixes its pictures), so a target is drawn with all of them.
 
     Example:
         >>> found = summary({"psnr": torch.tensor([10.0, 20.0, 60.0])}, Generator().manual_seed(0))["psnr"]
         >>> found.mean.value, found.median.value, found.maximum
         (30.0, 20.0, 60.0)
     """
-    size = len(next(iter(values.values())))
-    drawn = torch.randint(size, (resamples, size), generator=rng)  # the same targets for every measure
-    return {name: _summary(value.detach().cpu().double(), drawn) for name, value in values.items()}
+    each = [1] * len(next(iter(values.values()))) if sizes is None else list(sizes)
+    drawn = torch.randint(len(each), (resamples, len(each)), generator=rng)  # the same targets for every measure
+    return {name: _summary(value.detach().cpu().double(), drawn, each) for name, value in values.items()}
 
 
-def _summary(value: Tensor, drawn: Tensor) -> Summary:
-    note = "one target: no interval" if len(value) == 1 else None
+def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
+    note = "one target: no interval" if len(sizes) == 1 else None
+    if len(sizes) > 1 and max(sizes) > 1:
+        note = f"interval by resampling the {len(sizes)} targets, each with all its pictures"
+    rows = pad_sequence(list(torch.split(value, list(sizes))), True, math.nan)  # (targets, pictures)
+    again = rows[drawn].flatten(1)  # (resamples, targets * pictures)
 
     def estimate(exact: Tensor, resampled: Tensor) -> Estimate:
         # no interpolation: between an infinite PSNR and another there is nothing
@@ -156,15 +167,15 @@ def _summary(value: Tensor, drawn: Tensor) -> Summary:
         return Estimate(float(exact), float(low), float(high), note)
 
     return Summary(
-        mean=estimate(value.mean(), value[drawn].mean(1)),
-        median=estimate(_median(value), _median(value[drawn])),
+        mean=estimate(value.mean(), again.nanmean(1)),
+        median=estimate(_median(value), _median(again)),
         minimum=float(value.min()),
         maximum=float(value.max()),
-        targets=len(value),
+        targets=len(sizes),
     )
 
 
 def _median(x: Tensor) -> Tensor:
-    """The middle value, or the mean of the two middle ones."""
-    ordered, size = x.sort(-1).values, x.shape[-1]
-    return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
+    """The middle value, or the mean of the two middle ones; NaN, where targets have fewer pictures, does not count."""
+    ordered, size = x.sort(-1).values, (~x.isnan()).sum(-1, keepdim=True)
+    return ((ordered.gather(-1, (size - 1) // 2) + ordered.gather(-1, size // 2)) / 2)[..., 0]

@@ -85,8 +85,8 @@ def share(hits: Tensor) -> Estimate:
     return share_of(float(hits.double().mean()), hits.numel())
 
 
-def share_of(p: float, n: int) -> Estimate:
-    """A share of so many trials with Wilson's 95 % interval.
+def share_of(p: float, n: float) -> Estimate:
+    """A share of so many (or worth so many) independent trials with Wilson's 95 % interval.
 
     Example:
         >>> [round(end, 3) for end in share_of(0.5, 100)[:3]]

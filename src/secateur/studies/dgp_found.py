@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
+from statistics import fmean
 from typing import NamedTuple
 
 from secateur.metrics.membership import Estimate
@@ -107,13 +108,19 @@ class Seen:
         return found
 
     def less(self, one: Cell | None, other: Cell | None, metric: str) -> Estimate | None:
-        """One attacker's measure less another's: of one seed picture by picture, of several seed by seed."""
+        """One attacker's measure less another's: of one seed target by target, of several seed by seed.
+
+        A target counts once, by the mean over its pictures: those of one update are not independent.
+        """
         if one is None or other is None:
             return None
         first, second = (self.pictures.get((cell, metric), {}) for cell in (one, other))
         shared = [key for key in first if key in second and math.isfinite(first[key] - second[key])]
-        if len(shared) > 1 and len({seed for seed, _, _ in shared}) == 1:
-            return mean_of([first[key] - second[key] for key in shared])
+        targets: dict[int, list[float]] = {}
+        for key in shared:
+            targets.setdefault(key[1], []).append(first[key] - second[key])
+        if len(targets) > 1 and len({seed for seed, _, _ in shared}) == 1:
+            return mean_of([fmean(gaps) for gaps in targets.values()])
         return combine(sub, self.of(one, metric), self.of(other, metric))
 
     def select(self, **wanted: object) -> Iterator[Cell]:
