@@ -19,7 +19,7 @@ from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Loss, Mask, Params
 from secateur.prediction import per_example_gradients
 
-MEMORY = 2**31  # bytes for the gradients of one block of examples
+MEMORY = {"cpu": 2**29, "cuda": 2**33}  # bytes for the gradients of one block of examples
 GAUSSIAN = math.log2(2 * math.pi * math.e)  # twice the entropy of a standard normal number
 
 
@@ -141,15 +141,16 @@ def gradient_spectrum(
     batch: Batch,
     mask: Mask | None = None,
     loss: Loss = cross_entropy,
-    memory: int = MEMORY,
+    memory: int | None = None,
 ) -> Spectrum:
     """The same of a network's per-example gradients, in float64, zero where `mask` prunes; BatchNorm in eval mode.
 
-    Two blocks of examples, of at most `memory` bytes each, are held at once; the gradients of earlier blocks are taken
-    again for each later one.
+    Two blocks of examples, of at most `memory` bytes each (None: what suits the device), are held at once; the
+    gradients of earlier blocks are taken again for each later one.
     """
     double = {name: value.double() if value.is_floating_point() else value for name, value in state.items()}
     inputs = batch.inputs.double()
+    memory = MEMORY.get(inputs.device.type, MEMORY["cpu"]) if memory is None else memory
     size = max(1, memory // (8 * sum(value.numel() for value in net.parameters())))
 
     def gradients(rows: slice) -> Params:
