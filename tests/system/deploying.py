@@ -157,7 +157,7 @@ class Deployment:
         return done.stdout
 
     def run(self, app, **config):
-        told = " ".join(f'{name.replace("_", "-")}={value!r}'.replace("'", '"') for name, value in config.items())
+        told = " ".join(f"{name.replace('_', '-')}={value!r}".replace("'", '"') for name, value in config.items())
         return self.flwr("run", app, "loop", "--run-config", told)
 
     def said(self, name):

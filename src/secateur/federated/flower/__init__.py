@@ -9,8 +9,17 @@ unless the environment says otherwise.
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from secateur.errors import require
+
+if TYPE_CHECKING:
+    from secateur.federated.flower.audit import AuditedStrategy, Auditor
+    from secateur.federated.flower.decoding import DecodingStrategy
+    from secateur.federated.flower.mod import upload_mod
+
+__all__ = ["AuditedStrategy", "Auditor", "DecodingStrategy", "upload_mod"]
 
 require("flwr", "flower")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -18,8 +27,11 @@ QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": 
 for _name, _value in QUIET.items():  # flwr reads them when it is imported
     os.environ.setdefault(_name, _value)
 
-from secateur.federated.flower.audit import AuditedStrategy, Auditor  # noqa: E402
-from secateur.federated.flower.decoding import DecodingStrategy  # noqa: E402
-from secateur.federated.flower.mod import upload_mod  # noqa: E402
+_MODULES = {"AuditedStrategy": "audit", "Auditor": "audit", "DecodingStrategy": "decoding", "upload_mod": "mod"}
 
-__all__ = ["AuditedStrategy", "Auditor", "DecodingStrategy", "upload_mod"]
+
+def __getattr__(name: str) -> Any:
+    """Import where it is used: a deployed client is a new process for every message."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

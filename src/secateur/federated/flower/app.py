@@ -6,23 +6,25 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
-from secateur.catalogue import Choice, Defense
-from secateur.config import Federate, base_pruning, defense_of_clients, dump, read
-from secateur.federated.federation import Federation
-from secateur.federated.flower.federation import FlowerFederation
-from secateur.federated.flower.link import Link
-from secateur.federated.flower.turn import Clients
-from secateur.interfaces import Batch
+if TYPE_CHECKING:  # a deployed client is a new process for every message: what is imported here, each one pays
+    from secateur.catalogue import Choice, Defense
+    from secateur.config import Federate
+    from secateur.federated.federation import Federation
+    from secateur.federated.flower.link import Link
+    from secateur.federated.flower.turn import Clients
 
 
 def task_of(config: Federate, seed: int, base: Choice, defense: Defense) -> str:
     """One federation of a run, as a client is told of it; the weights it begins with come with the first message."""
+    from secateur.config import dump
+
     told = {name: value for name, value in dump(config).items() if name != "weights"}
     return json.dumps({"config": told, "seed": seed, "base": str(base), "defense": str(defense)}, sort_keys=True)
 
@@ -30,7 +32,10 @@ def task_of(config: Federate, seed: int, base: Choice, defense: Defense) -> str:
 @lru_cache(maxsize=1)  # the processes of a simulation live through many messages
 def clients_of(task: str, own: str) -> Clients:
     """The clients' side of a task; `own` is JSON of what the node says of its machine: data_folder, device."""
+    from secateur.config import Federate, base_pruning, defense_of_clients, read
+    from secateur.federated.flower.turn import Clients
     from secateur.federating import loaded, network_of, terms_of
+    from secateur.interfaces import Batch
 
     given = json.loads(task)
     config = read(Federate, None, given["config"] | json.loads(own))
@@ -42,12 +47,12 @@ def clients_of(task: str, own: str) -> Clients:
     return Clients(net, train, terms, given["seed"], device)
 
 
-def client_app() -> ClientApp:
+def client_app(mods: list[Mod] | None = None) -> ClientApp:
     """Takes turns; what a client keeps stays in its context.
 
     Of its node-config it reads partition-id, which client it is, and data-folder and device, which are its machine's.
     """
-    app = ClientApp()
+    app = ClientApp(mods=mods)
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -70,6 +75,7 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        from secateur.federated.flower.link import Link
         from secateur.federating import run_federate
 
         given = dict(context.run_config)
@@ -82,6 +88,8 @@ def server_app() -> ServerApp:
 
 def config_of(given: Mapping[str, Any]) -> Federate:
     """A run configuration as a run file: local-steps is local_steps, faults.nan a part of faults, "" is not given."""
+    from secateur.config import Federate, read
+
     named = {name.replace("-", "_"): value for name, value in given.items() if value != ""}
     plain = {name: value for name, value in named.items() if "." not in name}
     parts = [f"{name}={value}" for name, value in named.items() if "." in name]
@@ -90,4 +98,6 @@ def config_of(given: Mapping[str, Any]) -> Federate:
 
 def over(link: Link, config: Federate, seed: int, base: Choice, defense: Defense) -> Callable[..., Federation]:
     """Makes a federation as `Federation(...)` does, whose clients are at the other end of a link."""
+    from secateur.federated.flower.federation import FlowerFederation
+
     return partial(FlowerFederation, link, task_of(config, seed, base, defense))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from secateur.federated.faults import Fault
@@ -99,4 +100,4 @@ class Link:
         if not reply.has_error():
             return reply.content
         log.warning("a client answered with an error: %s", reply.error.reason)
-        return "error"
+        return "absent" if reply.error.code == ErrorCode.NODE_UNAVAILABLE else "error"

@@ -1,0 +1,1 @@
+"""A federation in which things go wrong."""

@@ -1,0 +1,28 @@
+"""A server that can be held between two rounds."""
+
+import time
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+
+from secateur.federated.flower import app as apps
+from secateur.federated.flower.link import Link
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    stage, held = (context.run_config.pop(name) for name in ("stage", "held"))
+    context.run_config.pop("stuck")
+    rounds, plain = iter(range(1, 1000)), Link.meet
+
+    def meet(self):
+        if next(rounds) == held:
+            Path(stage, "held").touch()
+            while not Path(stage, "go").exists():
+                time.sleep(0.1)
+        plain(self)
+
+    Link.meet = meet
+    apps.server_app()(grid, context)
