@@ -1,11 +1,18 @@
-"""What a round of a federation costs: Conv-2, 10 clients, 5 local steps of batch 20 (PruneFL's setting), in one run.
+"""What a round of a federation costs, in one run: of one that prunes, and of one over sub-models.
 
-On a CPU: CPU seconds of one thread against a plain loop over an nn.Module and torch.optim.SGD with the same batches, at
-most 1.1x; the two take turns, and medians are compared. On a GPU: milliseconds a round once the round is captured, for
-each base pruning and defense, and what 20 000 rounds would take: at most 5 minutes plain, 10 with priprune.
-Pictures and labels are random.
+Pruning: Conv-2, 10 clients, 5 local steps of batch 20 (PruneFL's setting). On a CPU: CPU seconds of one thread against
+a plain loop over an nn.Module and torch.optim.SGD with the same batches, at most 1.1x. On a GPU: milliseconds a round
+once the round is captured, for each base pruning and defense, and what 20 000 rounds would take: at most 5 minutes
+plain, 10 with priprune.
 
-    python benchmarks/federate.py [--device cpu|cuda] [--rounds N] [--repeats N] [--defenses NAME ...] [--json FILE]
+Sub-models: the CNN of mapp_fl with u = 16, two clients with all of it and eight with half of its channels, one epoch of
+batches of 128. On a CPU: 512 pictures a client, against a plain loop with torch.optim.Adam and without channels_last,
+at most 0.75x. On a GPU: the sizes of mapp_fl's Table 2, and what 150 rounds would take: at most 4 minutes; also of
+several federations together, each.
+
+What is compared takes turns, and medians count. Pictures and labels are random.
+
+    python benchmarks/federate.py [--what pruning|submodels] [--device cpu|cuda] [--rounds N] [--repeats N] [--json F]
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,18 +35,24 @@ import torch
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
+from secateur.catalogue import find
 from secateur.config import base_pruning, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.federated.federation import Federation
 from secateur.federated.local import Local
 from secateur.federated.sampling import Sampler
+from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.terms import Terms as SubmodelTerms
+from secateur.federated.submodels.terms import rates_of
+from secateur.federated.submodels.together import Together
 from secateur.federated.terms import Terms, protection_of
 from secateur.models.create import create
 
 CLIENTS, PER_ROUND, ROWS, TARGET = 193, 10, 19_300, 20_000
 LIMITS = {"none": 5.0, "priprune": 10.0}  # minutes of 20 000 rounds on one H200
 LOCAL = Local(steps=5, batch_size=20, learning_rate=0.05)
+TABLE_2 = (17020, 7400, 7040, 6310, 4060, 3110, 1660, 1650, 1260, 490)  # rows of mapp_fl's clients
 
 
 def setting() -> tuple[nn.Module, Dataset]:
@@ -117,17 +130,86 @@ def on_gpu(base: str, defense: str, count: int) -> dict[str, Any]:
     } | minutes
 
 
+def submodels(
+    sizes: Sequence[int], rule: str, device: str, rounds: int, beside: SubmodelFederation | None = None, seed: int = 0
+) -> SubmodelFederation:
+    """A federation of mapp_fl that evaluates at its end only, on random pictures in the shape of CIFAR-10."""
+    rng, rows = Generator().manual_seed(0), sum(sizes)
+    inputs, labels = torch.randn(rows + 128, 3, 32, 32, generator=rng), torch.randint(10, (rows + 128,), generator=rng)
+    shares = list(torch.arange(rows).split(list(sizes)))
+    terms = SubmodelTerms(shares, find("submodel", rule)(), rates_of(shares, 2), rounds, evaluate_every=rounds)
+    net = create("mapp-cnn-16", (3, 32, 32), 10, rng).to(device)
+    return SubmodelFederation(net, Dataset("random", inputs, labels, 10, rows), terms, seed, device, beside=beside)
+
+
+def plain_submodels(server: nn.Module, small: nn.Module, fed: SubmodelFederation, rng: Generator) -> None:
+    """HeteroFL as anybody would write it: the first channels are cut out, trained, and added up where they were."""
+    state = server.state_dict()
+    total, count = ({name: torch.zeros_like(value) for name, value in state.items()} for _ in range(2))
+    for rate, rows in zip(fed.rates, fed.terms.shares, strict=True):
+        worker = copy.deepcopy(server if rate == 1 else small)
+        places = {name: tuple(map(slice, value.shape)) for name, value in worker.state_dict().items()}
+        worker.load_state_dict({name: state[name][place] for name, place in places.items()})
+        optimiser = torch.optim.Adam(worker.parameters(), 1e-3)
+        for step in rows[torch.randperm(len(rows), generator=rng)].split(128):
+            optimiser.zero_grad()
+            cross_entropy(worker(fed.train.inputs[step]), fed.train.labels[step]).backward()
+            optimiser.step()
+        for name, value in worker.state_dict().items():
+            total[name][places[name]] += value
+            count[name][places[name]] += 1
+    server.load_state_dict({n: torch.where(count[n] > 0, total[n] / count[n], state[n]) for n in state})
+
+
+def submodels_on_cpu(repeats: int) -> dict[str, Any]:
+    """Ours against a plain loop."""
+    torch.set_num_threads(1)
+    fed = submodels((512,) * 10, "heterofl", "cpu", repeats + 2)
+    server, small = (copy.deepcopy(fed.crowd.narrow[fed.keys[rate]].net) for rate in (1.0, 0.5))
+    rounds, plainly = fed.rounds(), partial(plain_submodels, server, small, fed, Generator().manual_seed(0))
+    next(rounds), plainly()  # both warm
+    found = [(seconds(partial(next, rounds)), seconds(plainly)) for _ in range(repeats)]
+    ours, plain = (median(each) for each in zip(*found, strict=True))
+    return {"device": "cpu", "seconds": ours, "plain_seconds": plain, "ratio": ours / plain, "limit": 0.75}
+
+
+def submodels_on_gpu(rule: str, count: int, together: int) -> dict[str, Any]:
+    """Seconds of a round of Table 2's clients, of several federations at once."""
+    first = submodels(TABLE_2, rule, "cuda", count + 6)
+    others = [submodels(TABLE_2, rule, "cuda", count + 6, first, seed) for seed in range(1, together)]
+    rounds = Together([first, *others]).rounds()
+    for _ in range(5):  # warm-up and capture
+        next(rounds)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(count):
+        next(rounds)
+    torch.cuda.synchronize()
+    each = (time.perf_counter() - begun) / count / together
+    found = {"device": torch.cuda.get_device_name(), "rule": rule, "together": together, "seconds": each}
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    return found | {"GiB": memory, "minutes_of_150": each * 150 / 60, "limit": 4.0}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=("pruning", "submodels"), default="pruning")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=200, help="on a GPU")
     parser.add_argument("--repeats", type=int, default=5, help="on a CPU")
     parser.add_argument("--bases", nargs="+", default=["none", "snip", "prunefl"])
     parser.add_argument("--defenses", nargs="+", default=["none", "pseudo-largest", "priprune", "dgp"])
+    parser.add_argument("--rules", nargs="+", default=["mapp-fl", "fdropout"], help="of sub-models, on a GPU")
+    parser.add_argument("--together", nargs="+", type=int, default=[1, 3], help="federations at once, on a GPU")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    if given.device == "cpu":
+    if given.what == "submodels":
+        several = [(rule, number) for rule in given.rules for number in given.together]
+        gpu = given.device == "cuda"
+        found = [submodels_on_gpu(rule, given.rounds, number) for rule, number in several] if gpu else []
+        found += [] if gpu else [submodels_on_cpu(given.repeats)]
+    elif given.device == "cpu":
         found = [on_cpu(given.repeats)]
     else:
         found = [on_gpu(base, defense, given.rounds) for base in given.bases for defense in given.defenses]
