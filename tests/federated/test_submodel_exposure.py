@@ -85,6 +85,7 @@ def test_the_stateful_attacker_and_the_other_batch_rules_are_rows_of_their_own(r
 
 def test_shuffling_the_candidates_leaves_the_advantage_in_its_interval(target, data):
     asking = Asking(size=32, compare=False)
+    target = replace(target, sent=target.sent[-1:])
     first = found(expose(target, data, [YEOM], LABELS, asking=asking), attack="yeom")
     for mates in range(1, 4):
         again = found(expose(target, data, [YEOM], LABELS, asking=replace(asking, mates=mates)), attack="yeom")

@@ -30,9 +30,8 @@ def embedded(page):
 def test_the_page_is_whole_and_asks_nothing_of_a_network():
     rows = audit_rows()
     page = render([source(rows, figures=figures_of(rows))])
-    assert {name: len(views) for name, views in embedded(page).items()} == {
-        "tradeoff": 1, "roc": 9, "histograms": 8, "classes": 8, "losses": 0, "balance": 0, "epochs": 0, "rounds": 0
-    }  # fmt: skip
+    drawn = {name: len(views) for name, views in embedded(page).items() if views}
+    assert drawn == {"tradeoff": 1, "roc": 9, "histograms": 8, "classes": 8}
     assert page.count("plotly.js v") == 1 and len(page) < 5_300_000
     own = page.replace(page[page.index("plotly.js v") : page.rindex("<script>")], "")
     assert not re.search(r"(src|href)\s*=\s*[\"']?(?!#)\w+:|https?://|@import", own)

@@ -115,7 +115,8 @@ class Federate(Submodels):
             raise WrongInput("clients", f"partition {self.partition} makes them; leave clients out")
         for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
             usual = type(self).model_fields[name].get_default(call_default_factory=True)  # a run's own file has all
-            if getattr(self, name) not in (usual, []) and not self.attack and not self.membership:
+            watched = self.attack or self.membership or self.exposure
+            if getattr(self, name) not in (usual, []) and not watched:
                 raise WrongInput(
                     "attack", f"must be given with {name}, for example ig; or membership, for example yeom"
                 )

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from secateur.catalogue import Choice
 from secateur.config.choices import choice
 from secateur.config.common import Common
-from secateur.config.fields import MANY, default
+from secateur.config.fields import MANY, OneAttack, default, none_or_many
 from secateur.errors import WrongInput
 
 
@@ -46,6 +46,7 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "server_momentum": 0.0,
     "engine": "here",
     "attack": [],
+    "membership": [],
     "view": "update",
     "fixed_batches": False,
 }
@@ -68,26 +69,42 @@ class Submodels(Common):
     own_labels: bool = False
     test_batch: Annotated[int, Field(ge=2)] = 128
     redraw_sizes: bool = False  # a Dirichlet draw of the clients' sizes for every seed; else the paper's for all
+    exposure: Annotated[list[OneAttack], BeforeValidator(none_or_many)] = default("none")  # attacks on who was in
+    shadow_clients: Annotated[int, Field(ge=2)] = 8  # the attacker's own, for lira and rmia
+    scoring: Literal["mixed", "apart", "fixed"] = "mixed"  # with whom an example is scored under static BatchNorm
+    knowledge: Literal["max", "min"] = "max"  # of 3 and 1 %: how many members the attacker knows; the paper prints min
+    asks_known: bool = False  # the attacker is asked about known members too, as in the paper
+    advise: bool = False  # a pilot run with every client small and one with every client large, and advice
 
     @model_validator(mode="before")
     @classmethod
     def _as_the_paper(cls, given: Any) -> Any:
         """Lay the paper's values under what was given, where there are sub-models."""
-        return _laid(given) if isinstance(given, dict) and given.get("submodels") else given
+        return _laid(_attacked(given)) if isinstance(given, dict) and given.get("submodels") else given
 
     @model_validator(mode="after")
     def _fitting(self) -> Submodels:
         if not self.submodels:
             for name, field in Submodels.model_fields.items():
                 own = name not in Common.model_fields and name != "submodels"
-                usual = [0.5] if name == "client_widths" else field.default
+                usual = {"client_widths": [0.5], "exposure": []}.get(name, field.default)
                 if own and getattr(self, name) != usual:
                     raise WrongInput("submodels", f"must be given with {name}, for example mapp-fl")
             return self
+        if self.shadow_clients % 2:
+            raise WrongInput("shadow_clients", f"{self.shadow_clients} is not allowed; give an even number")
         for name, usual in USUAL.items():
             if getattr(self, name) != usual:
                 raise WrongInput(name, "does not go with submodels; leave it out")
         return self
+
+
+def _attacked(given: dict[str, Any]) -> dict[str, Any]:
+    """With sub-models an attack asks who was in the training; Yeom's does where nothing is said."""
+    asked = given.get("attack")
+    if asked not in (None, []):
+        return {key: value for key, value in given.items() if key != "attack"} | {"exposure": asked}
+    return {"exposure": "yeom"} | given
 
 
 def _laid(given: dict[str, Any]) -> dict[str, Any]:

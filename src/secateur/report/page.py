@@ -11,7 +11,17 @@ from typing import Any
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
 from secateur.limits import check
-from secateur.report import defended, federation, inversion, measures, sections, theory
+from secateur.report import (
+    defended,
+    federation,
+    federation_gallery,
+    federation_plane,
+    inversion,
+    measures,
+    sections,
+    submodels,
+    theory,
+)
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
@@ -76,8 +86,8 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     rows, figures = _together(sources)
     others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
     audited = [row for row in rows if not any(of(row) for of in others)]
-    on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss")]
-    table, recovered = lines(audited), _recovered(rows, figures)
+    on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss", "cells")]
+    table, recovered, exposed = lines(audited), _recovered(rows, figures), submodels.parties(rows)
     views = {
         "tradeoff": sections.tradeoffs(table),
         "roc": sections.rocs(table, on_models),
@@ -87,7 +97,12 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "balance": defended.balance(rows),
         "epochs": defended.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
+        "planes": federation_plane.planes(rows),
+        "rates": federation_plane.by_rate(rows),
+        "traffic": federation_plane.traffic(rows),
         "theory": theory.beside_measured(rows),
+        "submodel_planes": submodels.planes(exposed),
+        "submodel_cells": submodels.cells(figures),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
@@ -96,6 +111,9 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
         facts=_facts(audited),
         federations=federation.table(rows),
+        submodel_federations=submodels.federations(exposed),
+        submodel_parties=exposed,
+        pruned_sheets=federation_gallery.sheets(figures),
         **_tables(table, recovered["updates"]),
         **recovered,
         views=views,
@@ -118,7 +136,7 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
         "update_badge": inversion.badge(found),
         "update_verdict": inversion.verdict(found),
         "update_facts": inversion.facts(own) if own else defended.facts(defended.studied(rows)),
-        "sheets": defended.sheets(figures),
+        "sheets": defended.sheets(figure for figure in figures if not federation_gallery.is_federated(figure)),
         "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in found}) > 1],
         "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
         "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in found)],

@@ -90,10 +90,10 @@ def sparkline(shares: Sequence[float]) -> str:
 
 
 def unit_of(column: str) -> str:
-    """Accuracies and losses are shares; differences are in points; the rest are plain numbers."""
+    """Accuracies, losses and advantages are shares; differences are in points; the rest are plain numbers."""
     if column.startswith("change"):
         return "points"
-    return "%" if column.endswith(("accuracy", "loss")) else ""
+    return "%" if column.endswith(("accuracy", "loss", "advantage")) else ""
 
 
 def _lines(lines: Sequence[Line]) -> str:

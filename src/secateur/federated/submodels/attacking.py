@@ -41,6 +41,7 @@ class Target:
     sent: Sequence[Params]  # its updates, the last one last; of the server its last model alone
     rows: Tensor  # that it was trained on
     received: Params | None = None  # what a client was sent in the last round
+    rate: float = 1.0  # the share of the server's channels
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Asking:
     whole: bool = False  # is asked about known members too, as the paper is
     batches: str = "mixed"  # of attacks/membership/batching.py
     size: int = SIZE  # of those batches
-    updates: int = 1  # k of the stateful attacker
+    updates: int = 1  # k of the stateful attacker: so many are kept
     shadows: int = 8  # shadow clients of LiRA and RMIA
     compare: bool = True  # Yeom under the other batch rules too
     shuffles: int = 4  # of the mixed batches: an example's loss is the mean over its batch mates of each
@@ -91,7 +92,7 @@ class Meeting:
     def yeom(self, attack: Choice, asked: Trial) -> Iterator[Row]:
         """Yeom's attack as it is asked for, by k updates, and by the other batch rules to show what they do."""
         views = [View(self.asking.batches, 1)]
-        views += [View(self.asking.batches, self.asking.updates)] if self.asking.updates > 1 else []
+        views += [View(self.asking.batches, len(self.target.sent))] if len(self.target.sent) > 1 else []
         if self.asking.compare and is_static(self.target.net):
             views += [View(rule, 1) for rule in RULES if rule != self.asking.batches]
         for view in views:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,12 @@ from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.federated.checkpoint import Story
 from secateur.federated.submodels.attacking import TURN, Asking, Meeting, Target
+from secateur.federated.submodels.federation import Seen
 from secateur.interfaces import Params
 from secateur.recipe import Recipe
 from secateur.rows import Row
-
-if TYPE_CHECKING:
-    from secateur.federated.submodels.federation import Seen
 
 __all__ = ["Asking", "Exposer", "Target", "expose"]
 
@@ -62,22 +61,24 @@ class Exposer:
         attacks: Sequence[Choice],
         data: Dataset,
         labels: dict[str, Any],
-        rows: list[Row],  # where what is found goes
+        story: Story,  # where what is found goes
         rounds: int,
         *,
         asking: Asking | None = None,
         turn: Recipe = TURN,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.attacks, self.data, self.labels, self.rows, self.rounds = attacks, data, labels, rows, rounds
+        self.attacks, self.data, self.story, self.rounds = attacks, data, story, rounds
+        self.labels = labels | {"extra": labels["extra"] | {"round": rounds}}
         self.asking, self.turn, self.device = asking or Asking(), turn, device
         self.sent: dict[int, list[Params]] = {}
+        self.channels: dict[int, dict[str, Tensor]] = {}
 
     @property
     def every(self) -> int:
         """How many rounds lie between the updates that a stateful attacker keeps: they end with the last one."""
-        most = self.rounds // self.asking.updates
-        return next((step for step in range(most, 0, -1) if self.rounds % step == 0), 1)
+        most = max(1, self.rounds // self.asking.updates)
+        return next(step for step in range(most, 0, -1) if self.rounds % step == 0)
 
     def __call__(self, seen: Seen) -> None:
         """Keep a client's update; attack it when it is the last one."""
@@ -85,23 +86,48 @@ class Exposer:
         kept.append({name: value.detach().clone() for name, value in seen.sent.items()})
         del kept[: -self.asking.updates]
         if seen.round == self.rounds:
-            self._expose(Target(seen.client, seen.net, kept, seen.rows, seen.received))
+            self.channels[seen.client] = seen.channels
+            self._expose(Target(seen.client, seen.net, kept, seen.rows, seen.received, seen.rate))
 
     def finish(self, net: nn.Module, model: Params, shares: Sequence[Tensor]) -> None:
-        """Attack the server's last model; its members are all training data."""
+        """Attack the server's last model, whose members are all training data; and show who trained which cells."""
         self._expose(Target(None, net, [model], torch.cat(list(shares))))
+        self.story.figures += cells(net, self.channels, self.labels)
 
     def _expose(self, target: Target) -> None:
-        labels = self.labels | {"extra": self.labels["extra"] | {"round": self.rounds}}
-        self.rows += expose(
-            target, self.data, self.attacks, labels, asking=self.asking, turn=self.turn, device=self.device
+        self.story.rows += expose(
+            target, self.data, self.attacks, self.labels, asking=self.asking, turn=self.turn, device=self.device
         )
+
+
+def cells(
+    net: nn.Module, channels: Mapping[int, Mapping[str, Tensor]], labels: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Who trained which cells of a layer in the last round, for the page: outputs and inputs of every client.
+
+    The layer is the first that is cut on both sides. Inputs are the outputs of the layer before it, which holds in a
+    chain whose channels are coupled; of others nothing is shown.
+    """
+    layers = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    chain = isinstance(net, nn.Sequential) and len(layers) > 2 and "independent" not in labels["extra"]["submodels"]
+    if not chain or not channels:
+        return []
+    (before, _), (name, module) = layers[:2]
+    trained = [
+        {"client": client, "outputs": kept[name].tolist(), "inputs": kept[before].tolist()}
+        for client, kept in sorted(channels.items())
+    ]
+    outputs, inputs = module.weight.shape[:2]
+    own = {"kind": "cells", "layer": name, "outputs": outputs, "inputs": inputs, "trained": trained}
+    flat = {key: value for key, value in labels.items() if key != "extra"} | labels["extra"]
+    return [flat | own]
 
 
 def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
     extra = {
         "scope": "server" if target.client is None else "client",
         "client": target.client,
+        "rate": target.rate,
         "data_size": len(target.rows),
         "parameters": sum(value.numel() for value in target.net.parameters()),
     }

@@ -20,6 +20,7 @@ from secateur.federated.federation import Round
 from secateur.federated.ledger import Measure
 from secateur.federated.submodels.alone import Alone
 from secateur.federated.submodels.cutting import Structure
+from secateur.federated.submodels.exposure import Asking, Exposer
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.narrow import narrowed, static
 from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
@@ -28,6 +29,7 @@ from secateur.federating import loaded, network_of, shares_of
 from secateur.needs import check_installed
 from secateur.paging import page_afterwards
 from secateur.progress import progress
+from secateur.recipe import Recipe
 from secateur.runs import Row, Run, open_run
 
 
@@ -73,6 +75,7 @@ def plan_submodels(config: Federate) -> list[str]:
         f"  {terms.averaging} average of each cell, uncovered: {terms.uncovered}, BatchNorm {terms.batchnorm}",
         f"  sub-models by {', '.join(map(str, config.submodels))}",
         f"  defend with {', '.join(map(str, config.defense))}",
+        f"  attack clients and server with {', '.join(map(str, config.exposure)) or 'nothing'}",
     ]
 
 
@@ -123,39 +126,67 @@ def measure(
 ) -> None:
     """Federations of some seeds from the first round to the last, together where there are several; and their rows."""
     made: list[SubmodelFederation] = []
-    story, labels = Story(), []
+    story, exposers = Story(), []
     for seed in seeds:
         terms, beside = terms_of(config, data, seed, rule, defense), made[0] if made else None
         net = network_of(config, data, seed).to(device)
-        made.append(SubmodelFederation(net, data, terms, seed, device, way=config.way, beside=beside))
-        labels.append(labels_of(config, data, seed, rule, defense, terms))
+        exposer = exposer_of(config, data, labels_of(config, data, seed, rule, defense, terms), story, device)
+        watching = [(exposer.every, exposer)] if config.exposure else []
+        made.append(
+            SubmodelFederation(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside)
+        )
+        exposers.append(exposer)
     followed: Any = Together(made) if len(made) > 1 else Alone(made[0]) if made[0].terms.rule.alone else made[0]
     depends = {"each": [depends_of(one, data) for one in made], "threads": config.threads, "way": config.way}
+    depends |= {"exposure": list(map(str, config.exposure)), "asking": repr(exposers[0].asking)}
     said = f"{rule}, {defense}, seed {', '.join(map(str, seeds))}"
     try:
         with progress(said, config.rounds, rate=True) as advance:
-            tell = teller(made, labels, story, advance)
+            tell = teller(made, exposers, story, advance)
             _, told = federated(run, followed, story, tell, depends)
     except KeyboardInterrupt:
         run.add(story.rows)  # so that the page shows how far it was
         raise
+    run.show(told.figures)
     run.add(told.rows)
-    for one, own in zip(made, labels, strict=True):
+    for one, exposer in zip(made, exposers, strict=True):
         spent = Measure("seconds", told.seconds / len(made), config.rounds)
-        run.add([row_of(own, one.terms, spent, timing=True)])
+        run.add([row_of(exposer.labels, one.terms, spent, timing=True)])
+
+
+def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: Story, device: torch.device) -> Exposer:
+    """Who attacks the clients and the server of one federation."""
+    asking = Asking(
+        printed=config.knowledge == "min",
+        whole=config.asks_known,
+        batches=config.scoring,
+        size=config.test_batch,
+        updates=config.attack_history,
+        shadows=config.shadow_clients,
+    )
+    turn = Recipe(
+        epochs=config.local_epochs or 1,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        weight_decay=0.0,
+        patience=None,
+    )
+    return Exposer(config.exposure, data, labels, story, config.rounds, asking=asking, turn=turn, device=device)
 
 
 def teller(
-    made: Sequence[SubmodelFederation], labels: Sequence[dict[str, Any]], story: Story, advance: Callable[..., None]
+    made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], story: Story, advance: Callable[..., None]
 ) -> Callable[[Round | Rounds], None]:
-    """Adds a round's measures to the story, and moves the display on."""
+    """Adds a round's measures to the story, attacks the servers in the last one, and moves the display on."""
     shown = 0
 
     def tell(done: Round | Rounds) -> None:
         nonlocal shown
         each = done.each if isinstance(done, Rounds) else [done]
-        for one, own, found in zip(made, labels, each, strict=True):
-            story.rows += [row_of(own, one.terms, measure) for measure in found.measures]
+        for one, exposer, found in zip(made, exposers, each, strict=True):
+            story.rows += [row_of(exposer.labels, one.terms, measure) for measure in found.measures]
+            if exposer.attacks and done.number == one.terms.rounds and not one.terms.rule.alone:
+                exposer.finish(one.net, one.model(), one.terms.shares)
         server = [m.value for m in each[0].measures if m.metric == "test_accuracy" and m.client is None]
         said = f"round {done.number}, accuracy {server[0]:.3f}" if server else None
         advance(done.number - shown, said)

@@ -1,0 +1,150 @@
+"""What studies of mapp_fl measured, asked by federation: the server, every client, the average client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from secateur.metrics.membership import Estimate
+from secateur.rows import Row
+from secateur.studies.measured import Measure
+
+MIXED = "mixed"
+
+
+class Federation(NamedTuple):
+    """One federation over its seeds."""
+
+    submodels: str
+    model: str
+    large: int
+    defense: str = "none"
+
+    @property
+    def unit(self) -> int:
+        """U of the server's network."""
+        last = self.model.rpartition("-")[2]
+        return int(last) if last.isdigit() else 0
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        rule = "fedavg" if self.submodels == "none" else self.submodels
+        return rule if self.defense == "none" else f"{rule} + {self.defense}"
+
+
+class Way(NamedTuple):
+    """How an attack asked: the first that Yeom uses is what the paper's numbers are."""
+
+    attack: str = "yeom"
+    batches: str = MIXED
+    updates: int = 1
+
+
+YEOM = Way()
+Clients = dict[int, Estimate]  # by client
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The rows of one study about clients and servers at the end."""
+
+    rows: Sequence[Row]
+
+    @cached_property
+    def ends(self) -> dict[tuple[Federation, str, Way | None], list[Row]]:
+        """The rows that say what a client or a server came to, by federation, metric and attack."""
+        found: dict[tuple[Federation, str, Way | None], list[Row]] = {}
+        for row in self.rows:
+            if "scope" in row.extra:
+                way = None
+                if row.attack is not None:
+                    way = Way(row.attack, row.extra.get("batches", MIXED), row.extra.get("updates", 1))
+                found.setdefault((federation_of(row), row.metric, way), []).append(row)
+        return found
+
+    @cached_property
+    def federations(self) -> list[Federation]:
+        """All of them, in the order in which they were run."""
+        return list(dict.fromkeys(federation for federation, _, _ in self.ends))
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """How attacks asked."""
+        return list(dict.fromkeys(way for _, _, way in self.ends if way is not None))
+
+    def server(self, federation: Federation, metric: str, way: Way | None = None) -> Measure:
+        """Of the server's last model, by seed."""
+        rows = self.ends.get((federation, metric, way), ())
+        return {row.seed: estimate(row) for row in rows if row.extra["scope"] == "server" and row.value is not None}
+
+    def clients(
+        self, federation: Federation, metric: str, way: Way | None = None, small: bool = False
+    ) -> dict[int, Clients]:
+        """Of every client, or of those with smaller models than the server's, by seed and client."""
+        found: dict[int, Clients] = {}
+        for row in self.ends.get((federation, metric, way), ()):
+            if row.extra["scope"] == "client" and row.value is not None and not (small and row.extra["rate"] == 1):
+                found.setdefault(row.seed, {})[row.extra["client"]] = estimate(row)
+        return found
+
+    def average(self, federation: Federation, metric: str, way: Way | None = None, small: bool = False) -> Measure:
+        """Of the average client, by seed."""
+        found = self.clients(federation, metric, way, small)
+        return {seed: average(list(clients.values())) for seed, clients in found.items()}
+
+    def client(self, federation: Federation, client: int, metric: str, way: Way | None = None) -> Measure:
+        """Of one client, by seed."""
+        found = self.clients(federation, metric, way)
+        return {seed: clients[client] for seed, clients in found.items() if client in clients}
+
+    def sizes(self, federation: Federation) -> dict[int, dict[int, int]]:
+        """How many examples each client holds, by seed and client."""
+        found: dict[int, dict[int, int]] = {}
+        for row in self.ends.get((federation, "test_accuracy", None), ()):
+            if row.extra["scope"] == "client":
+                found.setdefault(row.seed, {})[row.extra["client"]] = row.extra["data_size"]
+        return found
+
+    def other(self, federation: Federation, **changes: Any) -> Federation | None:
+        """The federation that differs by this alone, where there is one."""
+        wanted = federation._replace(**changes)
+        return wanted if wanted in self.federations else None
+
+
+def federation_of(row: Row) -> Federation:
+    """The federation that a row belongs to."""
+    return Federation(row.extra["submodels"], row.model, row.extra["large_clients"], row.defense or "none")
+
+
+def estimate(row: Row) -> Estimate:
+    """A row's value with its interval."""
+    low, high = (-math.inf if row.low is None else row.low), (math.inf if row.high is None else row.high)
+    return Estimate(row.value or 0.0, low, high, row.note)
+
+
+def average(values: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates; half widths are added as squares.
+
+    Example:
+        >>> average([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
+        0.229
+    """
+    n = len(values)
+    centre = math.fsum(value.value for value in values) / n
+    down = math.sqrt(math.fsum((value.value - value.low) ** 2 for value in values)) / n
+    up = math.sqrt(math.fsum((value.high - value.value) ** 2 for value in values)) / n
+    return Estimate(centre, centre - down, centre + up)
+
+
+def points(found: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[int, float]]:
+    """(dataset size, advantage) of every client of every seed."""
+    sizes: Mapping[int, Mapping[int, int]] = found.sizes(federation)
+    return [
+        (sizes[seed][client], value.value)
+        for seed, clients in found.clients(federation, "advantage", way).items()
+        for client, value in clients.items()
+    ]

@@ -1,0 +1,158 @@
+"""How large a study of mapp_fl is run, and its federations: what stands for the paper's data and networks.
+
+The paper's setting (Section 5.2): ten clients, the server's network has u = 16 and small clients have half of its
+channels, Adam with rate .001 begun anew in every round, one local epoch of batches of 128, 150 rounds, three repeats, a
+plain average; cells that nobody trained become zero, as in the paper's code. Repeats share their dataset sizes and deal
+the images anew; those of Fig. 1 and Table 3 draw the sizes anew too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from secateur.chance import derive
+from secateur.client import check_pictures
+from secateur.config.choices import choice, defense_of_clients
+from secateur.data.dataset import Dataset
+from secateur.data.load import load
+from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_groups
+from secateur.errors import WrongInput, unknown
+from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
+
+SIZES_SEED = 41  # gives ten clients of CIFAR-10 the sizes of Table 2
+CLIENTS = 10
+TESTED = 0.2  # of a data set without a test part
+
+
+@dataclass(frozen=True)
+class Case:
+    """One federation: a channel rule, the server's network, how many clients have all of it, and a defense on top."""
+
+    submodels: str
+    unit: int = 16  # u of the paper's network
+    large: int = 2
+    defense: str = "none"
+    fresh: bool = False  # every repeat draws the clients' sizes anew
+
+    @property
+    def model(self) -> str:
+        """The server's network."""
+        return f"mapp-cnn-{self.unit}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is run; the defaults are the paper's setting."""
+
+    data: str = "cifar10"
+    units: tuple[int, ...] = (8, 16, 32, 64)  # of Fig. 1 and Table 3
+    large: tuple[int, ...] = tuple(range(10))  # of Fig. 3 and Table 4
+    examples: int | None = None  # at most so many of the data set's rows
+    rounds: int = 150
+    repeats: int = 3
+    draws: int = 5  # repeats of Fig. 1 and Table 3
+    batch_size: int = 128
+    updates: int = 5  # that the stateful attacker holds
+    shuffles: int = 4  # of the batches that examples are scored in
+    shadows: int = 16  # shadow clients of LiRA and RMIA
+    smallest: int = 400  # examples of a client that counts in a correlation
+    patience: int = 5  # epochs of clients that train alone
+    at_once: int = 12  # federations that are stacked on a GPU
+    threads: int = 1
+
+
+TINY = Scale(
+    data="digits",
+    units=(8, 16),
+    large=(0, 2),
+    rounds=3,
+    repeats=1,
+    draws=1,
+    examples=1000,
+    batch_size=32,
+    updates=3,
+    shuffles=1,
+    shadows=4,
+    smallest=20,
+    patience=1,
+)
+SMALL = Scale(
+    units=(8, 16, 32),
+    large=(0, 2, 5, 9),
+    examples=6000,
+    rounds=30,
+    repeats=1,
+    draws=2,
+    batch_size=32,  # with a tenth of the data a client of 49 examples would take a single step
+    updates=3,
+    shuffles=2,
+    shadows=8,
+    smallest=40,
+    threads=2,
+)
+SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
+
+
+def scale_of(name: str, overrides: list[str] | None) -> Scale:
+    """A scale by its name, with `field=value` laid over it; `large=0+1+2` gives numbers of large clients."""
+    if name not in SCALES:
+        raise unknown("scale", name, SCALES)
+    known = [each.name for each in fields(Scale) if each.name != "data"]
+    given: dict[str, Any] = {}
+    for text in overrides or []:
+        key, found, value = text.partition("=")
+        if not found or key not in known:
+            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
+        numbers = [yaml.safe_load(part) for part in value.split("+")]
+        several = key in ("units", "large")
+        if not all(type(each) is int and each >= 0 for each in numbers) or (len(numbers) > 1 and not several):
+            wanted = "whole numbers joined by +" if several else "a whole number from 0"
+            raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
+        given[key] = tuple(numbers) if several else numbers[0]
+    return replace(SCALES[name], **given)
+
+
+def loaded(scale: Scale, given: Mapping[str, Any]) -> Dataset:
+    """The data of a study; one without a test part gets a fifth for that."""
+    data = load(given.get("data") or scale.data, given.get("data_folder"), True)
+    check_pictures(data)
+    data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
+    if data.train_size < len(data.inputs):
+        return data
+    order = torch.randperm(len(data.inputs), generator=derive(0, "held out"))
+    writers = None if data.writers is None else data.writers[order]
+    mixed = replace(data, inputs=data.inputs[order], labels=data.labels[order], writers=writers)
+    return replace(mixed, train_size=int((1 - TESTED) * len(order)))
+
+
+def shares_of(case: Case, data: Dataset, seed: int) -> list[Tensor]:
+    """Which rows each of ten clients holds, biggest first; writers stay together where they are known."""
+    labels = data.labels[: data.train_size]
+    if data.writers is not None:
+        return writer_groups(data.writers[: data.train_size], FEMNIST_GROUPS, derive(seed, "writers"))
+    if case.fresh:
+        return dirichlet_sizes(labels, CLIENTS, seed=SIZES_SEED + seed)
+    return dirichlet_sizes(labels, CLIENTS, seed=SIZES_SEED, deal=seed)
+
+
+def terms_of(case: Case, scale: Scale, data: Dataset, seed: int) -> Terms:
+    """The terms of one federation."""
+    shares = shares_of(case, data, seed)
+    chosen = choice("submodel", case.submodels)
+    rule = choice("submodel", f"local:patience={scale.patience}") if chosen.name == "local" else chosen
+    return Terms(
+        shares,
+        rule=rule.make(),
+        rates=rates_of(shares, case.large),
+        rounds=scale.rounds,
+        local=Adam(batch_size=scale.batch_size),
+        uncovered="zero",
+        evaluate_every=max(1, scale.rounds // 10),
+        **joined_of(defense_of_clients(case.defense)),
+    )

@@ -1,0 +1,289 @@
+"""Tables of mapp_fl: methods beside one another, client by client, and by the number of large clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import sub
+
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import Finding, judge
+from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
+from secateur.studies.mapp_numbers import (
+    SIZES,
+    TABLE_2,
+    TABLE_2_LOCAL,
+    TABLE_2_MAPP,
+    TABLE_2_SERVER,
+    TABLE_4,
+    TABLE_5,
+    TABLE_6,
+    Printed,
+)
+from secateur.studies.measured import Measure, combine, mean, name_of
+from secateur.studies.tables import Cells, Line
+
+NEAR = 0.02  # of accuracy: where the paper says similar or competitive and gives no number
+LITTLE = 0.01  # of advantage
+Tabulated = tuple[list[Line], list[Finding]]
+Cases = dict[str, Estimate | None]
+INDEPENDENT = ":coupling=independent"
+
+
+def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
+    """Accuracy and advantage of the server and of the average client."""
+    alone = name_of(federation.submodels) == "local"
+    cells: Cells = {
+        "server_accuracy": None if alone else mean(found.server(federation, "test_accuracy")),
+        "server_advantage": None if alone else mean(found.server(federation, "advantage", way)),
+        "client_accuracy": mean(clients(found, federation, "test_accuracy")),
+        "client_advantage": mean(clients(found, federation, "advantage", way)),
+    }
+    return cells
+
+
+def clients(found: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
+    """Of the average client; of those that train alone, the small ones, as in the paper."""
+    return found.average(federation, metric, way, small=name_of(federation.submodels) == "local")
+
+
+def methods(found: Seen) -> Tabulated:
+    """Table 5 and Fig. 4: every channel rule with two large clients."""
+    lines = [
+        Line(
+            {"rule": federation.title, "network": federation.model},
+            summary(found, federation),
+            str(TABLE_5.get((federation.submodels, federation.model), "")),
+        )
+        for federation in found.federations
+    ]
+    return lines, method_claims(found)
+
+
+def method_claims(found: Seen) -> list[Finding]:
+    """What the paper says of its rules at two large clients."""
+    rules = {f.submodels: f for f in found.federations if f.defense == "none" and f.submodels not in ("none", "local")}
+    small, large = averaged(found)
+    local = next((f for f in found.federations if f.submodels == "local"), None)
+    mapp, hetero, dropout = (rules.get(name) for name in ("mapp-fl", "heterofl", "fdropout"))
+    resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
+    findings = [
+        judge(
+            "MaPP-FL's clients are less exposed than HeteroFL's",
+            {"average client": less(found, hetero, mapp, exposed)},
+        ),
+        judge(
+            f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)",
+            {"average client": less(found, mapp, hetero, accurate)},
+            bound=-NEAR,
+        ),
+        judge(
+            f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)",
+            {"average client": less(found, dropout, mapp, exposed)},
+            bound=-LITTLE,
+        ),
+        judge(
+            "FDropout's clients are less accurate than MaPP-FL's",
+            {"average client": less(found, mapp, dropout, accurate)},
+        ),
+        judge(
+            "fixed channel sets make more accurate clients than resampled ones",
+            {
+                f"{fixed} over {new}": less(found, rules.get(fixed), rules.get(new), accurate)
+                for new, fixed in resampled
+            },
+            "every",
+        ),
+        judge(
+            f"every rule's server is about as accurate as FedAvg with the large model (at most {100 * NEAR:g} less)",
+            {name: less(found, rule, large, served) for name, rule in rules.items()},
+            bound=-NEAR,
+        ),
+        judge(
+            "FedAvg with the small model exposes clients less", {"average client": less(found, large, small, exposed)}
+        ),
+        judge("FedAvg with the small model costs the server accuracy", {"server": less(found, large, small, served)}),
+        judge(
+            "MaPP-FL's small clients are more accurate than alone",
+            {"average client": less(found, mapp, local, small_accurate)},
+        ),
+    ]
+    return [finding for finding in findings if finding.measured != "not measured here"]
+
+
+def by_client(found: Seen) -> Tabulated:
+    """Table 2: client by client, two of them large."""
+    lines = []
+    sizes = found.sizes(found.federations[0])
+    first = sizes[min(sizes)]
+    for client in sorted(first):
+        cells: Cells = {}
+        for federation in found.federations:
+            name = f"{federation.title} ({federation.unit})"
+            cells[f"{name} accuracy"] = mean(found.client(federation, client, "test_accuracy"))
+            cells[f"{name} advantage"] = mean(found.client(federation, client, "advantage", YEOM))
+        labels = {"client": str(client), "data size": str(first[client])}
+        lines.append(Line(labels, cells, _table2(first[client], client)))
+    lines += [
+        Line({"rule": federation.title, "network": federation.model}, summary(found, federation), _server2(federation))
+        for federation in found.federations
+    ]
+    mapp = next((f for f in found.federations if f.submodels == "mapp-fl"), None)
+    local = next((f for f in found.federations if f.submodels == "local"), None)
+    small, large = averaged(found)
+    rivals: Cases = {}
+    if mapp is not None and local is not None:
+        alone = found.clients(local, "test_accuracy", small=True)
+        for client in sorted(next(iter(alone.values()), {})):
+            pair = [found.client(each, client, "test_accuracy") for each in (mapp, local)]
+            rivals[f"client {client}"] = combine(sub, *pair)
+    return lines, [
+        judge("every small client does better with MaPP-FL than alone", rivals, "every"),
+        judge(
+            "small clients gain 13.5 points over training alone (at least 10 here)",
+            {"average": less(found, mapp, local, small_accurate)},
+            bound=0.10,
+        ),
+        judge(
+            "FedAvg's server is exposed most with the large model",
+            {"server": less(found, large, small, server_exposed)},
+        ),
+        judge("MaPP-FL exposes the server less than FedAvg does", {"server": less(found, large, mapp, server_exposed)}),
+        judge(
+            "MaPP-FL's server is more accurate than FedAvg's with the small model",
+            {"server": less(found, mapp, small, served)},
+        ),
+    ]
+
+
+def by_large(found: Seen) -> Tabulated:
+    """Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients."""
+    lines = [
+        Line(
+            {"large clients": str(federation.large), "rule": federation.title},
+            summary(found, federation),
+            str(TABLE_4.get((_data(found), federation.large, federation.submodels), "")),
+        )
+        for federation in sorted(found.federations, key=lambda each: each.large)
+    ]
+    mapp = {each.large: each for each in found.federations if each.submodels == "mapp-fl"}
+
+    def over(name: str, what: Callable[[Seen, Federation], Measure]) -> Cases:
+        """MaPP-FL's less another rule's."""
+        return {
+            f"{large} large": less(found, own, found.other(own, submodels=name), what) for large, own in mapp.items()
+        }
+
+    def under(name: str, what: Callable[[Seen, Federation], Measure]) -> Cases:
+        """Another rule's less MaPP-FL's."""
+        return {
+            f"{large} large": less(found, found.other(own, submodels=name), own, what) for large, own in mapp.items()
+        }
+
+    nobody = mapp.get(0)
+    hetero = None if nobody is None else found.other(nobody, submodels="heterofl")
+    return lines, [
+        judge("MaPP-FL's clients are less exposed than HeteroFL's", under("heterofl", exposed)),
+        judge("MaPP-FL's clients are more accurate than FDropout's", over("fdropout", accurate)),
+        judge(
+            f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)",
+            under("fdropout", exposed),
+            bound=-LITTLE,
+        ),
+        judge(
+            f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)",
+            over("heterofl", accurate),
+            bound=-NEAR,
+        ),
+        judge(
+            "without large clients MaPP-FL's server is worse than its clients",
+            {
+                "average client": None
+                if nobody is None
+                else combine(sub, accurate(found, nobody), served(found, nobody))
+            },
+        ),
+        judge(
+            f"without large clients HeteroFL's server is as good as its clients (at most {100 * NEAR:g} points less)",
+            {
+                "average client": None
+                if hetero is None
+                else combine(sub, served(found, hetero), accurate(found, hetero))
+            },
+            bound=-NEAR,
+        ),
+    ]
+
+
+def coupled(found: Seen) -> Tabulated:
+    """Table 6: channels drawn layer by layer, or inputs and outputs apart."""
+    lines, cases = [], {}
+    for federation in found.federations:
+        rule, apart = federation.submodels.removesuffix(INDEPENDENT), federation.submodels.endswith(INDEPENDENT)
+        labels = {"rule": rule, "inputs and outputs": "independent" if apart else "layer by layer"}
+        lines.append(Line(labels, summary(found, federation), str(TABLE_6.get((rule, apart), ""))))
+        if apart:
+            cases[rule] = less(found, found.other(federation, submodels=rule), federation, accurate)
+    return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]
+
+
+def averaged(found: Seen) -> tuple[Federation | None, Federation | None]:
+    """FedAvg with the smallest and with the largest network."""
+    plain = sorted((f for f in found.federations if f.submodels == "none"), key=lambda f: f.unit)
+    return (plain[0], plain[-1]) if len(plain) > 1 else (None, plain[0] if plain else None)
+
+
+# What is compared ------------------------------------------------------------------------------------------------
+def exposed(found: Seen, federation: Federation) -> Measure:
+    """The average client's advantage."""
+    return clients(found, federation, "advantage", YEOM)
+
+
+def accurate(found: Seen, federation: Federation) -> Measure:
+    """The average client's accuracy."""
+    return clients(found, federation, "test_accuracy")
+
+
+def small_accurate(found: Seen, federation: Federation) -> Measure:
+    """The average accuracy of those with smaller models."""
+    return found.average(federation, "test_accuracy", small=True)
+
+
+def served(found: Seen, federation: Federation) -> Measure:
+    """The server's accuracy."""
+    return found.server(federation, "test_accuracy")
+
+
+def server_exposed(found: Seen, federation: Federation) -> Measure:
+    """The server's advantage."""
+    return found.server(federation, "advantage", YEOM)
+
+
+def less(
+    found: Seen, one: Federation | None, other: Federation | None, what: Callable[[Seen, Federation], Measure]
+) -> Estimate | None:
+    """One federation's measure less another's."""
+    if one is None or other is None:
+        return None
+    return combine(sub, what(found, one), what(found, other))
+
+
+def _data(found: Seen) -> str:
+    return next((row.dataset for row in found.rows), "")
+
+
+def _table2(size: int, client: int) -> str:
+    """The paper's line of a client of this size, which it has in Table 2's federation alone."""
+    if client >= len(SIZES) or SIZES[client] != size:
+        return ""
+    parts = [
+        f"{name} {accuracy:.2f} / {advantages[client]:.2f}"
+        for name, (accuracy, advantages) in zip(("large", "small"), TABLE_2.values(), strict=True)
+    ]
+    alone = TABLE_2_LOCAL[client]
+    parts += [] if alone is None else [f"local {alone:.2f}"]
+    return ", ".join([*parts, f"MaPP-FL {TABLE_2_MAPP[0][client]:.2f} / {TABLE_2_MAPP[1][client]:.2f}"])
+
+
+def _server2(federation: Federation) -> str:
+    pair = TABLE_2_SERVER.get((federation.submodels, federation.model))
+    return "" if pair is None else str(Printed(*pair, None, None))
