@@ -105,6 +105,7 @@ def test_without_a_truth_there_are_pictures_and_the_attacks_loss():
     assert len(outcome.alike[0].guess) == 2
     assert set(summed(outcome)) == {
         "diverged",
+        "failed",
         "seconds",
         *(f"attack_loss{x}" for x in ("", "_median", "_min", "_max")),
     }

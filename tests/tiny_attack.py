@@ -1,6 +1,6 @@
 """A small attack on updates for tests: exact on a linear network, saves its state, and can be stopped on the way."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -68,9 +68,16 @@ class Meddling(Tiny):
         return net, {name: torch.zeros_like(value) for name, value in state.items()}
 
 
+class Broken(Tiny):
+    """All its trials diverge."""
+
+    def made(self, x, views, knowledge, step):
+        return replace(super().made(x, views, knowledge, step), loss=float("inf"), note="every trial diverged")
+
+
 def install(monkeypatch):
     catalogue.methods("inversion")
     known = catalogue._known["inversion"]
-    for name, make, active in (("tiny", Tiny, False), ("meddling", Meddling, True)):
+    for name, make, active in (("tiny", Tiny, False), ("meddling", Meddling, True), ("broken", Broken, False)):
         info = {"threat": "a server that sees one linear layer's update", "active": active}
         monkeypatch.setitem(known, name, catalogue.Method("inversion", name, "-", make, info))

@@ -113,6 +113,7 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
     made = [each for each in outcome.made if each is not None]
     labels = _with(labels, target=None, trial=None, item=None)
     rows = [Row(**labels, metric="diverged", value=sum(each.diverged for each in made))]
+    rows.append(_failed(labels, outcome.made))
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
     notes = outcome.scores.notes | {"attack_loss": _gathered(each.note for each in made)}
     found = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
@@ -127,6 +128,13 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
     absent = [metric for metric in outcome.scores.notes if metric not in outcome.scores.values]
     rows += [Row(**labels, metric=metric, value=None, note=notes[metric]) for metric in absent]
     return rows + (_shares(labels, outcome.alike) if outcome.scores.values else [])
+
+
+def _failed(labels: dict[str, Any], made: Sequence[Reconstruction | None]) -> Row:
+    """The share of targets of which nothing is known, since the attack gave nothing or all its trials diverged."""
+    broken = [each is None or not math.isfinite(each.loss) for each in made]
+    note = "nothing is known of targets for which the attack gave nothing or all its trials diverged"
+    return Row(**labels, metric="failed", value=sum(broken) / len(broken), note=note if any(broken) else None)
 
 
 def _gathered(notes: Iterable[str | None]) -> str:

@@ -67,6 +67,37 @@ def test_the_badge_follows_the_worst_case():
     assert inversion.badge([]).colour == "doubtful"
 
 
+def test_an_attack_that_failed_has_measured_nothing():
+    def found(*failed):
+        labels = {"model": "m", "dataset": "d", "seed": 0}
+        metrics = {"recognisable": 0.0, "psnr": 9.0}
+        return inversion.attacked(
+            Row(**labels, attack=f"a{i}", metric=metric, value=value, extra={"target": None})
+            for i, share in enumerate(failed)
+            for metric, value in (metrics | {"failed": share}).items()
+        )
+
+    nothing, part, none = found(1.0, 1.0), found(1.0, 0.25, 0.0), found(0.0)
+    assert (inversion.badge(nothing).text, inversion.badge(nothing).colour) == ("Nothing was measured", "doubtful")
+    assert [sentence.partition(" (")[0] for sentence in inversion.verdict(nothing)] == [
+        "a0 failed on every target",
+        "a1 failed on every target",
+    ]
+    assert all(sentence.endswith("nothing was measured there.") for sentence in inversion.verdict(nothing))
+    assert inversion.badge(part).colour == "doubtful" and inversion.badge(none).colour == "good"
+    assert "a1 failed on 25% of its targets" in " ".join(inversion.verdict(part))
+    assert not inversion.verdict(part)[0].startswith("a0") and len(inversion.verdict(none)) == 1
+
+
+def test_a_run_whose_trials_all_diverge_is_not_green(monkeypatch, tmp_path, capsys):
+    tiny_attack.install(monkeypatch)
+    config = read(Invert, None, {"model": "tiny_attack:linear", "attack": "broken", "targets": 2})
+    rows = run_invert(config, tmp_path / "run")
+    print_inversion(rows)
+    assert "nothing was measured" in " ".join(capsys.readouterr().out.split())
+    assert "Nothing was measured" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_a_defense_that_stands_only_against_the_plain_attacker_is_called_so():
     def sentences(defense, plain, knowing):
         labels = {"model": "m", "dataset": "d", "seed": 0, "defense": defense, "extra": {"target": None}}

@@ -80,19 +80,32 @@ def threat(line: Line) -> str:
 
 
 def badge(found: Sequence[Line]) -> Badge:
-    """Whether even one picture is recognisable, or more are nearest to their own truths than chance allows."""
+    """Whether even one picture is recognisable, or more are nearest to their own truths than chance allows.
+
+    An attack that failed on targets has shown nothing of them: its silence is no good news.
+    """
     judged = [line for line in found if "recognisable" in line.cells]
+    if found and all(map(_failed, found)):
+        return Badge("Nothing was measured", "doubtful")
     if not judged:
         return Badge("Look at the pictures", "doubtful")
-    leaking = any(map(_leaks, judged))
-    return Badge("Training pictures come back", "bad") if leaking else Badge("No picture was recognised", "good")
+    if any(map(_leaks, judged)):
+        return Badge("Training pictures come back", "bad")
+    if any(line.value("failed") for line in judged):
+        return Badge("No picture was recognised where attacks did not fail", "doubtful")
+    return Badge("No picture was recognised", "good")
 
 
 def verdict(found: Sequence[Line]) -> list[str]:
     """What the attacks recovered, in sentences."""
     known = [line for line in found if line.value("psnr") is not None]
     if not known:
-        return ["There is no truth to compare with: look at the pictures."] if found else []
+        told = ["There is no truth to compare with: look at the pictures."] if found else []
+        return [*told, *failures(found)]
+    failed = failures(known)
+    known = [line for line in known if not _failed(line)]
+    if not known:
+        return failed
     best = max(known, key=lambda line: (line.value("recognisable") or 0, line.value("psnr_max") or 0))
     told = {
         metric: _told(best, metric) for metric in ("recognisable", "psnr_median", "psnr_min", "psnr_max", "psnr_grey")
@@ -106,9 +119,20 @@ def verdict(found: Sequence[Line]) -> list[str]:
     if guessed:
         most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
         sentences.append(f"{name(most.labels)} finds {_told(most, 'label_accuracy')} of the labels.")
-    sentences += plain_only(known)
+    sentences += plain_only(known) + failed
     if all(line.labels.get("stage") == "untrained" for line in found):
         sentences.append("The model was untrained, where updates reveal most.")
+    return sentences
+
+
+def failures(found: Iterable[Line]) -> list[str]:
+    """A sentence for each attack that failed on targets, of which nothing is known then."""
+    sentences = []
+    for line in found:
+        if share := line.value("failed"):
+            which = "every target" if _failed(line) else f"{share:.0%} of its targets"
+            why = "it gave nothing, or all its trials diverged"
+            sentences.append(f"{name(line.labels)} failed on {which} ({why}): nothing was measured there.")
     return sentences
 
 
@@ -180,7 +204,7 @@ def _curves(title: str, found: Sequence[Labels]) -> Panel:
         points = [(step, float(loss)) for step, loss in figure["curve"] if loss is not None]
         steps, values = zip(*points, strict=True) if points else ((), ())
         ends += values[-1:]
-        name = f"target {figure['target']}" + (f", seed {figure['seed']}" if figure["seed"] else "")
+        name = _place(figure) + (f", seed {figure['seed']}" if figure["seed"] else "")
         style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 1.5}
         more = {"x": list(steps), "y": short(values), "name": name, "line": style}
         traces.append(
@@ -214,10 +238,23 @@ def _guess(figure: Labels) -> Picture:
 
 
 def _title(figure: Labels) -> str:
-    parts = [f"target {figure['target']}"]
+    parts = [_place(figure)]
     parts += [f"picture {figure['item']}"] if figure["batch_size"] > 1 else []
     parts += [f"seed {figure['seed']}"] if figure["seed"] else []
     return ", ".join([*([setting(figure)] if figure.get("run") else []), *parts])
+
+
+def _failed(line: Line) -> bool:
+    """Whether the attack failed on every target."""
+    return (line.value("failed") or 0) >= 1
+
+
+def _place(figure: Labels) -> str:
+    """Which update it is: of a federation its round and client."""
+    if figure.get("round") is None:
+        return f"target {figure['target']}"
+    who = "the sum of all clients" if figure.get("client") is None else f"client {figure['client']}"
+    return f"round {figure['round']}, {who}"
 
 
 def _leaks(line: Line) -> bool:

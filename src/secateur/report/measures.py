@@ -60,13 +60,14 @@ RECOVERY = {
 BESIDE = {
     **{name: title for name, title in PICTURE.items() if name not in RECOVERY},
     "diverged": "diverged",
+    "failed": "targets failed",
     "attack_loss": "attack's loss",
     "seconds": "seconds",
 }
 TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
-    | {"recognisable", "identified", "label_accuracy", "recovered"}
+    | {"recognisable", "identified", "label_accuracy", "recovered", "failed"}
     | set(ATTACK)
 ) - {"auc", "advantage"}
 DECIBELS = "psnr"  # how the names of measures in dB begin
@@ -101,7 +102,7 @@ def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
         return f"{cell.value:.3g}"
     if metric == "seconds":
         return f"{cell.value:.1f} s"
-    if metric in TITLES and metric not in (*COST, "diverged"):
+    if metric in TITLES and metric not in (*COST, "diverged", "failed"):
         return _number(cell, interval, 1, 3, "")
     if metric.startswith("seconds"):
         return f"{1000 * cell.value:.2f} ms"
