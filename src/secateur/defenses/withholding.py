@@ -104,6 +104,11 @@ def sent(values: Params, withheld: Mask, mask: Mask) -> Params:
     return {name: torch.where(hidden[name], 0, value) if name in hidden else value for name, value in values.items()}
 
 
+def entries_sent(withheld: Mask, mask: Mask) -> Mask:
+    """Which entries leave the client: those that the base pruning keeps and that are not withheld."""
+    return mask | {name: ~where & mask[name] if name in mask else ~where for name, where in withheld.items()}
+
+
 def nothing_saved(weights: Params) -> Params:
     """The state before a client's first round."""
     names = [name for name, value in weights.items() if value.ndim > 1]

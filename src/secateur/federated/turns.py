@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.chance import derive
-from secateur.defenses.withholding import Rates, nothing_saved, reloaded, saved, sent
+from secateur.defenses.withholding import Rates, entries_sent, nothing_saved, reloaded, saved, sent
 from secateur.federated.base import BasePruning
 from secateur.federated.crowd import Choose, Given, Model
 from secateur.federated.local import Sent, Trained
@@ -88,8 +88,8 @@ class Turns:
         """What a client sends of what it trained, under a mask that it chose itself or under the server's."""
         mask, own = (self.server.model.mask, False) if chosen is None else (chosen, True)
         if isinstance(made, Sent):
-            kept = {name: ~where & mask[name] if name in mask else ~where for name, where in made.withheld.items()}
-            return Update(made.values, {}, mask | kept, own, made.summed, made.state, made.withheld)
+            sending = entries_sent(made.withheld, mask)
+            return Update(made.values, {}, sending, own, made.summed, made.state, made.withheld)
         if self.terms.sends_gradients:
             return self._gradient(made, one, number, rng)
         if self.terms.withholding is None:
@@ -105,10 +105,9 @@ class Turns:
         gradient = {name: value / steps for name, value in made.summed.items()}
         rng = Generator(made.loss.device).manual_seed(rng.initial_seed())  # a rule draws where its tensors are
         withheld = rule.withheld(made.params, gradient, mask if own else self.server.mask, rng)
-        kept = {name: ~where & mask[name] if name in mask else ~where for name, where in withheld.items()}
         state = saved(made.params, withheld) if rule.pseudo else {}
         values = sent(made.params, withheld, mask)
-        return Update(values, made.buffers, mask | kept, own, made.summed, state, withheld)
+        return Update(values, made.buffers, entries_sent(withheld, mask), own, made.summed, state, withheld)
 
     def _gradient(self, made: Trained, one: Given, number: int, rng: Generator) -> Update:
         """The gradient, of several steps their sum: the path from what was received over the learning rate."""
