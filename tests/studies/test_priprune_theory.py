@@ -170,10 +170,12 @@ def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
     lines, _ = tabulate(RATE)(Seen(run.rows, {}))
     assert [line.labels["pruning rate p"] for line in lines] == ["0.2", "0.8"]
     views = beside_measured(run.rows)
-    assert [view.label.partition(",")[0] for view in views] == ["pruning rate p", "round T", "round T"]
+    assert [view.label for view in views] == ["pruning rate p, conv-1 on digits, batch 4"]
     titles = [panel.title for panel in views[0].panels]
-    assert len(titles) == 3 and "as printed" in titles[1] and "corrected" in titles[2]
+    assert len(titles) == 4 and "as printed" in titles[1] and "corrected" in titles[2] and "gradient's" in titles[3]
     assert len(views[0].panels[0].data) == 2  # NMI, and what it would be by chance
     page = render([Source("study", run.rows, run.figures, config="", environment={})])
     assert "Theory beside measurement" in page
+    rounds = beside_measured([row for t in (1, 2, 4) for row in attacked(0.4, round=t)])
+    assert [view.label for view in rounds] == ["round T, conv-2 on qmnist, rate 0.3, batch 4"]
     assert not beside_measured([row for row in run.rows if row.extra.get("study") != THEORY])
