@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from alone import pictures
-from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Withhold, federation, plain_net, run, shares
+from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 from torch import nn
 
 import secateur
@@ -223,6 +223,8 @@ def test_a_resumed_attacker_remembers(after, method):
         {"method": "fedsgd"},
         {"base": Half(every=100)},
         {"base": Moving(every=2)},
+        {"base": Stale(every=2)},
+        {"net": bn_net()},
         {"withholding": Withhold(), "base": Half(every=100)},
         {"own": Noisy()},
         {"upload": upload_of(defense("dgp+error-feedback"))},
@@ -255,6 +257,14 @@ def test_a_victim_is_lost_and_its_state_stays():
     run(silent)
     assert set(fed.states) == set(silent.states) == set(fed.sampler.clients(1)[1:])
     assert all(torch.equal(value, silent.server.weights[name]) for name, value in fed.server.weights.items())
+
+
+def test_a_victim_that_drops_out_answers_nothing():
+    faults = Faults(drop_out=0.5)
+    fed, _, story = attacked("rob:bins=16", Orders(every=1, who="all"), faults=faults)
+    run(fed)
+    silent = {(n, c) for n in range(1, 5) for c, f in fed._faults(n, fed.sampler(n)).items() if f == "dropped"}
+    assert silent and not silent & set(psnrs(story)) and len(psnrs(story)) == 12 - len(silent)
 
 
 def test_active_and_passive_run_apart():

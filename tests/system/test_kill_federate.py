@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).with_name("killable_federate.py")
 SETTINGS = ["--model", "conv-1", "--rounds", "60", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
 SETTINGS += ["--batch-size", "4", "--base-pruning", "random,prunefl", "--defense", "pseudo-largest"]
 SETTINGS += ["--attack", "ig:iterations=10", "--attack-every", "20", "--set", "faults.drop_out=.1"]
+SETTINGS += ["--attack-clients", "2", "--attack-history", "2", "--membership", "yeom,lira"]
 
 
 def start(folder):

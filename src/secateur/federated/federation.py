@@ -139,7 +139,7 @@ class Federation:
             sizes += [value_bytes(whole)] if self.turns.varies else []
             if evaluating and (update.withheld or update.rates):
                 shares.append(update.rates or rates(update.withheld, server.mask))
-        self.panel.show(number, drawn, arrived, average)
+        self.panel.show(number, drawn, faults, arrived, average)
         self.ledger.arrive(number, [one.client for one in arrived], alive, sizes if self.turns.varies else None)
         means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]
         return average, dict(zip(("withheld_of_kept", "withheld_of_all"), means, strict=False))

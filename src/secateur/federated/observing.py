@@ -2,12 +2,13 @@
 
 Under secure aggregation (`view` "sum") nobody is shown a client's update: only the average that the server makes of
 them, and of how many clients and examples it is. Here that is modelled in process, as what an observer is given; the
-real protocol is Flower's SecAgg+.
+real protocol is Flower's SecAgg+. An attack takes all examples of a round as one batch. That is what the average holds
+where clients take one step and weigh alike; after several steps, or of shares of unequal size, it comes close to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from secateur import tree
 from secateur.federated.averaging import Average, alive_of
+from secateur.federated.faults import Fault
 from secateur.federated.sampling import Drawn
 from secateur.federated.tampering import answers
 from secateur.federated.terms import Terms
@@ -122,25 +124,28 @@ class Panel:
         looking = [each for each in self.observers if each.looks(number)]
         return {client for each in looking for client in each.victims(number, clients)}
 
-    def show(self, number: int, drawn: Drawn, arrived: Sequence[Arrived], average: Average) -> None:
+    def show(
+        self, number: int, drawn: Drawn, faults: Mapping[int, Fault], arrived: Sequence[Arrived], average: Average
+    ) -> None:
         """Show a round to whoever looks at it."""
         if not self.looks(number):
             return
         federation = self.federation
-        sent = federation.server.received
+        sent, mask = federation.server.received, tree.clone(federation.server.mask)
         arrived = [one for one in arrived if bool(alive_of(one.values | one.buffers))]
-        seen = [self._seen(number, sent, one) for one in arrived]
         if federation.terms.view == "sum":
             seen = [self._sum(number, sent, arrived, average)] if arrived else []
+        else:
+            seen = [self._seen(number, sent, one) for one in arrived]
         for each in self.observers:
             if each.looks(number):
-                victims = each.victims(number, drawn.clients)
+                victims = [c for c in each.victims(number, drawn.clients) if faults.get(c) == "tampered"]
 
                 def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[Seen]:
                     turned = answers(federation, number, drawn, net, state, victims)
                     return [self._seen(number, state, Arrived(*one)) for one in turned]
 
-                each(Look(number, sent, federation.server.mask, seen, asked))
+                each(Look(number, sent, mask, seen, asked))
 
     def _seen(self, number: int, sent: Params, one: Arrived) -> Seen:
         rows = flat(one.rows)
