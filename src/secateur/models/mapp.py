@@ -16,7 +16,7 @@ class Scaler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scaled activations."""
-        return x / self.rate
+        return x if self.rate == 1 else x / self.rate
 
 
 def _layer(inputs: int, outputs: int, rate: float) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, vmap
@@ -58,7 +58,7 @@ class Crowd:
         self.stacks = way == "stacked" or (way == "auto" and data.inputs.device.type == "cuda")
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
-        self.pool: Any = None  # of all graphs, which run one at a time
+        self._graphs: list[Captured[_Step, None]] = []
 
     def add(self, narrow: Narrow) -> str:
         """Let clients of a width take part; returns its key."""
@@ -100,6 +100,21 @@ class Crowd:
             adam_(flat, grad, first, second, *scales(self.local, number), self.local)
         return Made(flat.detach(), Moments(first, second, number))
 
+    def captured(self, step: Callable[[_Step], None]) -> Callable[[_Step], None]:
+        """On a GPU as CUDA graphs that run one at a time and keep nothing in between, so all share their memory."""
+        device = self.data.inputs.device
+        if device.type != "cuda":
+            return step
+        made: Captured[_Step, None] = Captured(step, device)
+        self._graphs.append(made)
+        made.stream = self._graphs[0].stream  # memory is shared on one stream alone
+
+        def run(given: _Step) -> None:
+            made.pool = next((each.pool for each in self._graphs if each.pool is not None), None)
+            made(given)
+
+        return run
+
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The examples of some rows."""
         return self.data.inputs[rows], self.data.labels[rows]
@@ -120,13 +135,17 @@ class _Stack:
         """Every lane's turn."""
         self._begin(jobs)
         numbers = [0 if job.moments is None else job.moments.steps for job in jobs]
+        steps, sizes = [], []
         for epoch in zip(*(job.epochs for job in jobs), strict=True):
             lanes = [batches(rows.to(self.device), self.local.batch_size) for rows in epoch]
             for first, last, rows in _together(lanes, self.local.batch_size):
-                for i in range(first, last):
-                    numbers[i] += 1
-                sizes = [scales(self.local, numbers[i]) for i in range(first, last)]
-                self._step(first, last, jobs[first:last], torch.stack(rows), torch.tensor(sizes))
+                numbers[first:last] = [number + 1 for number in numbers[first:last]]
+                sizes += [scales(self.local, number) for number in numbers[first:last]]
+                steps.append((first, last, rows))
+        moved = torch.tensor(sizes, dtype=self.flat.dtype).to(self.device)  # all at once: a step waits for nothing
+        given = moved.split_with_sizes([last - first for first, last, _ in steps])
+        for (first, last, rows), size in zip(steps, given, strict=True):
+            self._step(first, last, jobs[first:last], torch.stack(rows), size)
         copies = (each.detach().clone() for each in (self.flat, self.first, self.second))
         return [Made(flat, Moments(*rest)) for flat, *rest in zip(*copies, numbers, strict=True)]
 
@@ -147,17 +166,10 @@ class _Stack:
     def _step(self, first: int, last: int, jobs: Sequence[Job], rows: Tensor, sizes: Tensor) -> None:
         drawn = [self.narrow.noise(self.flat[0], self.crowd.data.inputs, rows.shape[1], job.rng) for job in jobs]
         noise = tuple(torch.stack(each) for each in zip(*drawn, strict=True))
-        given = _Step(rows, sizes.to(self.device, self.flat.dtype), noise)
-        step = self._steps.get((first, last))
-        if step is None:
-            plain = partial(self._update, first, last)
-            step = self._steps[first, last] = Captured(plain, self.device) if self.device.type == "cuda" else plain
-        if isinstance(step, Captured):
-            step.pool = step.pool or self.crowd.pool
-            step(given)
-            self.crowd.pool = step.pool
-        else:
-            step(given)
+        given = _Step(rows, sizes, noise)
+        if (first, last) not in self._steps:
+            self._steps[first, last] = self.crowd.captured(partial(self._update, first, last))
+        self._steps[first, last](given)
 
     def _update(self, first: int, last: int, given: _Step) -> None:
         flat = self.flat[first:last].detach().requires_grad_()
