@@ -38,7 +38,7 @@ def choice(kind: str, value: Any) -> Choice:
         try:
             given[key] = TypeAdapter(hints[key]).validate_python(given[key])
         except ValidationError as error:
-            raise sentence(error, f"{kind}.{name}.{key}") from None
+            raise sentence(error, f"{kind}.{name}.{key}", hints[key]) from None
     entry(**given)  # what a method itself refuses, it refuses now
     return Choice(kind, name, tuple(sorted(given.items())))
 

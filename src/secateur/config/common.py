@@ -11,6 +11,8 @@ from pydantic import Field
 from secateur.config.fields import Fields
 from secateur.training import Recipe
 
+DEVICES = "auto, cpu, cuda or cuda:NUMBER"
+
 
 class Training(Fields):
     """How a model is trained; what isn't given is the paper's (samia_ppb 5.1)."""
@@ -40,7 +42,7 @@ class Common(Fields):
     examples: Annotated[int, Field(ge=1)] | None = None  # at most so many rows of the data set, drawn at random
     train: Training = Training()
     finetune: Training = Training()
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description=DEVICES)] = "auto"
     threads: Annotated[int, Field(ge=1)] = 1  # results are equal bit for bit only at one thread count
     way: Literal["auto", "sequential", "stacked", "ray"] = "auto"
 

@@ -56,5 +56,6 @@ OneBasePruning = Annotated[Choice, BeforeValidator(base_pruning), PlainSerialize
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
 OneInversion = Annotated[Choice, BeforeValidator(inversion), PlainSerializer(str)]
 Sparsity = Annotated[float, Field(ge=0, lt=1)]
+SEEDS = "how many seeds, from 1, or a list of them such as 0,3,4"
 MANY = (BeforeValidator(listed), Field(min_length=1))
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(seeds_of), Field(min_length=1)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(seeds_of), Field(min_length=1, description=SEEDS)]

@@ -10,10 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from secateur.config.common import Common
+from secateur.config.fields import Fields
 from secateur.config.wording import plain, sentence
 from secateur.errors import WrongInput
 
-C = TypeVar("C", bound=Common)
+C = TypeVar("C", bound=Fields)
 
 
 def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: list[str] | None = None) -> C:
@@ -24,17 +25,21 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
         path, found, value = text.partition("=")
         if not found:
             raise WrongInput("set", f"{text!r} is not readable; write field=value or field.part=value")
-        *parents, last = path.split(".")
-        node = given
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise WrongInput("set", f"{text!r} is not possible: {parent} has no parts")
-        node[last] = plain(path, value)
+        put(given, path, plain(path, value))
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise sentence(error, model=kind) from None
+        raise sentence(error, kind=kind) from None
+
+
+def put(given: dict[str, Any], path: str, value: Any) -> None:
+    """Set the field that `field` or `field.part` names."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        given = given.setdefault(parent, {})
+        if not isinstance(given, dict):
+            raise WrongInput("set", f"{path!r} is not possible: {parent} has no parts")
+    given[last] = value
 
 
 def dump(config: Common) -> dict[str, Any]:

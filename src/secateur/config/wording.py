@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from secateur.errors import WrongInput, unknown
+
+PLAIN = {bool: "give true or false", str: "give a word", Path: "give a path", dict: "give fields and values"}
+NUMBERS = {int: "give a whole number", float: "give a number"}
+ENDS = {"ge": " from {}", "gt": " above {}", "le": " up to {}", "lt": " up to, not including, {}"}
 
 
 def plain(field: str, text: str) -> Any:
@@ -18,18 +25,92 @@ def plain(field: str, text: str) -> Any:
         raise WrongInput(field, f"{text!r} is not readable; write a number, a word or a YAML list") from None
 
 
-def sentence(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> WrongInput:
-    """The first of pydantic's complaints as one sentence that names the field and what is allowed."""
+def sentence(error: ValidationError, prefix: str = "", kind: Any = None) -> WrongInput:
+    """The first of pydantic's complaints as one sentence that names the field and what is allowed.
+
+    `kind` is the type that was asked for: a model, or the annotation of one value that `prefix` names.
+    """
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    inner, where = _at(kind, first["loc"])
     field = ".".join([prefix, *where] if prefix else where)
     if first["type"] == "extra_forbidden":
-        for part in where[:-1]:
-            inner = model.model_fields[part].annotation if model else None
-            model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
-        known = [f.alias or name for name, f in model.model_fields.items()] if model else []
-        wrong = unknown("field", where[-1], known)
-        return WrongInput(field, wrong.message)
+        extra = str(first["loc"][-1])
+        names = [f.alias or name for name, f in inner.model_fields.items()] if _is_model(inner) else []
+        return WrongInput(".".join([field, extra] if field else [extra]), unknown("field", extra, names).message)
     if first["type"] == "missing":
-        return WrongInput(field, "must be given")
-    return WrongInput(field, f"{first['input']!r} is not allowed; {first['msg'].lower()}")
+        return WrongInput(".".join([*where, str(first["loc"][-1])]), "must be given")
+    wanted = allowed(inner) or first["msg"][:1].lower() + first["msg"][1:]
+    return WrongInput(field, f"{first['input']!r} is not allowed; {wanted}")
+
+
+def allowed(kind: Any) -> str | None:
+    """What an annotation allows, in words; None where it has none of its own.
+
+    Example:
+        >>> from pydantic import Field
+        >>> allowed(Annotated[float, Field(ge=0, lt=1)]), allowed(Literal["eval", "batch"])
+        ('give a number from 0 up to, not including, 1', 'allowed: eval, batch')
+        >>> allowed(Annotated[int, Field(ge=1)] | None)
+        'give a whole number from 1'
+    """
+    bare, limits = _bare(kind)
+    if limits.words is not None:
+        return f"give {limits.words}"
+    if get_origin(bare) is Literal:
+        return f"allowed: {', '.join(map(str, get_args(bare)))}"
+    if get_origin(bare) is list:
+        (item,) = get_args(bare)
+        one = allowed(item)
+        return f"{one}, or several" if one else "give at least one"
+    if bare in NUMBERS:
+        ends = (ENDS[name].format(f"{limits.ends[name]:g}") for name in ENDS if name in limits.ends)
+        return NUMBERS[bare] + "".join(ends)
+    if _is_model(bare):
+        return f"give fields and values; allowed: {', '.join(bare.model_fields)}"
+    return PLAIN.get(bare)
+
+
+class Limits(NamedTuple):
+    """What goes with a type."""
+
+    ends: dict[str, float]  # ge, gt, le, lt
+    words: str | None  # what its field says of itself
+
+
+def _bare(kind: Any) -> tuple[Any, Limits]:
+    """A type without None and what it is annotated with, and that."""
+    ends: dict[str, float] = {}
+    words: str | None = None
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            for each in extras:
+                words = words or (each.description if isinstance(each, FieldInfo) else None)
+                for one in each.metadata if isinstance(each, FieldInfo) else [each]:
+                    ends |= {name: getattr(one, name) for name in ENDS if hasattr(one, name)}
+        elif get_origin(kind) in (Union, types.UnionType):
+            kind, *others = [each for each in get_args(kind) if each is not type(None)]
+            if others:
+                return None, Limits({}, words)  # of several types no one sentence is true
+        else:
+            return kind, Limits(ends, words)
+
+
+def _at(kind: Any, path: tuple[int | str, ...]) -> tuple[Any, list[str]]:
+    """The annotation that a complaint is about, and the names of the fields that lead there."""
+    names: list[str] = []
+    for part in path:
+        bare, _ = _bare(kind)
+        if _is_model(bare):
+            own = {field.alias or name: name for name, field in bare.model_fields.items()}
+            if str(part) not in own:
+                return bare, names
+            kind = get_type_hints(bare, include_extras=True)[own[str(part)]]
+            names.append(str(part))
+        elif get_origin(bare) is list and isinstance(part, int):
+            (kind,) = get_args(bare)
+    return kind, names
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

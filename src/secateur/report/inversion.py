@@ -100,8 +100,8 @@ def verdict(found: Sequence[Line]) -> list[str]:
     """What the attacks recovered, in sentences."""
     known = [line for line in found if line.value("psnr") is not None]
     if not known:
-        told = ["There is no truth to compare with: look at the pictures."] if found else []
-        return [*told, *failures(found)]
+        unseen = ["There is no truth to compare with: look at the pictures."] if found else []
+        return [*unseen, *failures(found)]
     failed = failures(known)
     known = [line for line in known if not _failed(line)]
     if not known:
