@@ -74,6 +74,15 @@ def places(rows: Sequence[Row]) -> dict[str, list[Federated]]:
     return found
 
 
+def attacked(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """What attacks on updates said, by network and data set."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if is_federated(row) and row.attack is not None and "target" in row.extra and not _pooled(row):
+            found.setdefault(place(_labels(row)), []).append(row)
+    return found
+
+
 def over_rounds(rows: Iterable[Row]) -> list[View]:
     """One view a network and data set: each measure by round, a curve a federation and attack, means over seeds."""
     groups: dict[tuple[Any, ...], list[Row]] = {}

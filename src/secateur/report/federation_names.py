@@ -24,13 +24,14 @@ def name(labels: Labels) -> str:
 
 def titles(found: Iterable[Labels]) -> dict[str, str]:
     """Every federation's name, shorter where its methods' settings tell it from none of the others."""
-    every = list(found)
-    fields = ("base_pruning", "defense")
-    short = {field: brief(str(labels[field]) for labels in every) for field in fields}
-    return {
-        name(labels): name({**labels, **{field: short[field][str(labels[field])] for field in fields}})
-        for labels in every
-    }
+    every = {name(labels): labels for labels in found}
+    bases = brief(str(labels["base_pruning"]) for labels in every.values())
+    called = {}
+    for full, labels in every.items():
+        own = [str(x["defense"]) for x in every.values() if x["base_pruning"] == labels["base_pruning"]]
+        short = {"base_pruning": bases[str(labels["base_pruning"])], "defense": brief(own)[str(labels["defense"])]}
+        called[full] = name({**labels, **short})
+    return called
 
 
 def brief(methods: Iterable[str]) -> dict[str, str]:

@@ -90,14 +90,14 @@ TINY = Scale(
 )
 SMALL = Scale(
     places={FEMNIST: Place("qmnist", "conv-2", 20), CIFAR10: Place("cifar10", "vgg-4", 10, 100)},
-    rounds=40,
-    attacked=4,
+    rounds=30,
+    attacked=3,
     brief_rounds=4,
     brief_attacked=2,
     brief_victims=1,
-    iterations=120,
+    iterations=80,
     attack_rate=0.1,
-    evaluated=4,
+    evaluated=3,
     examples=20_000,
     threads=2,
     bases={"prunefl": "every=10:iterations=60", "feddst": "every=5", "random": "every=10"},
