@@ -128,8 +128,11 @@ def mean_of(values: Sequence[float]) -> Estimate:
     return Estimate(centre, centre - radius, centre + radius)
 
 
-def correlation(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
-    """Pearson's r with Fisher's 95 % interval, which needs four pairs; None where one side does not vary."""
+def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
+    """Pearson's r with Fisher's 95 % interval, which needs four pairs; None where one side does not vary.
+
+    `spent` are degrees of freedom that something else took, such as the means of groups.
+    """
     n = len(pairs)
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
     dx, dy = ([value - math.fsum(side) / n for value in side] for side in (xs, ys))
@@ -137,9 +140,9 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
     if n < 2 or scale == 0:
         return None
     r = max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(dx, dy, strict=True)) / scale))
-    if n < 4:
+    if n - spent < 4:
         return Estimate(r, -1.0, 1.0)
-    z, radius = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), 1.959964 / math.sqrt(n - 3)
+    z, radius = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), 1.959964 / math.sqrt(n - spent - 3)
     return Estimate(r, math.tanh(z - radius), math.tanh(z + radius))
 
 

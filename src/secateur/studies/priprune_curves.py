@@ -62,10 +62,20 @@ class Curve:
         told = (f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in self.labels.items())
         return " ".join(told)
 
-    def pairs(self, first: str, second: str) -> list[tuple[float, float]]:
-        """Two measures of every update that has both; `x` is what the curve goes along."""
-        every = ({"x": x} | values for x, own in self.points.items() for values in own)
-        return [(values[first], values[second]) for values in every if first in values and second in values]
+    def together(self, first: str, second: str) -> Estimate | None:
+        """The rank correlation of two measures; `x` is what the curve goes along.
+
+        Each is taken less its mean over a seed's round, in which the same client's same pictures were attacked at every
+        point, so that what pictures differ in does not count.
+        """
+        groups: dict[tuple[float, ...], list[tuple[float, float]]] = {}
+        for x, own in self.points.items():
+            for values in ({"x": x} | each for each in own):
+                if first in values and second in values:
+                    group = (values["seed"], 0 if self.axis is ROUNDS else values["round"])
+                    groups.setdefault(group, []).append((values[first], values[second]))
+        pairs = [pair for group in groups.values() for pair in _centred(group)]
+        return rank_correlation(pairs, max(0, len(groups) - 1))
 
     def at(self, x: float, metric: str) -> Estimate | None:
         """The mean of a measure over a point's updates, with Student's interval."""
@@ -89,7 +99,9 @@ def updates(rows: Iterable[Row]) -> dict[Update, Values]:
             key = Update(*place, extra["batch_size"], name_of(row.attack), row.seed, extra["round"])
             found.setdefault(key, {}).setdefault(row.metric, []).append(row.value)
     return {
-        key: {name: sum(each) / len(each) for name, each in values.items()} | theory.get(key._replace(attack=""), {})
+        key: {"seed": key.seed, "round": key.round}
+        | {name: sum(each) / len(each) for name, each in values.items()}
+        | theory.get(key._replace(attack=""), {})
         for key, values in found.items()
     }
 
@@ -128,7 +140,13 @@ def _points(known: dict[Update, Values], own: Sequence[tuple[float, Update]], ax
     return {x: found for x, found in points.items() if found}
 
 
-def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
+def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Less their means, rounded so that equal values stay equal."""
+    a, b = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+    return [(round(x - a, 9), round(y - b, 9)) for x, y in pairs]
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
     """Spearman's rho, which is Pearson's r of the ranks, with Fisher's interval; None where one side does not vary.
 
     Example:
@@ -139,4 +157,5 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
 
     if not pairs:
         return None
-    return correlation(list(zip(*(rankdata(side).tolist() for side in zip(*pairs, strict=True)), strict=True)))
+    ranks = (rankdata(side).tolist() for side in zip(*pairs, strict=True))
+    return correlation(list(zip(*ranks, strict=True)), spent)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
-from secateur.studies.priprune_curves import RATE, ROUNDS, SIZE, Axis, Curve, curves, rank_correlation, updates
+from secateur.studies.priprune_curves import RATE, ROUNDS, SIZE, Axis, Curve, curves, updates
 from secateur.studies.priprune_found import Seen
 from secateur.studies.priprune_grid import BASE_RATE, CIFAR10, FEMNIST
 from secateur.studies.priprune_numbers import TABLE_2
@@ -27,7 +27,7 @@ COLUMNS = {
     "rank": "d*",
 }
 OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
-RANKS = "(rank correlation over attacked updates)"
+RANKS = "(rank correlation over updates)"
 
 
 def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
@@ -68,7 +68,7 @@ def _findings(axis: Axis, own: Sequence[Curve]) -> Iterator[Finding]:
     forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
 
     def held(claim: str, first: str, second: str, sign: int = 1) -> Finding:
-        cases = {curve.title: _turned(rank_correlation(curve.pairs(first, second)), sign) for curve in own}
+        cases = {curve.title: _turned(curve.together(first, second), sign) for curve in own}
         return judge(f"{claim} {RANKS}", cases, unit="")
 
     yield held(f"leakage {way} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
