@@ -66,7 +66,7 @@ def test_a_dry_run_does_nothing(tmp_path, monkeypatch, capsys):
 def test_an_update_captured_elsewhere(captured, tmp_path, name, capsys):
     update = ["--update", captured / f"{name}.safetensors", "--weights", captured / "sent.safetensors"]
     more = ["--local-steps", 2, "--learning-rate", 0.05] if name == "weights" else []
-    assert invert(*QUICK, *update, *more, "--out", tmp_path / "run") == 0
+    assert invert(*QUICK[:4], *update, *more, "--out", tmp_path / "run") == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
     assert {row["metric"].removesuffix("_median") for row in rows} >= {"attack_loss"}
     assert not [row for row in rows if row["metric"] in ("psnr", "label_accuracy")]
@@ -111,6 +111,12 @@ def test_updates_that_do_not_fit(captured, tmp_path, name, expected, capsys):
         (["--labels", "guessed"], "labels: 'guessed' is not allowed"),
         (["--adaptive", "yes"], "adaptive: 'yes' is not allowed"),
         (["--update", "u.safetensors"], "weights: must be given with an update"),
+        (
+            ["--update", "u", "--weights", "w", "--targets", "3"],
+            "targets: means nothing for an update that was captured",
+        ),
+        (["--update", "u", "--weights", "w", "--set", "together=2"], "together: means nothing for an update"),
+        (["--learning-rate", "0.1"], "learning_rate: is of a client's local steps; give local_steps too"),
         (["--update", "u", "--weights", "w", "--labels", "oracle"], "update: comes without its truth"),
         (["--set", "train.epochs=3"], "train: nothing is trained here"),
         (["--set", "local_batch=2"], "local_batch: 2 is not allowed; batch_size is 1"),
@@ -143,3 +149,13 @@ def test_flags_are_laid_over_every_attack():
         "ig:adaptive=support:iterations=7:restarts=2:tv=0.1",
         "dlg:adaptive=support:iterations=7:restarts=2",
     ]
+
+
+def test_a_captured_update_runs_again_from_its_own_run_file(captured, tmp_path, capsys):
+    """The fields that mean nothing to it are not written, so they cannot be refused."""
+    update = ["--update", captured / "gradient.safetensors", "--weights", captured / "sent.safetensors"]
+    assert invert(*QUICK[:4], *update, "--out", tmp_path / "run") == 0
+    assert "targets" not in (tmp_path / "run" / "config.yaml").read_text()
+    assert invert(tmp_path / "run" / "config.yaml", "--out", tmp_path / "again", "--dry-run") == 0
+    assert invert(*QUICK[:4], *update, "--learning-rate", "0.1") == 2
+    assert "learning_rate: is of weights" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from secateur.chance import derive
 from secateur.client import Client, Target, scale
 from secateur.config import Invert
 from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
 from secateur.guard import guard_of, protected, transform_of
 from secateur.interfaces import Gradient, Knowledge, Weights
 from secateur.models.create import create, load_weights
@@ -84,4 +85,8 @@ def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -
 
 def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
     assert config.update is not None
-    return read_update(config.update, net, weights=config.local_steps is not None)
+    found = read_update(config.update, net, weights=config.local_steps is not None)
+    given = [name for name in ("local_steps", "local_batch", "learning_rate") if getattr(config, name) is not None]
+    if given and isinstance(found, Gradient):
+        raise WrongInput(given[0], f"is of weights, and {config.update} is a gradient; leave it out")
+    return found

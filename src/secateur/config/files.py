@@ -47,7 +47,8 @@ def dump(config: Common) -> dict[str, Any]:
 
     Of training and fine-tuning only what was given: the rest follows the kind of data and one from the other.
     """
-    values = config.model_dump(mode="json", by_alias=True, exclude={"train", "finetune"})
+    left_out = {"train", "finetune", *getattr(config, "meaningless", ())}
+    values = config.model_dump(mode="json", by_alias=True, exclude=left_out)
     for name in ("train", "finetune"):
         if name in config.model_fields_set:
             values[name] = getattr(config, name).model_dump(mode="json", exclude_unset=True)

@@ -49,12 +49,24 @@ class Invert(Common):
                 raise WrongInput(name, f"{attack.name} has none; leave it out, or choose attacks that have it")
         return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
 
+    @property
+    def meaningless(self) -> tuple[str, ...]:
+        """The fields that are nothing to an update that was captured, which is one target."""
+        return () if self.update is None else ("targets", "together")
+
     @model_validator(mode="after")
     def _checked(self) -> Invert:
         if {"train", "finetune"} & self.model_fields_set:
             raise WrongInput("train", "nothing is trained here; give the weights of a trained model: --weights FILE")
         if self.local_batch is not None and self.local_batch > self.batch_size:
             raise WrongInput("local_batch", f"{self.local_batch} is not allowed; batch_size is {self.batch_size}")
+        if self.local_steps is None and self.update is None:
+            for name in ("learning_rate", "local_batch"):
+                if getattr(self, name) is not None:
+                    raise WrongInput(name, "is of a client's local steps; give local_steps too, or leave it out")
+        if given := [name for name in self.meaningless if name in self.model_fields_set]:
+            what = "means nothing for an update that was captured: it is the one target"
+            raise WrongInput(given[0], f"{what}; leave out {given[0]}, or update")
         if self.update is not None and self.weights is None:
             raise WrongInput("weights", "must be given with an update: the model that the server had sent")
         if self.update is not None and (self.labels == "oracle" or self.statistics):
