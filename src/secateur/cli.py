@@ -15,10 +15,10 @@ import typer
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
-    from secateur.config import Common
+    from secateur.config.fields import Fields
     from secateur.rows import Row
 
-C = TypeVar("C", bound="Common")
+C = TypeVar("C", bound="Fields")
 
 app = typer.Typer(
     name="secateur",
@@ -175,6 +175,7 @@ def federate(
     large_clients: Annotated[str | None, typer.Option(help="Clients that train the whole model.")] = None,
     client_widths: Annotated[str | None, typer.Option(help="The others' shares of channels, such as .5,.25.")] = None,
     uncovered: Annotated[str | None, typer.Option(help="keep or zero: weights that nobody trained.")] = None,
+    advise: Annotated[bool | None, typer.Option(help="Pilots: which model size suits each client?")] = None,
     defense: Many = None,
     attack: Many = None,
     membership: Annotated[str | None, typer.Option(help="yeom, lira: who is in a client's data?")] = None,
@@ -265,6 +266,36 @@ def reproduce(
     typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
 
 
+@app.command()
+def sweep(
+    file: File = None,
+    config: Config = None,
+    out: Out = Path("runs/sweep"),
+    address: Annotated[str | None, typer.Option(help="A Ray cluster, host:port; by default this machine.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="At most so many pieces at once.")] = None,
+    dry_run: DryRun = False,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Spread audits, inversions, federations, studies and seeds over Ray workers."""
+    given = dict(locals())
+    from secateur.config import Sweep
+    from secateur.sweep.pieces import plan
+    from secateur.sweep.sweeping import run_sweep
+
+    settings = _settings(Sweep, given)
+    if dry_run:
+        typer.echo("\n".join(piece.told for piece in plan(settings)))
+        return
+    swept = run_sweep(settings, out, address, workers)
+    told = f"{len(swept.rows)} rows of {len(swept.entries)} pieces: {out / 'results.jsonl'}"
+    _print(swept.rows, json_, lambda rows: typer.echo(told), f"the page: {out / 'report.html'}")
+    for sentence in swept.wrong:
+        typer.echo(f"secateur: {sentence}", err=True)
+    if swept.wrong:
+        raise typer.Exit(1)
+
+
 @app.command(name="list")
 def list_(
     kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
@@ -298,7 +329,7 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit code is 0 done, 1 a limit passed, 2 wrong input, 130 stopped."""
+    """Run a command; the exit code is 0 done, 1 a limit passed or a piece failed, 2 wrong input, 130 stopped."""
     # Two threads on a busy two-core machine can be 50 times slower; must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -16,8 +16,6 @@ Stacked and sequential are equal in float64 to 1e-9 over an epoch, in float32 to
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +27,8 @@ from torch import Tensor, vmap
 from torch.optim import Optimizer
 
 from secateur import tree
-from secateur.errors import require, unknown
+from secateur.cluster import connected
+from secateur.errors import unknown
 from secateur.interfaces import Mask, Params
 
 WAYS = ("auto", "sequential", "stacked", "eager", "ray")
@@ -213,13 +212,7 @@ def map_many(
     if way != "ray":
         yield from ((index, function(item)) for index, item in enumerate(items))
         return
-    require("ray", "ray")
-    import ray
-
-    started = not ray.is_initialized()
-    if started:
-        _start(ray)
-    try:
+    with connected() as ray:
         job: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_on_one_thread)
         shared = ray.put(function)
         running = {job.remote(shared, item): index for index, item in enumerate(items)}
@@ -231,20 +224,6 @@ def map_many(
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 yield index, result
-    finally:
-        if started:
-            ray.shutdown()
-
-
-def _start(ray: Any) -> None:
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
-        ray.init(address=address, **quiet)
-    else:  # workers on this machine import from where we do: a user's model may lie in the current folder
-        variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        ray.init(address="local", include_dashboard=False, runtime_env={"env_vars": variables}, **quiet)
 
 
 def _on_one_thread(function: Callable[[Item], Result], item: Item) -> Result:

@@ -17,8 +17,9 @@ from secateur.config.choices import (
 )
 from secateur.config.common import Common, Training
 from secateur.config.federate import Federate
-from secateur.config.files import dump, read
+from secateur.config.files import dump, put, read
 from secateur.config.invert import Invert
+from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
     "FEDERATED",
@@ -30,7 +31,10 @@ __all__ = [
     "Limits",
     "Protocol",
     "Prune",
+    "Reproduce",
+    "Sweep",
     "Training",
+    "Work",
     "base_pruning",
     "choice",
     "defense",
@@ -39,5 +43,6 @@ __all__ = [
     "defense_of_updates",
     "dump",
     "inversion",
+    "put",
     "read",
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,12 @@ from secateur.report import (
     theory,
 )
 from secateur.report.measures import ATTACK, COST, MODEL
+from secateur.report.sources import Source, sources_of
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
 from secateur.rows import Row
-from secateur.runs import load_figures, load_rows
 
-
-@dataclass(frozen=True)
-class Source:
-    """A run that the page is made of."""
-
-    name: str
-    rows: Sequence[Row]
-    figures: Sequence[Mapping[str, Any]]
-    config: str
-    environment: Mapping[str, Any]
+__all__ = ["Source", "broken", "render", "write_page"]
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -48,7 +38,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         out = folders[0] / "report.html"
     if out.is_dir():
         raise WrongInput("out", f"{out} is a folder; give a file such as report.html")
-    sources = [_source(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    sources = sources_of(folders)
     if not any(source.rows or source.figures for source in sources):
         raise WrongInput("run", f"{', '.join(map(str, folders))}: there are no results yet; finish the run first")
     write(out, render(sources, broken(sources)).encode())
@@ -197,18 +187,6 @@ def _together(sources: Sequence[Source]) -> tuple[list[Row], list[Mapping[str, A
         return list(sources[0].rows), list(sources[0].figures)
     rows = [replace(row, extra=row.extra | {"run": source.name}) for source in sources for row in source.rows]
     return rows, [{**figure, "run": source.name} for source in sources for figure in source.figures]
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-
-
-def _source(folder: Path, name: str) -> Source:
-    config, marker = folder / "config.yaml", folder / "run.json"
-    rows = load_rows(folder)
-    text = config.read_text(encoding="utf-8") if config.exists() else ""
-    return Source(name, rows, load_figures(folder), text, json.loads(marker.read_text(encoding="utf-8")))
 
 
 def _plotly() -> str:

@@ -1,0 +1,79 @@
+"""The run file of `secateur sweep`: jobs, and the fields whose product makes their pieces of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from secateur.catalogue import find
+from secateur.config.fields import Fields, Seeds
+from secateur.config.wording import sentence
+from secateur.errors import WrongInput
+
+
+class Reproduce(Fields):
+    """`secateur reproduce` as a run file; what isn't given is the scale's."""
+
+    study: str
+    scale: Literal["tiny", "small", "full"] = "small"
+    data: str | None = None
+    data_folder: Path | None = None
+    model: str | None = None
+    seeds: Seeds | None = None
+    device: str | None = None
+    set_: dict[str, Any] = Field(default={}, alias="set")  # any field of the study
+
+    @model_validator(mode="after")
+    def _known(self) -> Reproduce:
+        find("study", self.study)
+        return self
+
+
+class Work(Fields):
+    """One job: all other fields are those of its own run file, the same in every piece."""
+
+    model_config = ConfigDict(extra="allow")
+
+    job: Literal["audit", "invert", "federate", "reproduce"]
+    cases: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{}]  # noqa: RUF012 - pydantic copies it
+    grid: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
+    seeds: Seeds | None = None  # one piece each
+    cpus: Annotated[float, Field(gt=0)] = 1  # of a piece
+    gpus: Annotated[float, Field(ge=0)] = 0  # of a piece; shares such as .25 are possible
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields of every piece."""
+        return self.model_extra or {}
+
+
+class Sweep(Fields):
+    """`secateur sweep`: one job, or several by name; what stands beside `jobs` is under each."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    jobs: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], Work]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        fields = dict(given)
+        schema = {name: fields.pop(name) for name in ("schema",) if name in fields}
+        if "jobs" not in fields:
+            work = _work(fields, "")
+            return schema | {"jobs": {work.job: work}}
+        jobs = fields.pop("jobs")
+        if not isinstance(jobs, Mapping) or not all(isinstance(job, Mapping | Work) for job in jobs.values()):
+            raise WrongInput("jobs", "is not readable; write name: {job: ..., fields}")
+        if not jobs:
+            raise WrongInput("jobs", "must name at least one job")
+        return schema | {"jobs": {name: _work({**fields, **dict(job)}, f"jobs.{name}") for name, job in jobs.items()}}
+
+
+def _work(given: Mapping[str, Any], prefix: str) -> Work:
+    try:
+        return Work.model_validate(given)
+    except ValidationError as error:
+        raise sentence(error, prefix) from None

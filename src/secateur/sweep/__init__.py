@@ -1,0 +1,1 @@
+"""`secateur sweep`: many runs spread over Ray workers, gathered into one folder and one page."""
