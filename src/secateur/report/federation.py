@@ -17,6 +17,7 @@ OVER_ROUNDS = {
     "nmi_256": "NMI, 256 levels",
     "psnr": "PSNR of reconstructions",
     "attack_loss": "the attack's own loss",
+    "auc": "AUC of membership attacks",
     "withheld_of_all": "defense rate (withheld of all)",
     "density": "share of weights kept",
 }
@@ -40,6 +41,7 @@ class Federated:
     leak: float | None  # the highest PSNR of an attacked round
     nmi: float | None  # the mean over attacked rounds, of the attack with the highest
     psnr: float | None
+    auc: float | None  # of membership attacks
 
     @property
     def name(self) -> str:
@@ -135,6 +137,7 @@ def _line(rows: Sequence[Row]) -> Federated:
         max(leaks, default=None),
         _strongest(rows, "nmi_256"),
         _strongest(rows, "psnr"),
+        _strongest(rows, "auc"),
     )
 
 

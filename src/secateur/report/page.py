@@ -9,12 +9,14 @@ from typing import Any
 
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
+from secateur.federated.submodels.advice import from_rows
 from secateur.limits import check
 from secateur.report import (
     defended,
     federation,
     federation_gallery,
     federation_plane,
+    federation_rates,
     inversion,
     measures,
     sections,
@@ -88,7 +90,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "epochs": defended.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
         "planes": federation_plane.planes(rows),
-        "rates": federation_plane.by_rate(rows),
+        "rates": federation_rates.by_rate(rows),
         "traffic": federation_plane.traffic(rows),
         "theory": theory.beside_measured(rows),
         "submodel_planes": submodels.planes(exposed),
@@ -103,6 +105,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         federations=federation.table(rows),
         submodel_federations=submodels.federations(exposed),
         submodel_parties=exposed,
+        submodel_advice=from_rows(rows),
         pruned_sheets=federation_gallery.sheets(figures),
         **_tables(table, recovered["updates"]),
         **recovered,
