@@ -31,46 +31,57 @@ STATE, BEFORE, MASK = "secateur.state", "secateur.before", "secateur.mask"
 class Received:
     """What a client knows of the server: the model that it was sent, and how it prunes."""
 
-    def __init__(self, net: nn.Module, base: BasePruning, model: Model) -> None:
-        self.net, self.base, self.model = net, base, model
-        self.prunes, self.weights = base.rate > 0, model.params
+    def __init__(self, net: nn.Module, base: BasePruning, device: torch.device) -> None:
+        self.net, self.base, self.prunes = net, base, base.rate > 0
+        params, buffers = split(net, tree.state_of(net))
+        self.weights = tree.to(tree.clone(params), device)
         whole = {name: torch.ones_like(self.weights[name], dtype=torch.bool) for name in weights_of(net)}
-        self.mask: Mask = model.mask if self.prunes else whole
+        self.mask: Mask = whole
+        self.model = Model(self.weights, tree.to(tree.clone(buffers), device), whole if self.prunes else {})
 
     @property
     def received(self) -> Params:
         """Parameters and buffers."""
         return joined(self.net, self.model.params | self.model.buffers)
 
+    def load(self, state: Params, mask: Mask) -> None:
+        """Another round's model and mask, in the memory of the last."""
+        for held, new in zip((self.model.params, self.model.buffers), split(self.net, state), strict=True):
+            for name, value in held.items():
+                value.copy_(new[name])
+        for name, where in self.model.mask.items():
+            where.copy_(mask[name])
+
 
 class Clients:
     """The clients' side of a federation: takes the turn of whichever client it is asked for."""
 
     def __init__(self, net: nn.Module, train: Batch, terms: Terms, seed: int, device: torch.device) -> None:
-        self.net, self.terms, self.seed, self.device = net, terms, seed, device
+        self.terms, self.seed, self.device = terms, seed, device
         self.train = train.to(device)
         self.base = terms.base.bound(net, tuple(train.inputs.shape[1:]))
         self.sampler = sampler_of(terms, seed, device)
         self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
+        self.server = Received(net, self.base, device)
+        self.turns = Turns(net, terms, self.server, self.examples)
+        self.crowd = Crowd(net, self.train, self.server.model, terms.local, terms.own, "sequential")
+        self.crowd.summing = self.turns.sums
 
     def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> Update:
         """One client's turn in a round, as it is in process: by the same draws from the same seed."""
-        drawn, terms = self.sampler(number), self.terms
+        drawn, own, turns, crowd = self.sampler(number), self.terms.own, self.turns, self.crowd
         place = drawn.clients.index(client)
         rows = drawn.rows[place]
-        params, buffers = split(self.net, state)
-        server = Received(self.net, self.base, Model(params, buffers, mask))
-        turns = Turns(self.net, terms, server, self.examples)
-        crowd = Crowd(self.net, self.train, server.model, terms.local, terms.own, "sequential")
-        crowd.summing, choose = turns.sums, turns.choosing(number, self.seed)
+        self.server.load(state, mask)
         rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
         held = turns.init() if kept is None else kept
-        chance = {} if terms.own is None else terms.own.noise(params, len(rows), rng)
-        noise = crowd.noise(rows, rng) if terms.own is None else []
+        chance = {} if own is None else own.noise(self.server.weights, len(rows), rng)
+        noise = crowd.noise(rows, rng) if own is None else []
         one = Given(rows, turns.start(held), held, noise, chance)
+        choose = turns.choosing(number, self.seed)
         plain = ((made, None) for made in crowd([one]))
-        made, own = next(plain if choose is None else crowd.readjusted([one], lambda _, w, g: choose(place, w, g)))
-        return turns.update(made, own, one, number, derive(self.seed, "defense", number, client))
+        made, chosen = next(plain if choose is None else crowd.readjusted([one], lambda _, w, g: choose(place, w, g)))
+        return turns.update(made, chosen, one, number, derive(self.seed, "defense", number, client))
 
     def examples(self, rows: Rows) -> Batch:
         """The examples of all steps in their order."""
