@@ -74,7 +74,9 @@ class Submodels(Common):
     scoring: Literal["mixed", "apart", "fixed"] = "mixed"  # with whom an example is scored under static BatchNorm
     knowledge: Literal["max", "min"] = "max"  # of 3 and 1 %: how many members the attacker knows; the paper prints min
     asks_known: bool = False  # the attacker is asked about known members too, as in the paper
-    advise: bool = False  # a pilot run with every client small and one with every client large, and advice
+    advise: bool = False  # pilots in which every client has every size, and advice; nothing else is run
+    pilot_rounds: Annotated[int, Field(ge=1)] = 10
+    pilot_draws: Annotated[int, Field(ge=1)] = 2  # deals of the sizes
 
     @model_validator(mode="before")
     @classmethod
@@ -91,6 +93,8 @@ class Submodels(Common):
                 if own and getattr(self, name) != usual:
                     raise WrongInput("submodels", f"must be given with {name}, for example mapp-fl")
             return self
+        if self.advise and not self.exposure:
+            raise WrongInput("attack", "must be given with advise, for example yeom")
         if self.shadow_clients % 2:
             raise WrongInput("shadow_clients", f"{self.shadow_clients} is not allowed; give an even number")
         for name, usual in USUAL.items():

@@ -8,6 +8,7 @@ from typing import Any
 from secateur.catalogue import split
 from secateur.report import federation, inversion
 from secateur.report.measures import shown, title
+from secateur.report.submodels_terminal import print_submodels
 from secateur.report.summary import Cell, Line, attacks, by_setting, lines
 from secateur.report.verdict import verdict
 from secateur.rows import Row
@@ -112,30 +113,6 @@ def print_federation(rows: Sequence[Row]) -> None:
         sent = ["-" if value is None else f"{value / 1e6:.2f}" for value in (each.up, each.down)]
         leak = "-" if each.leak is None else f"{each.leak:.1f}"
         table.add_row(each.labels["base_pruning"], each.labels["defense"], accuracy, *sent, str(each.lost), leak)
-    console.print(table)
-
-
-def print_submodels(rows: Sequence[Row]) -> None:
-    """What each federation of sub-models came to at its end, the mean over the seeds."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console, table = Console(highlight=False), Table(box=None, header_style="bold")
-    for name in ("sub-models", "defense"):
-        table.add_column(name, overflow="fold")
-    for name in ("server\naccuracy", "clients'\naccuracy", "MB up", "MB down"):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = [row for row in rows if row.extra.get("client") is None and row.extra["round"] == row.extra["rounds"]]
-    for rule, defense in dict.fromkeys((row.extra["submodels"], row.defense) for row in rows):
-        own = [row for row in last if (row.extra["submodels"], row.defense) == (rule, defense) and row.attack is None]
-
-        def mean(metric: str, shape: str, own: Sequence[Row] = own) -> str:
-            values = [row.value for row in own if row.metric == metric and row.value is not None]
-            return shape.format(sum(values) / len(values)) if values else "-"
-
-        shares = [mean(name, "{:.1%}") for name in ("test_accuracy", "client_accuracy")]
-        sent = [mean(name, "{:.3e}") for name in ("bytes_up", "bytes_down")]
-        table.add_row(rule, defense, *shares, *(each if each == "-" else f"{float(each) / 1e6:.2f}" for each in sent))
     console.print(table)
 
 

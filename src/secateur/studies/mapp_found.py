@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from secateur.metrics.estimates import average
 from secateur.metrics.membership import Estimate
 from secateur.rows import Row
 from secateur.studies.measured import Measure
@@ -124,20 +125,6 @@ def estimate(row: Row) -> Estimate:
     """A row's value with its interval."""
     low, high = (-math.inf if row.low is None else row.low), (math.inf if row.high is None else row.high)
     return Estimate(row.value or 0.0, low, high, row.note)
-
-
-def average(values: Sequence[Estimate]) -> Estimate:
-    """The mean of independent estimates; half widths are added as squares.
-
-    Example:
-        >>> average([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
-        0.229
-    """
-    n = len(values)
-    centre = math.fsum(value.value for value in values) / n
-    down = math.sqrt(math.fsum((value.value - value.low) ** 2 for value in values)) / n
-    up = math.sqrt(math.fsum((value.high - value.value) ** 2 for value in values)) / n
-    return Estimate(centre, centre - down, centre + up)
 
 
 def points(found: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[int, float]]:

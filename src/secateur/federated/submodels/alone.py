@@ -66,9 +66,7 @@ class Alone:
 
     def _split(self, client: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What a client trains with, and what it stops by: two rows at least of each."""
-        held = max(2, round(self.rule.validation * len(rows)))
-        if len(rows) - held < 2:
-            raise WrongInput("clients", f"client {client} has {len(rows)} rows, too few to hold a part out; give more")
+        held = min(max(2, round(self.rule.validation * len(rows))), len(rows) - 2)
         order = rows[torch.randperm(len(rows), generator=derive(self.seed, "validation", client))]
         return order[held:], order[:held]
 

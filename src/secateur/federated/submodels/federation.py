@@ -21,13 +21,14 @@ from secateur.federated.averaging import alive_of
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.federation import Round
 from secateur.federated.ledger import Ledger
+from secateur.federated.submodels.cells import Cells, of_own_labels
 from secateur.federated.submodels.crowd import Crowd
 from secateur.federated.submodels.cutting import Asked, Cut, Structure, flat_of, params_of
 from secateur.federated.submodels.judging import Judge
 from secateur.federated.submodels.narrow import narrowed, static
 from secateur.federated.submodels.sending import Sender, Sent
 from secateur.federated.submodels.sizes import Sizes
-from secateur.federated.submodels.terms import Terms
+from secateur.federated.submodels.terms import Terms, check_rows
 from secateur.federated.submodels.turning import Job, Made, Narrow
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
@@ -79,6 +80,7 @@ class SubmodelFederation:
         self.rates = terms.used_rates
         self.structure = Structure(self.net, data.input_shape)
         self.structure.check(terms.rule, self.rates)
+        check_rows(self.net, terms)
         self.flat = flat_of(dict(self.net.named_parameters()))
         if beside is None:
             inputs, labels = data.batch.to(self.device)
@@ -140,16 +142,15 @@ class SubmodelFederation:
         """Average what came back, and evaluate where it is time."""
         last = number == self.terms.rounds
         judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the server moves on
-        total, count = torch.zeros(2, *self.flat.shape).to(self.flat)
+        cells = Cells(self.flat)
         for turn, one in zip(self._turns, made, strict=True):
-            self._arrived(number, turn, one, total, count)
-        missing = self.flat if self.terms.uncovered == "keep" else torch.zeros_like(self.flat)
-        self.flat = torch.where(count > 0, total / count, missing)
+            self._arrived(number, turn, one, cells)
+        self.flat = cells.average(self.terms.uncovered)
         self.number, self._turns = number, []
         if not (last or number % self.terms.evaluate_every == 0):
             return Round(number)
         found = self.judge(self.crowd.narrow[self.keys[1.0]], self.flat, self.terms.shares)
-        found |= {"covered": float((count > 0).double().mean()), "parameters": float(len(self.flat))}
+        found |= {"covered": cells.share, "parameters": float(len(self.flat))}
         return Round(number, self.ledger.measures(number, found, last) + judged)
 
     def received(self, number: int, client: int) -> Turn:
@@ -171,7 +172,7 @@ class SubmodelFederation:
         turn = self.received(number, client)
         return self.narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
 
-    def _arrived(self, number: int, turn: Turn, made: Made, total: Tensor, count: Tensor) -> None:
+    def _arrived(self, number: int, turn: Turn, made: Made, cells: Cells) -> None:
         """Take over what one client sends, or note why not."""
         client, shapes = turn.client, turn.cut.shapes
         narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
@@ -190,29 +191,13 @@ class SubmodelFederation:
         if sent.state:
             self.states[client] = tree.clone(sent.state)
         weight = 1.0 if self.terms.averaging == "uniform" else float(len(self.terms.shares[client]))
-        covered = self._covered(turn, sent)
-        index = turn.cut.index.to(self.device)
-        if covered is None:
-            total.index_add_(0, index, sent.flat, alpha=weight)
-            count.index_add_(0, index, torch.full_like(sent.flat, weight))
-        else:
-            total.index_add_(0, index, sent.flat * covered, alpha=weight)
-            count.index_add_(0, index, covered, alpha=weight)
+        covered = sent.covered
+        if self.owned is not None:
+            own = of_own_labels(self.owned[client], self.structure.outputs, turn.cut)
+            covered = own if covered is None else own * covered
+        cells.add(turn.cut.index.to(self.device), sent.flat, weight, covered)
         if self.observed(number):
             self._observe(number, turn, sent)
-
-    def _covered(self, turn: Turn, sent: Sent) -> Tensor | None:
-        """(P_c,) 1 where a client's cell counts: what it sent, of the classifier the rows of its own labels."""
-        if self.owned is None:
-            return sent.covered
-        own = self.owned[turn.client]
-        shapes = turn.cut.shapes
-        ends = {f"{name}.{part}" for name in self.structure.outputs for part in ("weight", "bias")}
-        found = {name: torch.ones(shape, dtype=own.dtype, device=own.device) for name, shape in shapes.items()}
-        for name in ends & shapes.keys():
-            found[name] *= own.view(-1, *(1 for _ in shapes[name][1:]))
-        flat = flat_of(found)
-        return flat if sent.covered is None else flat * sent.covered
 
     def _owned(self, rows: Tensor, classes: int) -> Tensor:
         """(K,) 1 for the labels that occur among these rows."""

@@ -23,7 +23,8 @@ from secateur.federated.submodels.cutting import Structure
 from secateur.federated.submodels.exposure import Asking, Exposer
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.narrow import narrowed, static
-from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
+from secateur.federated.submodels.pilots import run_pilots
+from secateur.federated.submodels.terms import Adam, Terms, check_rows, joined_of, rates_of
 from secateur.federated.submodels.together import Rounds, Together
 from secateur.federating import loaded, network_of, shares_of
 from secateur.needs import check_installed
@@ -41,6 +42,9 @@ def run_submodels(config: Federate, out: Path) -> list[Row]:
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
         for rule in config.submodels:
             for defense in config.defense:
+                if config.advise:
+                    advise(config, run, data, device, rule, defense)
+                    continue
                 joint = together and not rule.make().alone
                 for seeds in [config.seeds] if joint else [[seed] for seed in config.seeds]:
                     measure(config, run, data, device, seeds, rule, defense)
@@ -56,6 +60,7 @@ def check_submodels(config: Federate, data: Dataset) -> None:
         for defense in config.defense:
             terms = terms_of(config, data, config.seeds[0], rule, defense)
             structure.check(terms.rule, terms.used_rates)
+            check_rows(net, terms)
             for rate in set(terms.used_rates):
                 narrowed(net, structure, rate, terms.scaler, data.input_shape, data.classes)
 
@@ -95,14 +100,12 @@ def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: 
     )
 
 
-def labels_of(
-    config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense, terms: Terms
-) -> dict[str, Any]:
+def labels_of(model: str, data: Dataset, seed: int, rule: Choice, defense: Defense, terms: Terms) -> dict[str, Any]:
     """What every row of a federation carries; round, client and its width come with each."""
     extra = {"submodels": str(rule), "large_clients": sum(rate == 1 for rate in terms.used_rates)}
     extra |= {name: getattr(terms, name) for name in ("uncovered", "batchnorm", "averaging", "own_labels")}
     extra |= {"clients": len(terms.shares), "rounds": terms.rounds}
-    return {"model": config.model, "dataset": data.name, "seed": seed, "defense": str(defense), "extra": extra}
+    return {"model": model, "dataset": data.name, "seed": seed, "defense": str(defense), "extra": extra}
 
 
 def row_of(labels: dict[str, Any], terms: Terms, measure: Measure, timing: bool = False) -> Row:
@@ -130,7 +133,7 @@ def measure(
     for seed in seeds:
         terms, beside = terms_of(config, data, seed, rule, defense), made[0] if made else None
         net = network_of(config, data, seed).to(device)
-        exposer = exposer_of(config, data, labels_of(config, data, seed, rule, defense, terms), story, device)
+        exposer = exposer_of(config, data, labels_of(config.model, data, seed, rule, defense, terms), story, device)
         watching = [(exposer.every, exposer)] if config.exposure else []
         made.append(
             SubmodelFederation(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside)
@@ -152,6 +155,15 @@ def measure(
     for one, exposer in zip(made, exposers, strict=True):
         spent = Measure("seconds", told.seconds / len(made), config.rounds)
         run.add([row_of(exposer.labels, one.terms, spent, timing=True)])
+
+
+def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, defense: Defense) -> None:
+    """Pilots instead of the federation, for every seed, and what they advise."""
+    for seed in config.seeds:
+        terms = terms_of(config, data, seed, rule, defense)
+        labels = labels_of(config.model, data, seed, rule, defense, terms)
+        exposer = exposer_of(config, data, labels | {"extra": labels["extra"] | {"pilot": True}}, Story(), device)
+        run_pilots(config, run, data, device, rule, terms, exposer)
 
 
 def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: Story, device: torch.device) -> Exposer:

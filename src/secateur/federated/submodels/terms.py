@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.catalogue import Defense
 from secateur.defenses.dgp import DualGradientPruning
@@ -20,6 +20,7 @@ from secateur.federated.submodels.rules import Rule
 from secateur.federated.terms import Withholding, protection_of
 from secateur.interfaces import Upload
 from secateur.pruning.masks import one_of
+from secateur.pruning.operations import NORMS
 
 UPLOADS = (DualGradientPruning, TopK, GaussianNoise)  # that need nothing but the update; error feedback goes around
 
@@ -111,6 +112,16 @@ def joined_of(defense: Defense) -> dict[str, Any]:
     if "own" in found:
         raise WrongInput("defense", f"{defense} {NOT_HERE}")
     return found
+
+
+def check_rows(net: nn.Module, terms: Terms) -> None:
+    """Refuse clients with fewer rows than a BatchNorm can normalise, or than can be split to stop by a part."""
+    norms = any(isinstance(module, NORMS) for module in net.modules())
+    needed, why = (4, "to train and to stop by") if terms.rule.alone else (2 if norms else 1, "for BatchNorm")
+    for client, rows in enumerate(terms.shares):
+        if len(rows) < needed:
+            few = f"client {client} has {len(rows)}, and needs {needed} rows {why}"
+            raise WrongInput("clients", f"{few}; give more rows or fewer clients")
 
 
 def rates_of(shares: Sequence[Tensor], large: int, widths: Sequence[float] = (0.5,)) -> list[float]:
