@@ -27,6 +27,8 @@ from secateur.federated.local import Local
 from secateur.federated.observers import Watched, attackers, check_attackers
 from secateur.federated.observing import Every, Observer, Seen
 from secateur.federated.orders import Orders, Who
+from secateur.federated.submodels.given import federate_submodels
+from secateur.federated.submodels.terms import Adam
 from secateur.federated.telling import labels_of, teller
 from secateur.federated.terms import Terms, protection_of
 from secateur.interfaces import Batch, Params
@@ -66,8 +68,9 @@ def federate(
     clients: int | Sequence[Tensor] = 10,
     per_round: int | None = None,
     rounds: int = 100,
-    local: Local | None = None,
+    local: Local | Adam | None = None,
     base_pruning: str = "none",
+    submodels: str | None = None,
     defense: str = "none",
     attack: str | Sequence[str] = (),
     membership: str | Sequence[str] = (),
@@ -95,9 +98,29 @@ def federate(
     or a list of which, each with its last `attack_history` rounds, on pictures; `mean` and `std` say how pixels in
     [0, 1] became inputs, by channel. `membership` (yeom, lira) asks the same clients who is in their data, against
     the examples of `test`.
+
+    With `submodels`, a channel rule such as "mapp-fl", clients train parts of the model: `large_clients` of them with
+    most data (2) all of it, the others `client_widths` (.5,) of its channels; `local` is then an Adam(), `attack` asks
+    who was in the training, such as "yeom", and `terms` are fields of federated.submodels.terms.Terms.
     """
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
+    if submodels is not None:
+        if base_pruning != "none" or membership:
+            raise WrongInput("submodels", "go with neither base_pruning nor membership; give attack='yeom'")
+        asked = [attack] if isinstance(attack, str) else list(attack)
+        how: dict[str, Any] = {
+            "rounds": rounds,
+            "per_round": per_round,
+            "local": local,
+            "faults": faults,
+            "observers": observers,
+        }
+        how |= {"defense": defense, "attacks": asked, "seed": seed, "device": torch.device(device), "name": name}
+        state, story = federate_submodels(copy.deepcopy(model), data, shares, submodels, **how, **terms)
+        return Federated(state, story.rows, story.figures)
+    if isinstance(local, Adam):
+        raise WrongInput("local", "Adam is for submodels; give a federated.local.Local")
     base, guarded = read_base(base_pruning), defense_of_clients(defense)
     agreed = Terms(
         shares,
