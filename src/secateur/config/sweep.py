@@ -13,6 +13,15 @@ from secateur.config.fields import Fields, Seeds
 from secateur.config.wording import sentence
 from secateur.errors import WrongInput
 
+Cases = Annotated[
+    list[dict[str, Any]], Field(min_length=1, description="a list of fields with values, such as [{sparsity: .5}]")
+]
+Grid = Annotated[
+    dict[str, Annotated[list[Any], Field(min_length=1)]],
+    Field(min_length=1, description="a list of values for each field, such as {sparsity: [.5, .7]}"),
+]
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+
 
 class Reproduce(Fields):
     """`secateur reproduce` as a run file; what isn't given is the scale's."""
@@ -38,8 +47,8 @@ class Work(Fields):
     model_config = ConfigDict(extra="allow")
 
     job: Literal["audit", "invert", "federate", "reproduce"]
-    cases: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{}]  # noqa: RUF012 - pydantic copies it
-    grid: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
+    cases: Cases = [{}]  # noqa: RUF012 - pydantic copies it
+    grid: Grid | None = None
     seeds: Seeds | None = None  # one piece each
     cpus: Annotated[float, Field(gt=0)] = 1  # of a piece
     gpus: Annotated[float, Field(ge=0)] = 0  # of a piece; shares such as .25 are possible
@@ -54,7 +63,7 @@ class Sweep(Fields):
     """`secateur sweep`: one job, or several by name; what stands beside `jobs` is under each."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
-    jobs: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], Work]
+    jobs: Annotated[dict[Name, Work], Field(description="names of letters, digits, dots and dashes")]
 
     @model_validator(mode="before")
     @classmethod
@@ -76,4 +85,4 @@ def _work(given: Mapping[str, Any], prefix: str) -> Work:
     try:
         return Work.model_validate(given)
     except ValidationError as error:
-        raise sentence(error, prefix) from None
+        raise sentence(error, prefix, Work) from None
