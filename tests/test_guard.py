@@ -13,6 +13,7 @@ from secateur.attacks.inversion.updates import gradient_update
 from secateur.cli import app
 from secateur.client import Client
 from secateur.config import Invert, defense, inversion, read
+from secateur.defenses.adgp import AlignedDualGradientPruning as Adgp
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise
@@ -222,3 +223,37 @@ def test_what_an_adaptive_attacker_is_told_is_printed(client):
     assert len(set(told.values())) == 5
     assert told["none"] in told["support"] and "that an entry of zero was dropped" in told["support"]
     assert "compressed, but not how" in told["reapply"]
+
+
+def test_a_user_that_does_not_broadcast_follows_anothers_positions(client, batch):
+    """What is sent lies inside I of the other user's gradient, and differs from what its own I would let pass."""
+    other = Batch(batch.inputs.flip(-1) * 0.5, (batch.labels + 3) % 10)
+    upload = Adgp(chosen=False)
+    guard = Guard(upload, other=lambda number: other)
+    plain = gradient_update(client.net, client.state, batch)
+    sent = guard(plain, client.state, batch, 0, client.knowledge).values
+    inside = upload.positions(gradient_update(client.net, client.state, other).values)
+    assert all(not bool((sent[name] != 0)[~inside[name]].any()) for name in sent)
+    own = Guard(Adgp())(plain, client.state, batch, 0, client.knowledge).values
+    assert any(not torch.equal(sent[name], own[name]) for name in sent)
+    assert guard.compression is None and Guard(Adgp()).compression is not None
+    with pytest.raises(WrongInput, match="follows another user"):
+        Guard(upload)(plain, client.state, batch, 0, client.knowledge)
+    with pytest.raises(WrongInput, match="inside: must be given"):
+        upload(plain.values, {}, None)
+
+
+def test_users_that_follow_are_attacked_from_the_command_line_and_from_python(tmp_path):
+    given = {
+        "defense": "adgp,adgp:chosen=false+error-feedback",
+        "attack": "ig:iterations=2,ig:iterations=2:adaptive=reapply",
+    }
+    rows = run_invert(read(Invert, None, given | {"targets": 2}), tmp_path / "run")
+    assert {row.defense for row in rows if row.metric == "psnr"} == {"adgp", "adgp:chosen=false+error-feedback"}
+    with pytest.raises(WrongInput, match="as many other users"):
+        run_invert(read(Invert, None, given | {"targets": 20, "batch_size": 60}), tmp_path / "many")
+    torch.manual_seed(0)
+    net, two = lenet_zhu((1, 8, 8), 10), Batch(torch.rand(2, 1, 8, 8), torch.tensor([1, 2]))
+    assert secateur.invert(net, two, "ig:iterations=2", defense="adgp:chosen=false", batch_size=1).rows
+    with pytest.raises(WrongInput, match="at least two updates"):
+        secateur.invert(net, two, "ig:iterations=2", defense="adgp:chosen=false")

@@ -9,14 +9,16 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
+from secateur.attacks.inversion.updates import gradient_update
 from secateur.catalogue import Choice, Defense
 from secateur.chance import derive
 from secateur.config import UPDATES
 from secateur.defenses.accounting import Guarantee
+from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.error_feedback import INNER, ErrorFeedback, upload_of
 from secateur.defenses.precode import Precode, bottleneck_of, with_bottleneck
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Gradient, Knowledge, Params, Transform, Turning, Upload
+from secateur.interfaces import Batch, Gradient, Knowledge, Mask, Params, Transform, Turning, Upload
 from secateur.models.create import misfit
 from secateur.rows import Row
 
@@ -28,20 +30,34 @@ class Guard:
     upload: Upload
     residual: Params | None = None  # the state after a training with error feedback; None: before the first round
     seed: int = 0
+    other: Callable[[int], Batch] | None = None  # of adgp: the batch of the user that broadcasts beside target i
 
     def __call__(self, gradient: Gradient, sent: Params, batch: Batch, number: int, knowledge: Knowledge) -> Gradient:
         """What leaves the client of one target; every attack on that target sees the same."""
         rng = derive(self.seed, "upload", number)
         turning = Turning(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
-        values, _ = self.upload(gradient.values, self._state(gradient.values), turning)
+        outside = self._outside(sent, number, knowledge)
+        values, _ = self.upload(gradient.values, self._state(gradient.values), turning, **outside)
         return Gradient(values)
+
+    def _outside(self, sent: Params, number: int, knowledge: Knowledge) -> dict[str, Mask]:
+        """What adgp's client is told: I of the user that broadcasts, before its first residual, where it is another."""
+        if not isinstance(self._inner, AlignedDualGradientPruning) or self._inner.chosen:
+            return {}
+        if self.other is None:
+            raise WrongInput("defense", "adgp:chosen=false follows another user; give a batch of at least two updates")
+        found = gradient_update(knowledge.net, sent, self.other(number), knowledge.batchnorm, knowledge.loss)
+        return {"inside": self._inner.positions(found.values)}
+
+    @property
+    def _inner(self) -> Upload:
+        return self.upload.inner if isinstance(self.upload, ErrorFeedback) else self.upload
 
     @property
     def compression(self) -> Callable[[Params], Params] | None:
         """What an attacker can apply to a trial's gradient, where the upload depends on the gradient alone."""
-        inner = self.upload.inner if isinstance(self.upload, ErrorFeedback) else self.upload
-        found: Callable[[Params], Params] | None = getattr(inner, "compress", None)
-        return found
+        found: Callable[[Params], Params] | None = getattr(self._inner, "compress", None)
+        return found if getattr(self._inner, "chosen", True) else None
 
     def _state(self, params: Params) -> Params:
         state = self.upload.init(params)
@@ -54,8 +70,13 @@ class Guard:
         return state | given
 
 
-def guard_of(defense: Defense, residual: Params | Path | str | None, seed: int) -> Guard | None:
-    """The guard that a defense asks for; a residual goes to those with error feedback."""
+def guard_of(
+    defense: Defense,
+    residual: Params | Path | str | None,
+    seed: int,
+    other: Callable[[int], Batch] | None = None,
+) -> Guard | None:
+    """The guard that a defense asks for; a residual goes to those with error feedback, another user's batch to adgp."""
     for part in defense.parts:
         if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
             raise WrongInput("defense", f"{part.name} acts on {part.method.info['acts_on']}, not on what is sent")
@@ -63,7 +84,7 @@ def guard_of(defense: Defense, residual: Params | Path | str | None, seed: int) 
     if upload is None:
         return None
     wanted = residual if defense.acting_on("residual") else None
-    return Guard(upload, _read(wanted) if isinstance(wanted, Path | str) else wanted, seed)
+    return Guard(upload, _read(wanted) if isinstance(wanted, Path | str) else wanted, seed, other)
 
 
 def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:

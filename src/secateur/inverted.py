@@ -111,7 +111,9 @@ def invert(
     sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
     if residual is not None and guarded.acting_on("residual") is None:
         raise WrongInput("residual", "is what error feedback keeps; ask for it: defense='dgp+error-feedback'")
-    guard = guard_of(guarded, residual, seed)
+    users = [target for target in targets if isinstance(target, Batch)]
+    other = (lambda number: users[(number + 1) % len(users)]) if len(users) > 1 else None
+    guard = guard_of(guarded, residual, seed, other)
     if str(guarded) != "none" and (sends_weights or not own):
         raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
     client = Client(

@@ -13,7 +13,7 @@ from secateur.config import Invert
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.guard import guard_of, protected, transform_of
-from secateur.interfaces import Gradient, Knowledge, Weights
+from secateur.interfaces import Batch, Gradient, Knowledge, Weights
 from secateur.models.create import create, load_weights
 from secateur.update_files import read_update
 
@@ -42,7 +42,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         learning_rate=config.learning_rate or (None if config.update else 0.1),
         local_batch=config.local_batch,
     )
-    guard = guard_of(defense, config.residual, seed)
+    guard = guard_of(defense, config.residual, seed, lambda number: _other(config, data, seed, number).to(device))
     return Client(
         net,
         tree.state_of(net),
@@ -62,6 +62,15 @@ def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
     if config.update is not None:
         return torch.empty(1, 0, dtype=torch.int64)
     return drawn_rows(data, seed)[: config.targets * config.batch_size].view(config.targets, config.batch_size)
+
+
+def _other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
+    """The batch of another user in a target's round: rows from the far end of those that targets are taken from."""
+    size, end = config.batch_size, data.train_size - number * config.batch_size
+    if 2 * config.targets * size > data.train_size:
+        many = f"{config.targets} targets and as many other users of {size} examples each"
+        raise WrongInput("targets", f"{many} need more than the {data.train_size} training rows; ask for fewer")
+    return data.batch.take(drawn_rows(data, seed)[end - size : end])
 
 
 def public_rows(config: Invert, data: Dataset, seed: int) -> Tensor:

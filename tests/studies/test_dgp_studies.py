@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from secateur import catalogue
 from secateur.cli import main
@@ -13,6 +14,7 @@ from secateur.runs import load_rows
 from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory, dgp_variants
 from secateur.studies.dgp_attacked import attackers
 from secateur.studies.dgp_found import Cell, Seen
+from secateur.studies.dgp_listening import overheard, overheard_claims, overheard_lines
 from secateur.studies.dgp_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
 from secateur.studies.dgp_setting import SCALES, scale_of
 
@@ -304,3 +306,17 @@ def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
     said_so = capsys.readouterr()
     assert expected in said_so.err and said_so.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_who_only_listens_to_adgp_hears_the_label():
+    inside = {"0.weight": torch.zeros(2, 2, dtype=torch.bool), "4.weight": torch.zeros(3, 4, dtype=torch.bool)}
+    inside["4.weight"][2, :3] = inside["4.weight"][0, 0] = True
+    assert overheard(inside, "4").tolist() == [2]
+    extra = {"study": "overheard"}
+    labels = {"model": "m", "dataset": "d", "defense": "adgp", "seed": 0, "extra": extra}
+    rows = [Row(**labels, metric="label_accuracy", value=0.9, low=0.7, high=0.97)]
+    rows += [Row(**labels, metric="label_chance", value=0.1)]
+    (line,), (claim,) = overheard_lines(Seen(rows)), overheard_claims(Seen(rows))
+    assert line.cells["label_accuracy"].value == 0.9 and "no better than by chance" in claim.claim
+    assert "not" in claim.verdict, claim.verdict
+    assert overheard_claims(Seen([])) == []

@@ -27,10 +27,13 @@ class AlignedDualGradientPruning:
     Trust: the user that broadcasts is believed. I shows everybody where that user's gradient is large, its top k1
     included; and a user that lies decides alone what is learnt: with an empty I nothing is sent by anyone, with I in
     one corner only that corner is trained, and all else waits in the residuals for an honest round.
+
+    `secateur invert` attacks the user that broadcasts, or one that follows another's I (`adgp:chosen=false`).
     """
 
     k1: float = 0.05
     k: float = 0.2
+    chosen: bool = True  # of one client that is attacked: it broadcasts I itself; else I is another user's
 
     def __post_init__(self) -> None:
         if not 0 <= self.k1 < self.k <= 0.5:
@@ -44,6 +47,8 @@ class AlignedDualGradientPruning:
         self, grads: Params, state: Params, turning: Turning, inside: Mask | None = None
     ) -> tuple[Params, Params]:
         """What is sent when `inside` was broadcast; None: this client is the one that broadcasts."""
+        if inside is None and not self.chosen:
+            raise WrongInput("inside", "must be given to a user that does not broadcast: another's positions")
         inside = self.positions(grads) if inside is None else inside
         _check(inside, grads)
         return {name: torch.where(self._sent(value, inside[name]), value, 0) for name, value in grads.items()}, state

@@ -10,6 +10,7 @@ from secateur.catalogue import method
 from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory, dgp_variants
 from secateur.studies.dgp_attacked import Attacked
 from secateur.studies.dgp_cost import Costed
+from secateur.studies.dgp_listening import Overheard
 from secateur.studies.dgp_membership import Members
 from secateur.studies.dgp_midway import Midway, Silence
 from secateur.studies.dgp_setting import CIFAR100, NETWORKS, SCALES
@@ -25,6 +26,7 @@ TOP_K, DGP, ADGP = (f"{name}+error-feedback" for name in ("top-k", "dgp", "adgp"
 TRAINED = ("none", "ats", "soteria", "precode", "noise", TOP_K, "outpost", DGP)
 TOTALS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.03, 0.45), (0.05, 0.75), (0.06, 0.9)))
 RATIOS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.05, 0.75), (0.1, 0.7), (0.2, 0.6)))
+FOLLOWER = "adgp:chosen=false"  # a user that follows the positions of another
 HARD_TOP_K = "top-k:keep=0.05"
 NEAR_TO_FAR = ("none", "top-k:keep=0.5", "top-k", HARD_TOP_K, "dgp:k1=0.01:k2=0.79", *RATIOS, "noise")
 
@@ -153,13 +155,14 @@ def fig9() -> UpdateStudy:
 
 @method("study", "dgp-adgp", PAPER, scales=SIZES)
 def adgp() -> UpdateStudy:
-    """ADGP under four attacks, beside DGP: what dgp leaves to future work (Section 6.4)."""
-    three = ("none", "dgp", "adgp")
+    """ADGP beside DGP: the user that broadcasts and one that follows, and who only listens (dgp 6.4, future work)."""
+    four = ("none", "dgp", "adgp", FOLLOWER)
     steps = (
-        Attacked("r-gap", three, "cnn6"),
-        Attacked("ig", three),
-        Attacked("gi", three),
-        Attacked("rob", three, batch_size=BATCH),
+        Attacked("r-gap", four, "cnn6"),
+        Attacked("ig", four),
+        Attacked("gi", four),
+        Attacked("rob", four, batch_size=BATCH),
+        Overheard("adgp"),
         Trained(("none", DGP, ADGP)),
         Trained((ADGP,), liar=Silence()),
     )

@@ -17,7 +17,8 @@ from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp_accuracy import FEEDBACK, accuracy_lines
 from secateur.studies.dgp_attacked import Attacked
 from secateur.studies.dgp_found import Course, Seen
-from secateur.studies.dgp_privacy import SAME, Cases, hidden, knowing_claims, privacy_lines
+from secateur.studies.dgp_listening import overheard_claims, overheard_lines
+from secateur.studies.dgp_privacy import SAME, Cases, case, hidden, knowing_claims, privacy_lines
 from secateur.studies.dgp_setting import CIFAR10, Setting
 from secateur.studies.dgp_trained import Trained, train
 from secateur.studies.measured import combine, mean
@@ -80,13 +81,14 @@ def aligned(found: Seen) -> tuple[list[Line], list[Finding]]:
     cases: Cases = {}
     for place in found.select(defense="adgp"):
         other = place._replace(defense="dgp")
-        cases |= hidden(found, place, other, place.attack)
+        cases |= hidden(found, place, other, case(found, place))
     own = {course.defense: course for course in found.courses.get("training", {})}
     honest, dgp = own.get(f"adgp{FEEDBACK}"), own.get(f"dgp{FEEDBACK}")
     lied = next((course for name, course in own.items() if str(Silence()) in name), None)
     cost, harm = _change(found, honest, dgp, "test_accuracy"), _change(found, lied, honest, "test_accuracy")
     claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
-    return privacy_lines(found, lambda place: "") + accuracy_lines(found), [
+    return privacy_lines(found, lambda place: "") + overheard_lines(found) + accuracy_lines(found), [
+        *overheard_claims(found),
         judge(claim, cases, "every", -SAME, unit=""),
         judge("ADGP is as accurate as DGP (at most 1 point less)", {"accuracy": cost}, "every", -0.01),
         judge(
