@@ -215,6 +215,16 @@ def test_a_resumed_attacker_remembers(after, method):
     assert psnrs(told) == psnrs(story) and psnrs(story)
 
 
+def test_an_attacker_who_knows_the_compression_applies_it_again():
+    train = bright().batch.take(torch.arange(ROWS))
+    more = {"clients": shares(), "per_round": 3, "rounds": 1, "local": ONE, "base_pruning": "random", "defense": "dgp"}
+    for attack, wanted in (("ig:iterations=2:adaptive=reapply", True), ("ig:iterations=2", False)):
+        made = secateur.federate(plain_net().float(), train, attack=attack, **more)
+        rows = [row for row in made.rows if row.metric == "psnr"]
+        assert ("the client's compression" in rows[0].extra["knows"]) == wanted
+    assert "dgp was attacked plainly only" in rows[0].note
+
+
 # An active server ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "terms",

@@ -12,22 +12,22 @@ An active attack (rob) sends its victims another model; federated/tampering.py s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from secateur import gallery
+from secateur import gallery, tree
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.exposure import attack_labels
+from secateur.federated.captions import is_active, told_of, who
 from secateur.federated.checkpoint import Story
 from secateur.federated.memory import Memory, Past
 from secateur.federated.observing import Look, Seen
 from secateur.federated.orders import Orders
-from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, Weights
+from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.judging import flat
 from secateur.likeness import Outcome, Scoring, joined, judge, summary_rows
 from secateur.metrics.lpips import load_weights
@@ -52,11 +52,13 @@ class Attacker:
         images: bool = True,
         scoring: Scoring | None = None,
         caution: str | None = None,
+        compress: Callable[[Params], Params] | None = None,
     ) -> None:
         self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
+        self.compress = compress  # the clients' own, for an attacker who applies it again
         self.caution = caution  # what a reader must know of these attacks against this defense
         self.leak: float | None = None  # the highest PSNR so far
 
@@ -87,11 +89,11 @@ class Attacker:
         if not seen:
             return
         truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
-        known = self._told(known, truths)
+        known = self._told(known, truths, look if getattr(made, "adaptive", "none") == "reapply" else None)
         targets = [[one.view, *(past.view for past in self._history(attack, one))] for one in seen]
         found: dict[int, Reconstruction] = {}
         rng = derive(seed, "reconstruct", look.round)  # all attacks begin at the same pictures
-        with progress(f"{attack} on {_who(seen)} in round {look.round}", _length(made), rate=True) as advance:
+        with progress(f"{attack} on {who(seen)} in round {look.round}", _length(made), rate=True) as advance:
             found |= made.reconstruct(targets, known, rng, Onlooker(advance))
         seconds = (time.monotonic() - begun) / len(seen)
         outcomes = [judge([t], [found.get(i)], known, seconds, self.scoring) for i, t in enumerate(truths)]
@@ -111,8 +113,15 @@ class Attacker:
         clients = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
         return [seen for seen in look.seen if seen.client is None or seen.client in clients]
 
-    def _told(self, known: Knowledge, truths: Sequence[Batch]) -> Knowledge:
-        """What the attacker is told of a round's clients, who all have as many examples."""
+    def _told(self, known: Knowledge, truths: Sequence[Batch], compressed: Look | None) -> Knowledge:
+        """What the attacker is told of a round's clients, who all have as many examples.
+
+        The clients' compression is told to who applies it again; the mask of a base pruning comes before it.
+        """
+        compress = self.compress
+        if compressed is not None and compress is not None:
+            mask = compressed.mask
+            known = replace(known, compression=lambda grads: compress(tree.masked(grads, mask)))
         labels = torch.stack([truth.labels for truth in truths]) if self.tells_labels else None
         size = truths[0].size
         return replace(known, labels=labels, batch_size=size, local_batch=size // known.local_steps)
@@ -148,25 +157,8 @@ class Attacker:
             self.story.rows.append(Row(**labels, metric="attacked_clients", value=len(seen), note=note))
 
     def _labels(self, attack: Choice, seen: Seen, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
-        past = self._history(attack, seen)
-        size = known.batch_size
-        told = [
-            "one example an update" if size == 1 else f"{size} examples an update",
-            "how pixels become inputs",
-            "the steps and learning rate",
-        ]
-        told += ["the labels"] if self.tells_labels else []
-        told += ["a generator of such pictures"] if known.generator is not None else []
-        told += [f"that it is the sum of {len(seen.clients)} clients"] if seen.client is None else []
-        extra = self.labels["extra"] | more | {"batch_size": known.batch_size, "stage": f"round {seen.round}"}
-        extra |= {"labels": "oracle" if self.tells_labels else "inferred"}
-        extra |= {"update": sends(known, seen), "threat": attack.method.info["threat"], "active": is_active(attack)}
-        if self.orders.history > 1:
-            same = all(_same(seen.rows, each.rows, known.local_steps == 1) for each in past)
-            belief = f"that a client's last {len(past) + 1} rounds are of the same rows"
-            told += [belief if same else f"{belief} (wrongly)"] if past else []
-            extra |= {"history": len(past) + 1, "same_rows": same}
-        return attack_labels(self.labels, extra | {"knows": ", ".join(told)}, attack)
+        told = told_of(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
+        return attack_labels(self.labels, self.labels["extra"] | more | told, attack)
 
     def state(self) -> tuple[Params, Any]:
         """What was remembered."""
@@ -175,31 +167,6 @@ class Attacker:
     def load(self, tensors: Params, data: Any) -> None:
         """Go on from what `state` gave."""
         self.memory.load(tensors, data)
-
-
-def is_active(attack: Choice) -> bool:
-    """Whether an attack changes the model that is sent."""
-    return bool(attack.method.info.get("active"))
-
-
-def sends(known: Knowledge, seen: Seen) -> str:
-    """An update in words."""
-    weights = f"weights after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
-    whole = weights if isinstance(seen.view.update, Weights) else "gradient"
-    return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
-
-
-def _same(rows: Tensor, others: Tensor, one_step: bool) -> bool:
-    """Whether two rounds held the same examples: of one step in any order, of several in the same."""
-    if one_step:
-        rows, others = rows.sort().values, others.sort().values
-    return rows.shape == others.shape and bool((rows == others).all())
-
-
-def _who(seen: Sequence[Seen]) -> str:
-    if seen[0].client is None:
-        return f"the sum of {len(seen[0].clients)} clients"
-    return f"client {seen[0].client}" if len(seen) == 1 else f"{len(seen)} clients"
 
 
 def _length(made: Any) -> int | None:

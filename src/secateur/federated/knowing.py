@@ -16,7 +16,7 @@ from secateur.chance import derive
 from secateur.client import check_pictures, scale
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.federated.attacker import is_active
+from secateur.federated.captions import is_active
 from secateur.federated.sending import makes_anew
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView

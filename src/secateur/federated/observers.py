@@ -13,13 +13,15 @@ from secateur.catalogue import Choice
 from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.errors import WrongInput
-from secateur.federated.attacker import Attacker, is_active
+from secateur.federated.attacker import Attacker
+from secateur.federated.captions import is_active
 from secateur.federated.checkpoint import Story
 from secateur.federated.knowing import check_attacks, knowledge_of
 from secateur.federated.membership import Asker, check_membership
 from secateur.federated.observing import Observer
 from secateur.federated.orders import Orders, check_orders
 from secateur.federated.sampling import sampler_of
+from secateur.federated.sending import inner_of
 from secateur.federated.terms import Terms
 from secateur.generators import needs_generator, stored, untrained
 from secateur.guard import caution
@@ -73,6 +75,7 @@ def attackers(
     found: list[Observer] = []
     if known is not None:
         warned = caution(defense_of_clients(labels["defense"]), attacks)
+        options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         found.append(Attacker(attacks, known, labels, story, orders, kept, caution=warned, **options))
     if membership:
         found.append(Asker(membership, net, data, terms, labels, story, orders, kept, device))
