@@ -124,7 +124,12 @@ def by_client(found: Seen) -> Tabulated:
         labels = {"client": str(client), "data size": str(first[client])}
         lines.append(Line(labels, cells, _table2(first[client], client)))
     lines += [
-        Line({"rule": federation.title, "network": federation.model}, summary(found, federation), _server2(federation))
+        Line(
+            {"rule": federation.title, "network": federation.model},
+            summary(found, federation),
+            _server2(federation),
+            part="Server and average client",
+        )
         for federation in found.federations
     ]
     mapp = next((f for f in found.federations if f.submodels == "mapp-fl"), None)

@@ -1,0 +1,216 @@
+"""Studies of mapp_fl: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
+
+import json
+
+import pytest
+
+from secateur import catalogue
+from secateur.cli import main
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.rows import Row, comparable
+from secateur.runs import load_figures, load_rows
+from secateur.studies import mapp_sizes, mapp_tables
+from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
+from secateur.studies.mapp_numbers import SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
+from secateur.studies.mapp_setting import SCALES, Case, scale_of, shares_of, terms_of
+
+NARROW = 0.001
+
+
+def row(metric, value, rule, client, *, model="mapp-cnn-16", large=2, seed=0, attack=None, defense="none", **extra):
+    ends = {} if value is None else {"low": value - NARROW, "high": value + NARROW}
+    own = {"scope": "server" if client is None else "client", "client": client, "submodels": rule}
+    own |= {"large_clients": large, "rate": 1.0, "data_size": 1000, "parameters": 100} | extra
+    labels = {"model": model, "dataset": "cifar10", "defense": defense, "attack": attack, "seed": seed}
+    return Row(**labels, metric=metric, value=value, **ends, extra=own)
+
+
+def federation(rule, server, clients, *, sizes=None, rates=None, attack="yeom", **common):
+    """Rows of one federation: (accuracy, advantage) of the server and of each client."""
+    rows = []
+    asked = {"attack": attack, "batches": "mixed", "updates": 1}
+    for client, pair in [(None, server), *enumerate(clients)]:
+        extra = dict(common)
+        if client is not None:
+            extra["data_size"] = (sizes or SIZES)[client]
+            extra["rate"] = 1.0 if rates is None else rates[client]
+        if pair is not None:
+            rows.append(row("test_accuracy", pair[0], rule, client, **extra))
+            rows.append(row("advantage", pair[1], rule, client, **extra, **asked))
+            rows.append(row("auc", 0.5 + pair[1], rule, client, **extra, **asked))
+    return rows
+
+
+def said(findings, *words):
+    (found,) = [finding for finding in findings if all(word in finding.claim for word in words)]
+    return found.verdict
+
+
+# Numbers and setting ---------------------------------------------------------------------------------------------
+def test_the_tables_as_the_paper_prints_them():
+    assert len(TABLE_4) == 90 and len(TABLE_5) == 12 and len(TABLE_6) == 4 and len(TABLE_3) == 12
+    assert TABLE_4["cifar10", 0, "heterofl"] == (70.43, 1.91, 70.31, 2.98)
+    assert TABLE_4["cifar100", 4, "mapp-fl"] == (44.48, 1.61, 32.31, 4.58)
+    assert TABLE_4["femnist", 9, "fdropout"] == (86.55, 8.83, 78.82, 12.50)
+    assert TABLE_3["femnist", "mapp-cnn-64"] == -0.75 and TABLE_3["cifar10", "mapp-cnn-8"] == -0.62
+    assert TABLE_2["none", "mapp-cnn-16"][1][9] == 9.8 and sum(SIZES) == 50_000
+
+
+@pytest.fixture(scope="module")
+def cifar_labels():
+    """Labels of CIFAR-10's train part and a few others; pictures do not matter here."""
+    import torch
+
+    labels = torch.cat([torch.arange(10).repeat_interleave(5000), torch.arange(10)])
+    return Dataset("cifar10", torch.zeros(len(labels), 3, 1, 1), labels, 10, 50_000)
+
+
+def test_repeats_have_table_2s_sizes_and_other_images_or_sizes_of_their_own(cifar_labels):
+    first, second = (shares_of(Case("mapp-fl"), cifar_labels, seed) for seed in (0, 1))
+    assert tuple(map(len, first)) == tuple(map(len, second)) == SIZES
+    assert set(first[9].tolist()) != set(second[9].tolist())
+    assert tuple(len(rows) for rows in shares_of(Case("none", fresh=True), cifar_labels, 3)) != SIZES
+
+
+def test_the_papers_setting(cifar_labels):
+    terms = terms_of(Case("mapp-fl"), SCALES["full"], cifar_labels, 0)
+    assert (terms.rounds, terms.local.batch_size, terms.local.learning_rate) == (150, 128, 1e-3)
+    assert (terms.averaging, terms.uncovered) == ("uniform", "zero")
+    assert list(terms.rates) == [1.0, 1.0] + [0.5] * 8
+
+
+def test_a_scale_can_be_changed_and_wrong_changes_are_refused():
+    scale = scale_of("full", ["rounds=60", "large=0+1+2+5+9"])
+    assert (scale.rounds, scale.large) == (60, (0, 1, 2, 5, 9))
+    for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a"):
+        with pytest.raises(WrongInput, match="set"):
+            scale_of("tiny", [wrong])
+
+
+# Tables ----------------------------------------------------------------------------------------------------------
+def test_every_rule_beside_the_papers_numbers():
+    rows = federation("heterofl", (0.78, 0.025), [(0.70, 0.04), (0.70, 0.06)])
+    rows += federation("mapp-fl", (0.77, 0.015), [(0.69, 0.03), (0.69, 0.01)])
+    rows += federation("fdropout", (0.76, 0.019), [(0.42, 0.02), (0.42, 0.02)])
+    rows += federation("none", (0.78, 0.02), [(0.77, 0.05), (0.77, 0.04)])
+    rows += federation("none", (0.69, 0.01), [(0.68, 0.03), (0.68, 0.02)], model="mapp-cnn-8")
+    lines, findings = mapp_tables.methods(Seen(rows))
+    mapp = next(line for line in lines if line.labels["rule"] == "mapp-fl")
+    assert mapp.cells["client_advantage"].value == pytest.approx(0.02)
+    assert mapp.cells["server_accuracy"].value == pytest.approx(0.77)
+    assert mapp.paper == "server 77.00 / 1.49, clients 68.26 / 2.99"
+    assert said(findings, "less exposed than HeteroFL") == "supported"
+    assert said(findings, "about as accurate as HeteroFL") == "supported"
+    assert said(findings, "FDropout's clients are less accurate") == "supported"
+    assert said(findings, "exposes clients less") == "supported"
+    assert not any("alone" in finding.claim for finding in findings)  # nobody trained alone
+
+
+def test_clients_alone_are_the_small_ones():
+    rates = [1.0, 0.5, 0.5]
+    rows = federation("mapp-fl", (0.77, 0.01), [(0.77, 0.04), (0.66, 0.01), (0.64, 0.02)], rates=rates)
+    rows += federation("local", None, [(0.70, 0.2), (0.50, 0.2), (0.52, 0.2)], rates=rates)
+    lines, findings = mapp_tables.by_client(Seen(rows))
+    assert [line.labels["data size"] for line in lines[:3]] == ["17020", "7400", "7040"]
+    assert lines[2].paper.endswith("local 61.57, MaPP-FL 66.30 / 1.52")
+    local = next(line for line in lines if line.labels.get("rule") == "local")
+    assert local.cells["client_accuracy"].value == pytest.approx(0.51) and local.cells["server_accuracy"] is None
+    assert said(findings, "every small client does better") == "supported"
+    assert said(findings, "13.5 points") == "supported"  # (.16 + .12) / 2 = .14
+
+
+def test_large_clients_one_after_another():
+    rows = []
+    for large, server in ((0, 0.44), (2, 0.77)):
+        rows += federation("mapp-fl", (server, 0.01), [(0.69, 0.03)], large=large)
+        rows += federation("heterofl", (0.70, 0.02), [(0.70, 0.04)], large=large)
+        rows += federation("fdropout", (0.60, 0.01), [(0.40, 0.02)], large=large)
+    lines, findings = mapp_tables.by_large(Seen(rows))
+    assert lines[0].paper == "server 44.03 / 0.67, clients 69.42 / 2.91"
+    assert said(findings, "less exposed than HeteroFL") == "supported"
+    assert said(findings, "MaPP-FL's server is worse than its clients") == "supported"
+    assert said(findings, "HeteroFL's server is as good") == "supported"
+    assert said(findings, "as private as FDropout") == "undecided"  # one point more, within the interval
+
+
+def test_coupling_layer_by_layer():
+    rows = federation("fdropout", (0.76, 0.02), [(0.40, 0.02)])
+    rows += federation("fdropout:coupling=independent", (0.75, 0.02), [(0.24, 0.02)])
+    lines, findings = mapp_tables.coupled(Seen(rows))
+    assert lines[1].labels["inputs and outputs"] == "independent" and lines[1].paper.endswith("clients 23.56 / 1.74")
+    assert said(findings, "coupled layer by layer") == "supported"
+
+
+def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
+    advantages = [0.01, 0.02, 0.021, 0.022, 0.03, 0.035, 0.05, 0.051, 0.06, 0.2]
+    rows = federation("none", (0.7, 0.01), [(0.6, x) for x in advantages], sizes=[*SIZES[:9], 90], model="mapp-cnn-8")
+    rows += federation("none", (0.8, 0.02), [(0.7, 2 * x) for x in advantages], sizes=[*SIZES[:9], 90])
+    lines, findings = mapp_sizes.complexity(Seen(rows), 400)
+    assert lines[0].cells["r"].value < -0.9 and lines[0].cells["excluded"] == "1" and lines[0].paper == "-0.62"
+    assert said(findings, "r of log10") == "supported"
+    assert said(findings, "advantage rises with the model's size") == "supported"
+
+
+def test_the_ranking_under_another_attacker():
+    rows = []
+    for attack, hetero in (("yeom", 0.05), ("lira", 0.02)):
+        rows += federation("heterofl", (0.7, 0.01), [(0.7, hetero)], attack=attack)
+        rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
+    found = Seen(rows)
+    assert found.ways == [YEOM, Way("lira")]
+    lines, findings = mapp_sizes.attackers(found)
+    assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
+
+
+def test_what_a_defense_adds():
+    rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
+    rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
+    found = Seen(rows)
+    assert found.federations[1] == Federation("mapp-fl", "mapp-cnn-16", 2, "dgp")
+    _, findings = mapp_sizes.joined(found)
+    assert said(findings, "exposes sub-model clients less") == said(findings, "costs the server") == "supported"
+
+
+def test_the_ways_of_asking_are_lines_of_their_own():
+    rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
+    rows.append(row("advantage", 0.09, "mapp-fl", 0, attack="yeom", batches="apart", updates=1))
+    plain, apart = mapp_sizes.asked(Seen(rows))
+    assert plain.cells["client_advantage"].value == pytest.approx(0.04)
+    assert apart.labels["scoring batches"] == "apart" and apart.cells["client_advantage"].value == pytest.approx(0.09)
+
+
+# Runs ------------------------------------------------------------------------------------------------------------
+def test_every_study_of_the_paper_is_there():
+    names = {name for name in catalogue.methods("study") if name.startswith("mapp-")}
+    paper = {"mapp-fig1", "mapp-fig3", "mapp-fig4", *(f"mapp-table{number}" for number in range(2, 7))}
+    assert names == paper | {"mapp-attackers", "mapp-joined"}
+
+
+def reproduced(capsys, out, name, *more):
+    assert main(["reproduce", name, "--scale", "tiny", "--out", str(out), "--set", "rounds=1", *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
+    out = tmp_path / "run"
+    printed = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
+    assert "independent" in printed and "verdict" in printed and "apart" in printed
+    table = [json.loads(line) for line in (out / "table.jsonl").read_text().splitlines()]
+    assert {row["verdict"] for row in table if row["metric"] == "claim"} <= {"supported", "not supported", "undecided"}
+    rows = comparable(load_rows(out))
+    again = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
+    assert again == printed and comparable(load_rows(out)) == rows
+    page = (out / "report.html").read_text()
+    assert "Federations over sub-models" in page and "Client by client" in page and "Who trains which cells" in page
+    assert {figure["submodels"] for figure in load_figures(out)} == {"fdropout", "mapp-fl-r"}  # the coupled ones
+
+
+def test_stronger_attackers_and_other_defenses_run(tmp_path, capsys):
+    more = ("--set", "examples=400")
+    printed = reproduced(capsys, tmp_path / "joined", "mapp-joined", *more)
+    assert "pseudo-largest" in printed and "dgp" in printed
+    with pytest.raises(WrongInput, match="model"):
+        catalogue.find("study", "mapp-fig1").make().conduct(
+            catalogue.find("study", "mapp-fig1"), "tiny", {"model": "cnn6"}, None, tmp_path / "refused"
+        )
