@@ -421,3 +421,14 @@ def test_digits_are_learnt(text):
 
 def test_adgp_is_named_by_its_class():
     assert "AlignedDualGradientPruning" in plan_of(ErrorFeedback(AlignedDualGradientPruning())).stated["upload"]
+
+
+def test_a_plan_states_the_numbers_in_force():
+    """However DGP was given; the key of a stage keeps to what was given."""
+    for given, said in (
+        ("dgp:total=.8:p=.3333333333333333+error-feedback", "ErrorFeedback(DualGradientPruning(k1=0.2, k2=0.6))"),
+        ("dgp", "DualGradientPruning(k1=0.05, k2=0.75)"),
+        ("dgp:release=7", "DualGradientPruning(k1=0.05, k2=0.75, release=7)"),
+        ("adgp", "AlignedDualGradientPruning(k1=0.05, k=0.2)"),
+    ):
+        assert plan_of(given).stated["upload"] == said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ class AlignedDualGradientPruning:
 
     k1: float = 0.05
     k: float = 0.2
-    chosen: bool = True  # of one client that is attacked: it broadcasts I itself; else I is another user's
+    # of one client that is attacked: it broadcasts I itself, else I is another user's; nothing to a training
+    chosen: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.k1 < self.k <= 0.5:

@@ -58,6 +58,17 @@ class DualGradientPruning:
         total, p = 0.8 if self.total is None else self.total, 1 / 15 if self.p is None else self.p
         return total * p / (1 + p), total / (1 + p)
 
+    def __str__(self) -> str:
+        """The numbers in force, however they were given.
+
+        Example:
+            >>> str(DualGradientPruning(total=0.8, p=1 / 3)), str(DualGradientPruning(release=10))
+            ('DualGradientPruning(k1=0.2, k2=0.6)', 'DualGradientPruning(k1=0.05, k2=0.75, release=10)')
+        """
+        k1, k2 = self.shares
+        release = "" if self.release is None else f", release={self.release}"
+        return f"{type(self).__name__}(k1={k1:.6g}, k2={k2:.6g}{release})"
+
     def init(self, params: Params) -> Params:
         """Rounds in a row that the top rule held each entry back, where starved ones are released; else nothing."""
         if self.release is None:

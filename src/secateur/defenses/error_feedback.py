@@ -31,6 +31,9 @@ class ErrorFeedback:
             made = "it makes its gradient anew from the examples, so a residual cannot be added"
             raise WrongInput("defense", f"error-feedback does not go around {type(self.inner).__name__}: {made}")
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.inner})"
+
     def init(self, params: Params) -> Params:
         """A residual of zeros, and what the inner upload keeps."""
         residual = {RESIDUAL + name: torch.zeros_like(value) for name, value in params.items()}

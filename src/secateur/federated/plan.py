@@ -59,7 +59,7 @@ class Plan:
         )
         return {
             "users": self.users,
-            "upload": repr(self.upload),
+            "upload": str(self.upload),
             "epochs": self.schedule.epochs,
             "learning_rates": [list(each) for each in self.schedule.rates],
             "batch_size": self.batch_size,

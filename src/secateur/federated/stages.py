@@ -53,6 +53,7 @@ def depends_of(training: Training) -> dict[str, Any]:
     net, shares = training.net, training.feed.shares
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
     return training.plan.stated | {
+        "upload": repr(training.plan.upload),
         "data": training.data.key,
         "train_size": training.data.train_size,
         "net": [structure, fingerprint(*net.state_dict().values())],
