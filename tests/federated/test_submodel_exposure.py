@@ -170,3 +170,13 @@ def test_small_clients_do_not_count_in_the_correlation():
     assert result.r.value < -0.9 and result.excluded == 1 and result.clients == 4
     assert result.r.low <= result.r.value <= result.r.high and result.p < 0.05
     assert correlation(clients[2:]) is None
+
+
+def test_stacked_batches_answer_as_they_do_one_by_one(target, data):
+    inputs = data.inputs[:107].double()
+    net = create("mapp-cnn-8", data.input_shape, data.classes, derive(0, "net")).double()
+    state = {name: value.double() for name, value in target.sent[-1].items()}
+    plain, stacked = (scorer(net, state, "cpu", 32, stacked=way)(inputs) for way in (False, True))
+    torch.testing.assert_close(stacked, plain, rtol=1e-9, atol=1e-12)
+    few = [scorer(net, state, "cpu", 32, stacked=way)(inputs[:9]) for way in (False, True)]
+    torch.testing.assert_close(few[0], few[1], rtol=1e-9, atol=1e-12)

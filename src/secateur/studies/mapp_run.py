@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,12 @@ class Hall:
     data: Dataset
     device: torch.device
     attacks: Sequence[Choice]
+
+    @cached_property
+    def near(self) -> Dataset:
+        """The data where the attacks run, once for all of them."""
+        inputs, labels = self.data.batch.to(self.device)
+        return replace(self.data, inputs=inputs, labels=labels)
 
     def hold(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
         """Run every federation for every seed, and add what each came to."""
@@ -95,7 +102,7 @@ class Hall:
         turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
         labels = labels_of(job, self.data)
         return Exposer(
-            self.attacks, self.data, labels, story, scale.rounds, asking=asking, turn=turn, device=self.device
+            self.attacks, self.near, labels, story, scale.rounds, asking=asking, turn=turn, device=self.device
         )
 
     def _teller(

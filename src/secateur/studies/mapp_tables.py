@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import sub
 
 from secateur.metrics.membership import Estimate
@@ -57,6 +58,15 @@ def methods(found: Seen) -> Tabulated:
         for federation in found.federations
     ]
     return lines, method_claims(found)
+
+
+def methods_and_clients(found: Seen) -> Tabulated:
+    """The same, and Table 2 of those of them that it shows."""
+    shown = ("none", "local", "mapp-fl")
+    lines, findings = methods(found)
+    more, others = by_client(Seen([row for row in found.rows if row.extra.get("submodels") in shown]))
+    told = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
+    return [*lines, *told], [*findings, *others]
 
 
 def method_claims(found: Seen) -> list[Finding]:

@@ -12,23 +12,34 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, nn, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
-from secateur.errors import unknown
+from secateur.errors import WrongInput, unknown
+from secateur.functional import Functional, split
 from secateur.interfaces import Params
+from secateur.precision import full_precision
 from secateur.prediction import answering
 
 RULES = ("mixed", "apart", "fixed")
 SIZE = 128  # of a scoring batch: that of training
+AT_ONCE = 16  # batches that are stacked on a GPU
 
 Answer = Callable[[Tensor], Tensor]  # inputs -> (N, K) probabilities, in batches of one size
 
 
-def scorer(net: nn.Module, state: Params, device: torch.device | str, size: int = SIZE) -> Answer:
-    """A model that answers in batches of exactly `size`, in the order given: the last is filled up by those before."""
+def scorer(
+    net: nn.Module, state: Params, device: torch.device | str, size: int = SIZE, stacked: bool | None = None
+) -> Answer:
+    """A model that answers in batches of exactly `size`, in the order given: the last is filled up by those before.
+
+    `stacked` asks about many batches at once, each by its own statistics; None: on a GPU.
+    """
+    device = torch.device(device)
     answer = answering(net, state, device, size)
+    if device.type == "cuda" if stacked is None else stacked:
+        answer = _stacked(net, state, device, size)
 
     def probabilities(inputs: Tensor) -> Tensor:
         rest = len(inputs) % size
@@ -38,6 +49,25 @@ def scorer(net: nn.Module, state: Params, device: torch.device | str, size: int 
         return torch.cat([answer(inputs[:-rest]), last]).softmax(1)
 
     return probabilities
+
+
+def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> Answer:
+    """Logits of many batches at once: launching the kernels of each takes longer than they run."""
+    function = Functional(net, training=False, device=device)
+    params, others = split(net, tree.to(state, device))
+    tensors = params | others
+
+    @torch.no_grad()
+    def answer(inputs: Tensor) -> Tensor:
+        batches = inputs.unflatten(0, (-1, min(size, len(inputs))))
+        each = vmap(lambda part: function(tensors, part))
+        with full_precision(device):
+            given = torch.cat([each(some) for some in batches.split(AT_ONCE)]).flatten(0, 1)
+        if not given.isfinite().all():
+            raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
+        return given
+
+    return answer
 
 
 def mixing(answer: Answer, rng: Generator) -> Answer:

@@ -95,8 +95,9 @@ class Meeting:
         views += [View(self.asking.batches, len(self.target.sent))] if len(self.target.sent) > 1 else []
         if self.asking.compare and is_static(self.target.net):
             views += [View(rule, 1) for rule in RULES if rule != self.asking.batches]
+        parts = [self._batch(rows) for rows in (asked.known, asked.known_outside, asked.members, asked.nonmembers)]
         for view in views:
-            values, labels = self._values(asked, view)
+            values, labels = self._values(parts, asked, view)
             yield from self._yeom(attack, values, labels, view, main=view == views[0])
 
     def _yeom(
@@ -116,13 +117,13 @@ class Meeting:
             own = self._labels(attack, view, len(known))
             yield Row(**own, metric="advantage_over_knowledge", **spread._asdict())
 
-    def _values(self, asked: Trial, view: View) -> tuple[list[Tensor], list[Tensor]]:
+    def _values(self, parts: Sequence[Batch], asked: Trial, view: View) -> tuple[list[Tensor], list[Tensor]]:
         """Log p_y, by the mean over the updates, and labels: of known members and others, then of those asked about."""
-        parts = [self._batch(rows) for rows in (asked.known, asked.known_outside, asked.members, asked.nonmembers)]
         values = [torch.zeros(part.size, dtype=torch.float64, device=self.device) for part in parts]
         used = self.target.sent[-view.updates :]
         rng = derive(self.labels["seed"], "batches", self.target.client, self.asking.mates)
-        shuffles = self.asking.shuffles if view.batches == "mixed" and is_static(self.target.net) else 1
+        mixed = view == View("mixed", 1) and is_static(self.target.net)  # several updates have mates of their own each
+        shuffles = self.asking.shuffles if mixed else 1
         for state in (state for state in used for _ in range(shuffles)):
             for value, part, found in zip(values, parts, self._answers(state, parts, asked, view, rng), strict=True):
                 value += negative_cross_entropy(found, part.labels) / (len(used) * shuffles)

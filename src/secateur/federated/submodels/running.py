@@ -6,6 +6,7 @@ On a GPU the seeds of a rule run together, as lanes of one stack; on a CPU each 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: S
         weight_decay=0.0,
         patience=None,
     )
-    return Exposer(config.exposure, data, labels, story, config.rounds, asking=asking, turn=turn, device=device)
+    near = replace(data, inputs=data.inputs.to(device), labels=data.labels.to(device))
+    return Exposer(config.exposure, near, labels, story, config.rounds, asking=asking, turn=turn, device=device)
 
 
 def teller(

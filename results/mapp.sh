@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The measurements of results/mapp.md on one GPU, in the order in which they matter.
+#   results/mapp.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/; CHAIN is a function below, or all
+# Chains that are named run one after another: each stacks its federations, and one stack fills the GPU.
+# What is stopped goes on where it was.
+set -u
+data=$1 out=$2
+shift 2
+mkdir -p "$out/done"
+export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
+
+study() { # study NAME ARGUMENTS...
+  local name=$1 begun=$SECONDS
+  shift
+  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$name" "$@" >"$out/$name.log" 2>&1
+  echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
+  cp "$out/$name/results.jsonl" "$out/done/$name.jsonl"
+  cp "$out/$name/table.md" "$out/done/$name.md"
+}
+
+rules() { study mapp-table5; }                              # Table 5, and of the same federations Table 2 and Fig. 4
+large() { study mapp-fig3 --set large=0+1+2+5+9; }          # Fig. 3 and Table 4
+coupling() { study mapp-table6; }                           # Table 6
+sizes() { study mapp-fig1; }                                # Table 3 with five draws, and Fig. 1
+attackers() { study mapp-attackers --seeds 1; }             # LiRA and RMIA on FedAvg, HeteroFL and MaPP-FL
+joined() { study mapp-joined --seeds 1; }                   # MaPP-FL with DGP's upload, and with withheld weights
+all() { rules && large && coupling && sizes && attackers && joined; }
+
+for chain in "$@"; do $chain; done
