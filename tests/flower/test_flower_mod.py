@@ -147,8 +147,8 @@ def test_an_auditor_attacks_updates_as_they_arrive_and_writes_a_page(tmp_path):
     step = {name: -rate * value.grad for name, value in net.named_parameters()}
     one = torch.ones(1, 1, 1)
     known = Knowledge(net, (1, 8, 8), 5, 0 * one, one, local_steps=1, learning_rate=rate)
-    auditor = Auditor(known, "ig", tmp_path / "audit", truth=lambda number, node: truth, iterations=300, seed=1)
-    strategy = AuditedStrategy(FedAvg(), auditor, every=2)
+    auditor = Auditor(known, "ig", tmp_path / "audit", iterations=300, seed=1)
+    strategy = AuditedStrategy(FedAvg(), auditor, every=2, truth=lambda number, reply: truth)
     for number in (1, 2):
         list(strategy.configure_train(number, arrays_of(given), ConfigRecord(), NoGrid()))
         replies = [turned(upload_mod(DualGradientPruning(0, 0)), given, context(), number, step)]

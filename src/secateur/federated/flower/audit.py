@@ -29,14 +29,14 @@ from secateur.rows import Row
 from secateur.runs import open_run
 from secateur.watching import Onlooker
 
-Truth = Callable[[int, int], Batch | None]  # (round, node) -> the examples of its update, where the auditor has them
+Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples of an update, where they are known
 
 
 class Auditor:
     """Attacks updates with what a server may know, and keeps the page in `out` up to date.
 
-    `knowledge` must say the local steps and the learning rate of the clients. `truth` gives an audited client's
-    examples, so that reconstructions are scored; without it the page shows what the attack found, unscored.
+    `knowledge` must say the local steps and the learning rate of the clients. Where the examples of an update are
+    known, reconstructions are scored against them; else the page shows what the attack found, unscored.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class Auditor:
         attacks: str | Sequence[str],
         out: Path | str,
         *,
-        truth: Truth | None = None,
         defense: str = "none",
         name: str = "model",
         images: bool = True,
@@ -55,7 +54,7 @@ class Auditor:
         if knowledge.learning_rate is None:
             raise WrongInput("knowledge", "must say the clients' learning_rate and local_steps, as they send weights")
         self.attacks = [inversion(each, **over) for each in ([attacks] if isinstance(attacks, str) else attacks)]
-        self.knowledge, self.truth, self.images, self.out = knowledge, truth, images, Path(out)
+        self.knowledge, self.images, self.out = knowledge, images, Path(out)
         extra = {"labels": "inferred", "update": f"weights after {knowledge.local_steps} local steps"}
         self.labels: dict[str, Any] = {"model": name, "dataset": "given", "seed": seed, "defense": defense}
         self.labels |= {"extra": extra}
@@ -64,9 +63,8 @@ class Auditor:
         self.targets = 0  # updates that were attacked
         self.scoring = Scoring(load_weights())
 
-    def __call__(self, number: int, node: int, sent: Params, weights: Params) -> None:
+    def __call__(self, number: int, node: int, sent: Params, weights: Params, truth: Batch | None = None) -> None:
         """Attack one update of a round."""
-        truth = None if self.truth is None else self.truth(number, node)
         names = [name for name, _ in self.knowledge.net.named_parameters()]
         if missing := [name for name in names if name not in weights]:
             raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; give the app's own")
@@ -114,14 +112,17 @@ class Auditor:
 class AuditedStrategy(AroundStrategy):
     """A strategy whose server looks closer: every so many rounds the auditor attacks the first updates that arrived.
 
-    Put it inside `DecodingStrategy` where clients send the wire format.
+    Put it inside `DecodingStrategy` where clients send the wire format. `truth` is for who scores a defense before
+    using it, with examples that it may know.
     """
 
-    def __init__(self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1) -> None:
+    def __init__(
+        self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1, truth: Truth | None = None
+    ) -> None:
         super().__init__(inner)
         if every < 1 or updates < 1:
             raise WrongInput("every, updates", "are not allowed below 1; give whole numbers from 1")
-        self.auditor, self.every, self.updates = auditor, every, updates
+        self.auditor, self.every, self.updates, self.truth = auditor, every, updates, truth
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -131,5 +132,6 @@ class AuditedStrategy(AroundStrategy):
         if server_round % self.every == 0:
             for reply in [each for each in arrived if not each.has_error()][: self.updates]:
                 weights = tensors_of(only(reply.content, "a client's reply")[1])
-                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights)
+                truth = None if self.truth is None else self.truth(server_round, reply)
+                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
         return self.inner.aggregate_train(server_round, arrived)
