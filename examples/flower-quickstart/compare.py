@@ -1,6 +1,8 @@
 """The quickstart with and without its one more line, in Flower's simulation: what goes up, and what a server sees.
 
     python examples/flower-quickstart/compare.py [--iterations N] [--out DIR]
+
+Two minutes on two cores; each run has a page with every picture and what the attack made of it.
 """
 
 from __future__ import annotations
