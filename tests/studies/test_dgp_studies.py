@@ -11,7 +11,16 @@ from secateur.cli import main
 from secateur.exposure import Exposure
 from secateur.rows import Row, comparable
 from secateur.runs import load_rows
-from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory, dgp_variants
+from secateur.studies import (
+    dgp_accuracy,
+    dgp_bounds,
+    dgp_cost,
+    dgp_membership,
+    dgp_midway,
+    dgp_privacy,
+    dgp_theory,
+    dgp_variants,
+)
 from secateur.studies.dgp_attacked import attackers
 from secateur.studies.dgp_found import Cell, Seen
 from secateur.studies.dgp_listening import overheard, overheard_claims, overheard_lines
@@ -243,7 +252,9 @@ def test_full_is_the_papers_setting():
 
 def test_every_result_of_the_paper_is_a_study():
     names = {f"dgp-table{n}" for n in range(1, 8)} | {f"dgp-fig{n}" for n in range(1, 10)}
-    assert names | {"dgp-adgp", "dgp-residual", "dgp-membership"} <= catalogue.methods("study").keys()
+    assert (
+        names | {"dgp-adgp", "dgp-residual", "dgp-convergence", "dgp-membership"} <= catalogue.methods("study").keys()
+    )
 
 
 # From end to end -----------------------------------------------------------------------------------------------
@@ -320,3 +331,28 @@ def test_who_only_listens_to_adgp_hears_the_label():
     assert line.cells["label_accuracy"].value == 0.9 and "no better than by chance" in claim.claim
     assert "not" in claim.verdict, claim.verdict
     assert overheard_claims(Seen([])) == []
+
+
+def test_theorems_stand_beside_what_a_run_came_to():
+    """One bound that holds and says something, one that is infinite and so says nothing, one that is broken."""
+    rows = []
+    for defense, lemma, theorem in (
+        ("top-k", (1.0, 4.0, 3.0, 100.0), (2.0, 3.0, 2.5, 9.0)),
+        ("dgp", (50.0, float("inf"), float("inf"), 100.0), (5.0, 4.0, 3.0, 9.0)),
+        ("none", (0.0, 0.0, 0.0, 100.0), (2.0, 3.0, 2.5, 9.0)),
+    ):
+        labels = {"model": "m", "dataset": "d", "defense": defense, "seed": 0, "extra": {"study": "bounds"}}
+        values = {"gamma_1_whole": 0.5, "smoothness": 2.0}
+        for name, four in (("lemma_1", lemma), ("theorem_2", theorem)):
+            values |= {f"{name}_{part}": value for part, value in zip(dgp_bounds.PARTS, four, strict=True)}
+        rows += [Row(**labels, metric=name, value=value) for name, value in values.items()]
+    lines, (holds, says) = dgp_bounds.convergence(Seen(rows))
+    marks = {(line.labels["theorem"], line.labels["defense"]): line.mark for line in lines}
+    assert marks == {
+        ("Lemma 1", "top-k"): "",
+        ("Theorem 2", "top-k"): "",
+        ("Lemma 1", "dgp"): "says nothing",
+        ("Theorem 2", "dgp"): "broken",
+        ("Theorem 2", "none"): "",
+    }
+    assert (holds.verdict, says.verdict) == ("not supported", "not supported")

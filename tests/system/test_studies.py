@@ -11,6 +11,7 @@ from secateur.runs import load_figures, load_rows
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 from secateur.studies.dgp_accuracy import TRAINED
 from secateur.studies.dgp_found import Seen
+from secateur.studies.dgp_listening import LISTENED
 from secateur.studies.dgp_midway import HELD
 from secateur.studies.dgp_privacy import LEFT_OUT, RECOVERED, left_out_lines
 from secateur.studies.dgp_study import UpdateStudy
@@ -80,7 +81,8 @@ PARTS = {  # lines of a study of dgp by the part of the table that they stand in
     "dgp-fig7": {RECOVERED: 4},
     "dgp-fig8": {RECOVERED: 2 * COLUMNS},
     "dgp-fig9": {RECOVERED: 3 * COLUMNS},
-    "dgp-adgp": {RECOVERED: 4 * 3, TRAINED: 3 + 1},  # one user lies
+    "dgp-adgp": {RECOVERED: 4 * 4, LISTENED: 1, TRAINED: 3 + 1},  # one user lies
+    "dgp-convergence": {"": 4 + 3},  # Theorem 2, and Lemma 1 where something is held back
     "dgp-residual": {RECOVERED: 2 + 1 + 3 * 2, TRAINED: 3, HELD: 3},
     "dgp-membership": {"": 9 * 4},  # defenses and attacks
 }

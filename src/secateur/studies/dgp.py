@@ -7,8 +7,18 @@ Each is some steps and a table. Networks and data sets are the paper's; at a sma
 from __future__ import annotations
 
 from secateur.catalogue import method
-from secateur.studies import dgp_accuracy, dgp_cost, dgp_membership, dgp_midway, dgp_privacy, dgp_theory, dgp_variants
+from secateur.studies import (
+    dgp_accuracy,
+    dgp_bounds,
+    dgp_cost,
+    dgp_membership,
+    dgp_midway,
+    dgp_privacy,
+    dgp_theory,
+    dgp_variants,
+)
 from secateur.studies.dgp_attacked import Attacked
+from secateur.studies.dgp_bounds import Bounded
 from secateur.studies.dgp_cost import Costed
 from secateur.studies.dgp_listening import Overheard
 from secateur.studies.dgp_membership import Members
@@ -174,6 +184,14 @@ def residual() -> UpdateStudy:
     """IG on updates with an empty and with a trained residual, and what error feedback holds back (not in dgp)."""
     defenses = (DGP, "dgp:release=10+error-feedback", TOP_K)
     return UpdateStudy(dgp_midway.residual, (Attacked("ig", ("none", "dgp")), Midway(defenses)))
+
+
+@method("study", "dgp-convergence", PAPER, scales=SIZES)
+def convergence() -> UpdateStudy:
+    """Lemma 1 and Theorem 2 on a training by plain SGD, under error feedback (dgp Section 5)."""
+    defenses = ("none", TOP_K, DGP, "dgp:release=10+error-feedback")
+    told = "One run is what it is: there are no intervals; K is the largest met, so bounds are flattered."
+    return UpdateStudy(dgp_bounds.convergence, (Bounded(defenses),), told)
 
 
 @method("study", "dgp-membership", PAPER, scales=SIZES)
