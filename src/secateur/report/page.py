@@ -21,6 +21,7 @@ from secateur.report import (
     measures,
     sections,
     submodels,
+    submodels_plots,
     theory,
 )
 from secateur.report.measures import ATTACK, COST, MODEL
@@ -93,8 +94,9 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "rates": federation_rates.by_rate(rows),
         "traffic": federation_plane.traffic(rows),
         "theory": theory.beside_measured(rows),
-        "submodel_planes": submodels.planes(exposed),
-        "submodel_cells": submodels.cells(figures),
+        "submodel_planes": submodels_plots.planes(exposed),
+        "submodel_cells": submodels_plots.cells(figures),
+        "submodel_rounds": submodels_plots.over_rounds(rows),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
@@ -103,7 +105,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
         facts=_facts(audited),
         federations=federation.table(rows),
-        submodel_federations=submodels.federations(exposed),
+        submodel_federations=submodels.federations(exposed) + submodels.not_attacked(rows),
         submodel_parties=exposed,
         submodel_advice=from_rows(rows),
         pruned_sheets=federation_gallery.sheets(figures),

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from secateur.report.plotting import CLEAR, GREY, PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.sections import View
 from secateur.report.summary import Cell
 from secateur.rows import Row
 
 PLAIN = ("mixed", 1)  # how Yeom's attack asks where nothing else is said: mixed batches, the last update
-GROUPS = 4  # different parts that are drawn each by itself
 ATTACK = "yeom"
 MEASURES = {"advantage": "advantage", "auc": "AUC"}
 
@@ -81,7 +78,7 @@ def parties(rows: Iterable[Row]) -> list[Party]:
     found: dict[tuple[Who, str], dict[str, list[Row]]] = {}
     for row in rows:
         if "scope" in row.extra and _is_plain(row):
-            who = Who(tuple(_labels(row).items()), row.extra["client"])
+            who = Who(tuple(labels_of(row).items()), row.extra["client"])
             found.setdefault((who, row.attack or ""), {}).setdefault(row.metric, []).append(row)
     lines = []
     for (who, attack), measures in found.items():
@@ -112,134 +109,33 @@ def federations(lines: Sequence[Party]) -> list[Federated]:
     return result
 
 
-def planes(lines: Sequence[Party]) -> list[View]:
-    """One view a data set: the average client's accuracy against its advantage, a colour a rule."""
-    places: dict[str, list[Federated]] = {}
-    for each in federations(lines):
-        if each.accuracy is not None and each.advantage is not None:
-            places.setdefault(str(each.labels["dataset"]), []).append(each)
-    return [View(place, [_plane(found)], _sentence(found)) for place, found in places.items()]
-
-
-def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
-    """One view a federation: how many clients train each cell of a layer, and the parts that groups of them train."""
-    views: dict[str, View] = {}
-    for figure in figures:
-        if figure["kind"] == "cells":
-            title = f"{name(figure)}, {figure['large_clients']} large"
-            views.setdefault(title, View(title, _heat(figure), _heat_sentence(figure)))
-    return list(views.values())
-
-
-def _plane(found: Sequence[Federated]) -> Panel:
-    rules = list(dict.fromkeys(each.name for each in found))
-    traces: list[Part] = []
-    for number, rule in enumerate(rules):
-        own = sorted((each for each in found if each.name == rule), key=lambda each: each.labels["large_clients"])
-        colour = cycle(PALETTE, number)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers+text" if len(own) > 1 else "markers+text",
-                "x": short(each.accuracy or 0 for each in own),
-                "y": short(each.advantage or 0 for each in own),
-                "text": [str(each.labels["large_clients"]) for each in own],
-                "textposition": "top center",
-                "name": rule,
-                "marker": {"size": 10, "color": colour},
-                "line": {"width": 1, "color": colour, "dash": "dot"},
-                "hovertemplate": f"{rule}, %{{text}} large clients: %{{x:.1%}}, advantage %{{y:.1%}}<extra></extra>",
-            }
+def not_attacked(rows: Sequence[Row]) -> list[Federated]:
+    """Federations of which only accuracy is known, by the last round that was evaluated."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
+    attacked = {tuple(labels_of(row).items()) for row in rows if "scope" in row.extra and row.attack}
+    for row in rows:
+        key = tuple(labels_of(row).items())
+        if is_submodel(row) and "round" in row.extra and not row.extra.get("advice") and key not in attacked:
+            groups.setdefault(key, []).append(row)
+    result = []
+    for key, own in groups.items():
+        last = max(row.extra["round"] for row in own)
+        end = [row for row in own if row.extra["round"] == last and row.extra.get("client") is None]
+        server, clients = (
+            _cell([row for row in end if row.metric == metric]) for metric in ("test_accuracy", "client_accuracy")
         )
-    told = "; ".join(
-        f"{each.name} with {each.labels['large_clients']} large {100 * (each.accuracy or 0):.1f}%, "
-        f"{100 * (each.advantage or 0):.1f}%"
-        for each in found
-    )
-    return panel(
-        "The average client: accuracy against advantage",
-        f"Accuracy and membership advantage of the average client: {told}.",
-        traces,
-        480,
-        {"title": "test accuracy of the average client", "tickformat": ".0%", "zeroline": False, "nticks": 8},
-        {"title": "advantage of the attack", "tickformat": ".1%", "zeroline": True, "zerolinecolor": GREY, "nticks": 8},
-        showlegend=True,
-    )
-
-
-def _sentence(found: Sequence[Federated]) -> str:
-    """Who lies on the front: nobody is both more accurate and less exposed."""
-    front = [
-        one.name + f" ({one.labels['large_clients']} large)"
-        for one in found
-        if not any(
-            (other.accuracy or 0) >= (one.accuracy or 0)
-            and (other.advantage or 0) <= (one.advantage or 0)
-            and (other.accuracy, other.advantage) != (one.accuracy, one.advantage)
-            for other in found
-        )
-    ]
-    return f"Nobody is both more accurate and less exposed than {', '.join(front)}." if len(found) > 1 else ""
-
-
-def _heat(figure: Mapping[str, Any]) -> list[Panel]:
-    parts = _parts(figure)
-    everyone = [client for clients in parts.values() for client in clients]
-    panels = [_map(figure, parts, f"{figure['layer']}: how many of {len(everyone)} clients train each cell")]
-    whole = figure["outputs"] * figure["inputs"]
-    drawn = [(part, clients) for part, clients in parts.items() if len(part[0]) * len(part[1]) < whole]
-    for part, clients in drawn[:GROUPS] if len(drawn) > 1 else []:
-        panels.append(_map(figure, {part: clients}, f"client {', '.join(map(str, clients))}"))
-    return panels
-
-
-def _parts(figure: Mapping[str, Any]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """The different parts of the layer, each with the clients that train it."""
-    parts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for each in figure["trained"]:
-        parts.setdefault((tuple(each["outputs"]), tuple(each["inputs"])), []).append(each["client"])
-    return parts
-
-
-def _map(
-    figure: Mapping[str, Any], parts: Mapping[tuple[tuple[int, ...], tuple[int, ...]], Sequence[int]], title: str
-) -> Panel:
-    counts = [[0] * figure["inputs"] for _ in range(figure["outputs"])]
-    for (outputs, inputs), clients in parts.items():
-        for row in outputs:
-            for column in inputs:
-                counts[row][column] += len(clients)
-    trained = sum(value > 0 for line in counts for value in line) / (figure["outputs"] * figure["inputs"])
-    trace = {
-        "type": "heatmap",
-        "z": counts,
-        "zmin": 0,
-        "colorscale": [[0, CLEAR], [1, PALETTE[0]]],
-        "showscale": False,
-        "hovertemplate": "output %{y}, input %{x}: %{z} clients<extra></extra>",
-    }
-    return panel(
-        title,
-        f"{title}; {100 * trained:.0f} % of the cells are trained.",
-        [trace],
-        300,
-        {"title": "input channel", "zeroline": False, "nticks": 6},
-        {"title": "output channel", "zeroline": False, "autorange": "reversed", "nticks": 6},
-    )
-
-
-def _heat_sentence(figure: Mapping[str, Any]) -> str:
-    parts = _parts(figure)
-    covered = {(row, column) for outputs, inputs in parts for row in outputs for column in inputs}
-    share = len(covered) / (figure["outputs"] * figure["inputs"])
-    return f"In the last round {len(parts)} different parts were trained, together {100 * share:.0f} % of the cells."
+        labels = dict(key)
+        party = Party(labels, None, "", 0, "", server, None, None)
+        result.append(Federated(labels, party, None if clients is None else clients.value, None, 0))
+    return result
 
 
 def _is_plain(row: Row) -> bool:
     return (row.extra.get("batches", PLAIN[0]), row.extra.get("updates", PLAIN[1])) == PLAIN
 
 
-def _labels(row: Row) -> dict[str, Any]:
+def labels_of(row: Row) -> dict[str, Any]:
+    """What tells a federation from others."""
     names = ("run", "submodels", "large_clients", "uncovered")
     extra = {key: row.extra[key] for key in names if key in row.extra}
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra

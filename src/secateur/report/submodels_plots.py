@@ -1,0 +1,170 @@
+"""Plots of federations over sub-models: the plane of accuracy and exposure, the rounds, and who trains which cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.sections import View
+from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
+from secateur.rows import Row
+
+GROUPS = 4  # different parts that are drawn each by itself
+FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
+
+
+def over_rounds(rows: Sequence[Row]) -> list[View]:
+    """One view a data set: the server's accuracy by round, a curve a federation."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for row in rows:
+        whole = is_submodel(row) and row.extra.get("client") is None and "scope" not in row.extra
+        if whole and row.metric == "test_accuracy" and row.value is not None and "round" in row.extra:
+            title = f"{name(labels_of(row))}, {row.extra['large_clients']} large"
+            own = curves.setdefault(row.dataset, {}).setdefault(title, {})
+            own.setdefault(row.extra["round"], []).append(row.value)
+    several = {place: own for place, own in curves.items() if any(len(points) > 1 for points in own.values())}
+    return [View(place, [_curves(own)]) for place, own in several.items()]
+
+
+def _curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
+    traces: list[Part] = []
+    for number, (title, points) in enumerate(found.items()):
+        means = {at: sum(values) / len(values) for at, values in sorted(points.items())}
+        style = {"color": cycle(PALETTE, number), "width": 2}
+        own = {"x": list(means), "y": short(means.values()), "name": title, "line": style}
+        traces.append({"type": "scatter", "mode": "lines", "hovertemplate": "round %{x}: %{y:.1%}"} | own)
+    ends = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
+    return panel(
+        "The server's accuracy over rounds",
+        f"Test accuracy of the server by round; in the last: {ends}.",
+        traces,
+        340 + 22 * len(traces),
+        {"title": "round", "zeroline": False, "nticks": 8},
+        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 6},
+        showlegend=len(traces) > 1,
+        legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
+    )
+
+
+def planes(lines: Sequence[Party]) -> list[View]:
+    """One view a data set: the average client's accuracy against its advantage, a colour a rule."""
+    places: dict[str, list[Federated]] = {}
+    for each in federations(lines):
+        if each.accuracy is not None and each.advantage is not None:
+            places.setdefault(str(each.labels["dataset"]), []).append(each)
+    return [View(place, [_plane(found)], _sentence(found)) for place, found in places.items()]
+
+
+def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
+    """One view a federation: how many clients train each cell of a layer, and the parts that groups of them train."""
+    views: dict[str, View] = {}
+    for figure in figures:
+        if figure["kind"] == "cells":
+            title = f"{name(figure)}, {figure['large_clients']} large"
+            views.setdefault(title, View(title, _heat(figure), _heat_sentence(figure)))
+    return list(views.values())
+
+
+def _plane(found: Sequence[Federated]) -> Panel:
+    rules = list(dict.fromkeys(each.name for each in found))
+    traces: list[Part] = []
+    for number, rule in enumerate(rules):
+        own = sorted((each for each in found if each.name == rule), key=lambda each: each.labels["large_clients"])
+        colour = cycle(PALETTE, number)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers+text" if len(own) > 1 else "markers+text",
+                "x": short(each.accuracy or 0 for each in own),
+                "y": short(each.advantage or 0 for each in own),
+                "text": [str(each.labels["large_clients"]) for each in own],
+                "textposition": "top center",
+                "name": rule,
+                "marker": {"size": 10, "color": colour},
+                "line": {"width": 1, "color": colour, "dash": "dot"},
+                "hovertemplate": f"{rule}, %{{text}} large clients: %{{x:.1%}}, advantage %{{y:.1%}}<extra></extra>",
+            }
+        )
+    told = "; ".join(
+        f"{each.name} with {each.labels['large_clients']} large {100 * (each.accuracy or 0):.1f}%, "
+        f"{100 * (each.advantage or 0):.1f}%"
+        for each in found
+    )
+    return panel(
+        "The average client: accuracy against advantage",
+        f"Accuracy and membership advantage of the average client: {told}.",
+        traces,
+        480,
+        {"title": "test accuracy of the average client", "tickformat": ".0%", "zeroline": False, "nticks": 8},
+        {"title": "advantage of the attack", "tickformat": ".1%", "zeroline": True, "zerolinecolor": GREY, "nticks": 8},
+        showlegend=True,
+    )
+
+
+def _sentence(found: Sequence[Federated]) -> str:
+    """Who lies on the front: nobody is both more accurate and less exposed."""
+    front = [
+        one.name + f" ({one.labels['large_clients']} large)"
+        for one in found
+        if not any(
+            (other.accuracy or 0) >= (one.accuracy or 0)
+            and (other.advantage or 0) <= (one.advantage or 0)
+            and (other.accuracy, other.advantage) != (one.accuracy, one.advantage)
+            for other in found
+        )
+    ]
+    return f"Nobody is both more accurate and less exposed than {' or '.join(front)}." if len(found) > 1 else ""
+
+
+def _heat(figure: Mapping[str, Any]) -> list[Panel]:
+    parts = _parts(figure)
+    everyone = [client for clients in parts.values() for client in clients]
+    panels = [_map(figure, parts, f"layer {figure['layer']}: how many of {len(everyone)} clients train each cell")]
+    whole = figure["outputs"] * figure["inputs"]
+    drawn = [(part, clients) for part, clients in parts.items() if len(part[0]) * len(part[1]) < whole]
+    for part, clients in drawn[:GROUPS] if len(drawn) > 1 else []:
+        panels.append(_map(figure, {part: clients}, f"client {', '.join(map(str, clients))}"))
+    return panels
+
+
+def _parts(figure: Mapping[str, Any]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+    """The different parts of the layer, each with the clients that train it."""
+    parts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for each in figure["trained"]:
+        parts.setdefault((tuple(each["outputs"]), tuple(each["inputs"])), []).append(each["client"])
+    return parts
+
+
+def _map(
+    figure: Mapping[str, Any], parts: Mapping[tuple[tuple[int, ...], tuple[int, ...]], Sequence[int]], title: str
+) -> Panel:
+    counts = [[0] * figure["inputs"] for _ in range(figure["outputs"])]
+    for (outputs, inputs), clients in parts.items():
+        for row in outputs:
+            for column in inputs:
+                counts[row][column] += len(clients)
+    trained = sum(value > 0 for line in counts for value in line) / (figure["outputs"] * figure["inputs"])
+    trace = {
+        "type": "heatmap",
+        "z": counts,
+        "zmin": 0,
+        "colorscale": [[0, FAINT], [1, PALETTE[0]]],
+        "showscale": False,
+        "hovertemplate": "output %{y}, input %{x}: %{z} clients<extra></extra>",
+    }
+    return panel(
+        title,
+        f"{title}; {100 * trained:.0f} % of the cells are trained.",
+        [trace],
+        300,
+        {"title": "input channel", "zeroline": False, "showgrid": False, "nticks": 6},
+        {"title": "output channel", "zeroline": False, "showgrid": False, "autorange": "reversed", "nticks": 6},
+    )
+
+
+def _heat_sentence(figure: Mapping[str, Any]) -> str:
+    parts = _parts(figure)
+    covered = {(row, column) for outputs, inputs in parts for row in outputs for column in inputs}
+    share = len(covered) / (figure["outputs"] * figure["inputs"])
+    return f"In the last round {len(parts)} different parts were trained, together {100 * share:.0f} % of the cells."

@@ -1,0 +1,98 @@
+"""The page of federations over sub-models: clients and servers, the plane, and who trains which cells."""
+
+import json
+import re
+
+import pytest
+
+from secateur.federated.submodels.advice import Advice, Option, rows_of
+from secateur.metrics.membership import Estimate
+from secateur.report import submodels
+from secateur.report.page import Source, render
+from secateur.rows import Row
+
+LABELS = {"model": "mapp-cnn-16", "dataset": "digits", "defense": "none", "seed": 0}
+
+
+def row(metric, value, client=None, rule="mapp-fl", large=2, seed=0, attack=None, note=None, **extra):
+    own = {"submodels": rule, "large_clients": large, "round": 9, "client": client} | extra
+    ends = {} if value is None else {"low": value - 0.01, "high": value + 0.01}
+    return Row(**LABELS | {"seed": seed}, attack=attack, metric=metric, value=value, note=note, **ends, extra=own)
+
+
+def party(client, accuracy, advantage, note=None, **more):
+    who = {"scope": "server" if client is None else "client", "data_size": 100, "parameters": 25000} | more
+    asked = {"attack": "yeom", "batches": "mixed", "updates": 1}
+    return [
+        row("test_accuracy", accuracy, client, **who),
+        row("advantage", advantage, client, note=note, **who, **asked),
+    ]
+
+
+def cells(rule="mapp-fl"):
+    blocks = [([0, 1], [0, 1]), ([2, 3], [0, 1]), ([0, 1], [2, 3]), ([0, 1, 2, 3], [0, 1, 2, 3])]
+    trained = [{"client": i, "outputs": a, "inputs": b} for i, (a, b) in enumerate(blocks)]
+    common = LABELS | {"submodels": rule, "large_clients": 1, "kind": "cells", "layer": "5"}
+    return common | {"outputs": 4, "inputs": 4, "trained": trained}
+
+
+def page_of(rows, figures=()):
+    return render([Source("run", rows, list(figures), config="", environment={})])
+
+
+def embedded(page):
+    return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL).group(1))
+
+
+def test_a_federation_is_its_server_and_its_average_client():
+    rows = party(None, 0.8, 0.02) + party(0, 0.7, 0.04) + party(1, 0.6, 0.08)
+    (found,) = submodels.federations(submodels.parties(rows))
+    assert (found.accuracy, found.advantage) == (pytest.approx(0.65), pytest.approx(0.06))
+    assert found.server.accuracy.value == 0.8 and found.clients == 2
+
+
+def test_seeds_are_averaged_and_show_their_range():
+    rows = party(0, 0.7, 0.04) + party(0, 0.8, 0.06, seed=1)
+    (found,) = submodels.parties(rows)
+    assert found.advantage.value == pytest.approx(0.05)
+    assert (found.advantage.low, found.advantage.high) == (0.04, 0.06)
+
+
+def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
+    rows = party(0, 0.7, 0.04)
+    rows.append(row("advantage", 0.9, 0, scope="client", data_size=1, parameters=1, attack="yeom", batches="apart"))
+    (found,) = submodels.parties(rows)
+    assert found.advantage.value == 0.04
+
+
+def test_the_page_shows_plane_cells_and_clients():
+    rows = []
+    for large in (0, 2):
+        rows += party(None, 0.8, 0.02, large=large) + party(0, 0.7, 0.04 + large / 100, large=large)
+    rows += party(1, 0.6, None, note="excluded: 3 rows are too few")
+    page = page_of(rows, [cells()])
+    drawn = embedded(page)
+    (view,) = drawn["submodel_planes"]
+    assert view["panels"][0]["data"][0]["text"] == ["0", "2"]
+    assert "mapp-fl, mapp-cnn-16 (0 large)" in view["text"]
+    (heat,) = drawn["submodel_cells"]
+    whole, *groups = heat["panels"]
+    counts = whole["data"][0]["z"]
+    assert counts[0] == [2, 2, 2, 2] and counts[3] == [2, 2, 1, 1]  # the large client trains them all
+    assert len(groups) == 3 and "100 % of the cells" in heat["text"]
+    assert "excluded: 3 rows are too few" in page and "Client by client" in page
+
+
+def test_a_federation_that_nobody_attacked_has_its_accuracy():
+    rows = [row("test_accuracy", 0.5, round=1), row("test_accuracy", 0.9), row("client_accuracy", 0.7)]
+    (found,) = submodels.not_attacked(rows)
+    assert found.server.accuracy.value == 0.9 and found.accuracy == 0.7 and found.advantage is None
+    page = page_of(rows)
+    assert "90.0%" in page and len(embedded(page)["submodel_rounds"]) == 1 and "Client by client" not in page
+
+
+def test_advice_is_a_table_of_its_own():
+    option = Option(1.0, Estimate(0.8, 0.7, 0.9), Estimate(0.1, 0.0, 0.2))
+    labels = LABELS | {"extra": {"submodels": "mapp-fl", "round": 3, "large_clients": 2}}
+    page = page_of(rows_of([Advice(4, 490, (option,), 1.0, "the whole model: no other size was tried")], labels))
+    assert "the whole model: no other size was tried" in page and "80.0%" in page and "490" in page
