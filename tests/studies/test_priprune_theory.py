@@ -15,7 +15,7 @@ from secateur.runs import open_run
 from secateur.studies import priprune_theory
 from secateur.studies.priprune_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
 from secateur.studies.priprune_found import Seen
-from secateur.studies.priprune_setting import SCALES
+from secateur.studies.priprune_scale import SCALES
 from secateur.studies.priprune_theory import bound, terms_by_name
 from secateur.studies.priprune_theory_tables import tabulate
 

@@ -12,14 +12,15 @@ from secateur.catalogue import method
 from secateur.studies import priprune_attacked, priprune_bases, priprune_defended
 from secateur.studies.priprune_attacked import GI, SGI
 from secateur.studies.priprune_grid import CIFAR10, FEMNIST
-from secateur.studies.priprune_setting import SCALES, Federations, Scale
+from secateur.studies.priprune_scale import SCALES, Scale
+from secateur.studies.priprune_setting import Federations
 from secateur.studies.priprune_study import FederatedStudy
 
 SIZES = tuple(SCALES)
 PAPER = "priprune"
 FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Fig. 3
 WITHHOLDING = tuple(f"{form}{name}" for form in ("", "pseudo-") for name in ("largest", "random", "mix"))
-UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp")
+UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp")
 MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # of 30 %: 0, 10, 20 and 30 % largest
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
 
@@ -129,10 +130,13 @@ def alpha() -> FederatedStudy:
 
 @method("study", "priprune-defenses", PAPER, scales=SIZES)
 def defenses() -> FederatedStudy:
-    """All defenses of what a client sends on one axis: accuracy, leakage, bytes (not in priprune)."""
+    """All defenses of what a client sends on one axis: accuracy, leakage, bytes (not in priprune).
+
+    On SNIP: PruneFL's clients also send squared gradients, which DP does not cover.
+    """
     attacks = (SGI, f"{SGI}:adaptive=support")
     every = ("none", *WITHHOLDING, "priprune", *UPLOADS)
-    return FederatedStudy(priprune_defended.defenses, lambda scale: [Federations(defenses=every, attacks=attacks)])
+    return FederatedStudy(priprune_defended.defenses, lambda scale: [Federations(("snip",), every, attacks=attacks)])
 
 
 def _both(scale: Scale) -> list[Federations]:

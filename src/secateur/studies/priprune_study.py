@@ -24,7 +24,8 @@ from secateur.rows import Row
 from secateur.runs import Run, open_run
 from secateur.studies.claims import Finding
 from secateur.studies.priprune_found import Seen
-from secateur.studies.priprune_setting import Federations, Ready, Scale, Setting, scale_of
+from secateur.studies.priprune_scale import Scale, scale_of
+from secateur.studies.priprune_setting import Federations, Ready, Setting
 from secateur.studies.tables import Line, Table
 
 Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]

@@ -25,7 +25,8 @@ from secateur.rows import Row
 from secateur.runs import Result, Run
 from secateur.studies.priprune_curves import BATCH, RATE, ROUNDS, SIZE, THEORY
 from secateur.studies.priprune_grid import BASE_RATE, CIFAR10, FEMNIST
-from secateur.studies.priprune_setting import SCALES, Federations, Scale
+from secateur.studies.priprune_scale import SCALES, Scale
+from secateur.studies.priprune_setting import Federations
 from secateur.studies.priprune_study import FederatedStudy
 from secateur.studies.priprune_theory_tables import tabulate
 

@@ -1,0 +1,256 @@
+"""Studies of priprune: what is run at each scale, tables from rows made by hand, tiny ones from the command line."""
+
+import json
+
+import pytest
+import torch
+
+from secateur import catalogue
+from secateur.cli import main
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.rows import Row
+from secateur.studies import priprune_attacked, priprune_bases, priprune_defended
+from secateur.studies.priprune_found import Seen, attack_of
+from secateur.studies.priprune_numbers import TABLE_2, TABLE_A1
+from secateur.studies.priprune_scale import SCALES, scale_of
+from secateur.studies.priprune_setting import Federations, Setting, of_first_writers
+
+OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
+OURS = ["alpha", "defenses"]
+TESTED = {"qmnist": 10_000}
+
+
+def row(metric, value, base="prunefl", defense="none", attack=None, round=2, client=None, rate=0.3, **extra):
+    place = {"base_pruning": f"{base}:rate={rate:g}", "broadcast": "masked", "local_batch": 20, "clients": 193}
+    place |= {"round": round, "client": client} | extra | ({"target": None} if attack else {})
+    own = {"model": "conv-2", "dataset": "qmnist", "sparsity": rate, "defense": defense, "attack": attack, "seed": 0}
+    return Row(**own, metric=metric, value=value, extra=place)
+
+
+def federation(
+    accuracy, nmi, base="prunefl", defense="none", attack="sgi", withheld=None, rate=0.3, loss=None, **extra
+):
+    """Two evaluated rounds, and an attacked update in each with these NMIs; PSNR goes with NMI."""
+    told = {"base": base, "defense": defense, "rate": rate, **extra}
+    rows = [
+        row("test_accuracy", value, round=number, **told) for number, value in enumerate((accuracy / 2, accuracy), 1)
+    ]
+    rows += [row("bytes_up", 2e6, **told), row("bytes_up", 1e6, client=3, **told), row("bytes_down", 1e6, **told)]
+    for number, value in enumerate(nmi, 1):
+        hit = {"attack": f"{attack}:iterations=9:learning_rate=0.1", "client": 7 + number, "round": number, **told}
+        rows += [row("nmi_256", value, **hit), row("psnr", 50 * value, **hit), row("nmi_256_chance", 0.1, **hit)]
+        rows.append(row("attack_loss", 0.5 if loss is None else loss, **hit))
+    if withheld is not None:
+        rows += [row("withheld_of_all", value, round=number, **told) for number, value in enumerate(withheld, 1)]
+    return rows
+
+
+def said(findings, *words):
+    (found,) = [finding for finding in findings if all(word in finding.claim for word in words)]
+    return found.verdict
+
+
+def seen(*rows):
+    return Seen([each for own in rows for each in own], TESTED, {("conv-2", "qmnist"): "femnist"})
+
+
+# Numbers and settings ------------------------------------------------------------------------------------------
+def test_the_numbers_as_the_paper_prints_them():
+    assert len(TABLE_2) == 8 and len(TABLE_A1) == 27
+    assert TABLE_2["femnist", "prunefl"] == ((0.22, 0.008), (0.12, 0.007))
+    assert TABLE_A1[5, 10, 2e-5] == 0.121 and TABLE_A1[10, 1, 2e-4] == 0.148 and TABLE_A1[1, 15, 2e-6] == 0.151
+
+
+def drawn(shape, writers=None):
+    inputs = torch.zeros(60, *shape)
+    return Dataset(
+        "drawn", inputs, torch.arange(60) % 10, 10, 50, mean=(0.0,) * shape[0], std=(1.0,) * shape[0], writers=writers
+    )
+
+
+def test_the_papers_setting():
+    data = {("qmnist", None): drawn((1, 28, 28), torch.arange(60) % 12), ("cifar10", None): drawn((3, 32, 32))}
+    setting = Setting(SCALES["full"], {}, [0], ("femnist", "cifar10"), data)
+    (own,) = setting.configs(Federations(("feddst",), ("none", "priprune")))
+    config = own.config
+    assert (config.rounds, config.attack_every, config.per_round, config.steps) == (20_000, 1000, 10, 1)
+    assert (config.batch_size, config.learning_rate, config.loss, config.partition) == (20, 0.25, "binary", "writer")
+    assert str(config.defense[1]) == "priprune:accuracy=10.0:privacy=8.0" and str(config.base_pruning[0]) == "feddst"
+    assert [str(attack) for attack in config.attacks] == ["sgi:iterations=10000:learning_rate=0.01"]
+    (own,) = setting.configs(
+        Federations(("prunefl",), ("priprune:alpha=0.1",), "cifar10", broadcast="dense", brief=True)
+    )
+    config = own.config
+    assert (config.model, config.batch_size, config.clients, config.partition) == ("vgg-11", 1, 100, "iid")
+    assert (config.rounds, config.attack_clients, config.broadcast) == (1000, 5, "dense")
+    assert str(config.defense[0]) == "priprune:alpha=0.1:privacy=10.0"
+
+
+def test_a_smaller_network_shares_as_much():
+    setting = Setting(SCALES["full"], {"model": "conv-1"}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))})
+    (own,) = setting.configs(Federations(defenses=("priprune",)))  # 3.7 million weights for 6.6 million
+    assert str(own.config.defense[0]) == "priprune:sharing=4e-05"
+
+
+def test_given_data_stand_for_what_they_look_like():
+    data = {("x.npz", None): drawn((3, 32, 32))}
+    both, alone = (
+        Setting(SCALES["full"], {"data": "x.npz"}, [0], needed, data)
+        for needed in (("femnist", "cifar10"), ("femnist",))
+    )
+    assert list(both.configs(Federations())) == []  # coloured: not FEMNIST's
+    (own,) = both.configs(Federations(data="cifar10"))
+    assert own.config.data == "x.npz" and own.paper == "cifar10"
+    assert len(list(alone.configs(Federations()))) == 1
+
+
+def test_the_first_writers():
+    data = drawn((1, 8, 8), torch.tensor([5, 3, 3, 9] * 15))
+    less = of_first_writers(data, 2)
+    assert less.writers[: less.train_size].unique().tolist() == [3, 5] and len(less.inputs) - less.train_size == 10
+    assert less.train_size == 38  # 13 of the first writer of 50 rows, 25 of the second
+    assert of_first_writers(drawn((1, 8, 8)), 2).train_size == 50
+
+
+@pytest.mark.parametrize("wrong", ["rates=1", "rounds", "rounds=0", "attacked=30", "iterations=1.5"])
+def test_what_cannot_be_set(wrong):
+    with pytest.raises(WrongInput):
+        scale_of("tiny", [wrong])
+    assert scale_of("tiny", ["rounds=6", "learning_rate=1"]).rounds == 6
+
+
+# Tables --------------------------------------------------------------------------------------------------------
+def test_fixed_rates_and_priprune():
+    found = seen(
+        federation(0.9, (0.40, 0.41, 0.42)),
+        federation(0.9, (0.20, 0.215, 0.21), defense="priprune", withheld=(0.1, 0.3)),
+        federation(0.8, (0.30, 0.31, 0.32), defense="pseudo-largest:rate=0.1", withheld=(0.1, 0.1)),
+        federation(0.6, (0.20, 0.21, 0.22), defense="pseudo-largest:rate=0.6", withheld=(0.6, 0.6)),
+    )
+    lines, findings = priprune_defended.fig8(found)
+    assert [line.labels["defense"] for line in lines][:2] == ["none", "priprune"]
+    cells = lines[1].cells
+    assert cells["withheld"].value == 0.3 and cells["withheld over rounds"] == "▄█" and cells["MB up"].value == 2.0
+    assert cells["NMI"].value == pytest.approx(0.20833, abs=1e-4) and cells["NMI by chance"].value == pytest.approx(0.1)
+    assert {finding.verdict for finding in findings} == {"supported"}
+    low, high = findings[3].measured.split("[")[1].rstrip("]").split(", ")  # of .2, .195, .21: t(2) = 4.3027
+    assert (float(high) - float(low)) / 2 == pytest.approx(4.3027 * 0.007638 / 3**0.5, abs=1e-3)
+
+
+def test_priprune_that_withholds_nothing_is_refuted():
+    found = seen(
+        federation(0.9, (0.40, 0.41)),
+        federation(0.7, (0.40, 0.41), defense="priprune", withheld=(0.0, 0.0)),
+        federation(0.8, (0.30, 0.31), defense="pseudo-largest:rate=0.1"),
+    )
+    _, findings = priprune_defended.fig8(found)
+    for words in (("as accurate as PruneFL",), ("throughout all rounds",), ("best balance",), ("rate adapts",)):
+        assert said(findings, *words) == "not supported"
+
+
+def test_three_rules_real_and_pseudo():
+    own = {"none": (0.9, 0.5), "largest": (0.5, 0.2), "random": (0.7, 0.4), "mix": (0.6, 0.3)}
+    own |= {"pseudo-largest": (0.8, 0.1), "pseudo-random": (0.85, 0.4), "pseudo-mix": (0.82, 0.3)}
+    found = seen(*(federation(a, (n, n + 0.001, n - 0.001), defense=name) for name, (a, n) in own.items()))
+    assert {finding.verdict for finding in priprune_defended.fig6(found)[1]} == {"supported"}
+
+
+def test_mixes_and_rates():
+    mixes = [(0.9, 0.4, 0.1, "0.0"), (0.8, 0.3, 0.2, "0.3333"), (0.6, 0.2, 0.3, "1.0")]
+    found = seen(
+        *(federation(a, (n, n + 0.001), defense=f"mix:largest={share}", loss=loss) for a, n, loss, share in mixes)
+    )
+    assert {finding.verdict for finding in priprune_defended.figa4(found)[1]} == {"supported"}
+    found = seen(
+        federation(0.9, (0.4, 0.41), loss=0.1),
+        federation(0.6, (0.2, 0.21), defense="largest:rate=0.5", loss=0.3),
+        federation(0.8, (0.3, 0.31), defense="largest:rate=0.1", loss=0.2),
+    )
+    _, findings = priprune_defended.figa5(found)  # by rate, in whatever order they were run
+    assert {finding.verdict for finding in findings} == {"supported"}
+
+
+def test_base_prunings_beside_the_paper():
+    found = seen(
+        federation(0.9, (0.40, 0.41)),
+        federation(0.9, (0.20, 0.21), defense="priprune"),
+        federation(0.9, (0.40, 0.41), base="snip"),
+        federation(0.5, (0.40, 0.41), base="snip", defense="priprune:accuracy=10.0"),
+    )
+    lines, findings = priprune_bases.fig9(found)
+    assert [line.paper for line in lines][:2] == [
+        "0.22 ± 0.008 (conv-2 on femnist)",
+        "0.12 ± 0.007 (conv-2 on femnist)",
+    ]
+    assert said(findings, "preserves accuracy") == said(findings, "reduces NMI") == "not supported"  # SNIP's
+    assert said(findings, "45.5 %") == "supported"
+
+
+def test_lambdas_of_a_smaller_network_stand_beside_the_papers():
+    grid = [(p, s) for p in ("1.0", "15.0") for s in ("0.002", "2e-05")]
+    found = seen(*(federation(0.9, (0.2, 0.21), defense=f"priprune:privacy={p}:sharing={s}") for p, s in grid))
+    lines, _ = priprune_bases.tablea1(found)
+    assert [line.paper for line in lines] == ["0.154", "0.136", "0.135", "0.130"]
+
+
+def test_gi_and_sgi():
+    dense, masked = {"broadcast": "dense"}, {"broadcast": "masked"}
+    rows = []
+    for rate, high, low in ((0.3, 0.4, 0.2), (0.9, 0.3, 0.1)):
+        rows += federation(0.5, (high, high + 0.01), rate=rate, **dense)
+        rows += federation(0.5, (low, low + 0.01), attack="gi-priprune", rate=rate, **dense)
+        for attack in ("sgi", "gi-priprune"):
+            rows += federation(0.5, (high, high + 0.01), attack=attack, rate=rate, **masked)
+    lines, findings = priprune_attacked.fig3(seen(rows))
+    assert said(findings, "dense broadcast") == "supported" and said(findings, "masked broadcast") == "not supported"
+    assert said(findings, "falls with the pruning rate") == "supported"
+    assert {(line.labels["broadcast"], bool(line.mark)) for line in lines} == {("dense", False), ("masked", True)}
+    assert said(findings, "NMI and PSNR agree") == "supported"
+
+
+def test_clients_of_one_round_count_each_and_their_pool_does_not():
+    rows = [row("nmi_256", value, attack="sgi", client=client) for client, value in ((1, 0.2), (2, 0.4))]
+    found = seen([*rows, row("nmi_256", 0.3, attack="sgi", attacked=2)])
+    (each,) = found.courses
+    assert sorted(found.course(each, "nmi_256", "sgi").values()) == [0.2, 0.4]
+    assert attack_of("sgi:adaptive=support:iterations=3") == "sgi:adaptive=support"
+
+
+def test_what_alpha_decides():
+    rates = {"alpha=0.1": 0.0, "alpha=0.9": 0.6, "step=0.1": 0.05, "temperature=1.0": 0.06, "sharing=2e-4": 0.05}
+    rows = [federation(0.9, (0.4, 0.41))]
+    rows += [federation(0.9, (0.3, 0.31), defense=f"priprune:{name}", withheld=(rate,)) for name, rate in rates.items()]
+    _, findings = priprune_defended.alpha(seen(*rows))
+    assert said(findings, "alpha_0", "10 points") == "supported" and said(findings, "its step") == "not supported"
+    assert said(findings, "the temperature") == "not supported"
+
+
+# From the command line -----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("priprune") / "study"
+
+
+@pytest.mark.parametrize("name", OWN + OURS)
+def test_tiny_studies_share_a_folder(name, folder, capsys):
+    assert main(["reproduce", f"priprune-{name}", "--scale", "tiny", "--out", str(folder)]) == 0
+    table = (folder / "table.md").read_text()
+    rows = [json.loads(line) for line in (folder / "table.jsonl").read_text().splitlines()]
+    assert table.startswith(f"# priprune-{name}: ") and "shows that the study runs" in table
+    assert {row["verdict"] for row in rows if row["metric"] == "claim"} <= {"supported", "not supported", "undecided"}
+    assert any(row["metric"] == "NMI" and row["value"] is not None for row in rows)
+    page = (folder / "report.html").read_text()
+    assert 'data-view="planes"' in page and "Pictures by pruning and defense" in page
+    capsys.readouterr()
+
+
+def test_what_two_studies_share_is_run_once(folder):
+    before = {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()}
+    assert main(["reproduce", "priprune-fig9", "--scale", "tiny", "--out", str(folder)]) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()} == before
+
+
+def test_all_studies_are_known():
+    known = {name for name in catalogue.methods("study") if name.startswith("priprune-")}
+    assert {f"priprune-{name}" for name in OWN + OURS} <= known
