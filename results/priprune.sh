@@ -22,7 +22,7 @@ study() { # study NAME FOLDER ARGUMENTS...; studies that share federations share
 
 speed() { # rounds a second of Conv-2 and VGG-11, and whether VGG-11 learns at all at this rate and loss
   python3 benchmarks/federate.py --device cuda --json "$out/done/federate.json" >"$out/federate.log" 2>&1
-  ITERATIONS=100 rounds=1000 iterations=100 attacked=2 study table2 probe-cifar --data cifar10
+  rounds=1000 iterations=100 attacked=2 study table2 probe-cifar --data cifar10
 }
 rates() { # 1: Fig. 8, PruneFL with six fixed rates and with PriPrune, MNIST by writer
   study fig8 mnist-fig8 --data qmnist
@@ -34,6 +34,10 @@ bases() { # 2: Table 2 on MNIST by writer, and Fig. 9 of the same federations
 cifar() { # 3: Table 2 on CIFAR-10 with VGG-11 in batches of 1, and Fig. 9 of the same federations
   study table2 cifar --data cifar10
   study fig9 cifar --data cifar10
+}
+cifar20() { # 3, or this, which is ours: 2000 rounds in batches of 20
+  rounds=2000 study table2 cifar20 --data cifar10 --set batch_size=20
+  rounds=2000 study fig9 cifar20 --data cifar10 --set batch_size=20
 }
 attacks() { # 4: Fig. 3, GI and SGI by base pruning and rate, then A3, A2 and A1 of MNIST by writer
   study fig3 mnist-fig3 --data qmnist

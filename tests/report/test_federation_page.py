@@ -1,6 +1,10 @@
 """The page's section on federations, from rows made by hand."""
 
 from secateur.report.federation import over_rounds, table
+from secateur.report.federation_gallery import sheets
+from secateur.report.federation_names import brief, name, titles
+from secateur.report.federation_plane import planes, traffic
+from secateur.report.federation_rates import by_rate
 from secateur.rows import Row
 
 
@@ -43,3 +47,83 @@ def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():
     assert list(accuracy.data[0]["x"]) == [1, 2] and list(accuracy.data[0]["y"]) == [0.2, 0.4]
     assert accuracy.data[0]["line"]["color"] == leak.data[0]["line"]["color"]
     assert "snip, ig" in leak.alt
+
+
+def attacked(base, defense, accuracy, nmi, rate=0.3, broadcast="masked", **more):
+    """A federation with two attacked rounds."""
+    extra = {"base_pruning": base, "averaging": "weighted", "broadcast": broadcast, "local_batch": 20, "client": None}
+    own = {"model": "m", "dataset": "d", "defense": defense, "seed": 0, "sparsity": rate}
+    rows = [Row(**own, metric="test_accuracy", value=accuracy, extra=extra | {"round": 2})]
+    for metric, value in (("bytes_up", 3e6), ("bytes_down", 1e6)):
+        rows += [Row(**own, metric=metric, value=value, extra=extra | {"round": 2, "client": c}) for c in (0, 1)]
+    hit = extra | {"client": 1, "target": None, "attacked": 1} | more
+    for number in (1, 2):
+        told = own | {"attack": "sgi:iterations=9", "extra": hit | {"round": number}}
+        rows += [Row(**told, metric="nmi_256", value=nmi), Row(**told, metric="psnr", value=20 * nmi)]
+    return rows
+
+
+FOUR = [
+    *attacked("snip:rate=0.3", "none", 0.9, 0.4),
+    *attacked("snip:rate=0.3", "priprune:sharing=2e-06", 0.88, 0.2),
+    *attacked("feddst:every=5:rate=0.3", "none", 0.8, 0.3),
+    *attacked("feddst:every=5:rate=0.3", "priprune", 0.85, 0.1),
+]
+
+
+def test_arrows_lead_from_a_base_pruning_alone_to_priprune():
+    (view,) = planes(FOUR)
+    nmi, psnr = view.panels
+    assert view.label == "m on d, batches of 20" and nmi.title == "Accuracy against NMI, 256 levels"
+    ends = [[arrow[name] for name in ("ax", "ay", "x", "y")] for arrow in nmi.layout["annotations"]]
+    assert ends == [[0.9, 0.4, 0.88, 0.2], [0.8, 0.3, 0.85, 0.1]]
+    colours = {trace["name"]: trace["marker"]["color"] for trace in nmi.data[:2]}
+    assert [arrow["arrowcolor"] for arrow in nmi.layout["annotations"]] == [colours["snip"], colours["feddst"]]
+    assert psnr.layout["annotations"][0]["y"] == 4.0
+    assert view.text.startswith("snip: 90.0% right and NMI 0.400 alone, 88.0% right and NMI 0.200 with priprune")
+
+
+def test_bytes_of_a_client():
+    (view,) = traffic(FOUR)
+    up, down = view.panels[0].data
+    assert list(up["x"]) == [3.0] * 4 and list(down["x"]) == [1.0] * 4
+    assert list(up["y"]) == ["snip", "snip, priprune", "feddst", "feddst, priprune"]  # no setting tells them apart
+    assert traffic([row for row in FOUR if row.extra["client"] is None]) == []
+
+
+def test_names_keep_the_settings_that_differ():
+    assert brief(["snip", "dgp:k1=0.1+error-feedback"]) == {x: x for x in ("snip", "dgp:k1=0.1+error-feedback")}
+    rows = [{"base_pruning": "snip:every=2:rate=0.3", "defense": f"largest:of=all:rate={rate}"} for rate in (1, 2)]
+    assert list(titles(rows).values()) == ["snip, largest:rate=1", "snip, largest:rate=2"]
+    assert name({"base_pruning": "snip", "defense": "none", "broadcast": "dense"}) == "snip, broadcast dense"
+
+
+def test_leakage_by_pruning_rate():
+    rows = [
+        row for rate, nmi in ((0.3, 0.4), (0.9, 0.2)) for row in attacked(f"snip:rate={rate}", "none", 0.9, nmi, rate)
+    ]
+    rows += attacked("feddst", "none", 0.9, 0.3)
+    rows += [
+        Row(**(vars(row) | {"value": 9.0, "extra": row.extra | {"client": None, "attacked": 2}})) for row in rows[-4:]
+    ]
+    (view,) = by_rate(rows)
+    snip, feddst = view.panels[0].data
+    assert (snip["name"], list(snip["x"]), list(snip["y"])) == ("snip, masked, sgi", [0.3, 0.9], [0.4, 0.2])
+    assert list(feddst["y"]) == [0.3]  # what gathers several clients counts nothing
+    assert by_rate(FOUR) == []
+
+
+def test_the_same_pictures_in_every_federation():
+    common = {"kind": "picture", "model": "m", "dataset": "d", "seed": 0, "local_batch": 4, "batch_size": 4}
+    figures = []
+    for base in ("snip:rate=0.9", "snip:rate=0.3"):
+        for item, psnr in ((0, 5.0), (1, 9.0)):
+            own = common | {"base_pruning": base, "defense": "none", "round": 1, "client": 2, "item": item}
+            figures.append(own | {"attack": None, "png": f"truth {item}"})
+            figures.append(own | {"attack": "sgi:iterations=9", "png": f"{base} {item}", "scores": {"psnr": psnr}})
+    (sheet,) = sheets(figures)
+    assert sheet.title == "sgi: m on d, batches of 4"
+    assert [name for name, _ in sheet.lines] == ["truth", "snip:rate=0.3", "snip:rate=0.9"]
+    assert [picture.png for picture in sheet.lines[0][1]] == ["truth 1", "truth 0"]  # the nearest first
+    assert [picture.png for picture in sheet.lines[1][1]] == ["snip:rate=0.3 1", "snip:rate=0.3 0"]
+    assert sheets(figures[:4]) == []  # of one federation there is nothing to compare

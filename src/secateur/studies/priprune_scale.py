@@ -45,6 +45,7 @@ class Scale:
     brief_attacked: int = 2
     brief_victims: int = 5
     per_round: int = 10
+    batch_size: int | None = None  # of a local step; None: the paper's for its data
     learning_rate: float = 0.25
     iterations: int = 10_000  # of gi and sgi
     attack_rate: float = 0.01

@@ -103,7 +103,7 @@ class Setting:
             "partition": "writer" if by_writer else "iid",
             "clients": None if by_writer else place.clients or 100,
             "local_steps": 1,
-            "batch_size": step.batch_size or place.batch_size,
+            "batch_size": step.batch_size or scale.batch_size or place.batch_size,
             "learning_rate": scale.learning_rate,
             "loss": "binary",
             "broadcast": step.broadcast,
