@@ -2,10 +2,12 @@
 
 import pytest
 import tiny_submodels as tiny
+import torch
 
 import secateur
 from secateur.cli import main
 from secateur.config import Federate, read
+from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.running import terms_of
@@ -85,6 +87,14 @@ def test_repeats_have_equal_sizes_and_other_pictures():
     assert [len(rows) for rows in shares_of(fresh, data, 1)] != [len(rows) for rows in one]
     terms = terms_of(config, data, 0, config.submodels[0], config.defense[0])
     assert list(terms.rates) == [1.0, 1.0, *[0.5] * 8]
+
+
+def test_clients_of_many_writers():
+    writers = torch.arange(170).repeat_interleave(2)
+    data = Dataset("written", torch.zeros(340, 1, 8, 8), torch.arange(340) % 3, 3, 340, writers=writers)
+    config = read(Federate, None, {"submodels": "mapp-fl", "partition": "writer-groups"})
+    sizes = [len(rows) for rows in shares_of(config, data, 0)]
+    assert sizes == [2 * number for number in (35, 27, 24, 21, 18, 15, 12, 9, 6, 3)]
 
 
 @pytest.mark.parametrize(

@@ -21,20 +21,22 @@ class Cells:
         ([1.0, 6.0, 5.0], [1.0, 0.0, 5.0])
     """
 
-    def __init__(self, before: Tensor) -> None:
+    def __init__(self, before: Tensor, exact: bool = False) -> None:
         self.before = before
-        self.total, self.count = torch.zeros_like(before), torch.zeros_like(before)
+        dtype = torch.float64 if exact else before.dtype  # then the order of adding changes nothing that is seen
+        self.total, self.count = (torch.zeros_like(before, dtype=dtype) for _ in range(2))
 
     def add(self, index: Tensor, flat: Tensor, weight: float, covered: Tensor | None = None) -> None:
         """One client's numbers and their places; `covered` is 1 where one counts, else 0 (None: all count)."""
-        counted = torch.ones_like(flat) if covered is None else covered
-        self.total.index_add_(0, index, flat if covered is None else flat * covered, alpha=weight)
+        flat = flat.to(self.total.dtype)
+        counted = torch.ones_like(flat) if covered is None else covered.to(flat.dtype)
+        self.total.index_add_(0, index, flat * counted, alpha=weight)
         self.count.index_add_(0, index, counted, alpha=weight)
 
     def average(self, uncovered: str) -> Tensor:
         """The mean of each cell; what nobody trained keeps its value, or becomes zero."""
         missing = self.before if uncovered == "keep" else torch.zeros_like(self.before)
-        return torch.where(self.count > 0, self.total / self.count, missing)
+        return torch.where(self.count > 0, self.total / self.count, missing).to(self.before.dtype)
 
     @property
     def share(self) -> float:

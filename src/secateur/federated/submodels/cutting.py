@@ -22,7 +22,7 @@ from secateur.federated.submodels.rules import Place, Rule
 from secateur.interfaces import Params
 from secateur.pruning.channels import Channels, analyse
 
-REMEMBERED = 64  # cuts
+REMEMBERED = 256  # cuts
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
 class Cut:
     """A sub-model among the server's cells."""
 
-    index: Tensor  # (P_c,) the place of each of its numbers in the server's flat vector
+    index: Tensor  # (P_c,) the place of each of its numbers in the server's flat vector, on the network's device
     parts: dict[str, Tensor]  # by parameter: the same inside the server's flattened tensor
     shapes: dict[str, tuple[int, ...]]  # of the sub-model's parameters
     channels: dict[str, Tensor]  # Conv or Linear -> the outputs that it keeps, in the server's numbers
@@ -74,6 +74,7 @@ class Structure:
 
     def __init__(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
         found = analysed(net, input_shape)
+        self.device = next(net.parameters()).device
         self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
         self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         self.slots, flags = _slots(found)
@@ -157,7 +158,7 @@ class Structure:
         offsets = dict(zip(self.shapes, np.cumsum([0, *self.sizes.values()]).tolist(), strict=False))
         own = {name: torch.from_numpy(parts[name]) for name in self.shapes}
         shapes = {name: shapes.get(name, (len(part),)) for name, part in own.items()}
-        index = torch.cat([own[name] + offset for name, offset in offsets.items()])
+        index = torch.cat([own[name] + offset for name, offset in offsets.items()]).to(self.device)
         return Cut(index, own, shapes, {name: torch.from_numpy(rows) for name, rows in kept.items()})
 
 

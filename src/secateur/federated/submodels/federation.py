@@ -6,7 +6,7 @@ federation alone or of several together (together.py). Chance depends on the see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,6 +62,9 @@ class Turn(NamedTuple):
 class SubmodelFederation:
     """A federation that can be followed round by round, and put down and taken up between two."""
 
+    exact = False  # whether updates are added up in float64: where clients answer in any order
+    every: float | None = None  # seconds between two savings; None: as checkpoint.py has it
+
     def __init__(
         self,
         net: nn.Module,
@@ -78,7 +81,8 @@ class SubmodelFederation:
         self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
         self.observers, self.number = observers, 0  # rounds that are done
         self.rates = terms.used_rates
-        self.structure = Structure(self.net, data.input_shape)
+        same = beside is not None and f"{beside.net}" == f"{self.net}"  # then channel sets are shared too
+        self.structure: Structure = beside.structure if beside and same else Structure(self.net, data.input_shape)
         self.structure.check(terms.rule, self.rates)
         check_rows(self.net, terms)
         self.flat = flat_of(dict(self.net.named_parameters()))
@@ -91,18 +95,12 @@ class SubmodelFederation:
         else:
             self.train, self.test, self.crowd = beside.train, beside.test, beside.crowd
         self.judge = Judge(self.train, self.test, terms)
-        shape, classes = data.input_shape, data.classes
-        self.keys = {
-            rate: self.crowd.add(
-                Narrow(narrowed(self.net, self.structure, rate, terms.scaler, shape, classes), rate, self.device)
-            )
-            for rate in sorted({*self.rates, 1.0})
-        }
+        self.keys = {rate: self.crowd.add(self._made(rate, data)) for rate in sorted({*self.rates, 1.0})}
         self.sender = Sender(terms, self.structure.shapes)
         self.states: dict[int, Params] = {}
         self.ledger = Ledger(len(terms.shares), squares=False)
         self.sizes = Sizes()
-        self.owned = [self._owned(rows, classes) for rows in terms.shares] if terms.own_labels else None
+        self.owned = [self._owned(rows, data.classes) for rows in terms.shares] if terms.own_labels else None
         self._turns: list[Turn] = []
         self._faults: dict[int, Fault] = {}
 
@@ -137,14 +135,19 @@ class SubmodelFederation:
             jobs.append(self._job(number, turn))
         return jobs
 
-    @torch.no_grad()
     def finish(self, number: int, made: Sequence[Made]) -> Round:
         """Average what came back, and evaluate where it is time."""
+        pairs = zip(self._turns, made, strict=True)
+        return self._averaged(number, ((turn, self._sent(number, turn, one)) for turn, one in pairs))
+
+    @torch.no_grad()
+    def _averaged(self, number: int, sent: Iterable[tuple[Turn, Sent]]) -> Round:
+        """The same of what clients send, as it comes."""
         last = number == self.terms.rounds
         judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the server moves on
-        cells = Cells(self.flat)
-        for turn, one in zip(self._turns, made, strict=True):
-            self._arrived(number, turn, one, cells)
+        cells = Cells(self.flat, self.exact)
+        for turn, one in sent:
+            self._taken(number, turn, one, cells)
         self.flat = cells.average(self.terms.uncovered)
         self.number, self._turns = number, []
         if not (last or number % self.terms.evaluate_every == 0):
@@ -157,7 +160,7 @@ class SubmodelFederation:
         """What a client is sent in a round."""
         rate = self.rates[client]
         cut = self.structure.cut(self.terms.rule, Asked(client, len(self.rates), number), rate)
-        return Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index.to(self.device)])
+        return Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index])
 
     def _job(self, number: int, turn: Turn) -> Job:
         client, share = turn.client, self.terms.shares[turn.client]
@@ -172,15 +175,19 @@ class SubmodelFederation:
         turn = self.received(number, client)
         return self.narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
 
-    def _arrived(self, number: int, turn: Turn, made: Made, cells: Cells) -> None:
+    @torch.no_grad()
+    def _sent(self, number: int, turn: Turn, made: Made) -> Sent:
+        """What a client sends of what it trained."""
+        client = turn.client
+        narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
+        return self.sender(narrow.net, turn.cut, turn.received, made.flat, self._state(client), rng)
+
+    def _taken(self, number: int, turn: Turn, sent: Sent, cells: Cells) -> None:
         """Take over what one client sends, or note why not."""
         client, shapes = turn.client, turn.cut.shapes
-        narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
-        some = self.train.take(self.terms.shares[client][: self.terms.local.batch_size].to(self.device))
-        sent = self.sender(narrow.net, turn.cut, turn.received, made.flat, self._state(client), some, rng)
         values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
         wrong = refusal(values, params_of(turn.received, shapes))
-        if wrong is None and not bool(alive_of(values)):
+        if wrong is None and not bool(alive_of(values if client in self._faults else {"": sent.flat})):
             wrong = "nan"
         if wrong is not None:
             self.ledger.lose(number, client, wrong)
@@ -188,16 +195,25 @@ class SubmodelFederation:
         rate, message = self.rates[client], sent.message
         size = self.sizes.model(rate, values) if message is None else self.sizes.update(rate, message)
         self.ledger.traffic.up[client] += size
-        if sent.state:
-            self.states[client] = tree.clone(sent.state)
+        self._keep(client, sent.state)
         weight = 1.0 if self.terms.averaging == "uniform" else float(len(self.terms.shares[client]))
         covered = sent.covered
         if self.owned is not None:
             own = of_own_labels(self.owned[client], self.structure.outputs, turn.cut)
             covered = own if covered is None else own * covered
-        cells.add(turn.cut.index.to(self.device), sent.flat, weight, covered)
+        cells.add(turn.cut.index, sent.flat, weight, covered)
         if self.observed(number):
             self._observe(number, turn, sent)
+
+    def _made(self, rate: float, data: Dataset) -> Narrow:
+        scaler = self.terms.scaler
+        net = narrowed(self.net, self.structure, rate, scaler, data.input_shape, data.classes)
+        return Narrow(net, rate, scaler, self.device)
+
+    def _keep(self, client: int, state: Params) -> None:
+        """The client's state after a turn that was taken."""
+        if state:
+            self.states[client] = tree.clone(state)
 
     def _owned(self, rows: Tensor, classes: int) -> Tensor:
         """(K,) 1 for the labels that occur among these rows."""

@@ -51,17 +51,16 @@ class Sender:
         return flat_of(reloaded(params_of(received, cut.shapes), self._part(state, cut), {}))
 
     @torch.no_grad()
-    def __call__(
-        self, net: nn.Module, cut: Cut, received: Tensor, made: Tensor, state: Params, batch: Batch, rng: Generator
-    ) -> Sent:
-        """What a client sends; `batch` is some of its examples."""
+    def __call__(self, net: nn.Module, cut: Cut, received: Tensor, made: Tensor, state: Params, rng: Generator) -> Sent:
+        """What a client sends."""
         terms = self.terms
         if terms.upload is None and terms.withholding is None:
             return Sent(made, None, None, {})
         rate, before = terms.local.learning_rate, params_of(received, cut.shapes)
         update = params_of((received - made) / rate, cut.shapes)
         if terms.upload is not None:
-            turning = Turning(net, before, batch, 0, rng)
+            nothing = Batch(received[:0], received[:0])  # these uploads look at no example
+            turning = Turning(net, before, nothing, 0, rng)
             noise = tree.to(drawn(terms.upload, before, rng), received.device)
             outside = {"noise": noise} if noise else {}
             message, after = terms.upload(update, self._part(state, cut), turning, **outside)

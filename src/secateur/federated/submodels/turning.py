@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from secateur.data.dataset import fingerprint
 from secateur.federated.submodels.cutting import params_of
 from secateur.federated.submodels.terms import Adam
 from secateur.functional import Ask, Functional
@@ -17,9 +18,9 @@ from secateur.functional import Ask, Functional
 class Narrow:
     """The model of one width, as a function of its flat vector."""
 
-    def __init__(self, net: nn.Module, rate: float, device: torch.device) -> None:
+    def __init__(self, net: nn.Module, rate: float, scaler: bool, device: torch.device) -> None:
         self.net, self.rate = net, rate
-        self.key = f"{rate}: {net}"
+        self.key = f"{rate}, {scaler}, {fingerprint(*net.buffers())}: {net}"  # equal for equal functions
         self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
         self.others = {name: value.to(device) for name, value in net.named_buffers()}
         self.function = Functional(net, training=True, device=device)
