@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from secateur import gallery, tree
@@ -23,6 +24,7 @@ from secateur.interfaces import Batch, InversionAttack, Knowledge, Loss, Params,
 from secateur.judging import flat
 from secateur.likeness import Scoring, judge, summary_rows, target_rows
 from secateur.metrics.lpips import load_weights
+from secateur.policies import asks_search, in_python
 from secateur.progress import progress
 from secateur.rows import Row
 from secateur.update_given import Update, check_pixels, check_settings, classes_of, given_targets
@@ -94,6 +96,8 @@ def invert(
     if own:
         check_pixels(inputs, centre, spread)
     guarded, classes = defense_of_updates(defense), classes_of(model, inputs, targets)
+    if own and asks_search(guarded):
+        guarded = in_python(guarded, model, _joined(targets), centre, spread, seed)
     model, precode = protected(model, guarded, classes, derive(seed, "initialise", "defense"))
     knowledge = Knowledge(
         model,
@@ -132,6 +136,12 @@ def invert(
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
     extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
     return _attacked(client, targets, chosen, common | {"extra": extra}, guarded)
+
+
+def _joined(targets: Sequence[Target]) -> Batch:
+    """The examples of all targets."""
+    batches = [target for target in targets if isinstance(target, Batch)]
+    return Batch(torch.cat([batch.inputs for batch in batches]), torch.cat([batch.labels for batch in batches]))
 
 
 def _attacked(

@@ -14,6 +14,7 @@ from secateur.interfaces import Transform
 
 Policy = tuple[int, ...]  # numbers of operations, applied one after the other
 CHOSEN = "3-1-7/43-18-18"  # by the authors' own search, for ResNet20 on CIFAR-100
+SEARCH = "search"
 CONVNET = "21-13-3/7-4-15"  # for their ConvNet on CIFAR-100
 
 
@@ -25,17 +26,26 @@ class AutomaticTransformationSearch:
     Acts on: the inputs. A policy is up to three of 50 fixed operations (defenses/ats_operations.py), written
     `3-1-7`; several are parted by `/`, and each picture gets one of them, as likely as any other. Whether an operation
     such as a shift goes one way or the other is drawn too. The default is what the authors' search chose for ResNet20
-    on CIFAR-100; `ats_search.search` finds policies for another network. A reconstruction is compared with the picture
-    that was used (ATS-R) and with the raw one (ATS-T).
+    on CIFAR-100; with `ats:policies=search` secateur invert finds policies for its own network first: of `candidates`
+    random ones those whose accuracy score is at least `threshold`, and of these the two that show least. A
+    reconstruction is compared with the picture that was used (ATS-R) and with the raw one (ATS-T).
     """
 
-    policies: str | int = CHOSEN  # a number alone is a policy of one operation
+    policies: str | int = CHOSEN  # a number alone is a policy of one operation; search: found before the run
+    candidates: int = 1600  # of the search
+    threshold: float | None = None  # of the search, the authors' is -85; None: what half of the candidates reach
 
     def __post_init__(self) -> None:
-        read_policies(str(self.policies))
+        if self.candidates < 1:
+            raise WrongInput("candidates", f"{self.candidates} is not allowed; give a whole number from 1")
+        if self.policies != SEARCH:
+            read_policies(str(self.policies))
 
     def transform(self, mean: Tensor, std: Tensor) -> Transform:
         """The transform of inputs (pixels - mean) / std, with (C, 1, 1) mean and std."""
+        if self.policies == SEARCH:
+            how = "give the policies that it finds, or use secateur invert, which searches before it attacks"
+            raise WrongInput("defense ats", f"policies=search is not possible here; {how}")
         return Transformation(read_policies(str(self.policies)), mean, std)
 
 

@@ -5,6 +5,7 @@ Gao et al. 2021. Neither score trains anything or attacks anybody, so that many 
 
 from __future__ import annotations
 
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -41,29 +42,36 @@ def search(
     std: Tensor,
     rng: Generator,
     candidates: int = 1600,
-    threshold: float = -85.0,
+    threshold: float | None = -85.0,
 ) -> list[Judged]:
     """The policies of three operations that reach an accuracy score of `threshold`, those that show least first.
+
+    None is the median of the candidates: the score's scale is the network's and the data's.
 
     The privacy score is of a model that is partly trained, the accuracy score of one that is not; both are of one batch
     of inputs (pixels - mean) / std, which every policy transforms with the same draws. No accuracy score is above minus
     the number of examples: the authors' threshold is for about 63, one of each class that is among 100. What is found
     goes to the defense as `AutomaticTransformationSearch(write_policies(...))`.
     """
-    if threshold > -batch.size:
+    if threshold is not None and threshold > -batch.size:
         reach = f"{threshold} cannot be reached with {batch.size} examples"
         raise WrongInput("threshold", f"{reach}; give at most {-batch.size}, or fewer examples")
     chosen = torch.randint(len(OPERATIONS), (candidates, OF_A_POLICY), generator=rng)
     noise = torch.rand(batch.inputs.shape, generator=rng, dtype=batch.inputs.dtype).to(batch.inputs.device)
     noise = (noise - mean.to(noise)) / std.to(noise)
     seed = int(torch.randint(2**62, (), generator=rng))
+
+    def transformed(policy: Policy) -> Tensor:
+        return Transformation((policy,), mean, std)(batch.inputs, Generator().manual_seed(seed))
+
+    policies: list[Policy] = [tuple(each) for each in chosen.tolist()]
+    learns = [accuracy_score(net, untrained, transformed(policy)) for policy in policies]
+    least = median(learns) if threshold is None else threshold
     found = []
     with progress("policies judged", candidates) as advance:
-        for policy in map(tuple, chosen.tolist()):
-            used = Transformation((policy,), mean, std)(batch.inputs, Generator().manual_seed(seed))
-            accuracy = accuracy_score(net, untrained, used)
-            if accuracy >= threshold:
-                privacy = privacy_scores(net, trained, Batch(used, batch.labels), noise)
+        for policy, accuracy in zip(policies, learns, strict=True):
+            if accuracy >= least:
+                privacy = privacy_scores(net, trained, Batch(transformed(policy), batch.labels), noise)
                 found.append(Judged(policy, float(privacy.mean()), accuracy))
             advance(1)
     return sorted(found, key=lambda judged: (judged.privacy, judged.policy))
