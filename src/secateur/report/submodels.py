@@ -35,6 +35,11 @@ class Party:
     auc: Cell | None
 
     @property
+    def rule(self) -> str:
+        """Its federation's rule and network."""
+        return name(self.labels)
+
+    @property
     def name(self) -> str:
         """What a person calls it."""
         return "server" if self.client is None else f"client {self.client}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from secateur.report.figures import DASHES
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View
 from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
+from secateur.report.tradeoff import SYMBOLS
 from secateur.rows import Row
 
 GROUPS = 4  # different parts that are drawn each by itself
@@ -31,7 +33,7 @@ def _curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
     traces: list[Part] = []
     for number, (title, points) in enumerate(found.items()):
         means = {at: sum(values) / len(values) for at, values in sorted(points.items())}
-        style = {"color": cycle(PALETTE, number), "width": 2}
+        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
         own = {"x": list(means), "y": short(means.values()), "name": title, "line": style}
         traces.append({"type": "scatter", "mode": "lines", "hovertemplate": "round %{x}: %{y:.1%}"} | own)
     ends = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
@@ -60,7 +62,7 @@ def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
     """One view a federation: how many clients train each cell of a layer, and the parts that groups of them train."""
     views: dict[str, View] = {}
     for figure in figures:
-        if figure["kind"] == "cells":
+        if figure["kind"] == "cells" and any(not _is_whole(figure, part) for part in _parts(figure)):
             title = f"{name(figure)}, {figure['large_clients']} large"
             views.setdefault(title, View(title, _heat(figure), _heat_sentence(figure)))
     return list(views.values())
@@ -81,7 +83,7 @@ def _plane(found: Sequence[Federated]) -> Panel:
                 "text": [str(each.labels["large_clients"]) for each in own],
                 "textposition": "top center",
                 "name": rule,
-                "marker": {"size": 10, "color": colour},
+                "marker": {"size": 10, "color": colour, "symbol": cycle(SYMBOLS, number // len(PALETTE))},
                 "line": {"width": 1, "color": colour, "dash": "dot"},
                 "hovertemplate": f"{rule}, %{{text}} large clients: %{{x:.1%}}, advantage %{{y:.1%}}<extra></extra>",
             }
@@ -121,11 +123,14 @@ def _heat(figure: Mapping[str, Any]) -> list[Panel]:
     parts = _parts(figure)
     everyone = [client for clients in parts.values() for client in clients]
     panels = [_map(figure, parts, f"layer {figure['layer']}: how many of {len(everyone)} clients train each cell")]
-    whole = figure["outputs"] * figure["inputs"]
-    drawn = [(part, clients) for part, clients in parts.items() if len(part[0]) * len(part[1]) < whole]
+    drawn = [(part, clients) for part, clients in parts.items() if not _is_whole(figure, part)]
     for part, clients in drawn[:GROUPS] if len(drawn) > 1 else []:
         panels.append(_map(figure, {part: clients}, f"client {', '.join(map(str, clients))}"))
     return panels
+
+
+def _is_whole(figure: Mapping[str, Any], part: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    return bool(len(part[0]) * len(part[1]) == figure["outputs"] * figure["inputs"])
 
 
 def _parts(figure: Mapping[str, Any]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
@@ -149,6 +154,7 @@ def _map(
         "type": "heatmap",
         "z": counts,
         "zmin": 0,
+        "zmax": sum(map(len, parts.values())),
         "colorscale": [[0, FAINT], [1, PALETTE[0]]],
         "showscale": False,
         "hovertemplate": "output %{y}, input %{x}: %{z} clients<extra></extra>",

@@ -112,7 +112,7 @@ def asked(found: Seen) -> list[Line]:
             "client_auc": _overall([clients(found, each, "auc", way) for each in found.federations]),
         }
         labels = {"scoring batches": way.batches, "updates": str(way.updates)}
-        lines.append(Line(labels, cells, mark="the paper's" if way == YEOM else "", part=ASKED))
+        lines.append(Line(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
     return lines
 
 
