@@ -46,14 +46,14 @@ CLIENTS = 20  # where nothing else is said
 
 def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[Row]:
     """Every base pruning under every defense, for every seed, into the folder `out`; over a link to Flower's nodes."""
+    if config.engine == "flower" and link is None:
+        return _simulated(config, out)
     if config.submodels:
         from secateur.federated.submodels.running import run_submodels
 
-        return run_submodels(config, out)
+        return run_submodels(config, out, link)
     data, device = loaded(config)
     check_federate(config, data, device)
-    if config.engine == "flower" and link is None:
-        return _simulated(config, out, len(shares_of(config, data, config.seeds[0])), device)
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
             for base in config.base_pruning:
@@ -62,11 +62,13 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
     return run.rows
 
 
-def _simulated(config: Federate, out: Path, clients: int, device: torch.device) -> list[Row]:
-    """The same in Flower's simulation."""
+def _simulated(config: Federate, out: Path) -> list[Row]:
+    """The same in Flower's simulation; what would be refused in it is refused before it begins."""
     from secateur.federated.flower.simulation import simulated
 
-    gpu = device.type == "cuda"
+    plan(config)
+    data, device = loaded(config)
+    clients, gpu = len(shares_of(config, data, config.seeds[0])), device.type == "cuda"
     return simulated(lambda link: run_federate(config, out, link), clients, config.deadline, gpu)
 
 

@@ -1,6 +1,7 @@
-"""The tiny federation of tests/federated is this one's too."""
+"""The tiny federations of tests/federated are this one's too."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "federated"))
+FEDERATED = Path(__file__).parents[1] / "federated"
+sys.path += [str(FEDERATED), str(FEDERATED / "submodels")]

@@ -3,6 +3,7 @@
 import itertools
 
 import talking
+import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from secateur.federated.flower.federation import FlowerFederation
@@ -42,9 +43,10 @@ class Near:
         if message.metadata.message_type == HELLO:
             return Message(RecordDict({"turn": ConfigRecord({"client": self.says(node - 100)})}), reply_to=message)
         try:
-            content = self.answer(message.content, self.homes[node].state)
+            with torch.enable_grad():  # a client does not live inside of its server
+                content = self.answer(message.content, self.homes[node].state)
         except Exception as error:
-            return Message(Error(1, str(error)), reply_to=message)
+            return Message(Error(1, repr(error)), reply_to=message)
         if self.spoil is not None:
             content = self.spoil(node - 100, message.content.config_records["turn"]["round"], content)
         return Message(content, reply_to=message)

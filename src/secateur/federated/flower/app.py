@@ -18,21 +18,23 @@ if TYPE_CHECKING:  # a deployed client is a new process for every message: what 
     from secateur.config import Federate
     from secateur.federated.federation import Federation
     from secateur.federated.flower.link import Link
+    from secateur.federated.flower.submodels import NarrowClients
     from secateur.federated.flower.turn import Clients
+    from secateur.federated.submodels.federation import SubmodelFederation
 
 
-def task_of(config: Federate, seed: int, base: Choice, defense: Defense) -> str:
+def task_of(config: Federate, seed: int, rule: Choice, defense: Defense) -> str:
     """One federation of a run, as a client is told of it; the weights it begins with come with the first message."""
     from secateur.config import dump
 
     told = {name: value for name, value in dump(config).items() if name != "weights"}
-    return json.dumps({"config": told, "seed": seed, "base": str(base), "defense": str(defense)}, sort_keys=True)
+    return json.dumps({"config": told, "seed": seed, "rule": str(rule), "defense": str(defense)}, sort_keys=True)
 
 
 @lru_cache(maxsize=1)  # the processes of a simulation live through many messages
-def clients_of(task: str, own: str) -> Clients:
+def clients_of(task: str, own: str) -> Clients | NarrowClients:
     """The clients' side of a task; `own` is JSON of what the node says of its machine: data_folder, device."""
-    from secateur.config import Federate, base_pruning, defense_of_clients, read
+    from secateur.config import Federate, read
     from secateur.federated.flower.turn import Clients
     from secateur.federating import loaded, network_of, terms_of
     from secateur.interfaces import Batch
@@ -40,11 +42,17 @@ def clients_of(task: str, own: str) -> Clients:
     given = json.loads(task)
     config = read(Federate, None, given["config"] | json.loads(own))
     data, device = loaded(config)
-    base, defense = base_pruning(given["base"]), defense_of_clients(given["defense"])
-    terms = terms_of(config, data, given["seed"], base, defense)
-    net = network_of(config, data, given["seed"]).to(device)
+    seed, net = given["seed"], network_of(config, data, given["seed"]).to(device)
+    (defense,) = [each for each in config.defense if str(each) == given["defense"]]
+    (rule,) = [each for each in config.submodels or config.base_pruning if str(each) == given["rule"]]
+    if config.submodels:
+        from secateur.federated.flower.submodels import NarrowClients
+        from secateur.federated.submodels.running import terms_of as narrow_terms_of
+
+        return NarrowClients(net, data, narrow_terms_of(config, data, seed, rule, defense), seed, device)
+    terms = terms_of(config, data, seed, rule, defense)
     train = Batch(data.inputs[: data.train_size], data.labels[: data.train_size])
-    return Clients(net, train, terms, given["seed"], device)
+    return Clients(net, train, terms, seed, device)
 
 
 def client_app(mods: list[Mod] | None = None) -> ClientApp:
@@ -101,3 +109,12 @@ def over(link: Link, config: Federate, seed: int, base: Choice, defense: Defense
     from secateur.federated.flower.federation import FlowerFederation
 
     return partial(FlowerFederation, link, task_of(config, seed, base, defense))
+
+
+def submodels_over(
+    link: Link, config: Federate, seed: int, rule: Choice, defense: Defense
+) -> Callable[..., SubmodelFederation]:
+    """The same of a federation over sub-models."""
+    from secateur.federated.flower.submodels import FlowerSubmodels
+
+    return partial(FlowerSubmodels, link, task_of(config, seed, rule, defense))

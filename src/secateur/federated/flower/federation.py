@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -113,18 +114,13 @@ class FlowerFederation(Federation):
         """An update and its squares out of an answer, of which nothing is believed."""
         if isinstance(answer, str):
             raise Refused(answer)
-        try:
+        with why_refused(client):
             update, squares = self._decoded(answer.array_records["update"], client, own)
             told = answer.metric_records.get("withheld")
             shares = (
                 [torch.tensor(float(str(told[name])), dtype=torch.float64) for name in Rates._fields] if told else []
             )
             return update._replace(rates=Rates(*shares) if shares else None), squares
-        except (KeyError, ValueError):
-            raise Refused("damaged") from None
-        except WrongInput as error:
-            log.warning("the update of client %s is left out: %s", client, error)
-            raise Refused("shape" if "shape" in error.message else "damaged") from error
 
     def _decoded(self, record: ArrayRecord, client: int, own: bool) -> tuple[Update, Params]:
         """Whether its numbers are finite is seen where an update is added; squares are seen to here."""
@@ -168,6 +164,18 @@ class FlowerFederation(Federation):
 
 def _shapes(tensors: Params) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+@contextmanager
+def why_refused(client: int) -> Iterator[None]:
+    """Make of whatever is wrong with a message the fault that a row names."""
+    try:
+        yield
+    except (KeyError, ValueError):
+        raise Refused("damaged") from None
+    except WrongInput as error:
+        log.warning("the update of client %s is left out: %s", client, error)
+        raise Refused("shape" if "shape" in error.message else "damaged") from error
 
 
 class Refused(Exception):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from torch import Generator, nn
 
 from secateur import tree
 from secateur.chance import derive
 from secateur.defenses.withholding import rates
-from secateur.errors import WrongInput
 from secateur.federated.base import BasePruning
 from secateur.federated.crowd import Crowd, Given, Model
-from secateur.federated.flower.records import keep, kept, packed, unpacked
+from secateur.federated.flower.home import last, mask_of, remember, settle
+from secateur.federated.flower.records import packed, unpacked
 from secateur.federated.observing import flat
 from secateur.federated.sampling import sampler_of
 from secateur.federated.terms import Terms
@@ -22,10 +20,7 @@ from secateur.federated.turns import Rows, Turns, Update
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
-from secateur.wire import decode, decode_mask, encode, encode_mask
-
-HOME = "secateur.home"  # of the records in a client's context: whose state it is, and of which rounds
-STATE, BEFORE, MASK = "secateur.state", "secateur.before", "secateur.mask"
+from secateur.wire import decode, encode, encode_mask
 
 
 class Received:
@@ -91,13 +86,13 @@ class Clients:
         """What a client answers to a message, with what it keeps at home in its context."""
         turn, sent = content.config_records["turn"], unpacked(content.array_records["model"])
         number, client, taken = (int(str(turn[name])) for name in ("round", "client", "taken"))
-        _settle(home, str(turn["key"]))
-        mask = _mask(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
+        settle(home, str(turn["key"]))
+        mask = mask_of(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
         inside = mask if turn["inside"] else None
         state = tree.to(decode(sent["model"], self.shapes, inside=inside), self.device)
-        update = self.turn(number, client, state, tree.to(mask, self.device), _last(home, taken, self.device))
+        update = self.turn(number, client, state, tree.to(mask, self.device), last(home, taken, self.device))
         if update.state:
-            _remember(home, number, update.state)
+            remember(home, number, update.state)
         found = RecordDict({"update": packed(**self._messages(update, mask))})
         if update.withheld:
             shares = rates(update.withheld, mask)._asdict()
@@ -116,44 +111,3 @@ class Clients:
         if self.base.wants_squares:
             found["squares"] = encode({name: value.square() for name, value in update.summed.items()})
         return found
-
-
-def _settle(home: RecordDict, key: str) -> None:
-    """Forget what was kept for another federation."""
-    if HOME not in home.config_records or home.config_records[HOME]["key"] != key:
-        for name in list(home):
-            del home[name]
-        home[HOME] = ConfigRecord({"key": key, STATE: 0, BEFORE: 0, MASK: -1})
-
-
-def _mask(home: RecordDict, sent: bytes | None, version: int, shapes: dict[str, tuple[int, ...]]) -> Mask:
-    """The mask of a version: sent with the message, or kept from an earlier one."""
-    if version < 0:
-        return {}
-    told: Any = home.config_records[HOME]
-    if sent is not None:
-        home[MASK] = packed(mask=sent)
-        told[MASK] = version
-    if told[MASK] != version:
-        raise WrongInput("mask", "of this round was never received here")
-    return decode_mask(unpacked(home.array_records[MASK])["mask"], shapes)
-
-
-def _last(home: RecordDict, taken: int, device: torch.device) -> Params | None:
-    """The state after the round whose update the server took last; a turn that it did not take never was."""
-    told = home.config_records[HOME]
-    for name in (STATE, BEFORE):
-        if told[name] == taken and taken:
-            found = kept(home, name)
-            return None if found is None else tree.to(found, device)
-    return None
-
-
-def _remember(home: RecordDict, number: int, state: Params) -> None:
-    """Keep the state after this round, and the one before it, in case that the server does not take this turn."""
-    told: Any = home.config_records[HOME]
-    if told[STATE] != number and STATE in home:
-        home[BEFORE] = home.array_records[STATE]
-        told[BEFORE] = told[STATE]
-    keep(home, STATE, state)
-    told[STATE] = number

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,12 +34,15 @@ from secateur.progress import progress
 from secateur.recipe import Recipe
 from secateur.runs import Row, Run, open_run
 
+if TYPE_CHECKING:
+    from secateur.federated.flower.link import Link
 
-def run_submodels(config: Federate, out: Path) -> list[Row]:
-    """Every rule under every defense, for every seed, into the folder `out`."""
+
+def run_submodels(config: Federate, out: Path, link: Link | None = None) -> list[Row]:
+    """Every rule under every defense, for every seed, into the folder `out`; over a link to Flower's nodes."""
     data, device = loaded(config)
     check_submodels(config, data)
-    together = device.type == "cuda" and config.way != "sequential"
+    together = device.type == "cuda" and config.way != "sequential" and link is None
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
         for rule in config.submodels:
             for defense in config.defense:
@@ -48,7 +51,7 @@ def run_submodels(config: Federate, out: Path) -> list[Row]:
                     continue
                 joint = together and not rule.make().alone
                 for seeds in [config.seeds] if joint else [[seed] for seed in config.seeds]:
-                    measure(config, run, data, device, seeds, rule, defense)
+                    measure(config, run, data, device, seeds, rule, defense, link)
     return run.rows
 
 
@@ -127,6 +130,7 @@ def measure(
     seeds: Sequence[int],
     rule: Choice,
     defense: Defense,
+    link: Link | None = None,
 ) -> None:
     """Federations of some seeds from the first round to the last, together where there are several; and their rows."""
     made: list[SubmodelFederation] = []
@@ -136,18 +140,18 @@ def measure(
         net = network_of(config, data, seed).to(device)
         exposer = exposer_of(config, data, labels_of(config.model, data, seed, rule, defense, terms), story, device)
         watching = [(exposer.every, exposer)] if config.exposure else []
-        made.append(
-            SubmodelFederation(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside)
-        )
+        make = _engine(config, link, seed, rule, defense)
+        made.append(make(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside))
         exposers.append(exposer)
     followed: Any = Together(made) if len(made) > 1 else Alone(made[0]) if made[0].terms.rule.alone else made[0]
     depends = {"each": [depends_of(one, data) for one in made], "threads": config.threads, "way": config.way}
     depends |= {"exposure": list(map(str, config.exposure)), "asking": repr(exposers[0].asking)}
+    depends |= {} if link is None else {"engine": config.engine}
     said = f"{rule}, {defense}, seed {', '.join(map(str, seeds))}"
     try:
         with progress(said, config.rounds, rate=True) as advance:
             tell = teller(made, exposers, story, advance)
-            _, told = federated(run, followed, story, tell, depends)
+            _, told = federated(run, followed, story, tell, depends, made[0].every)
     except KeyboardInterrupt:
         run.add(story.rows)  # so that the page shows how far it was
         raise
@@ -165,6 +169,17 @@ def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule
         labels = labels_of(config.model, data, seed, rule, defense, terms)
         exposer = exposer_of(config, data, labels | {"extra": labels["extra"] | {"pilot": True}}, Story(), device)
         run_pilots(config, run, data, device, rule, terms, exposer)
+
+
+def _engine(
+    config: Federate, link: Link | None, seed: int, rule: Choice, defense: Defense
+) -> Callable[..., SubmodelFederation]:
+    """What makes a federation: in process, or over a link."""
+    if link is None:
+        return SubmodelFederation
+    from secateur.federated.flower.app import submodels_over
+
+    return submodels_over(link, config, seed, rule, defense)
 
 
 def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: Story, device: torch.device) -> Exposer:

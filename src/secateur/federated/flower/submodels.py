@@ -1,0 +1,143 @@
+"""Sub-model federations over Flower: every client is sent its own channels, and sends them back."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from torch import Tensor, nn
+
+from secateur import tree
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.federated.faults import Fault
+from secateur.federated.federation import Round
+from secateur.federated.flower.federation import SLACK, Refused, why_refused
+from secateur.federated.flower.home import last, remember, settle
+from secateur.federated.flower.link import Link
+from secateur.federated.flower.records import packed, size_of, unpacked
+from secateur.federated.submodels.cutting import Cut, flat_of, params_of
+from secateur.federated.submodels.federation import SubmodelFederation, Turn
+from secateur.federated.submodels.sending import Sent
+from secateur.federated.submodels.terms import Terms
+from secateur.federated.submodels.turning import Job
+from secateur.interfaces import Params
+from secateur.wire import decode, decode_mask, encode, encode_mask
+
+
+class NarrowClients:
+    """The clients' side: a federation of which only one client's channels are known, and only while it trains."""
+
+    def __init__(self, net: nn.Module, data: Dataset, terms: Terms, seed: int, device: torch.device) -> None:
+        self.federation = SubmodelFederation(net, data, terms, seed, device, way="sequential")
+
+    def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
+        """What a client answers to a message, with what it keeps at home in its context."""
+        told, fed = content.config_records["turn"], self.federation
+        number, client, taken = (int(str(told[name])) for name in ("round", "client", "taken"))
+        settle(home, str(told["key"]))
+        cut = fed.received(number, client).cut
+        received = decode(unpacked(content.array_records["model"])["model"], cut.shapes)
+        fed.flat = torch.zeros_like(fed.flat).index_copy(0, cut.index.to(fed.device), flat_of(received).to(fed.flat))
+        kept = last(home, taken, fed.device)
+        fed.states = {} if kept is None else {client: kept}
+        turn = fed.received(number, client)
+        (made,) = fed.crowd([fed._job(number, turn)])
+        sent = fed._sent(number, turn, made)
+        if sent.state:
+            remember(home, number, sent.state)
+        values = params_of(sent.flat, cut.shapes) if sent.message is None else sent.message
+        messages = {"values": encode(values)}
+        if sent.covered is not None:
+            messages["sent"] = encode_mask(params_of(sent.covered > 0, cut.shapes))
+        return RecordDict({"update": packed(**messages)})
+
+
+class FlowerSubmodels(SubmodelFederation):
+    """A sub-model federation whose clients answer over a Link; what they keep stays with them."""
+
+    exact = True
+
+    def __init__(self, link: Link, task: str, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        if self.terms.rule.alone:
+            raise WrongInput("submodels", "local sends nothing, so there is nothing for flower to do; take engine here")
+        self.link, self.task, link.clients = link, task, len(self.terms.shares)
+        self.key = hashlib.sha256(task.encode()).hexdigest()
+        self.taken: dict[int, int] = {}
+        if link.deployed:
+            self.every = 0.0
+        elif self.sender.keeps:
+            self.every = math.inf  # what virtual clients keep is gone with the process
+
+    def rounds(self) -> Iterator[Round]:
+        """From where it stands to the last one."""
+        while self.number < self.terms.rounds:
+            number = self.number + 1
+            self.begin(number)
+            yield self._averaged(number, self._answers(number))
+
+    def _job(self, number: int, turn: Turn) -> Job:
+        """Nothing is trained here."""
+        return Job("", turn.received, [], torch.Generator(), None)
+
+    def _answers(self, number: int) -> Iterator[tuple[Turn, Sent]]:
+        turns = {turn.client: turn for turn in self._turns}
+        self.link.meet()
+        for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, list(turns.values()))):
+            try:
+                yield turns[client], self._read(answer, turns[client])
+            except Refused as refused:
+                self.ledger.lose(number, client, refused.fault)
+
+    def _questions(self, number: int, turns: list[Turn]) -> Iterator[tuple[int, RecordDict]]:
+        for turn in turns:
+            model = packed(model=encode(params_of(turn.received, turn.cut.shapes)))
+            told: dict[str, Any] = {"round": number, "client": turn.client, "taken": self.taken.get(turn.client, 0)}
+            told |= {"key": self.key, "task": self.task}
+            yield turn.client, RecordDict({"model": model, "turn": ConfigRecord(told)})
+
+    def _read(self, answer: RecordDict | Fault, turn: Turn) -> Sent:
+        """What a client sent, of which nothing is believed."""
+        if isinstance(answer, str):
+            raise Refused(answer)
+        with why_refused(turn.client):
+            record, cut = answer.array_records["update"], turn.cut
+            if size_of(record) > 2 * turn.received.nbytes + SLACK:
+                raise Refused("size")
+            given = unpacked(record)
+            values = decode(given.get("values", b""), cut.shapes)
+            if any(value.dtype != self.flat.dtype for value in values.values()):
+                raise Refused("damaged")
+            return self._as_sent(turn, tree.to(values, self.device), self._covered(given, cut))
+
+    def _covered(self, given: dict[str, bytes], cut: Cut) -> Tensor | None:
+        if self.terms.withholding is None:
+            return None
+        sent = decode_mask(given.get("sent", b""), cut.shapes)
+        whole = {name: torch.ones(shape, dtype=torch.bool) for name, shape in cut.shapes.items()} | sent
+        return flat_of(whole).to(self.flat)
+
+    def _as_sent(self, turn: Turn, values: Params, covered: Tensor | None) -> Sent:
+        if self.terms.upload is None:
+            return Sent(flat_of(values), covered, None if covered is None else values, {})
+        rate = self.terms.local.learning_rate
+        return Sent(turn.received - rate * flat_of(values), None, values, {})
+
+    def _keep(self, client: int, state: Params) -> None:
+        """The server took this client's turn."""
+        self.taken[client] = self.number + 1
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """Everything of the server; clients keep their own."""
+        tensors, data = super().state()
+        return tensors, data | {"taken": {str(client): number for client, number in self.taken.items()}}
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        super().load(tensors, data)
+        self.taken = {int(client): number for client, number in data["taken"].items()}
