@@ -87,7 +87,7 @@ def test_bytes_of_a_client():
     (view,) = traffic(FOUR)
     up, down = view.panels[0].data
     assert list(up["x"]) == [3.0] * 4 and list(down["x"]) == [1.0] * 4
-    assert list(up["y"]) == ["snip", "snip, priprune", "feddst", "feddst, priprune"]  # no setting tells them apart
+    assert list(up["y"]) == ["snip", "snip,<br>priprune", "feddst", "feddst,<br>priprune"]  # no setting tells them apart
     assert traffic([row for row in FOUR if row.extra["client"] is None]) == []
 
 

@@ -133,7 +133,7 @@ def _worth(each: Federated) -> str:
 
 def _bars(found: Sequence[Federated]) -> Panel:
     called = titles(each.labels for each in found)
-    names = [called[each.name] for each in found]
+    names = [called[each.name].replace(", ", ",<br>") for each in found]  # a phone is narrow
     traces: list[Part] = []
     for title, colour, field in (("up", PALETTE[0], "up_client"), ("down", PALETTE[1], "down_client")):
         values = short(getattr(each, field)[1] / MEGA for each in found)
@@ -143,14 +143,15 @@ def _bars(found: Sequence[Federated]) -> Panel:
         hover = "%{y}: %{x:.3g} MB " + title + " a client (%{customdata})<extra></extra>"
         traces.append(bars | {"customdata": text, "hovertemplate": hover})
     told = "; ".join(
-        f"{name} {up:g} up, {down:g} down" for name, up, down in zip(names, traces[0]["x"], traces[1]["x"], strict=True)
+        f"{name.replace('<br>', ' ')} {up:g} up, {down:g} down"
+        for name, up, down in zip(names, traces[0]["x"], traces[1]["x"], strict=True)
     )
     return panel(
         "MB of a client over all rounds",
         f"Megabytes of a client, the mean of those that took part: {told}.",
         traces,
         120 + 34 * len(found),
-        {"title": "MB a client", "rangemode": "tozero", "nticks": 6},
+        {"title": "MB a client", "rangemode": "tozero", "nticks": 4},
         {"title": "", "autorange": "reversed", "ticksuffix": " "},
         barmode="group",
         legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
