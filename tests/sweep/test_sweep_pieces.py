@@ -1,6 +1,7 @@
 """A sweep's pieces: what the product makes, what they are called, and what is refused before any work."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -145,3 +146,10 @@ def test_a_sweeps_file_is_read_as_any_other(tmp_path):
     file.write_text("job: audit\nshadows: 2\n")
     sweep = read(Sweep, file, {}, ["train.epochs=3"])
     assert plan(sweep)[0].config.train.epochs == 3
+
+
+def test_the_files_of_the_documentation_are_sweeps():
+    text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    one, several = (plan(Sweep.model_validate(yaml.safe_load(x))) for x in re.findall(r"```yaml\n(.*?)```", text, re.S))
+    assert len(one) == 2 * 2 * 5 and one[0].gpus == 0.25
+    assert len(several) == 3 * (2 + 2 + 1 + 2)

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +49,40 @@ def in_sequence(tmp_path_factory):
 def start(tmp_path, jobs, program, *flags):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"jobs": jobs}, sort_keys=False))
     command = [sys.executable, *program, str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out"), *flags]
-    # Ray would end workers wherever other programs use up the memory; that is not what is tested.
-    own = {"RAY_memory_monitor_refresh_ms": "0", "TMPDIR": str(tmp_path / "disk"), "RAY_TMPDIR": "/tmp"}
-    (tmp_path / "disk").mkdir(exist_ok=True)
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=os.environ | own, cwd=tmp_path, **pipes)
+    return subprocess.Popen(command, text=True, env=variables(tmp_path), cwd=tmp_path, **pipes)
+
+
+def variables(tmp_path):
+    """A disk of the workers' own. Ray's own folder has a short name, as sockets must."""
+    (tmp_path / "disk").mkdir(exist_ok=True)
+    # Ray would end workers wherever other programs use up the memory; that is not what is tested.
+    return os.environ | {
+        "RAY_memory_monitor_refresh_ms": "0",
+        "TMPDIR": str(tmp_path / "disk"),
+        "RAY_TMPDIR": "/tmp",
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The address of a Ray cluster with two CPUs that was there before the sweep."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=2", f"--temp-dir={folder}"]
+    command += ["--include-dashboard=false", "--disable-usage-stats"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, text=True, env=variables(tmp_path), **pipes)
+    try:
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()  # it ends what it started
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def entries(tmp_path):
@@ -93,7 +125,7 @@ def test_a_killed_worker_changes_nothing(tmp_path, in_sequence):
     assert not list((tmp_path / "disk").glob("secateur-*"))  # they found the sweep's own folder
 
 
-def test_a_killed_sweep_goes_on_and_other_disks_come_back(tmp_path, in_sequence):
+def test_a_killed_sweep_goes_on_at_a_cluster_and_other_disks_come_back(tmp_path, in_sequence, cluster):
     process = start(tmp_path, JOBS, [str(SCRIPT)], "--workers", "1")
     disk = tmp_path / "disk" / f"secateur-{os.getuid()}"
     until(process, lambda: any(entry["state"] == "done" for entry in entries(tmp_path)))
@@ -107,7 +139,7 @@ def test_a_killed_sweep_goes_on_and_other_disks_come_back(tmp_path, in_sequence)
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
-    process = start(tmp_path, JOBS, [str(SCRIPT)], "--workers", "2")
+    process = start(tmp_path, JOBS, [str(SCRIPT)], "--address", cluster)
     _, said = process.communicate()
     assert process.returncode == 0, said
     assert comparable(load_rows(tmp_path / "out")) == in_sequence
