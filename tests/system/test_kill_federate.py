@@ -16,30 +16,34 @@ from secateur.runs import comparable, load_rows
 pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("killable_federate.py")
-SETTINGS = ["--model", "conv-1", "--rounds", "60", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
+SETTINGS = ["--model", "lenet-zhu", "--rounds", "60", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
 SETTINGS += ["--batch-size", "4", "--base-pruning", "random,prunefl", "--defense", "pseudo-largest"]
 SETTINGS += ["--attack", "ig:iterations=10", "--attack-every", "20", "--set", "faults.drop_out=.1"]
 SETTINGS += ["--attack-clients", "2", "--attack-history", "2", "--membership", "yeom,lira"]
+SUBMODELS = ["--submodels", "fdropout,local", "--rounds", "60", "--clients", "8", "--partition", "iid"]
+SUBMODELS += ["--batch-size", "32", "--defense", "none", "--attack", "yeom", "--attack-history", "3"]
+SUBMODELS += ["--evaluate-every", "20", "--set", "examples=600"]
 
 
-def start(folder):
-    command = [sys.executable, str(SCRIPT), "--out", str(folder), *SETTINGS]
+def start(folder, settings):
+    command = [sys.executable, str(SCRIPT), "--out", str(folder), *settings]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
 @pytest.mark.timeout(1800)
-def test_killed_many_times_and_still_the_same_rows(tmp_path):
+@pytest.mark.parametrize(("settings", "attacked"), [(SETTINGS, {20, 40, 60}), (SUBMODELS, {60})])
+def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked):
     begun = time.monotonic()
-    process = start(tmp_path / "whole")
+    process = start(tmp_path / "whole", settings)
     _, said = process.communicate()
     assert process.returncode == 0, said
     seconds = time.monotonic() - begun
     whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
-    assert {row["round"] for row in whole if row["attack"] is not None} == {20, 40, 60}
+    assert {row["round"] for row in whole if row["attack"] is not None} == attacked
 
     moments, killed, caught = random.Random(0), 0, 0
     while killed < 6:
-        process = start(folder)
+        process = start(folder, settings)
         try:
             process.wait(timeout=moments.uniform(0.3, 0.8) * seconds)
         except subprocess.TimeoutExpired:
@@ -53,7 +57,7 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path):
             shutil.rmtree(folder)
         process.stderr.close()
     assert caught
-    process = start(folder)
+    process = start(folder, settings)
     _, said = process.communicate()
     assert process.returncode == 0, said
     assert comparable(load_rows(folder)) == whole

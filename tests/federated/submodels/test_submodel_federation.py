@@ -299,3 +299,37 @@ def test_who_is_large_and_how_widths_are_dealt():
             rates_of(shares, wrong)
     with pytest.raises(WrongInput, match="client_widths"):
         rates_of(shares, 1, (0.0,))
+
+
+class Keeping:
+    """An observer that keeps what it saw of one client."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __call__(self, seen):
+        """Keep the bias of the first layer."""
+        if seen.client == 1:
+            self.kept.append(seen.sent["0.bias"])
+
+    def state(self):
+        """What is kept."""
+        return {str(i): value for i, value in enumerate(self.kept)}
+
+    def load(self, state):
+        """Go on from it."""
+        self.kept = list(state.values())
+
+
+def test_what_an_observer_keeps_is_saved_with_the_federation():
+    def made():
+        keeping = Keeping()
+        return keeping, tiny.federation(observers=[(1, keeping)])
+
+    (wanted, whole), (_, half), (found, other) = made(), made(), made()
+    tiny.told(whole)
+    next(half.rounds())
+    other.load(*half.state())
+    assert len(found.kept) == 1
+    tiny.told(other)
+    assert len(found.kept) == 3 and all(map(torch.equal, found.kept, wanted.kept))

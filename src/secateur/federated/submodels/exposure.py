@@ -89,6 +89,25 @@ class Exposer:
             self.channels[seen.client] = seen.channels
             self._expose(Target(seen.client, seen.net, kept, seen.rows, seen.received, seen.rate))
 
+    def state(self) -> Params:
+        """The updates that are kept, for a federation that is saved."""
+        return {
+            f"{client}.{place}.{name}": value
+            for client, kept in self.sent.items()
+            for place, params in enumerate(kept)
+            for name, value in params.items()
+        }
+
+    def load(self, state: Params) -> None:
+        """Go on from what `state` gave."""
+        self.sent = {}
+        for key, value in state.items():
+            client, place, name = key.split(".", 2)
+            kept = self.sent.setdefault(int(client), [])
+            if int(place) == len(kept):
+                kept.append({})
+            kept[int(place)][name] = value.to(self.device)
+
     def finish(self, net: nn.Module, model: Params, shares: Sequence[Tensor]) -> None:
         """Attack the server's last model, whose members are all training data; and show who trained which cells."""
         self._expose(Target(None, net, [model], torch.cat(list(shares))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -49,6 +49,19 @@ class Seen(NamedTuple):
 
 
 Observer = Callable[[Seen], None]
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An observer that keeps something from round to round; it is saved with the federation."""
+
+    def state(self) -> Params:
+        """What it keeps."""
+        ...
+
+    def load(self, state: Params) -> None:
+        """Go on from what `state` gave."""
+        ...
 
 
 class Turn(NamedTuple):
@@ -241,11 +254,17 @@ class SubmodelFederation:
             if number % every == 0:
                 observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows))
 
+    def _remembering(self) -> list[tuple[int, Remembers]]:
+        observers: list[Any] = [each for _, each in self.observers]
+        return [(i, each) for i, each in enumerate(observers) if isinstance(each, Remembers)]
+
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Everything that the next round depends on, for `load`: tensors, and plain values."""
         tensors = {"server": self.flat}
         for client, state in self.states.items():
             tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
+        for place, observer in self._remembering():
+            tensors |= {f"observer.{place}.{name}": value for name, value in observer.state().items()}
         return tensors, {
             "round": self.number,
             "seed": self.seed,
@@ -262,5 +281,8 @@ class SubmodelFederation:
             if name.startswith("client."):
                 _, client, key = name.split(".", 2)
                 self.states.setdefault(int(client), {})[key] = value.to(self.device)
+        for place, observer in self._remembering():
+            start = f"observer.{place}."
+            observer.load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
         self.number, self.sizes.known = data["round"], dict(data["sizes"])
         self.ledger.load(data["ledger"])
