@@ -44,7 +44,6 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "base_pruning": [Choice("base-pruning", "none")],
     "server_rate": 1.0,
     "server_momentum": 0.0,
-    "engine": "here",
     "attack": [],
     "membership": [],
     "view": "update",
