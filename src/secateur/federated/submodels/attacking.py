@@ -157,7 +157,8 @@ class Meeting:
         rng = derive(seed, "shadow clients", client)
         states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng)
         *boxes, own = (BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1]))
-        candidates = Candidates(pool, torch.arange(pool.size), self._batch(asked.own))
+        # RMIA's population is the pool too: of others its models could only tell P(z) offline, on another scale.
+        candidates = Candidates(pool, torch.arange(pool.size))
         for attack in attacks:
             fitted = attack.make().fit(InOut(boxes, pool, design), derive(seed, str(attack)))
             guesses, view = fitted.score(own, candidates), View(self.asking.batches, 1)
