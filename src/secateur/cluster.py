@@ -31,7 +31,10 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         _knock(address)
-        ray.init(address=address, **quiet)
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError) as error:  # nothing that `auto` finds, or another version
+            raise WrongInput("address", f"{address} cannot be used: {' '.join(str(error).split())}") from None
     else:  # workers on this machine import from where we do: a user's model may lie in the current folder
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         environment = {"env_vars": variables}
@@ -44,9 +47,11 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
 
 def _knock(address: str) -> None:
     """Refuse a host and port where nobody listens: Ray itself would wait for minutes."""
+    if address == "auto":
+        return  # Ray looks for it on this machine
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # such as `auto`, which Ray looks up
+    if not host or not port.isdigit():
+        raise WrongInput("address", f"{address!r} is not readable; give host:port, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:

@@ -255,10 +255,18 @@ def test_a_piece_that_never_fits_is_refused(monkeypatch, field):
         spread(monkeypatch, plan(Sweep.model_validate(ROUNDS | {field: 3})), [])
 
 
-def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", "address: no Ray cluster answers at 127.0.0.1:1"),
+        ("head", "address: 'head' is not readable; give host:port, or auto"),
+        ("127.0.0.1:99999999", "address: no Ray cluster answers"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path, capsys, address, sentence):
     pytest.importorskip("ray")
-    assert sweep(tmp_path, ROUNDS, "--address", "127.0.0.1:1") == 2
-    assert "address: no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert sweep(tmp_path, ROUNDS, "--address", address) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_without_ray_the_extra_is_named(tmp_path, capsys, hide):
