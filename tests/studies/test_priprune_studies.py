@@ -246,6 +246,7 @@ def test_tiny_studies_share_a_folder(name, folder, capsys):
 
 
 def test_what_two_studies_share_is_run_once(folder):
+    assert main(["reproduce", "priprune-table2", "--scale", "tiny", "--out", str(folder)]) == 0
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()}
     assert main(["reproduce", "priprune-fig9", "--scale", "tiny", "--out", str(folder)]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()} == before

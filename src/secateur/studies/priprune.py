@@ -22,6 +22,7 @@ FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Fig. 3
 WITHHOLDING = tuple(f"{form}{name}" for form in ("", "pseudo-") for name in ("largest", "random", "mix"))
 UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp")
 MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # of 30 %: 0, 10, 20 and 30 % largest
+BOTH = (GI, SGI)  # where one would do, so that a folder shares its federations with Fig. 3
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
 
 
@@ -31,8 +32,8 @@ def fig3() -> FederatedStudy:
     return FederatedStudy(
         priprune_attacked.fig3,
         lambda scale: [
-            Federations(_rates(FIVE, scale), attacks=(GI, SGI), broadcast="dense", brief=True),
-            Federations(_rates(FIVE, scale), attacks=(GI, SGI), broadcast="masked", brief=True),
+            Federations(_rates(FIVE, scale), attacks=BOTH, broadcast="dense", brief=True),
+            Federations(_rates(FIVE, scale), attacks=BOTH, broadcast="masked", brief=True),
         ],
     )
 
@@ -81,7 +82,7 @@ def figa1() -> FederatedStudy:
     return FederatedStudy(
         priprune_attacked.figa1,
         lambda scale: [
-            Federations(("none", *_rates(("prunefl", "random"), scale)), attacks=(GI,), broadcast="dense", brief=True)
+            Federations(("none", *_rates(("prunefl", "random"), scale)), attacks=BOTH, broadcast="dense", brief=True)
         ],
     )
 
@@ -91,7 +92,7 @@ def figa2() -> FederatedStudy:
     """NMI and PSNR of GI on PruneFL by pruning rate (priprune, Fig. A2)."""
     return FederatedStudy(
         priprune_attacked.figa2,
-        lambda scale: [Federations(_rates(("prunefl",), scale), attacks=(GI,), broadcast="dense", brief=True)],
+        lambda scale: [Federations(_rates(("prunefl",), scale), attacks=BOTH, broadcast="dense", brief=True)],
     )
 
 
@@ -99,7 +100,7 @@ def figa2() -> FederatedStudy:
 def figa3() -> FederatedStudy:
     """Pictures under SGI by base pruning and its rate (priprune, Fig. A3)."""
     return FederatedStudy(
-        priprune_attacked.figa3, lambda scale: [Federations(_rates(FIVE, scale), attacks=(SGI,), brief=True)]
+        priprune_attacked.figa3, lambda scale: [Federations(_rates(FIVE, scale), attacks=BOTH, brief=True)]
     )
 
 

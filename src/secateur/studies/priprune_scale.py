@@ -91,7 +91,7 @@ SMALL = Scale(
     attack_rate=0.1,
     evaluated=3,
     examples=30_000,
-    writers=30,
+    writers=20,
     threads=2,
     bases={"prunefl": "every=10:iterations=60", "feddst": "every=5", "random": "every=10"},
     rates=(0.3, 0.6, 0.9),
