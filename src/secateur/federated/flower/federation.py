@@ -61,6 +61,7 @@ class FlowerFederation(Federation):
     def __init__(self, link: Link, task: str, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.link, self.task, link.clients = link, task, len(self.terms.shares)
+        self.waits = True  # on a GPU too an update is looked at before its client is told that it was taken
         if link.deployed:
             self.every = 0.0
         elif self.turns.init():

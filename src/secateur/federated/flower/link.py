@@ -28,6 +28,7 @@ class Link:
     def __init__(self, grid: Grid, deadline: float, patience: float = 60.0, deployed: bool = False) -> None:
         self.grid, self.deadline, self.patience, self.deployed = grid, deadline, patience, deployed
         self.clients = 0  # how many there are to be
+        self.stopped = False  # somebody else's wish that all waiting ends
         self.nodes: dict[int, int] = {}  # by client
         self._met: set[int] = set()
         self._waited = False
@@ -36,7 +37,7 @@ class Link:
         """Greet nodes that are new; before the first round wait for all of them, but not for ever."""
         end = time.monotonic() + (0.0 if self._waited else self.patience)
         self._waited = True
-        while True:
+        while not self.stopped:
             online = set(self.grid.get_node_ids())
             self._greet(sorted(online - self._met))
             self._met &= online
@@ -86,6 +87,8 @@ class Link:
                 yield who, "absent"
         end = time.monotonic() + self.deadline
         while waiting and time.monotonic() < end:
+            if self.stopped:
+                raise KeyboardInterrupt
             before, idents = len(waiting), list(waiting)
             for first in range(0, before, FEW):
                 for reply in self.grid.pull_messages(idents[first : first + FEW]):

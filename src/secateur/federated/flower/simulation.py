@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from flwr.app import Context
@@ -22,10 +23,13 @@ def simulated(work: Callable[[Link], T], clients: int, deadline: float, gpu: boo
     """What `work` makes with a link to so many virtual nodes; on a GPU all cores share it."""
     require("ray", "flower")
     app, found = ServerApp(), []
+    links: list[Link] = []
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        found.append(work(Link(grid, deadline)))
+        links.append(Link(grid, deadline))
+        with suppress(KeyboardInterrupt):  # it is the main thread's, which tells this one by the link
+            found.append(work(links[0]))
 
     cores = os.cpu_count() or 1
     shares: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 / cores if gpu else 0.0}
@@ -34,6 +38,10 @@ def simulated(work: Callable[[Link], T], clients: int, deadline: float, gpu: boo
     logs.setLevel(logging.ERROR)
     try:
         run_simulation(app, client_app(), clients, backend_config={"client_resources": shares})
+    except KeyboardInterrupt:
+        for link in links:
+            link.stopped = True
+        raise
     finally:
         logs.setLevel(before)
     return found[0]
