@@ -9,11 +9,14 @@ mkdir -p "$out/done"
 export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
 
 study() { # study NAME ARGUMENTS...
-  local name=$1 begun=$SECONDS
-  shift
-  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$name" "$@" >"$out/$name.log" 2>&1
-  echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$name/results.jsonl" "$out/done/$name.jsonl"
+  study_into "$1" "$@"
+}
+study_into() { # study_into FOLDER NAME ARGUMENTS...
+  local folder=$1 name=$2 begun=$SECONDS
+  shift 2
+  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >"$out/$folder.log" 2>&1
+  echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
+  cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
 }
 
 costs() { # Tables 3 and 4, and the ratios of selection and Soteria
@@ -21,9 +24,27 @@ costs() { # Tables 3 and 4, and the ratios of selection and Soteria
   study dgp-table3
   study dgp-table4
 }
-privacy() { # Table 1's attacks on every defense, then Tables 2 and 5
-  study dgp-table1
-  study dgp-table2
+trained() { # trained FOLDER DEFENSE [SETTINGS...]: one column of Table 1's accuracies
+  local folder=$1 defense=$2
+  shift 2
+  study_into "$folder" dgp-table1 --set steps=training --set "defenses=$defense" "$@"
+}
+accuracy() { # at the paper's schedule, side by side
+  trained train-none none &
+  trained train-noise noise &
+  trained train-top-k top-k+error-feedback &
+  trained train-dgp dgp+error-feedback &
+  study_into train-dgp-alone dgp-fig4 --model resnet18 --set steps=training --set defenses=dgp &
+  wait
+}
+shorter() { # the other columns, in 30 epochs
+  for defense in ats precode outpost; do
+    trained "train-$defense" $defense --set epochs=30 --set learning_rate=.01
+  done
+}
+privacy() { # Table 1's attacks on every defense, plain and adaptive; then Tables 2 and 5
+  study_into privacy dgp-table1 --set steps=rob,r-gap,ig,gi
+  study_into table2 dgp-table2 --set steps=rob,ig
   study dgp-table5
 }
 

@@ -8,6 +8,7 @@ import torch
 
 from secateur import catalogue
 from secateur.cli import main
+from secateur.errors import WrongInput
 from secateur.exposure import Exposure
 from secateur.rows import Row, comparable
 from secateur.runs import load_rows
@@ -26,6 +27,7 @@ from secateur.studies.dgp_found import Cell, Seen
 from secateur.studies.dgp_listening import overheard, overheard_claims, overheard_lines
 from secateur.studies.dgp_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
 from secateur.studies.dgp_setting import SCALES, scale_of
+from secateur.studies.dgp_study import chosen
 
 NARROW = 0.001
 
@@ -290,6 +292,16 @@ def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
     assert main([*command, str(tmp_path / "again")]) == 0
     one, two = (comparable(load_rows(tmp_path / name)) for name in ("whole", "again"))
     assert one == two
+
+
+def test_a_part_of_a_study_is_for_a_machine_of_its_own():
+    steps = catalogue.find("study", "dgp-table1").make().steps
+    left, others = chosen(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"])
+    assert [type(step).__name__ for step in left] == ["Attacked", "Attacked", "Trained"] and others == ["epochs=3"]
+    assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
+    assert chosen(steps, []) == (steps, [])
+    with pytest.raises(WrongInput, match="r-gap.*training.*soteria"):
+        chosen(steps, ["steps=deep-leakage"])
 
 
 def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monkeypatch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from secateur.studies.claims import Finding
 from secateur.studies.dgp_found import Seen
 from secateur.studies.dgp_privacy import left_out_lines
 from secateur.studies.dgp_setting import Scale, Setting, Step, load_all, scale_of
+from secateur.studies.dgp_trained import Trained
 from secateur.studies.tables import Line, Table
 
 Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
@@ -41,17 +42,19 @@ class UpdateStudy:
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run all steps for every seed into `out`, and make the table."""
-        size = scale_of(scale, overrides)
+        steps, others = chosen(self.steps, overrides or [])
+        size = scale_of(scale, others)
         asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
-        device, datasets = device_of(asked), load_all(self.steps, size, given)
+        device, datasets = device_of(asked), load_all(steps, size, given)
         torch.set_num_threads(size.threads)
         told = {name: str(given[name]) for name in ("data", "model") if given.get(name) is not None}
         config = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
+        config |= {} if steps == self.steps else {"steps": [repr(step) for step in steps]}
         try:
             with open_run(out, "study", config, device=str(device), seeds=asked.seeds) as run:
                 for seed in asked.seeds:
                     setting = Setting(run, size, given, datasets, seed)
-                    for step in self.steps:
+                    for step in steps:
                         step(setting)
                 rows = run.rows
         finally:
@@ -61,6 +64,35 @@ class UpdateStudy:
         lines, findings = self.tabulate(Seen(rows))
         lines += left_out_lines(Seen(rows))
         return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
+
+
+def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step, ...], list[str]]:
+    """A part of a study, for a machine of its own, and the overrides that are left.
+
+    `steps=ig,training` leaves the attacks by these names and the trainings; `defenses=none,dgp` leaves these of each.
+    """
+    texts = {key: text for key in ("steps", "defenses") for text in overrides if text.partition("=")[0] == key}
+    asked = {key: [part.strip() for part in text.partition("=")[2].split(",")] for key, text in texts.items()}
+    left = [step for step in steps if "steps" not in asked or _name(step) in asked["steps"]]
+    if "defenses" in asked:
+        left = [step for each in left if (step := _under(each, asked["defenses"])) is not None]
+    if not left:
+        names = ", ".join(dict.fromkeys(map(_name, steps)))
+        defenses = ", ".join(dict.fromkeys(name for step in steps for name in getattr(step, "defenses", ())))
+        raise WrongInput("set", f"leaves nothing of this study; its steps are {names}, its defenses {defenses}")
+    return tuple(left), [text for text in overrides if text not in texts.values()]
+
+
+def _name(step: Step) -> str:
+    return getattr(step, "attack", "training" if isinstance(step, Trained) else type(step).__name__.lower())
+
+
+def _under(step: Any, defenses: Sequence[str]) -> Step | None:
+    """A step under some of its defenses; one that has none to choose from stays whole."""
+    if not hasattr(step, "defenses"):
+        return step  # type: ignore[no-any-return]
+    own = tuple(name for name in step.defenses if name in defenses)
+    return replace(step, defenses=own) if own else None
 
 
 def _write_page(out: Path) -> None:
