@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from secateur import tree
 from secateur.attacks.membership.batching import RULES, is_static, mixing, scorer, settled, together
 from secateur.chance import derive
+from secateur.config import Federate, dump, read
 from secateur.config.choices import choice
 from secateur.data.embedded import digits
 from secateur.errors import WrongInput
@@ -180,3 +181,34 @@ def test_stacked_batches_answer_as_they_do_one_by_one(target, data):
     torch.testing.assert_close(stacked, plain, rtol=1e-9, atol=1e-12)
     few = [scorer(net, state, "cpu", 32, stacked=way)(inputs[:9]) for way in (False, True)]
     torch.testing.assert_close(few[0], few[1], rtol=1e-9, atol=1e-12)
+
+
+# The run file ----------------------------------------------------------------------------------------------------
+def test_with_sub_models_an_attack_asks_who_was_in():
+    def exposure(**fields):
+        return list(map(str, read(Federate, None, {"submodels": "mapp-fl"} | fields).exposure))
+
+    assert exposure() == ["yeom"] and exposure(attack="none") == []
+    assert exposure(attack="yeom:threshold=tuned,lira,rmia") == ["yeom:threshold=tuned", "lira", "rmia"]
+    own = dump(read(Federate, None, {"submodels": "mapp-fl", "attack": "lira"}))
+    assert list(map(str, read(Federate, None, own).exposure)) == ["lira"]  # a run's own file says the same again
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"attack": "yoem"}, "yeom"),
+        ({"shadow_clients": 3}, "even"),
+        ({"membership": "yeom"}, "submodels"),
+        ({"advise": True, "attack": "none"}, "advise"),
+        ({"scoring": "alone"}, "mixed"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(fields, word):
+    with pytest.raises(WrongInput, match=word):
+        read(Federate, None, {"submodels": "mapp-fl"} | fields)
+
+
+def test_exposure_means_nothing_without_sub_models():
+    with pytest.raises(WrongInput, match="submodels"):
+        read(Federate, None, {"exposure": "yeom"})
