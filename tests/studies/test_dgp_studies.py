@@ -300,7 +300,7 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     assert [type(step).__name__ for step in left] == ["Attacked", "Attacked", "Trained"] and others == ["epochs=3"]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
     assert chosen(steps, []) == (steps, [])
-    with pytest.raises(WrongInput, match="r-gap.*training.*soteria"):
+    with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
         chosen(steps, ["steps=deep-leakage"])
 
 
