@@ -192,7 +192,7 @@ def fake_ray(answers):
 
     return SimpleNamespace(
         remote=lambda max_retries: lambda function: Task(),
-        wait=lambda refs: (refs[:1], refs[1:]),
+        wait=lambda refs, timeout: (refs[:1], refs[1:]),
         get=get,
         cluster_resources=lambda: {"CPU": 2.0},
         exceptions=SimpleNamespace(RayTaskError=type("RayTaskError", (Died,), {}), RayError=Died),

@@ -14,6 +14,7 @@ from secateur.sweep.pieces import Piece
 from secateur.sweep.working import Home, Outcome, conduct
 
 STARTS = 4  # of a piece whose worker dies again and again
+GROWTH = 10.0  # seconds until it is asked again whether a cluster has more room
 
 
 class Watch(Protocol):
@@ -43,7 +44,7 @@ def spread(pieces: Sequence[Piece], home: Home, watch: Watch, address: str | Non
                 starts[piece.name] += 1
                 running[job.options(num_cpus=piece.cpus, num_gpus=piece.gpus).remote(piece, home)] = piece
                 watch.began(piece)
-            for ended in ray.wait(list(running))[0]:
+            for ended in ray.wait(list(running), timeout=GROWTH)[0]:
                 piece = running.pop(ended)
                 try:
                     outcome = ray.get(ended)
