@@ -10,7 +10,7 @@ from secateur.cli import main
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.rows import Row
-from secateur.studies import priprune_attacked, priprune_bases, priprune_defended
+from secateur.studies import priprune_attacked, priprune_bases, priprune_defended, priprune_ours
 from secateur.studies.priprune_found import Seen, attack_of
 from secateur.studies.priprune_numbers import TABLE_2, TABLE_A1
 from secateur.studies.priprune_scale import SCALES, scale_of
@@ -221,7 +221,7 @@ def test_what_alpha_decides():
     rates = {"alpha=0.1": 0.0, "alpha=0.9": 0.6, "step=0.1": 0.05, "temperature=1.0": 0.06, "sharing=2e-4": 0.05}
     rows = [federation(0.9, (0.4, 0.41))]
     rows += [federation(0.9, (0.3, 0.31), defense=f"priprune:{name}", withheld=(rate,)) for name, rate in rates.items()]
-    _, findings = priprune_defended.alpha(seen(*rows))
+    _, findings = priprune_ours.alpha(seen(*rows))
     assert said(findings, "alpha_0", "10 points") == "supported" and said(findings, "its step") == "not supported"
     assert said(findings, "the temperature") == "not supported"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 
 from secateur.catalogue import method
-from secateur.studies import priprune_attacked, priprune_bases, priprune_defended
+from secateur.studies import priprune_attacked, priprune_bases, priprune_defended, priprune_ours
 from secateur.studies.priprune_attacked import GI, SGI
 from secateur.studies.priprune_grid import CIFAR10, FEMNIST
 from secateur.studies.priprune_scale import SCALES, Scale
@@ -126,7 +126,7 @@ def figa5() -> FederatedStudy:
 def alpha() -> FederatedStudy:
     """What alpha's start, its step and the temperature decide, which priprune leaves unstated (not in priprune)."""
     settings = tuple(f"priprune:{each}" for each in ALPHAS)
-    return FederatedStudy(priprune_defended.alpha, lambda scale: [Federations(defenses=("none", *settings))])
+    return FederatedStudy(priprune_ours.alpha, lambda scale: [Federations(defenses=("none", *settings))])
 
 
 @method("study", "priprune-defenses", PAPER, scales=SIZES)
@@ -137,7 +137,7 @@ def defenses() -> FederatedStudy:
     """
     attacks = (SGI, f"{SGI}:adaptive=support")
     every = ("none", *WITHHOLDING, "priprune", *UPLOADS)
-    return FederatedStudy(priprune_defended.defenses, lambda scale: [Federations(("snip",), every, attacks=attacks)])
+    return FederatedStudy(priprune_ours.defenses, lambda scale: [Federations(("snip",), every, attacks=attacks)])
 
 
 def _both(scale: Scale) -> list[Federations]:

@@ -1,4 +1,4 @@
-"""Tables of priprune about defenses over the rounds: Figs. 6, 8, A4 and A5, and two that are not in it."""
+"""Tables of priprune about defenses over the rounds: Figs. 6, 8, A4 and A5."""
 
 from __future__ import annotations
 
@@ -110,52 +110,6 @@ def figa5(found: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def alpha(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """What alpha's start, its step and the temperature decide: the paper states none of them."""
-    rates = {each.defense: mean(found.last(each, WITHHELD)) for each in found.select(defense="priprune")}
-    started = [setting(each, "alpha", 0.5) for each in found.select(defense="priprune")]
-    findings = []
-    for name, usual in (("alpha", 0.5), ("step", 0.01), ("temperature", 5.0)):
-        own = {
-            setting(each, name, usual): rates[each.defense]
-            for each in found.select(defense="priprune")
-            if only(each, name)
-        }
-        values = [rate.value for rate in own.values() if rate is not None]
-        spread = max(values, default=0.0) - min(values, default=0.0)
-        case = Estimate(spread, spread, spread)
-        title = {"alpha": "alpha_0", "step": "its step", "temperature": "the temperature"}[name]
-        told = f"{title} ({', '.join(f'{value:g}' for value in sorted(own))})"
-        findings.append(
-            judge(f"ours: {told} moves the rate in the end by more than 10 points", {"rate": case}, bound=0.1)
-        )
-    bare, cases = found.one(defense="none"), dict[str, Estimate | None]()
-    for each in found.select(defense="priprune"):
-        cases[each.defense] = found.less(bare, each, NMI, SGI)
-    claim = f"PriPrune hides more than PruneFL alone, whatever they are (alpha_0 {', '.join(map(str, set(started)))})"
-    return lines(found), [*findings, judge(claim, cases, "every", unit="")]
-
-
-def defenses(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Every defense of what a client sends on one axis, each under its strongest attacker."""
-    bare, learnt = found.one(defense="none"), found.one(defense="priprune")
-    others = [each for each in found.courses if each not in (bare, learnt)]
-    cases: Cases = {each.defense: worst(found, each, learnt) for each in others}
-    paid: Cases = {each.defense: found.gain(learnt, each) for each in others}
-    return lines(found), [
-        judge("ours: PriPrune hides more than every other defense", cases, "every", unit=""),
-        judge("ours: PriPrune is more accurate than every other defense", paid, "every"),
-        best_balance(found, learnt, [each for each in found.courses if each != learnt]),
-    ]
-
-
-def worst(found: Seen, one: Federation | None, other: Federation | None) -> Estimate | None:
-    """One's NMI less the other's, each under the attacker that finds most."""
-    if one is None or other is None:
-        return None
-    return found.apart(*(found.course(each, NMI, found.strongest(each)) for each in (one, other)))
-
-
 def in_every_round(found: Seen, bare: Federation | None, learnt: Federation | None) -> Finding:
     """In which of the attacked rounds the defended update gave away less."""
     claim = "PriPrune's NMI is the lower one throughout all rounds"
@@ -211,12 +165,6 @@ def setting(each: Federation, name: str, usual: float) -> float:
     """A hyper-parameter of a defense as it is written."""
     pairs = dict(pair.split("=") for pair in each.defense.split(":")[1:])
     return float(pairs.get(name, usual))
-
-
-def only(each: Federation, name: str) -> bool:
-    """Whether no other of what the paper leaves open is set."""
-    others = {"alpha", "step", "temperature"} - {name}
-    return not others & {pair.partition("=")[0] for pair in each.defense.split(":")[1:]}
 
 
 def _share(each: Federation) -> str:
