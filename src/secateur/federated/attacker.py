@@ -102,6 +102,10 @@ class Attacker:
         if len(seen) > 1:
             more = {"round": look.round, "client": None, "attacked": len(seen)}
             labels = self._labels(attack, seen[0], known, more)
+            every = [self._labels(attack, one, known, more)["extra"] for one in seen]
+            labels["extra"] |= {
+                name: min(e[name] for e in every) for name in ("history", "same_rows") if name in every[0]
+            }
             self.story.rows += self._rows(labels, joined(outcomes))
 
     def _rows(self, labels: dict[str, Any], outcome: Outcome) -> list[Row]:
