@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from secateur.catalogue import method
+from secateur.studies.mapp_compared import Tabulated
 from secateur.studies.mapp_found import Seen
 from secateur.studies.mapp_numbers import RIVALS
 from secateur.studies.mapp_setting import SCALES, Case, Scale
@@ -16,7 +17,6 @@ from secateur.studies.mapp_sizes import attackers, complexity, correlations, joi
 from secateur.studies.mapp_study import MappStudy
 from secateur.studies.mapp_tables import (
     INDEPENDENT,
-    Tabulated,
     by_client,
     by_large,
     coupled,

@@ -7,9 +7,9 @@ from itertools import pairwise
 from secateur.federated.submodels.correlation import Correlation, correlation
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import judge
+from secateur.studies.mapp_compared import Cases, Tabulated, accurate, clients, exposed, less, served, summary
 from secateur.studies.mapp_found import YEOM, Seen, Way, points
 from secateur.studies.mapp_numbers import PARAMETERS, TABLE_3
-from secateur.studies.mapp_tables import Cases, Tabulated, accurate, clients, exposed, less, served, summary
 from secateur.studies.measured import Measure, combine, mean
 from secateur.studies.tables import Cells, Line
 

@@ -19,11 +19,11 @@ from secateur.config.choices import choice
 from secateur.errors import WrongInput
 from secateur.paging import page_afterwards
 from secateur.runs import open_run
+from secateur.studies.mapp_compared import Tabulated
 from secateur.studies.mapp_found import Seen
 from secateur.studies.mapp_run import Hall
 from secateur.studies.mapp_setting import Case, Scale, loaded, scale_of
 from secateur.studies.mapp_sizes import asked
-from secateur.studies.mapp_tables import Tabulated
 from secateur.studies.tables import Table
 
 ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."

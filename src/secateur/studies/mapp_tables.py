@@ -6,9 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from operator import sub
 
-from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Finding, judge
-from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
+from secateur.studies.claims import judge
+from secateur.studies.mapp_claims import method_claims
+from secateur.studies.mapp_compared import (
+    LITTLE,
+    NEAR,
+    Cases,
+    Tabulated,
+    accurate,
+    averaged,
+    exposed,
+    less,
+    served,
+    server_exposed,
+    small_accurate,
+    summary,
+)
+from secateur.studies.mapp_found import YEOM, Federation, Seen
 from secateur.studies.mapp_numbers import (
     SIZES,
     TABLE_2,
@@ -20,31 +34,10 @@ from secateur.studies.mapp_numbers import (
     TABLE_6,
     Printed,
 )
-from secateur.studies.measured import Measure, combine, mean, name_of
+from secateur.studies.measured import Measure, combine, mean
 from secateur.studies.tables import Cells, Line
 
-NEAR = 0.02  # of accuracy: where the paper says similar or competitive and gives no number
-LITTLE = 0.01  # of advantage
-Tabulated = tuple[list[Line], list[Finding]]
-Cases = dict[str, Estimate | None]
 INDEPENDENT = ":coupling=independent"
-
-
-def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
-    """Accuracy and advantage of the server and of the average client."""
-    alone = name_of(federation.submodels) == "local"
-    cells: Cells = {
-        "server_accuracy": None if alone else mean(found.server(federation, "test_accuracy")),
-        "server_advantage": None if alone else mean(found.server(federation, "advantage", way)),
-        "client_accuracy": mean(clients(found, federation, "test_accuracy")),
-        "client_advantage": mean(clients(found, federation, "advantage", way)),
-    }
-    return cells
-
-
-def clients(found: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
-    """Of the average client; of those that train alone, the small ones, as in the paper."""
-    return found.average(federation, metric, way, small=name_of(federation.submodels) == "local")
 
 
 def methods(found: Seen) -> Tabulated:
@@ -67,57 +60,6 @@ def methods_and_clients(found: Seen) -> Tabulated:
     more, others = by_client(Seen([row for row in found.rows if row.extra.get("submodels") in shown]))
     told = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
     return [*lines, *told], [*findings, *others]
-
-
-def method_claims(found: Seen) -> list[Finding]:
-    """What the paper says of its rules at two large clients."""
-    rules = {f.submodels: f for f in found.federations if f.defense == "none" and f.submodels not in ("none", "local")}
-    small, large = averaged(found)
-    local = next((f for f in found.federations if f.submodels == "local"), None)
-    mapp, hetero, dropout = (rules.get(name) for name in ("mapp-fl", "heterofl", "fdropout"))
-    resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
-    findings = [
-        judge(
-            "MaPP-FL's clients are less exposed than HeteroFL's",
-            {"average client": less(found, hetero, mapp, exposed)},
-        ),
-        judge(
-            f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)",
-            {"average client": less(found, mapp, hetero, accurate)},
-            bound=-NEAR,
-        ),
-        judge(
-            f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)",
-            {"average client": less(found, dropout, mapp, exposed)},
-            bound=-LITTLE,
-        ),
-        judge(
-            "FDropout's clients are less accurate than MaPP-FL's",
-            {"average client": less(found, mapp, dropout, accurate)},
-        ),
-        judge(
-            "fixed channel sets make more accurate clients than resampled ones",
-            {
-                f"{fixed} over {new}": less(found, rules.get(fixed), rules.get(new), accurate)
-                for new, fixed in resampled
-            },
-            "every",
-        ),
-        judge(
-            f"every rule's server is about as accurate as FedAvg with the large model (at most {100 * NEAR:g} less)",
-            {name: less(found, rule, large, served) for name, rule in rules.items()},
-            bound=-NEAR,
-        ),
-        judge(
-            "FedAvg with the small model exposes clients less", {"average client": less(found, large, small, exposed)}
-        ),
-        judge("FedAvg with the small model costs the server accuracy", {"server": less(found, large, small, served)}),
-        judge(
-            "MaPP-FL's small clients are more accurate than alone",
-            {"average client": less(found, mapp, local, small_accurate)},
-        ),
-    ]
-    return [finding for finding in findings if finding.measured != "not measured here"]
 
 
 def by_client(found: Seen) -> Tabulated:
@@ -239,47 +181,6 @@ def coupled(found: Seen) -> Tabulated:
         if apart:
             cases[rule] = less(found, found.other(federation, submodels=rule), federation, accurate)
     return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]
-
-
-def averaged(found: Seen) -> tuple[Federation | None, Federation | None]:
-    """FedAvg with the smallest and with the largest network."""
-    plain = sorted((f for f in found.federations if f.submodels == "none"), key=lambda f: f.unit)
-    return (plain[0], plain[-1]) if len(plain) > 1 else (None, plain[0] if plain else None)
-
-
-# What is compared ------------------------------------------------------------------------------------------------
-def exposed(found: Seen, federation: Federation) -> Measure:
-    """The average client's advantage."""
-    return clients(found, federation, "advantage", YEOM)
-
-
-def accurate(found: Seen, federation: Federation) -> Measure:
-    """The average client's accuracy."""
-    return clients(found, federation, "test_accuracy")
-
-
-def small_accurate(found: Seen, federation: Federation) -> Measure:
-    """The average accuracy of those with smaller models."""
-    return found.average(federation, "test_accuracy", small=True)
-
-
-def served(found: Seen, federation: Federation) -> Measure:
-    """The server's accuracy."""
-    return found.server(federation, "test_accuracy")
-
-
-def server_exposed(found: Seen, federation: Federation) -> Measure:
-    """The server's advantage."""
-    return found.server(federation, "advantage", YEOM)
-
-
-def less(
-    found: Seen, one: Federation | None, other: Federation | None, what: Callable[[Seen, Federation], Measure]
-) -> Estimate | None:
-    """One federation's measure less another's."""
-    if one is None or other is None:
-        return None
-    return combine(sub, what(found, one), what(found, other))
 
 
 def _data(found: Seen) -> str:

@@ -59,10 +59,10 @@ def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> 
 
     @torch.no_grad()
     def answer(inputs: Tensor) -> Tensor:
-        batches = inputs.unflatten(0, (-1, min(size, len(inputs))))
+        batches = inputs.reshape(-1, min(size, len(inputs)), *inputs.shape[1:])
         each = vmap(lambda part: function(tensors, part))
         with full_precision(device):
-            given = torch.cat([each(some) for some in batches.split(AT_ONCE)]).flatten(0, 1)
+            given = torch.cat([each(some) for some in torch.split(batches, AT_ONCE)]).flatten(0, 1)
         if not given.isfinite().all():
             raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
         return given
