@@ -1,19 +1,23 @@
 """Studies of mapp_fl: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from secateur import catalogue
 from secateur.cli import main
+from secateur.config.choices import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.rows import Row, comparable
-from secateur.runs import load_figures, load_rows
+from secateur.runs import load_figures, load_rows, open_run
 from secateur.studies import mapp_sizes, mapp_tables
 from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
 from secateur.studies.mapp_numbers import SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from secateur.studies.mapp_setting import SCALES, Case, scale_of, shares_of, terms_of
+from secateur.studies.mapp_run import Hall
+from secateur.studies.mapp_setting import SCALES, Case, loaded, scale_of, shares_of, terms_of
 
 NARROW = 0.001
 
@@ -60,8 +64,6 @@ def test_the_tables_as_the_paper_prints_them():
 @pytest.fixture(scope="module")
 def cifar_labels():
     """Labels of CIFAR-10's train part and a few others; pictures do not matter here."""
-    import torch
-
     labels = torch.cat([torch.arange(10).repeat_interleave(5000), torch.arange(10)])
     return Dataset("cifar10", torch.zeros(len(labels), 3, 1, 1), labels, 10, 50_000)
 
@@ -214,3 +216,15 @@ def test_stronger_attackers_and_other_defenses_run(tmp_path, capsys):
         catalogue.find("study", "mapp-fig1").make().conduct(
             catalogue.find("study", "mapp-fig1"), "tiny", {"model": "cnn6"}, None, tmp_path / "refused"
         )
+
+
+def test_stacked_federations_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):
+    size = replace(SCALES["tiny"], rounds=1, examples=400)
+    data, cases, found = loaded(size, {}), [Case("none", 8), Case("mapp-fl")], []
+    for name in ("alone", "stacked"):
+        if name == "stacked":
+            monkeypatch.setattr(Hall, "_groups", lambda self, jobs: [list(jobs)])
+        with open_run(tmp_path / name, "study", {}) as run:
+            Hall(run, size, data, torch.device("cpu"), [choice("attack", "yeom")]).hold(cases, [0])
+        found.append(sorted(json.dumps(row, sort_keys=True) for row in comparable(run.rows)))
+    assert found[0] == found[1]
