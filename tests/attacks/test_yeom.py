@@ -54,6 +54,13 @@ def test_a_class_without_both_sides_takes_the_global_threshold_and_says_so():
     assert "[1]" in attack.note and attack.thresholds.tolist() == [-1.0, -1.0]
 
 
+def test_few_known_members_may_share_no_class_with_the_others():
+    values, labels = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([0, 1, 2])
+    attack = yeom("class").learn(values, labels, torch.tensor([True, True, False]), 4)
+    assert attack.note.startswith("global threshold") and attack.thresholds.tolist() == [-2.0] * 4
+    assert attack.decide(values, labels).members.tolist() == [True, True, False]
+
+
 def test_an_unknown_threshold_is_refused():
     with pytest.raises(WrongInput, match="tuned"):
         find("attack", "yeom")(threshold="tunde")

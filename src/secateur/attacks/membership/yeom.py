@@ -36,13 +36,14 @@ class Yeom:
 
     def learn(self, values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> Self:
         """The thresholds that follow from what is known: (N,) log p_y, labels and membership."""
-        if self.way == "class":
+        if self.way == "class" and bool(torch.isin(labels[is_member], labels[~is_member]).any()):
             thresholds, missing = class_thresholds(values, labels, is_member, classes)
             note = f"global threshold for the classes {missing}: none known on both sides" if missing else None
             return replace(self, thresholds=thresholds, note=note)
         inside, outside = values[is_member], values[~is_member]
         one = float(inside.mean()) if self.way == "mean" else best_threshold(inside, outside)
-        return replace(self, thresholds=values.new_full((classes,), one))
+        note = "global threshold: no class is known on both sides" if self.way == "class" else None  # of a few known
+        return replace(self, thresholds=values.new_full((classes,), one), note=note)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Rank by the loss, decide by the threshold."""
