@@ -72,6 +72,7 @@ def _conv_only(why: str) -> WrongInput:
 
 
 def shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> None:
+    """Leave a convolution or linear layer these outputs and inputs, (n,) bool each, in place."""
     layer = net.get_submodule(name)
     if not outputs.any() or not inputs.any():
         raise WrongInput("mask", f"would leave the layer {name} without channels; keep at least one")
@@ -83,6 +84,7 @@ def shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> 
 
 
 def shrink_norm(net: nn.Module, name: str, kept: Tensor) -> None:
+    """Leave a BatchNorm these channels, (n,) bool, in place."""
     layer = net.get_submodule(name)
     for part in ("weight", "bias", "running_mean", "running_var"):
         _slice(layer, part, kept)
