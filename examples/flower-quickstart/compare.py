@@ -2,7 +2,7 @@
 
     python examples/flower-quickstart/compare.py [--iterations N] [--out DIR]
 
-Two minutes on two cores; each run has a page with every picture and what the attack made of it.
+A minute on two cores; each run has a page with every picture and what the attack made of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measured(defended: bool, out: Path, iterations: int) -> tuple[int, float]:
     ones = torch.ones(1, 1, 1)
     known = Knowledge(network(), (1, 8, 8), 10, 0 * ones, ones, local_steps=1, learning_rate=RATE)
     auditor = Auditor(known, "ig", out, defense="dgp" if defended else "none", iterations=iterations)
-    average = Counting(fraction_evaluate=0.0)
+    average = Counting(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
     audited = AuditedStrategy(average, auditor, updates=CLIENTS, truth=truth)
     strategy = DecodingStrategy(audited) if defended else audited
     server, client = ServerApp(), client_app.app if defended else ClientApp()
