@@ -165,6 +165,16 @@ def test_the_ranking_under_another_attacker():
     assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
 
 
+def test_each_federation_has_its_own_lira_less_yeom():
+    rows = []
+    for attack, small in (("yeom", 0.02), ("lira", 0.05)):  # of the larger network both find as much
+        rows += federation("none", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
+        rows += federation("none", (0.6, 0.01), [(0.6, small)], attack=attack, model="mapp-cnn-8")
+    _, findings = mapp_sizes.attackers(Seen(rows))
+    (found,) = [finding for finding in findings if "than LiRA" in finding.claim]
+    assert found.measured.startswith("1 of 2 yes")
+
+
 def test_what_a_defense_adds():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
@@ -177,6 +187,7 @@ def test_what_a_defense_adds():
 def test_the_ways_of_asking_are_lines_of_their_own():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows.append(row("advantage", 0.09, "mapp-fl", 0, attack="yeom", batches="apart", updates=1))
+    rows += federation("local", None, [(0.5, 0.3)], rates=[0.5])  # sends nothing, so it cannot be asked in all ways
     plain, apart = mapp_sizes.asked(Seen(rows))
     assert plain.cells["client_advantage"].value == pytest.approx(0.04)
     assert apart.labels["scoring batches"] == "apart" and apart.cells["client_advantage"].value == pytest.approx(0.09)

@@ -8,7 +8,7 @@ from secateur.federated.submodels.correlation import Correlation, correlation
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import judge
 from secateur.studies.mapp_compared import Cases, Tabulated, accurate, clients, exposed, less, served, summary
-from secateur.studies.mapp_found import YEOM, Seen, Way, points
+from secateur.studies.mapp_found import YEOM, Federation, Seen, Way, points
 from secateur.studies.mapp_numbers import PARAMETERS, TABLE_3
 from secateur.studies.measured import Measure, combine, mean
 from secateur.studies.tables import Cells, Line
@@ -70,8 +70,7 @@ def attackers(found: Seen) -> Tabulated:
                 pair = [clients(found, each, "auc", way) for each in (other, mapp)]
                 cases[f"{way.attack}: {other.title} {other.unit}"] = combine(lambda a, b: a - b, *pair)
     stronger: Cases = {
-        f"{federation.title} {federation.unit}": _over(found, federation.submodels, ways)
-        for federation in found.federations
+        f"{federation.title} {federation.unit}": _over(found, federation, ways) for federation in found.federations
     }
     return lines, [
         judge(
@@ -104,12 +103,12 @@ def joined(found: Seen) -> Tabulated:
 def asked(found: Seen) -> list[Line]:
     """What batch mates and more updates do to Yeom's attack: one line a way of asking."""
     ways = [way for way in found.ways if way.attack == "yeom"]
-    lines = []
+    lines, senders = [], [each for each in found.federations if each.submodels != "local"]  # who sends has all ways
     for way in ways if len(ways) > 1 else []:
         cells: Cells = {
-            "client_advantage": _overall([clients(found, each, "advantage", way) for each in found.federations]),
-            "server_advantage": _overall([found.server(each, "advantage", way) for each in found.federations]),
-            "client_auc": _overall([clients(found, each, "auc", way) for each in found.federations]),
+            "client_advantage": _overall([clients(found, each, "advantage", way) for each in senders]),
+            "server_advantage": _overall([found.server(each, "advantage", way) for each in senders]),
+            "client_auc": _overall([clients(found, each, "auc", way) for each in senders]),
         }
         labels = {"scoring batches": way.batches, "updates": str(way.updates)}
         lines.append(Line(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
@@ -122,9 +121,8 @@ def _overall(measures: list[Measure]) -> Estimate | None:
     return combine(lambda *values: sum(values) / len(values), *known) if known else None
 
 
-def _over(found: Seen, submodels: str, ways: list[Way]) -> Estimate | None:
+def _over(found: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:
     """LiRA's AUC less Yeom's, of the average client."""
-    federation = next(each for each in found.federations if each.submodels == submodels)
     lira = next((way for way in ways if way.attack == "lira"), None)
     if lira is None:
         return None
