@@ -188,10 +188,11 @@ class Federation:
         """The client's state after its turn; where it went astray the one before."""
         if not state:
             return
-        if alive is not None:
-            before = self.states[client] if client in self.states else self.turns.init()
-            state = {name: torch.where(alive, value, before[name]) for name, value in state.items()}
-        self.states[client] = tree.clone(state)
+        if alive is None:
+            self.states[client] = tree.clone(state)
+            return
+        before = self.states[client] if client in self.states else self.turns.init()
+        self.states[client] = {name: torch.where(alive, value, before[name]) for name, value in state.items()}
 
     def observed(self, number: int) -> bool:
         """Whether somebody looks at a round's updates."""

@@ -111,14 +111,15 @@ class Server:
         elif not plain:
             change = {name: value - self.weights[name] for name, value in mean.items()}
         for name, weight in self.weights.items():
+            where = self.model.mask.get(name) if self._union is None else self._union.get(name)
             if plain and not gradients:
                 new = mean[name]
             elif not terms.server_momentum:
                 new = weight + terms.server_rate * change[name]
-            else:
-                self.moments[name].mul_(terms.server_momentum).add_(change[name])
+            else:  # what was not sent has not moved: a stale value less the zeros of its average is no step
+                moved = change[name] if where is None else torch.where(where, change[name], 0)
+                self.moments[name].mul_(terms.server_momentum).add_(moved)
                 new = weight + terms.server_rate * self.moments[name]
-            where = self.model.mask.get(name) if self._union is None else self._union.get(name)
             dropped = weight if self._union is None else torch.zeros_like(weight)
             weight.copy_(new if where is None else torch.where(where, new, dropped))
         for name, value in self.statistics.items():
