@@ -10,6 +10,7 @@ from torch.func import functional_call
 from secateur import catalogue
 from secateur.catalogue import find
 from secateur.errors import WrongInput
+from secateur.federated.submodels import cutting
 from secateur.federated.submodels.cutting import Asked, Structure, flat_of, params_of
 from secateur.federated.submodels.narrow import narrowed, static
 from secateur.models.create import create
@@ -198,3 +199,28 @@ def test_widths_and_groups_that_do_not_fit_are_refused():
         structure.check(find("submodel", "mapp-fl")(groups=16), [0.5])
     with pytest.raises(WrongInput, match="above 0 and up to 1"):
         structure.widths(1.5)
+
+
+def test_a_rule_is_asked_once_for_a_client_and_round_and_never_for_the_whole_model(monkeypatch):
+    structure, asked = Structure(static(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8)), []
+    rule = find("submodel", "fdropout")()
+    call = type(rule).__call__
+    monkeypatch.setattr(type(rule), "__call__", lambda self, at: asked.append(at) or call(self, at))
+    first = structure.cut(rule, Asked(3, 10, 7), 0.5)
+    count = len(asked)
+    assert count == len(structure.slots) and structure.cut(rule, Asked(3, 10, 7), 0.5) is first
+    whole = structure.cut(rule, Asked(0, 10, 1), 1.0)
+    assert whole is structure.cut(find("submodel", "heterofl")(), Asked(5, 10, 2), 1.0) and len(asked) == count
+    assert whole.index.tolist() == list(range(sum(structure.sizes.values())))
+    assert structure.cut(rule, Asked(3, 10, 8), 0.5).index.tolist() != first.index.tolist()
+
+
+def test_cuts_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(cutting, "REMEMBERED", 5)
+    structure = Structure(static(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8))
+    rule = find("submodel", "fdropout")()
+    first = structure.cut(rule, Asked(0, 10, 1), 0.5)
+    for number in range(2, 30):
+        structure.cut(rule, Asked(0, 10, number), 0.5)
+    assert len(structure._asked) == len(structure._cuts) == 5
+    assert torch.equal(structure.cut(rule, Asked(0, 10, 1), 0.5).index, first.index)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from secateur.federated.submodels.rules import Place, Rule
 from secateur.interfaces import Params
 from secateur.pruning.channels import Channels, analyse
 
-REMEMBERED = 256  # cuts
+REMEMBERED = 256  # cuts, and as many that were asked for
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Structure:
                 raise WrongInput("model", f"cannot be cut to sub-models: {name} belongs to no layer with channels")
             if not value.requires_grad:
                 raise WrongInput("model", f"cannot be cut to sub-models: {name} is frozen; let all of it be trained")
-        self._cuts: dict[bytes, Cut] = {}
+        self._cuts: dict[bytes, Cut] = {}  # by channels
+        self._asked: dict[tuple[Rule, Asked, float] | None, Cut] = {}  # None: the whole model, the same for all
 
     def widths(self, rate: float) -> list[int]:
         """How many channels of each slot a client with this share keeps: rounded up, as HeteroFL does."""
@@ -118,13 +120,19 @@ class Structure:
 
     def cut(self, rule: Rule, asked: Asked, rate: float) -> Cut:
         """The sub-model that a rule gives a client in a round."""
-        keep = self.widths(rate)
+        key = None if rate == 1 else (rule, asked, rate)
+        if key not in self._asked:
+            _remember(self._asked, key, self._chosen(rule, asked, rate))
+        return self._asked[key]
+
+    def _chosen(self, rule: Rule, asked: Asked, rate: float) -> Cut:
+        keep, count = self.widths(rate), sum(slot.size for slot in self.slots) + 1
 
         def flags(read: np.ndarray | None = None, layer: int = 0) -> np.ndarray:
             """By flag whether it is kept; of the slots that are read, as if they came so many layers later."""
-            found = np.zeros(sum(slot.size for slot in self.slots) + 1, dtype=bool)
+            found = np.full(count, rate == 1)
             found[-1] = True
-            for slot, width in zip(self.slots, keep, strict=True):
+            for slot, width in zip(self.slots, keep, strict=True) if rate < 1 else ():
                 if read is None or bool(((read >= slot.start) & (read < slot.start + slot.size)).any()):
                     place = Place(*asked, slot.layer + layer, slot.depth, width, slot.size)
                     found[slot.start + rule(place)] = True
@@ -133,13 +141,11 @@ class Structure:
         outputs = flags()
         inputs = dict.fromkeys(self.layers, outputs)
         if rule.independent and rate < 1:  # of a layer's inputs as of the outputs of a layer that comes later
-            count = len(self.slots)
-            inputs = {name: flags(layer.reads, count * (i + 1)) for i, (name, layer) in enumerate(self.layers.items())}
+            slots = len(self.slots)
+            inputs = {name: flags(layer.reads, slots * (i + 1)) for i, (name, layer) in enumerate(self.layers.items())}
         key = b"".join(each.tobytes() for each in (outputs, *inputs.values()))
         if key not in self._cuts:
-            if len(self._cuts) >= REMEMBERED:
-                self._cuts.clear()
-            self._cuts[key] = self._made(outputs, inputs)
+            _remember(self._cuts, key, self._made(outputs, inputs))
         return self._cuts[key]
 
     def _made(self, outputs: np.ndarray, inputs: dict[str, np.ndarray]) -> Cut:
@@ -197,6 +203,13 @@ def _slots(found: Channels) -> tuple[list[Slot], Tensor]:
         elif len(own) != by_flag[int(own[0])].size:
             raise WrongInput("model", f"cannot be cut to sub-models: {name} shares its channels with wider layers")
     return slots, flags
+
+
+def _remember(known: dict[Key, Cut], key: Key, cut: Cut) -> None:
+    """Keep a cut; of too many the oldest goes."""
+    if len(known) >= REMEMBERED:
+        del known[next(iter(known))]
+    known[key] = cut
 
 
 def flat_of(params: Params) -> Tensor:
