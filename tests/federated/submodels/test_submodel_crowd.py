@@ -1,11 +1,14 @@
 """A round's clients: equal to torch.optim.Adam, and equal stacked and one by one, whatever their sizes and widths."""
 
+from types import SimpleNamespace
+
 import pytest
 import tiny_submodels as tiny
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from secateur.federated.submodels import crowd
 from secateur.federated.submodels.crowd import _together
 from secateur.federated.submodels.cutting import params_of
 from secateur.federated.submodels.narrow import static
@@ -91,3 +94,28 @@ def test_batches_never_leave_a_single_row():
     assert [len(rows) for rows in batches(torch.arange(17), 8)] == [8, 9]
     assert [len(rows) for rows in batches(torch.arange(9), 8)] == [9]
     assert [len(rows) for rows in batches(torch.arange(1), 8)] == [1]
+
+
+def test_no_more_graphs_are_captured_than_may_be(monkeypatch):
+    class Counting:
+        """Stands for CUDA graphs: tells the warm-ups and replays of one step."""
+
+        def __init__(self, function, device):
+            self.function, self.stream, self.pool = function, None, None
+
+        def __call__(self, given):
+            told.append("graph")
+
+    monkeypatch.setattr(crowd, "Captured", Counting)
+    monkeypatch.setattr(crowd, "MOST_GRAPHS", 1)
+    federation, told = tiny.federation(), []
+    federation.crowd.data = SimpleNamespace(inputs=SimpleNamespace(device=torch.device("cuda")))
+    first, second = (federation.crowd.captured(lambda given: told.append("eager")) for _ in range(2))
+    given = crowd._Step(torch.zeros(2, 8), torch.zeros(2, 2), ())
+    other = crowd._Step(torch.zeros(2, 5), torch.zeros(2, 2), ())
+    for step, form in ((first, given), (first, other), (second, given)):
+        told.clear()
+        for _ in range(crowd.WARMUPS + 2):
+            step(form)
+        captured = step is first and form is given
+        assert told == ["graph"] * crowd.WARMUPS + ["graph" if captured else "eager"] * 2

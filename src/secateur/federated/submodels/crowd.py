@@ -12,6 +12,7 @@ In float64 both ways are equal to 1e-9 over an epoch, but for biases before a Ba
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +24,14 @@ from torch import Tensor, vmap
 
 from secateur.errors import unknown
 from secateur.federated.crowd import WAYS
-from secateur.federated.graphs import Captured
+from secateur.federated.graphs import WARMUPS, Captured
 from secateur.federated.submodels.terms import Adam
 from secateur.federated.submodels.turning import Job, Made, Moments, Narrow, adam_, batches, scales
 from secateur.interfaces import Batch
 from secateur.precision import tf32
 from secateur.prediction import arranged
+
+MOST_GRAPHS = 512  # each holds memory for good; clients that change from round to round make new forms without end
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,7 @@ class Crowd:
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
         self._graphs: list[Captured[_Step, None]] = []
+        self._captures = 0
 
     def add(self, narrow: Narrow) -> str:
         """Let clients of a width take part; returns its key."""
@@ -101,15 +105,27 @@ class Crowd:
         return Made(flat.detach(), Moments(first, second, number))
 
     def captured(self, step: Callable[[_Step], None]) -> Callable[[_Step], None]:
-        """On a GPU as CUDA graphs that run one at a time and keep nothing in between, so all share their memory."""
+        """On a GPU as CUDA graphs that run one at a time and keep nothing in between, so all share their memory.
+
+        A graph for each length of a batch, as long as there are not too many; then steps run as they are.
+        """
         device = self.data.inputs.device
         if device.type != "cuda":
             return step
         made: Captured[_Step, None] = Captured(step, device)
         self._graphs.append(made)
         made.stream = self._graphs[0].stream  # memory is shared on one stream alone
+        calls: Counter[int] = Counter()
+        kept: set[int] = set()
 
         def run(given: _Step) -> None:
+            length = given.rows.shape[1]
+            calls[length] += 1
+            if calls[length] == WARMUPS + 1 and self._captures < MOST_GRAPHS:
+                kept.add(length)
+                self._captures += 1
+            if calls[length] > WARMUPS and length not in kept:
+                return step(given)
             made.pool = next((each.pool for each in self._graphs if each.pool is not None), None)
             made(given)
 
