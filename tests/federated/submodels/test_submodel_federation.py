@@ -218,6 +218,7 @@ def test_local_stops_by_its_validation_loss_and_keeps_the_best():
     assert min(epochs) < 30 and len(set(epochs)) > 1
     assert ("test_accuracy", None) not in found and found["client_accuracy", None] > 0.4
     assert [each.client for each in seen] == list(range(5)) and seen[0].rate == 1.0 and seen[1].rate == 0.5
+    assert all(torch.equal(each.rows, own) for each, (own, _) in zip(seen, alone.parts, strict=True))
     own, held = alone.parts[0]
     assert len(held) == 9 and sorted([*own.tolist(), *held.tolist()]) == list(range(29))
     narrow = alone.federation.narrow(0)

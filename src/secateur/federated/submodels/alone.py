@@ -110,7 +110,7 @@ class Alone:
         """Nothing is sent; an observer is shown the model that the client would be attacked by."""
         fed, number = self.federation, self.terms.rounds
         cut = fed.structure.cut(self.rule, Asked(client, len(self.clients), number), fed.rates[client])
-        rows, rate, net = self.terms.shares[client], fed.rates[client], fed.narrow(client).net
+        rows, rate, net = self.parts[client][0], fed.rates[client], fed.narrow(client).net  # stopping by is no training
         for _, observer in fed.observers:
             observer(Seen(number, client, rate, net, params, params, cut.channels, rows))
 

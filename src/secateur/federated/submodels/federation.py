@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     received: Params
     sent: Params  # what an attacker sees
     channels: dict[str, Tensor]  # layer -> the outputs that it keeps, in the server's numbers
-    rows: Tensor  # of the data's train part: all that the client holds
+    rows: Tensor  # of the data's train part: those that the client trains with
 
 
 Observer = Callable[[Seen], None]
