@@ -70,8 +70,10 @@ def encode(result: Result, key: str) -> bytes:
         "data": result.data,
     }
     content = save(tensors, metadata={"secateur": json.dumps(metadata, separators=(",", ":"))})
+    tensors.clear()  # a federation's state may fill half of the memory: never more than two copies of it
     start, end = _checksum_place(content)
-    return b"".join((content[:start], _checksum(content), content[end:]))
+    parts = memoryview(content)
+    return b"".join((parts[:start], _checksum(content), parts[end:]))
 
 
 def decode(content: bytes, key: str) -> Result | None:

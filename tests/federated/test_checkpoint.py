@@ -7,6 +7,7 @@ from test_local import CASES
 from tiny_rules import ROWS, Withhold, federation, plain_net
 
 from secateur.errors import WrongInput
+from secateur.federated import checkpoint
 from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.faults import Faults
 from secateur.rows import Row
@@ -63,6 +64,26 @@ def test_a_killed_stage_goes_on(tmp_path):
     assert [row.to_json() for row in told.rows] == [row.to_json() for row in story.rows]
     assert not list(tmp_path.glob("killed/unfinished/*"))
     assert follow(tmp_path / "killed")[2] == 0  # done
+
+
+@pytest.mark.parametrize(("size", "seconds", "files"), [(1, 31, 1), (1, 29, 0), (3e9, 31, 0), (3e9, 201, 1)])
+def test_the_first_saving_waits_by_the_bytes_it_would_write(tmp_path, monkeypatch, size, seconds, files):
+    """10 s to write are worth it every 200 s."""
+    fed, now = federation(rounds=2), [0.0]
+    state = fed.state
+    big = torch.zeros(1).expand(int(size) // 4)  # no memory
+    monkeypatch.setattr(fed, "state", lambda: (state()[0] | {"observer.0.big": big}, state()[1]))
+    monkeypatch.setattr(checkpoint, "write", lambda place, content: place.write_bytes(b""))
+    monkeypatch.setattr(checkpoint, "encode", lambda result, key: b"")
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+
+    def tell(done):
+        now[0] += seconds if done.number == 1 else 0
+
+    with open_run(tmp_path, "federate", {}) as run:
+        monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
+        federated(run, fed, Story(), tell, {})
+    assert len(list(tmp_path.glob("unfinished/*"))) == files
 
 
 def test_anothers_state_is_refused():

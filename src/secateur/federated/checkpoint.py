@@ -23,6 +23,7 @@ from secateur.watching import forget
 
 STAGE = "federate"
 EVERY = 30.0  # seconds between two savings, or more: saving takes at most a twentieth of the time
+SPEED = 3e8  # bytes a second that are saved, until it is measured
 
 
 @dataclass
@@ -87,23 +88,26 @@ def _run(
     place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     _resume(place, key, federation, story)
     saved = begun = time.monotonic()
-    took, earlier = 0.0, story.seconds
+    cost, speed, earlier = 0.0, SPEED, story.seconds
     for done in federation.rounds():
         tell(done)
         since = time.monotonic() - saved
-        pause = (
-            20 * took if federation.observed(done.number) else max(EVERY, 20 * took)
-        )  # an attack is not to be made twice
-        due = since >= (pause if every is None else every)
-        if due and federation.number < federation.terms.rounds:
-            start = time.monotonic()
-            story.seconds = earlier + start - begun
-            with explained(place):
-                place.parent.mkdir(exist_ok=True)
-            tensors, data = federation.state()
-            write(place, encode(Result(tensors, {"federation": data, "story": story.plain()}), key))
-            saved = time.monotonic()
-            took = saved - start
+        pause = cost if federation.observed(done.number) else max(EVERY, cost)  # an attack is not to be made twice
+        if since < (pause if every is None else every) or federation.number >= federation.terms.rounds:
+            continue
+        tensors, data = federation.state()
+        size = sum(value.nbytes for value in tensors.values())
+        cost = 20 * size / speed  # it grows as clients join, and the first is not known to be cheap
+        if every is None and since < cost:
+            continue
+        start = time.monotonic()
+        story.seconds = earlier + start - begun
+        with explained(place):
+            place.parent.mkdir(exist_ok=True)
+        write(place, encode(Result(tensors, {"federation": data, "story": story.plain()}), key))
+        saved = time.monotonic()
+        speed = max(size, 1) / max(saved - start, 1e-9)
+        cost = 20 * (saved - start)
     story.seconds = earlier + time.monotonic() - begun
     return Result(federation.model(), story.plain())
 
