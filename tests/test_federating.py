@@ -1,6 +1,8 @@
 """`secateur federate` and `secateur.federate`: rows, page, partitions, attacks inside, and what is refused."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,23 @@ def test_attacks_inside_the_run(attacked):
     for row in (row for row in rows if row.attack is not None):
         assert isinstance(row.extra["client"], int) and row.extra["update"] == "weights after 1 local step"
     assert any(figure["kind"] == "picture" for figure in load_figures(attacked))
+
+
+def test_a_finished_federation_is_let_go_before_the_next(tmp_path, monkeypatch):
+    before, begin, there = [], Federation.__init__, []
+
+    def begun(self, *given, **more):
+        there.append([each() for each in before])
+        begin(self, *given, **more)
+        before.append(weakref.ref(self))
+
+    monkeypatch.setattr(Federation, "__init__", begun)
+    gc.disable()
+    try:
+        assert main(["federate", "--out", str(tmp_path / "run"), *TINY, "--defense", "none,pseudo-largest"]) == 0
+    finally:
+        gc.enable()
+    assert there == [[], [None]]
 
 
 def test_the_page(attacked):

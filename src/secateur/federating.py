@@ -6,6 +6,7 @@ federated/checkpoint.py what a killed run goes on from.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,16 @@ def network_of(config: Federate, data: Dataset, seed: int) -> nn.Module:
     return net if config.weights is None else load_weights(net, config.weights)
 
 
+def let_go(device: torch.device) -> None:
+    """Free what the federation before this one held: it and its observers hold each other, so it is not gone by itself.
+
+    Its clients' states may fill half of the memory, and nothing else makes the collector look in time.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _check_deadline(terms: Terms, seed: int) -> None:
     steps, deadline = terms.local.steps or 1, terms.faults.deadline or 0.0
     if all(terms.faults.seconds(client, steps, seed) > deadline for client in range(len(terms.shares))):
@@ -182,6 +193,7 @@ def measure(
     link: Link | None = None,
 ) -> None:
     """One federation from its first round to its last, and its rows."""
+    let_go(device)
     terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
     labels, story = labels_of(config.model, data.name, seed, base, defense, terms), Story()
     observers = observers_of(config, run, Watched(net, data, terms, labels, story, device))
