@@ -82,7 +82,7 @@ class Hall:
         whole = Alone(first) if _alone(jobs[0]) else first if len(jobs) == 1 else Together(federations)
         title = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
         with progress(f"{title}, seed {jobs[0].seed}", self.scale.rounds, rate=True) as advance:
-            tell = self._teller(jobs, federations, exposers, story, advance)
+            tell = self._teller(federations, exposers, story, advance)
             _, told = federated(self.run, whole, story, tell, depends)
         self.run.show(told.figures)
         self.run.add(told.rows)
@@ -93,7 +93,7 @@ class Hall:
         data, rng = self.data, derive(job.seed, "initialise", "server")
         net = create(job.case.model, data.input_shape, data.classes, rng)
         terms = terms_of(job.case, self.scale, data, job.seed)
-        watching = [(exposer.every, exposer)]
+        watching = [(exposer.pace(terms), exposer)]
         return SubmodelFederation(net, data, terms, job.seed, self.device, observers=watching, beside=beside)
 
     def _exposer(self, job: Job, story: Story) -> Exposer:
@@ -107,22 +107,21 @@ class Hall:
 
     def _teller(
         self,
-        jobs: Sequence[Job],
         federations: Sequence[SubmodelFederation],
         exposers: Sequence[Exposer],
         story: Story,
         advance: Callable[..., None],
     ) -> Callable[[Any], None]:
-        """Adds a round's measures to the story, and in the last one attacks the servers."""
+        """Adds a round's measures to the story, and in the last one attacks clients and servers."""
         shown = 0
 
         def tell(done: Round | Rounds) -> None:
             nonlocal shown
             each = done.each if isinstance(done, Rounds) else [done]
-            for job, federation, exposer, one in zip(jobs, federations, exposers, each, strict=True):
+            for federation, exposer, one in zip(federations, exposers, each, strict=True):
                 story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
-                if done.number == self.scale.rounds and not _alone(job):
-                    exposer.finish(federation.net, federation.model(), federation.terms.shares)
+                if done.number == self.scale.rounds:
+                    exposer.finish(federation)
             advance(done.number - shown, f"round {done.number}")
             shown = done.number
 

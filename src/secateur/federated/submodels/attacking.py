@@ -40,8 +40,9 @@ class Target:
     net: nn.Module  # the structure, of its own width
     sent: Sequence[Params]  # its updates, the last one last; of the server its last model alone
     rows: Tensor  # that it was trained on
-    received: Params | None = None  # what a client was sent in the last round
+    received: Params | None = None  # what a client was sent in the round of its last update
     rate: float = 1.0  # the share of the server's channels
+    round: int | None = None  # in which a client sent its last update
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Meeting:
     labels: dict[str, Any]
 
     def accuracy(self) -> Row:
-        """On the test part: of the model that a client was sent in the last round, or the server's last."""
+        """On the test part: of the model that a client was sent for its last update, or the server's last."""
         state = self.target.sent[-1] if self.target.received is None else self.target.received
         test = self._batch(torch.arange(self.data.train_size, len(self.data.inputs)))
         answer = scorer(self.target.net, state, self.device, self.asking.size)

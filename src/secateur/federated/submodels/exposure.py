@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from secateur import tree
 from secateur.attacks.membership.yeom import trial
 from secateur.catalogue import Choice
 from secateur.chance import derive
@@ -15,7 +16,8 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story
 from secateur.federated.submodels.attacking import TURN, Asking, Meeting, Target
-from secateur.federated.submodels.federation import Seen
+from secateur.federated.submodels.federation import Seen, SubmodelFederation
+from secateur.federated.submodels.terms import Terms
 from secateur.interfaces import Params
 from secateur.recipe import Recipe
 from secateur.rows import Row
@@ -33,9 +35,11 @@ def expose(
     turn: Recipe = TURN,
     device: torch.device | str = "cpu",
 ) -> list[Row]:
-    """The rows of a target: its accuracy, and every attack on it with intervals; one too small to attack says so."""
+    """The rows of a target: its accuracy, and every attack with intervals; one that cannot be attacked says so."""
     asking, own = asking or Asking(), _labelled(target, labels)
     meeting = Meeting(target, data, asking, turn, torch.device(device), own)
+    if not target.sent:
+        return [meeting.left_out(attack, "none of its updates was seen") for attack in attacks]
     rows = [meeting.accuracy()]
     try:
         asked = trial(
@@ -53,8 +57,16 @@ def expose(
     return [*rows, *(meeting.shadowed(others, asked) if others else [])]
 
 
+class Last(NamedTuple):
+    """What belongs to a client's last update."""
+
+    round: int
+    received: Params
+    rows: Tensor
+
+
 class Exposer:
-    """An observer of a federation that attacks every client by its last updates, and in the end the server."""
+    """An observer of a federation that in the end attacks every client by its last updates, and the server."""
 
     def __init__(
         self,
@@ -72,7 +84,8 @@ class Exposer:
         self.labels = labels | {"extra": labels["extra"] | {"round": rounds}}
         self.asking, self.turn, self.device = asking or Asking(), turn, device
         self.sent: dict[int, list[Params]] = {}
-        self.channels: dict[int, dict[str, Tensor]] = {}
+        self.last: dict[int, Last] = {}
+        self.channels: dict[int, dict[str, Tensor]] = {}  # in the last round
 
     @property
     def every(self) -> int:
@@ -80,38 +93,60 @@ class Exposer:
         most = max(1, self.rounds // self.asking.updates)
         return next(step for step in range(most, 0, -1) if self.rounds % step == 0)
 
+    def pace(self, terms: Terms) -> int:
+        """Rounds from one look to the next: all are looked at where a client may miss the last one."""
+        sure = terms.per_round in (None, len(terms.shares)) and not terms.faults.any
+        return self.every if sure else 1
+
     def __call__(self, seen: Seen) -> None:
-        """Keep a client's update; attack it when it is the last one."""
+        """Keep a client's update: it may be its last one."""
         kept = self.sent.setdefault(seen.client, [])
         kept.append({name: value.detach().clone() for name, value in seen.sent.items()})
         del kept[: -self.asking.updates]
+        self.last[seen.client] = Last(seen.round, seen.received, seen.rows)
         if seen.round == self.rounds:
             self.channels[seen.client] = seen.channels
-            self._expose(Target(seen.client, seen.net, kept, seen.rows, seen.received, seen.rate))
 
     def state(self) -> Params:
         """The updates that are kept, for a federation that is saved."""
-        return {
+        state = {
             f"{client}.{place}.{name}": value
             for client, kept in self.sent.items()
-            for place, params in enumerate(kept)
+            for place, params in enumerate((*kept, self.last[client].received))
             for name, value in params.items()
         }
+        for client, last in self.last.items():
+            state |= {f"{client}.last.round": torch.tensor(last.round), f"{client}.last.rows": last.rows}
+        return state
 
     def load(self, state: Params) -> None:
         """Go on from what `state` gave."""
-        self.sent = {}
+        found: dict[int, dict[str, Params]] = {}  # by client and place
         for key, value in state.items():
             client, place, name = key.split(".", 2)
-            kept = self.sent.setdefault(int(client), [])
-            if int(place) == len(kept):
-                kept.append({})
-            kept[int(place)][name] = value.to(self.device)
+            found.setdefault(int(client), {}).setdefault(place, {})[name] = value
+        self.sent, self.last = {}, {}
+        for number, own in found.items():
+            last = own.pop("last")
+            *kept, received = (tree.to(own[place], self.device) for place in sorted(own, key=int))
+            self.sent[number], self.last[number] = kept, Last(int(last["round"]), received, last["rows"])
 
-    def finish(self, net: nn.Module, model: Params, shares: Sequence[Tensor]) -> None:
-        """Attack the server's last model, whose members are all training data; and show who trained which cells."""
-        self._expose(Target(None, net, [model], torch.cat(list(shares))))
-        self.story.figures += cells(net, self.channels, self.labels)
+    def attack_clients(self, federation: SubmodelFederation) -> None:
+        """Attack every client by its last updates; one that never answered says so."""
+        for client, share in enumerate(federation.terms.shares):
+            number, received, rows = self.last.get(client, Last(0, {}, share))
+            net, rate = federation.narrow(client).net, federation.rates[client]
+            self._expose(Target(client, net, self.sent.get(client, []), rows, received, rate, number))
+
+    def finish(self, federation: SubmodelFederation) -> None:
+        """Attack the clients, then the server's last model, whose members are all training data.
+
+        Shows who trained which cells, too. Clients that train alone have no server.
+        """
+        self.attack_clients(federation)
+        if not federation.terms.rule.alone:
+            self._expose(Target(None, federation.net, [federation.model()], torch.cat(list(federation.terms.shares))))
+            self.story.figures += cells(federation.net, self.channels, self.labels)
 
     def _expose(self, target: Target) -> None:
         self.story.rows += expose(
@@ -150,4 +185,5 @@ def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
         "data_size": len(target.rows),
         "parameters": sum(value.numel() for value in target.net.parameters()),
     }
+    extra |= {} if target.round is None else {"answered": target.round}
     return labels | {"extra": labels.get("extra", {}) | extra}

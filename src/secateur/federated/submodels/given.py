@@ -63,7 +63,7 @@ def federate_submodels(
     labels = labels_of(name, data, seed, rule, guarded, agreed)
     chosen = [choice("attack", each) for each in attacks]
     exposer = Exposer(chosen, data, labels, story, rounds, turn=recipe, device=device)
-    watching: list[tuple[int, Observer]] = [*observers, *([(exposer.every, exposer)] if chosen else [])]
+    watching: list[tuple[int, Observer]] = [*observers, *([(exposer.pace(agreed), exposer)] if chosen else [])]
     federation = SubmodelFederation(model, data, agreed, seed, device, observers=watching)
     followed = Alone(federation) if agreed.rule.alone else federation
     with progress(f"{rule}, {guarded}", rounds, rate=True) as advance:

@@ -19,11 +19,12 @@ from secateur.config import Federate
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.federation import Round
 from secateur.federated.submodels.advice import advise, rows_of
 from secateur.federated.submodels.exposure import Exposer
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.terms import Terms
-from secateur.federated.submodels.together import Together
+from secateur.federated.submodels.together import Rounds, Together
 from secateur.federating import network_of
 from secateur.progress import progress
 from secateur.rows import Row
@@ -72,16 +73,18 @@ def _piloted(
     group: Sequence[Sequence[float]],
     terms: Terms,
     exposer: Exposer,
-    tell: Any,
+    advance: Any,
 ) -> list[Row]:
     """The rows of pilots that run together, as a stage."""
     story, rounds = Story(), config.pilot_rounds
     asking = replace(exposer.asking, updates=1, compare=False)
     made: list[SubmodelFederation] = []
+    watchers: list[Exposer] = []
     for rates in group:
         watching = Exposer(
             exposer.attacks[:1], data, exposer.labels, story, rounds, asking=asking, turn=exposer.turn, device=device
         )
+        watchers.append(watching)
         short = replace(terms, rates=rates, rounds=rounds, evaluate_every=rounds)
         net = network_of(config, data, exposer.labels["seed"]).to(device)
         made.append(
@@ -91,11 +94,17 @@ def _piloted(
                 short,
                 exposer.labels["seed"],
                 device,
-                observers=[(rounds, watching)],
+                observers=[(watching.pace(short), watching)],
                 way=config.way,
                 beside=made[0] if made else None,
             )
         )
+
+    def tell(done: Round | Rounds) -> None:
+        advance(done)
+        for one, watching in zip(made, watchers, strict=True) if done.number == rounds else ():
+            watching.attack_clients(one)
+
     depends = {"each": [depends_of(one, data) for one in made], "pilot": True, "asking": repr(asking)}
     depends |= {"exposure": str(exposer.attacks[0]), "threads": config.threads}
     followed: Any = Together(made) if len(made) > 1 else made[0]

@@ -139,7 +139,8 @@ def measure(
         terms, beside = terms_of(config, data, seed, rule, defense), made[0] if made else None
         net = network_of(config, data, seed).to(device)
         exposer = exposer_of(config, data, labels_of(config.model, data, seed, rule, defense, terms), story, device)
-        watching = [(exposer.every, exposer)] if config.exposure else []
+        pace = exposer.pace(terms) if link is None else 1  # real clients may be lost at any time
+        watching = [(pace, exposer)] if config.exposure else []
         make = _engine(config, link, seed, rule, defense)
         made.append(make(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside))
         exposers.append(exposer)
@@ -206,7 +207,7 @@ def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: S
 def teller(
     made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], story: Story, advance: Callable[..., None]
 ) -> Callable[[Round | Rounds], None]:
-    """Adds a round's measures to the story, attacks the servers in the last one, and moves the display on."""
+    """Adds a round's measures to the story, attacks clients and servers in the last one, and moves the display on."""
     shown = 0
 
     def tell(done: Round | Rounds) -> None:
@@ -214,8 +215,8 @@ def teller(
         each = done.each if isinstance(done, Rounds) else [done]
         for one, exposer, found in zip(made, exposers, each, strict=True):
             story.rows += [row_of(exposer.labels, one.terms, measure) for measure in found.measures]
-            if exposer.attacks and done.number == one.terms.rounds and not one.terms.rule.alone:
-                exposer.finish(one.net, one.model(), one.terms.shares)
+            if exposer.attacks and done.number == one.terms.rounds:
+                exposer.finish(one)
         server = [m.value for m in each[0].measures if m.metric == "test_accuracy" and m.client is None]
         said = f"round {done.number}, accuracy {server[0]:.3f}" if server else None
         advance(done.number - shown, said)

@@ -1,0 +1,87 @@
+"""Who is attacked at the end of a federation over sub-models: everybody, by the last update that each one sent."""
+
+import tiny_submodels as tiny
+import torch
+
+from secateur.config.choices import choice
+from secateur.federated.checkpoint import Story
+from secateur.federated.faults import Faults
+from secateur.federated.submodels.alone import Alone
+from secateur.federated.submodels.exposure import Asking, Exposer
+
+LABELS = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
+YEOM = choice("attack", "yeom")
+
+
+def watched(rule="mapp-fl", rounds=3, asking=None, **fields):
+    """A federation, and who attacks it."""
+    exposer = Exposer([YEOM], tiny.data(), LABELS, Story(), rounds, asking=asking or Asking(size=10, compare=False))
+    fields |= {"model": tiny.net(dtype=torch.float32)}
+    terms = tiny.federation(rule, rounds=rounds, **fields).terms
+    observers = [(exposer.pace(terms), exposer)]
+    return tiny.federation(rule, rounds=rounds, observers=observers, **fields), exposer
+
+
+def attacked(federation, exposer):
+    """By client: the row of its advantage."""
+    tiny.told(federation)
+    exposer.finish(federation)
+    rows = [row for row in exposer.story.rows if row.metric == "advantage" and row.extra["updates"] == 1]
+    return {row.extra["client"]: row for row in rows if row.value is not None}
+
+
+def test_all_are_looked_at_where_a_client_may_miss_the_last_round():
+    for fields, pace in (({}, 3), ({"per_round": 5}, 3), ({"per_round": 2}, 1), ({"faults": Faults(nan=0.1)}, 1)):
+        federation, exposer = watched(**fields)
+        assert exposer.pace(federation.terms) == pace
+
+
+def test_clients_that_were_not_in_the_last_round_are_attacked_by_their_last_update():
+    federation, exposer = watched(per_round=2, rounds=6)
+    rounds = {}
+    federation.observers = [*federation.observers, (1, lambda seen: rounds.update({seen.client: seen.round}))]
+    found = attacked(federation, exposer)
+    assert len(set(rounds.values())) > 1 and set(rounds) == set(range(5))
+    assert {client: row.extra["answered"] for client, row in found.items() if client is not None} == rounds
+    assert None in found and len(exposer.channels) == 2  # cells are shown of the last round
+
+
+def test_a_client_that_is_lost_in_the_last_round_is_attacked_too(monkeypatch):
+    lost = iter([{}, {}, {2: "nan"}])
+    monkeypatch.setattr(Faults, "draw", lambda self, *_: next(lost))
+    found = attacked(*watched(faults=Faults(nan=0.1)))
+    answered = {client: row.extra["answered"] for client, row in found.items() if client is not None}
+    assert answered == {0: 3, 1: 3, 2: 2, 3: 3, 4: 3}
+
+
+def test_a_client_that_never_answered_has_a_row_that_says_so():
+    federation, exposer = watched(per_round=1, rounds=1)
+    tiny.told(federation)
+    exposer.finish(federation)
+    rows = [row for row in exposer.story.rows if row.extra["scope"] == "client" and row.metric == "advantage"]
+    silent = [row for row in rows if row.value is None]
+    assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and len(silent) == 4
+    assert {row.note for row in silent} == {"excluded: none of its updates was seen"}
+
+
+def test_what_is_kept_of_earlier_rounds_survives_being_saved():
+    fields = {"per_round": 2, "rounds": 6, "asking": Asking(size=10, compare=False, updates=2)}
+    whole, wanted = watched(**fields)
+    attacked(whole, wanted)
+    half, _ = watched(**fields)
+    for done in half.rounds():
+        if done.number == 5:
+            break
+    again, exposer = watched(**fields)
+    again.load(*half.state())
+    attacked(again, exposer)
+    assert [row.to_json() for row in exposer.story.rows] == [row.to_json() for row in wanted.story.rows]
+    assert max(len(kept) for kept in exposer.sent.values()) == 2
+
+
+def test_clients_alone_are_attacked_without_a_server():
+    federation, exposer = watched("local", fields={"patience": 1})
+    tiny.told(Alone(federation))
+    exposer.finish(federation)
+    rows = [row for row in exposer.story.rows if row.metric == "advantage"]
+    assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and not exposer.story.figures
