@@ -297,6 +297,26 @@ def test_a_client_that_diverges_by_itself_is_lost():
     assert all(torch.equal(value, before[name]) for name, value in fed.model().items())
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(waits):
+    fed = federation(base=Stale(every=100), rounds=1, way="stacked")
+    fed.waits, made, count = waits, fed.turns.update, []
+
+    def update(*given):
+        found = made(*given)
+        count.append(0)
+        if len(count) == 2:
+            dense = found.summed["0.weight"].clone()
+            dense[~fed.server.mask["0.weight"]] = torch.nan
+            return found._replace(summed=found.summed | {"0.weight": dense})
+        return found
+
+    fed.turns.update = update
+    rows = run(fed)
+    assert all(value.isfinite().all() for value in fed.server.squares.values())
+    assert [row.value for row in rows if row.metric == "lost_clients"] == [1]
+
+
 # Bytes ----------------------------------------------------------------------------------------------------------
 
 

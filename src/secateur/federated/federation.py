@@ -125,6 +125,8 @@ class Federation:
                 continue
             whole = values | update.buffers
             fine = alive_of(whole)
+            if server.squares and update.summed:  # dense, so of what is withheld or pruned too
+                fine = fine & alive_of(update.summed)
             if waits and not bool(fine):
                 self.ledger.lose(number, client, "nan")
                 continue
