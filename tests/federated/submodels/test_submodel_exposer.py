@@ -3,11 +3,12 @@
 import tiny_submodels as tiny
 import torch
 
-from secateur.config.choices import choice
+from secateur.config.choices import choice, defense_of_clients
 from secateur.federated.checkpoint import Story
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.alone import Alone
 from secateur.federated.submodels.exposure import Asking, Exposer
+from secateur.federated.submodels.terms import joined_of
 
 LABELS = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
 YEOM = choice("attack", "yeom")
@@ -77,6 +78,19 @@ def test_what_is_kept_of_earlier_rounds_survives_being_saved():
     attacked(again, exposer)
     assert [row.to_json() for row in exposer.story.rows] == [row.to_json() for row in wanted.story.rows]
     assert max(len(kept) for kept in exposer.sent.values()) == 2
+
+
+def test_what_is_withheld_is_attacked_as_the_server_had_sent_it():
+    seen, kept = [], joined_of(defense_of_clients("pseudo-largest:rate=0.5"))
+    federation, exposer = watched(rounds=1, **kept)
+    federation.observers = [*federation.observers, (1, seen.append)]
+    attacked(federation, exposer)
+    (model,), one = exposer.sent[1], seen[1]
+    hidden = ~one.covered["3.weight"]
+    assert 0.3 < hidden.float().mean() < 0.7 and bool((one.sent["3.weight"][hidden] == 0).all())
+    assert torch.equal(model["3.weight"][hidden], one.received["3.weight"][hidden])
+    assert torch.equal(model["3.weight"][~hidden], one.sent["3.weight"][~hidden])
+    assert bool((model["3.weight"][~hidden] != one.received["3.weight"][~hidden]).any())
 
 
 def test_clients_alone_are_attacked_without_a_server():

@@ -101,7 +101,7 @@ class Exposer:
     def __call__(self, seen: Seen) -> None:
         """Keep a client's update: it may be its last one."""
         kept = self.sent.setdefault(seen.client, [])
-        kept.append({name: value.detach().clone() for name, value in seen.sent.items()})
+        kept.append(known(seen))
         del kept[: -self.asking.updates]
         self.last[seen.client] = Last(seen.round, seen.received, seen.rows)
         if seen.round == self.rounds:
@@ -152,6 +152,16 @@ class Exposer:
         self.story.rows += expose(
             target, self.data, self.attacks, self.labels, asking=self.asking, turn=self.turn, device=self.device
         )
+
+
+def known(seen: Seen) -> Params:
+    """A client's model as the server knows it: what came back, and for what was withheld the value that it had sent.
+
+    A withheld weight comes as zero, which an attacker knows to be no weight of the client's.
+    """
+    if seen.covered is None:
+        return tree.clone(seen.sent)
+    return {name: value.where(seen.covered[name], seen.received[name]) for name, value in seen.sent.items()}
 
 
 def cells(

@@ -46,6 +46,7 @@ class Seen(NamedTuple):
     sent: Params  # what an attacker sees
     channels: dict[str, Tensor]  # layer -> the outputs that it keeps, in the server's numbers
     rows: Tensor  # of the data's train part: those that the client trains with
+    covered: Params | None = None  # which entries came back; None: all
 
 
 Observer = Callable[[Seen], None]
@@ -250,9 +251,10 @@ class SubmodelFederation:
         net = self.narrow(client).net
         received, given = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
         rate, rows = self.rates[client], self.terms.shares[client]
+        covered = None if sent.covered is None else params_of(sent.covered.bool(), shapes)
         for every, observer in self.observers:
             if number % every == 0:
-                observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows))
+                observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows, covered))
 
     def _remembering(self) -> list[tuple[int, Remembers]]:
         observers: list[Any] = [each for _, each in self.observers]
