@@ -17,6 +17,7 @@ from secateur.federated.faults import Faults
 from secateur.federated.local import Local
 from secateur.federated.sampling import Sampler
 from secateur.federated.terms import Terms, protection_of
+from secateur.federated.turns import Update
 from secateur.interfaces import Gradient, Weights
 from secateur.wire import encode, encode_mask
 
@@ -167,6 +168,48 @@ def test_clients_masks_reach_the_server():
     union = torch.stack(masks).any(0)
     assert (fed.server.weights[name][~union] == 0).all()
     assert any((mask & ~_start_mask(name)).any() for mask in masks)
+
+
+# Weights of two clients with 1 and 3 examples: kept by both; by the first alone; by both, and the first withholds it;
+# by both, who withhold it; by nobody. The server has 9 everywhere.
+BY_HAND = {
+    "weighted": [(2 + 3 * 6) / 4, 4, 3 * 8 / 4, 0, 0],  # sum n m w / sum n m; a withheld zero counts
+    "uniform": [(2 + 6) / 2, 4, 8 / 2, 0, 0],
+    "coverage": [5, 4, 8, 9, 0],  # what all withhold stays as it was
+}
+
+
+@pytest.mark.parametrize("averaging", BY_HAND)
+@pytest.mark.parametrize("waits", [True, False])
+def test_masks_of_their_own_by_hand(averaging, waits):
+    server = federation(base=Moving(every=1), averaging=averaging).server
+    name, clients = "4.weight", ([2, 4, 0, 0, 0], [6, 0, 8, 0, 0])
+    masks, sends = ([1, 1, 1, 1, 0], [1, 0, 1, 1, 0]), ([1, 1, 0, 0, 0], [1, 0, 1, 0, 0])
+    server.weights[name].fill_(9)
+    server.broadcast()
+    average = server.average(own_masks=True)
+
+    def told(mask):
+        ones = {n: torch.ones_like(keep) for n, keep in server.mask.items()}
+        ones[name][0, :5] = torch.tensor(mask).bool()
+        return ones
+
+    for values, mask, sent, size in zip(clients, masks, sends, (1, 3), strict=True):
+        whole = tree.clone(server.weights)
+        whole[name][0, :5] = torch.tensor(values).to(whole[name])
+        update = Update(whole, {}, told(sent), told(mask), {}, {}, {})
+        server.add(average, whole, update, size, None if waits else torch.tensor(True))
+    server.step(average)
+    assert server.weights[name][0, :5].tolist() == BY_HAND[averaging]
+    assert (server.weights[name][1:] == 9).all()
+
+
+def test_masks_of_their_own_of_clients_that_are_all_lost_change_nothing():
+    fed = federation(base=Moving(every=1), rounds=1, way="stacked", faults=Faults(nan=1))
+    fed.waits, before = False, tree.clone(fed.server.weights)
+    fed.server.adjust = lambda *_: False
+    run(fed)
+    assert all(torch.equal(value, before[name]) for name, value in fed.server.weights.items())
 
 
 def _start_mask(name):

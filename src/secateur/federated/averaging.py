@@ -4,7 +4,10 @@
 |----------|--------------------------------------------------------------------------------------------------------|
 | weighted | sum n_k v_k / sum n_k: an entry that a client withheld counts as its zero (PriPrune, Algorithm 1)       |
 | uniform  | sum v_k / K: likewise                                                                                   |
-| coverage | sum n_k m_k v_k / sum n_k m_k: over those who sent it; what nobody sent stays as it was (FedDST)         |
+| coverage | sum n_k m_k v_k / sum n_k m_k: over those who sent it; what nobody sent stays as it was                 |
+
+Where clients chose masks m_k of their own (FedDST), an entry is of those whose mask keeps it, in all three: weighted is
+sum n_k m_k v_k / sum n_k m_k, which is FedDST's, and what is withheld inside of m_k still counts as its zero.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ AVERAGINGS = ("weighted", "uniform", "coverage")
 class Average:
     """Adds up updates as they come, on their device and without waiting for it.
 
-    `exact` adds in float64, so that the order in which they come changes nothing that float32 shows.
+    `exact` adds in float64, so that the order in which they come changes nothing that float32 shows. `by_entry` divides
+    each entry by the weight of those whose it is, as coverage does.
 
     Example:
         >>> average = Average("weighted", {"w": torch.zeros(2)})
@@ -31,17 +35,17 @@ class Average:
         [2.5, 0.25]
     """
 
-    def __init__(self, how: str, like: Params, exact: bool = False) -> None:
+    def __init__(self, how: str, like: Params, exact: bool = False, by_entry: bool = False) -> None:
         if how not in AVERAGINGS:
             raise unknown("averaging", how, AVERAGINGS)
         self.how = how
         self.total = zeros(like, exact)
-        self.covered = zeros(like, exact) if how == "coverage" else {}
+        self.covered = zeros(like, exact) if by_entry or how == "coverage" else {}
         self.weight: Tensor | float = 0.0
 
     @torch.no_grad()
-    def add(self, values: Params, size: int, sent: Mask | None = None, alive: Tensor | None = None) -> None:
-        """One client's values; `sent` tells which entries it sent (names absent: all), `alive` () whether it counts.
+    def add(self, values: Params, size: int, own: Mask | None = None, alive: Tensor | None = None) -> None:
+        """One client's values; `own` tells which entries are its own (names absent: all), `alive` () whether it counts.
 
         Where `alive` is false nothing of the values is added, whatever they are.
         """
@@ -54,13 +58,13 @@ class Average:
         counted: Tensor | float = weight if alive is None else weight * alive
         self.weight = self.weight + counted
         for name, total in self.covered.items():
-            where = None if sent is None else sent.get(name)
+            where = None if own is None else own.get(name)
             total.add_(counted if where is None else where * counted)
 
     @torch.no_grad()
     def result(self, before: Params) -> Params:
         """The average; `before` where nobody sent anything."""
-        if self.how == "coverage":
+        if self.covered:
             return {
                 name: torch.where(self.covered[name] > 0, total / self.covered[name], before[name])
                 for name, total in self.total.items()

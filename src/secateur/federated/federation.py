@@ -113,7 +113,8 @@ class Federation:
     def _gathered(self, number: int, drawn: Drawn, sizing: bool, evaluating: bool) -> tuple[Average, dict[str, float]]:
         """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
         terms, server, faults = self.terms, self.server, self._faults(number, drawn)
-        average, waits, looked = server.average(), self.waits, self.panel.looks(number)
+        average = server.average(own_masks=self.turns.choosing(number, self.seed) is not None)
+        waits, looked = self.waits, self.panel.looks(number)
         arrived: list[Arrived] = []
         alive: list[Tensor] = []
         sizes: list[Tensor] = []
@@ -133,7 +134,7 @@ class Federation:
             server.add(average, values, update, len(terms.shares[client]), None if waits else fine)
             self._keep(client, update.state, None if waits else fine)
             if sizing and not arrived:
-                inside = {} if update.own_mask else server.model.mask
+                inside = {} if update.own_mask is not None else server.model.mask
                 self.ledger.traffic.measure_update(whole, server.weights, inside)
             held = (values, update.buffers) if looked else ({}, {})  # else it is let go: a round is a stream
             arrived.append(Arrived(client, rows, *held))

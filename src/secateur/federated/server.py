@@ -66,21 +66,20 @@ class Server:
         self._statistics = Average("weighted", self._floating(self.buffers), self.exact)
         self._union = None
 
-    def average(self) -> Average:
-        """Where this round's updates are added up."""
-        return Average(self.terms.averaging, self.weights, self.exact)
+    def average(self, own_masks: bool = False) -> Average:
+        """Where this round's updates are added up; by entry where clients chose masks of their own."""
+        return Average(self.terms.averaging, self.weights, self.exact, own_masks)
 
     @torch.no_grad()
     def add(self, average: Average, values: Params, update: Update, size: int, alive: torch.Tensor | None) -> None:
         """One client's update that arrived whole."""
-        average.add(values, size, update.sent, alive)
+        own = update.own_mask
+        average.add(values, size, update.sent if average.how == "coverage" else own, alive)
         if update.buffers:
             self._statistics.add(self._floating(update.buffers), size, None, alive)
-        if update.own_mask and update.sent is not None:
-            union = self._union or {name: torch.zeros_like(keep) for name, keep in update.sent.items()}
-            self._union = {
-                n: union[n] | (keep if alive is None else keep & alive) for n, keep in update.sent.items() if n in union
-            }
+        if own is not None:
+            union = self._union or {name: torch.zeros_like(keep) for name, keep in own.items()}
+            self._union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own.items()}
         if update.summed:
             self.add_squares({name: update.summed[name].square() for name in self.squares}, size, alive)
 
@@ -120,7 +119,7 @@ class Server:
                 moved = change[name] if where is None else torch.where(where, change[name], 0)
                 self.moments[name].mul_(terms.server_momentum).add_(moved)
                 new = weight + terms.server_rate * self.moments[name]
-            dropped = weight if self._union is None else torch.zeros_like(weight)
+            dropped = weight if self._union is None else weight * (average.weight == 0)  # nobody: all stays
             weight.copy_(new if where is None else torch.where(where, new, dropped))
         for name, value in self.statistics.items():
             self.buffers[name].copy_(value)

@@ -27,7 +27,7 @@ class Update(NamedTuple):
     values: Params  # weights or gradients, exactly 0 where withheld or pruned
     buffers: Params
     sent: Mask | None  # which entries were sent; None: all that the server's mask keeps
-    own_mask: bool  # whether `sent` goes beyond the server's mask
+    own_mask: Mask | None  # that the client chose itself, whatever it withholds; None: the server's
     summed: Params  # the dense gradients, of which PruneFL's clients send the squares
     state: Params  # stays at home
     withheld: Mask  # likewise; empty where no rule withholds
@@ -86,28 +86,28 @@ class Turns:
     @torch.no_grad()
     def update(self, made: Trained | Sent, chosen: Mask | None, one: Given, number: int, rng: Generator) -> Update:
         """What a client sends of what it trained, under a mask that it chose itself or under the server's."""
-        mask, own = (self.server.model.mask, False) if chosen is None else (chosen, True)
+        mask = self.server.model.mask if chosen is None else chosen
         if isinstance(made, Sent):
             sending = entries_sent(made.withheld, mask)
-            return Update(made.values, {}, sending, own, made.summed, made.state, made.withheld)
+            return Update(made.values, {}, sending, chosen, made.summed, made.state, made.withheld)
         if self.terms.sends_gradients:
             return self._gradient(made, one, number, rng)
         if self.terms.withholding is None:
-            covered = mask if self.terms.averaging == "coverage" or own else None
-            return Update(made.params, made.buffers, covered, own, made.summed, {}, {})
+            covered = mask if self.terms.averaging == "coverage" else None
+            return Update(made.params, made.buffers, covered, chosen, made.summed, {}, {})
         if self.terms.upload is not None:
             made = self._noised(made, one, number, rng)
-        return self._withhold(made, mask, own, len(one.rows), rng)
+        return self._withhold(made, chosen, len(one.rows), rng)
 
-    def _withhold(self, made: Trained, mask: Mask, own: bool, steps: int, rng: Generator) -> Update:
-        rule = self.terms.withholding
+    def _withhold(self, made: Trained, chosen: Mask | None, steps: int, rng: Generator) -> Update:
+        rule, mask = self.terms.withholding, self.server.model.mask if chosen is None else chosen
         assert rule is not None
         gradient = {name: value / steps for name, value in made.summed.items()}
         rng = Generator(made.loss.device).manual_seed(rng.initial_seed())  # a rule draws where its tensors are
-        withheld = rule.withheld(made.params, gradient, mask if own else self.server.mask, rng)
+        withheld = rule.withheld(made.params, gradient, self.server.mask if chosen is None else chosen, rng)
         state = saved(made.params, withheld) if rule.pseudo else {}
         values = sent(made.params, withheld, mask)
-        return Update(values, made.buffers, entries_sent(withheld, mask), own, made.summed, state, withheld)
+        return Update(values, made.buffers, entries_sent(withheld, mask), chosen, made.summed, state, withheld)
 
     def _gradient(self, made: Trained, one: Given, number: int, rng: Generator) -> Update:
         """The gradient, of several steps their sum: the path from what was received over the learning rate."""
@@ -120,7 +120,7 @@ class Turns:
         if self.terms.upload is not None:
             grads, state = self._uploaded(grads, one, number, rng)
             grads = tree.masked(grads, self.server.model.mask)
-        return Update(grads, self._statistics(made), None, False, made.summed, state, {})
+        return Update(grads, self._statistics(made), None, None, made.summed, state, {})
 
     def _noised(self, made: Trained, one: Given, number: int, rng: Generator) -> Trained:
         """The one step of a client, by the gradient that a defense made anew: what is withheld is chosen after it."""

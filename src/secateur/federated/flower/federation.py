@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,10 +135,17 @@ class FlowerFederation(Federation):
         squares = self._tensors(given.get("squares", b""), server.weights) if server.squares else {}
         if squares and not bool(alive_of(squares)):
             raise Refused("nan")
-        sent = tree.to(decode_mask(given["sent"], _shapes(server.weights)), self.device) if "sent" in given else None
-        if sent is None and (own or self.terms.averaging == "coverage"):
-            sent = dict(mask)
-        return Update(values, buffers, sent, own, {}, {}, {}), squares
+        chosen = self._mask(given, "mask", mask) if own else None
+        if chosen is not None and chosen.keys() != mask.keys():
+            raise Refused("damaged")
+        sent = self._mask(given, "sent", chosen or mask) if self.terms.averaging == "coverage" else None
+        return Update(values, buffers, sent, chosen, {}, {}, {}), squares
+
+    def _mask(self, given: Mapping[str, bytes], name: str, usual: Mask) -> Mask:
+        """The mask of a message; another where it says none."""
+        if name not in given:
+            return dict(usual)
+        return tree.to(decode_mask(given[name], _shapes(self.server.weights)), self.device)
 
     def _tensors(self, data: bytes, like: Params, inside: Mask | None = None) -> Params:
         """The tensors of a message, which must be like these in shape and precision."""

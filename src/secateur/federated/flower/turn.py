@@ -100,13 +100,15 @@ class Clients:
         return found
 
     def _messages(self, update: Update, mask: Mask) -> dict[str, bytes]:
-        """An update as bytes; which entries were sent only where the server could not know."""
-        inside = mask if mask and not update.own_mask else None
+        """An update as bytes; which entries were sent only where the server counts them and could not know."""
+        inside = mask if mask and update.own_mask is None else None
         found = {"values": encode(update.values, inside=inside)}
         if update.buffers:
             found["buffers"] = encode(update.buffers)
         covers = bool(update.withheld) and self.terms.averaging == "coverage"
-        if update.sent is not None and (update.own_mask or covers):
+        if update.own_mask is not None:
+            found["mask"] = encode_mask(update.own_mask)
+        if update.sent is not None and covers:
             found["sent"] = encode_mask(update.sent)
         if self.base.wants_squares:
             found["squares"] = encode({name: value.square() for name, value in update.summed.items()})
