@@ -65,6 +65,13 @@ def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
     assert found.advantage.value == 0.04
 
 
+def test_kept_and_zeroed_cells_are_told_apart_where_there_are_any():
+    rows = [each for how in ("keep", "zero") for each in party(None, 0.8, 0.02, large=0, uncovered=how)]
+    kept, zeroed = submodels.federations(submodels.parties(rows))
+    assert (kept.name, zeroed.name) == ("mapp-fl, mapp-cnn-16, uncovered kept", "mapp-fl, mapp-cnn-16")
+    assert submodels.name(dict(kept.labels) | {"large_clients": 2}) == zeroed.name
+
+
 def test_the_page_shows_plane_cells_and_clients():
     rows = []
     for large in (0, 2):

@@ -14,8 +14,9 @@ from secateur.errors import WrongInput
 from secateur.rows import Row, comparable
 from secateur.runs import load_figures, load_rows, open_run
 from secateur.studies import mapp_sizes, mapp_tables
+from secateur.studies.mapp import _large
 from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
-from secateur.studies.mapp_numbers import SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
+from secateur.studies.mapp_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
 from secateur.studies.mapp_run import Hall
 from secateur.studies.mapp_setting import SCALES, Case, loaded, scale_of, shares_of, terms_of
 
@@ -134,6 +135,21 @@ def test_large_clients_one_after_another():
     assert said(findings, "MaPP-FL's server is worse than its clients") == "supported"
     assert said(findings, "HeteroFL's server is as good") == "supported"
     assert said(findings, "as private as FDropout") == "undecided"  # one point more, within the interval
+
+
+def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
+    rows = federation("mapp-fl", (0.44, 0.01), [(0.69, 0.03)], large=0, uncovered="zero")
+    rows += federation("mapp-fl", (0.80, 0.01), [(0.69, 0.03)], large=0, uncovered="keep")
+    zero, keep = mapp_tables.by_large(Seen(rows))[0]
+    assert (zero.labels["rule"], keep.labels["rule"]) == ("mapp-fl", "mapp-fl (uncovered: keep)")
+    assert zero.paper and not keep.paper and keep.cells["server_accuracy"].value == pytest.approx(0.8)
+    assert said(mapp_tables.by_large(Seen(rows))[1], "MaPP-FL's server is worse") == "supported"  # the zeroed one
+    for name in ("mapp-fig3", "mapp-table4"):
+        cases = catalogue.find("study", name).make().cases(SCALES["tiny"])
+        kept = [case for case in cases if case.uncovered == "keep"]
+        assert [(case.submodels, case.large) for case in kept] == [(rule, 0) for rule in RIVALS]
+    assert terms_of(kept[0], SCALES["tiny"], cifar_labels, 0).uncovered == "keep"
+    assert not [case for case in _large(replace(SCALES["tiny"], large=(2,))) if case.uncovered == "keep"]
 
 
 def test_coupling_layer_by_layer():

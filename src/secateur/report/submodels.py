@@ -67,7 +67,7 @@ def is_submodel(row: Row) -> bool:
 
 
 def name(labels: Mapping[str, Any]) -> str:
-    """A channel rule on the server's network, and the defense on top.
+    """A channel rule on the server's network, and the defense on top; without large clients, whether cells are kept.
 
     Example:
         >>> name({"submodels": "none", "model": "mapp-cnn-8", "defense": "none"})
@@ -75,6 +75,8 @@ def name(labels: Mapping[str, Any]) -> str:
     """
     rule = "fedavg" if labels["submodels"] == "none" else str(labels["submodels"])
     told = f"{rule}, {labels['model']}"
+    if labels.get("large_clients") == 0 and labels.get("uncovered") == "keep" and not rule.startswith("local"):
+        told += ", uncovered kept"
     return told if labels["defense"] in ("none", None) else f"{told}, {labels['defense']}"
 
 

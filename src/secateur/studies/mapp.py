@@ -39,7 +39,8 @@ def _rules(scale: Scale) -> list[Case]:
 
 
 def _large(scale: Scale) -> list[Case]:
-    return [Case(name, large=large) for large in scale.large for name in RIVALS]
+    kept = [Case(name, large=0, uncovered="keep") for name in RIVALS] if 0 in scale.large else []
+    return [*(Case(name, large=large) for large in scale.large for name in RIVALS), *kept]
 
 
 @method("study", "mapp-fig1", PAPER, scales=SIZES)

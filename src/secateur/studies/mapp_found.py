@@ -23,6 +23,7 @@ class Federation(NamedTuple):
     model: str
     large: int
     defense: str = "none"
+    uncovered: str = "zero"
 
     @property
     def unit(self) -> int:
@@ -34,7 +35,8 @@ class Federation(NamedTuple):
     def title(self) -> str:
         """What a person calls it."""
         rule = "fedavg" if self.submodels == "none" else self.submodels
-        return rule if self.defense == "none" else f"{rule} + {self.defense}"
+        kept = "" if self.uncovered == "zero" else f" (uncovered: {self.uncovered})"
+        return (rule if self.defense == "none" else f"{rule} + {self.defense}") + kept
 
 
 class Way(NamedTuple):
@@ -118,7 +120,9 @@ class Seen:
 
 def federation_of(row: Row) -> Federation:
     """The federation that a row belongs to."""
-    return Federation(row.extra["submodels"], row.model, row.extra["large_clients"], row.defense or "none")
+    extra = row.extra
+    defense, uncovered = row.defense or "none", extra.get("uncovered", "zero")
+    return Federation(extra["submodels"], row.model, extra["large_clients"], defense, uncovered)
 
 
 def estimate(row: Row) -> Estimate:

@@ -132,7 +132,7 @@ def labels_of(job: Job, data: Dataset) -> dict[str, Any]:
     """What every row of a federation carries."""
     case = job.case
     large = CLIENTS if case.submodels == "none" else case.large
-    extra = {"submodels": case.submodels, "large_clients": large, "clients": CLIENTS, "uncovered": "zero"}
+    extra = {"submodels": case.submodels, "large_clients": large, "clients": CLIENTS, "uncovered": case.uncovered}
     return {"model": case.model, "dataset": data.name, "defense": case.defense, "seed": job.seed, "extra": extra}
 
 

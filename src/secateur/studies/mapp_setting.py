@@ -2,15 +2,15 @@
 
 The paper's setting (Section 5.2): ten clients, the server's network has u = 16 and small clients have half of its
 channels, Adam with rate .001 begun anew in every round, one local epoch of batches of 128, 150 rounds, three repeats, a
-plain average; cells that nobody trained become zero, as in the paper's code. Repeats share their dataset sizes and deal
-the images anew; those of Fig. 1 and Table 3 draw the sizes anew too.
+plain average; cells that nobody trained become zero, as in the paper's code (or keep their value, where a case says
+so). Repeats share their dataset sizes and deal the images anew; those of Fig. 1 and Table 3 draw the sizes anew too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -39,6 +39,7 @@ class Case:
     large: int = 2
     defense: str = "none"
     fresh: bool = False  # every repeat draws the clients' sizes anew
+    uncovered: Literal["zero", "keep"] = "zero"  # what becomes of cells that nobody trained
 
     @property
     def model(self) -> str:
@@ -150,7 +151,7 @@ def terms_of(case: Case, scale: Scale, data: Dataset, seed: int) -> Terms:
         rates=rates_of(shares, case.large),
         rounds=scale.rounds,
         local=Adam(batch_size=scale.batch_size),
-        uncovered="zero",
+        uncovered=case.uncovered,
         evaluate_every=max(1, scale.rounds // 10),
         **joined_of(defense_of_clients(case.defense)),
     )
