@@ -112,6 +112,14 @@ def test_the_server_has_no_shadow_clients_but_is_attacked(target, data):
     assert "server" in found(rows, attack="lira").note
 
 
+def test_the_papers_minimum_holds_for_clients_alone(target, data):
+    asking = Asking(printed=True, compare=False, size=32, shuffles=1)
+    server = replace(target, client=None, sent=target.sent[-1:], received=None)
+    client = replace(target, sent=target.sent[-1:])
+    knows = [found(expose(one, data, [YEOM], LABELS, asking=asking), attack="yeom") for one in (client, server)]
+    assert [row.extra["known"] for row in knows] == [3, 4]  # of 400
+
+
 # Batch mates -----------------------------------------------------------------------------------------------------
 def test_a_loss_depends_on_its_batch_mates_unless_statistics_are_fixed(target, data):
     inputs, answer = data.inputs[:40], scorer(target.net, target.sent[-1], "cpu", 32)

@@ -49,7 +49,7 @@ class Target:
 class Asking:
     """How an attacker asks."""
 
-    printed: bool = False  # knows min(3, 1 %), as the paper prints it, and not max
+    printed: bool = False  # knows min(3, 1 %) of a client, as the paper prints it, and not max; of the server's 1 %
     whole: bool = False  # is asked about known members too, as the paper is
     batches: str = "mixed"  # of attacks/membership/batching.py
     size: int = SIZE  # of those batches

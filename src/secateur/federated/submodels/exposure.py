@@ -46,7 +46,7 @@ def expose(
             target.rows,
             torch.arange(data.train_size, len(data.inputs)),
             derive(own["seed"], "trial", target.client),
-            printed=asking.printed,
+            printed=asking.printed and target.client is not None,
             whole=asking.whole,
         )
     except WrongInput as error:
