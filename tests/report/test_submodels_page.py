@@ -7,7 +7,7 @@ import pytest
 
 from secateur.federated.submodels.advice import Advice, Option, rows_of
 from secateur.metrics.membership import Estimate
-from secateur.report import submodels
+from secateur.report import submodels, submodels_views
 from secateur.report.page import Source, render
 from secateur.rows import Row
 
@@ -63,6 +63,33 @@ def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
     rows.append(row("advantage", 0.9, 0, scope="client", data_size=1, parameters=1, attack="yeom", batches="apart"))
     (found,) = submodels.parties(rows)
     assert found.advantage.value == 0.04
+
+
+def viewed(metric, value, client, batches, updates=1):
+    scope = {"scope": "server" if client is None else "client", "data_size": 100, "parameters": 25000}
+    return row(metric, value, client, attack="yeom", batches=batches, updates=updates, **scope)
+
+
+@pytest.mark.parametrize("scoring", ["fixed", "apart"])
+def test_the_tables_show_the_view_that_the_run_was_told_to_take(scoring):
+    rows = [viewed("advantage", 0.3, 0, scoring), viewed("advantage", 0.1, 0, "mixed")]
+    assert [each.advantage.value for each in submodels.parties(rows)] == [0.3]
+    assert [each.advantage.value for each in submodels.parties(rows[:1])] == [0.3]  # a network without BatchNorm
+    assert "What the scoring batches do" not in page_of(rows[:1])
+
+
+def test_the_page_shows_what_the_scoring_batches_do():
+    rows = [viewed("advantage", 0.04, None, "mixed")]
+    for client, advantage in ((0, 0.1), (1, 0.3)):
+        rows += [viewed("advantage", advantage, client, "mixed"), viewed("auc", 0.5 + advantage, client, "mixed")]
+        rows += [viewed("advantage", 2 * advantage, client, "mixed", 3), viewed("advantage", 0.6, client, "apart")]
+    (found,) = submodels_views.asked(rows)
+    assert [(way.batches, way.updates) for way in found.found] == [("mixed", 1), ("mixed", 3), ("apart", 1)]
+    plain, several, apart = found.found
+    assert (plain.server, plain.clients, plain.auc) == (0.04, pytest.approx(0.2), pytest.approx(0.7))
+    assert several.clients == pytest.approx(0.4) and several.server is None and apart.clients == pytest.approx(0.6)
+    page = page_of(rows)
+    assert "What the scoring batches do" in page and "60.0%" in page and "0.700" in page
 
 
 def test_kept_and_zeroed_cells_are_told_apart_where_there_are_any():

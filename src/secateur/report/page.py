@@ -22,6 +22,7 @@ from secateur.report import (
     sections,
     submodels,
     submodels_plots,
+    submodels_views,
     theory,
 )
 from secateur.report.measures import ATTACK, COST, MODEL
@@ -107,6 +108,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         federations=federation.table(rows),
         submodel_federations=submodels.federations(exposed) + submodels.not_attacked(rows),
         submodel_parties=exposed,
+        submodel_views=submodels_views.asked(rows),
         submodel_advice=from_rows(rows),
         pruned_sheets=federation_gallery.sheets(figures),
         **_tables(table, recovered["updates"]),

@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 from secateur.report.summary import Cell
 from secateur.rows import Row
 
-PLAIN = ("mixed", 1)  # how Yeom's attack asks where nothing else is said: mixed batches, the last update
 ATTACK = "yeom"
 MEASURES = {"advantage": "advantage", "auc": "AUC"}
+
+
+class Asker(NamedTuple):
+    """An attack on a federation."""
+
+    labels: tuple[tuple[str, Any], ...]
+    attack: str
 
 
 class Who(NamedTuple):
@@ -80,11 +86,12 @@ def name(labels: Mapping[str, Any]) -> str:
     return told if labels["defense"] in ("none", None) else f"{told}, {labels['defense']}"
 
 
-def parties(rows: Iterable[Row]) -> list[Party]:
+def parties(rows: Sequence[Row]) -> list[Party]:
     """Every client and server, one line for each attack that was run."""
     found: dict[tuple[Who, str], dict[str, list[Row]]] = {}
+    plain = plain_views(rows)
     for row in rows:
-        if "scope" in row.extra and _is_plain(row):
+        if "scope" in row.extra and way_of(row) in (None, plain.get(asker_of(row))):
             who = Who(tuple(labels_of(row).items()), row.extra["client"])
             found.setdefault((who, row.attack or ""), {}).setdefault(row.metric, []).append(row)
     lines = []
@@ -137,8 +144,24 @@ def not_attacked(rows: Sequence[Row]) -> list[Federated]:
     return result
 
 
-def _is_plain(row: Row) -> bool:
-    return (row.extra.get("batches", PLAIN[0]), row.extra.get("updates", PLAIN[1])) == PLAIN
+def plain_views(rows: Iterable[Row]) -> dict[Asker, tuple[str, int]]:
+    """How each attack asked as it was told to: its first row is of that view, and those for comparison come later."""
+    found: dict[Asker, tuple[str, int]] = {}
+    for row in rows:
+        if (way := way_of(row)) is not None:
+            found.setdefault(asker_of(row), way)
+    return found
+
+
+def way_of(row: Row) -> tuple[str, int] | None:
+    """With whom examples were scored and how many updates were held; None where a row is of no such thing."""
+    batches = row.extra.get("batches") if "scope" in row.extra else None
+    return None if batches is None else (batches, row.extra.get("updates", 1))
+
+
+def asker_of(row: Row) -> Asker:
+    """The attack that a row is of."""
+    return Asker(tuple(labels_of(row).items()), row.attack or "")
 
 
 def labels_of(row: Row) -> dict[str, Any]:
