@@ -13,6 +13,7 @@ from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
+from secateur.federated.base.prunefl import PruneFL
 from secateur.federated.faults import Faults
 from secateur.federated.local import Local
 from secateur.federated.sampling import Sampler
@@ -148,6 +149,22 @@ def test_squares_are_summed_by_hand():
     for client, _, update in fresh._updates(1, drawn, {}):
         wanted += len(shares()[client]) * update.summed["0.weight"] ** 2
     torch.testing.assert_close(fed.server.squares["0.weight"], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["pseudo-largest", "priprune:sharing=.01:alpha=.6"])
+@pytest.mark.parametrize("squares", ["all", "shared"])
+def test_what_the_squares_tell_of_withheld_weights(rule, squares):
+    base = PruneFL(every=2, iterations=2, squares=squares)
+    fed = federation(base=base, rounds=1, per_round=2, **protection_of(defense(rule)))
+    fed.server.broadcast()
+    told = fed.terms.given_away
+    assert (told is None) == (squares == "shared") and federation(base=base).terms.given_away is None
+    for _, _, update in fed._updates(1, fed.sampler(1), {}):
+        assert any(where.any() for where in update.withheld.values())
+        for name, where in update.withheld.items():
+            leaving = update.summed[name].square()
+            assert bool(leaving[where].any()) == (squares == "all" and bool(where.any()))
+            assert leaving[~where].any()
 
 
 def test_stale_values_are_kept_and_resumed():

@@ -10,11 +10,13 @@ from tiny_rules import ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net, feder
 from secateur import tree
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
+from secateur.federated.base.prunefl import PruneFL
 from secateur.federated.faults import Faults
 from secateur.federated.flower.link import Link
 from secateur.federated.flower.records import packed, unpacked
+from secateur.federated.flower.turn import Clients
 from secateur.federated.local import Local
-from secateur.wire import encode
+from secateur.wire import decode, encode
 
 BASES = {"none": {}, "half": {"base": Half()}, "stale": {"base": Stale()}, "moving": {"base": Moving()}}
 RULES = {
@@ -58,6 +60,19 @@ def test_every_rule_comes_to_the_same_model_as_in_process(base, rule):
     ]
     assert [each[:2] for each in pairs[0]] == [each[:2] for each in pairs[1]]
     assert [each[2] for each in pairs[0]] == pytest.approx([each[2] for each in pairs[1]], abs=1e-9)
+
+
+@pytest.mark.parametrize("squares", ["all", "shared"])
+def test_the_bytes_of_the_squares_tell_of_withheld_weights_only_if_told_to(squares):
+    here = made(base=PruneFL(every=2, iterations=2, squares=squares), withholding=Withhold())
+    here.server.broadcast()
+    clients = Clients(here.net, here.train, here.terms, here.seed, torch.device("cpu"))
+    client, mask = here.sampler(1).clients[0], here.server.model.mask
+    update = clients.turn(1, client, here.server.received, mask, None)
+    shapes = {name: tuple(value.shape) for name, value in update.summed.items()}
+    leaving = decode(clients._messages(update, mask)["squares"], shapes)
+    told = [bool(leaving[name][where].any()) for name, where in update.withheld.items()]
+    assert told == [squares == "all"] * len(told) and told
 
 
 def test_batchnorm_and_dropout_and_epochs_too():

@@ -74,9 +74,9 @@ def attackers(
     kept = orders.remembered(terms.rounds, sampler_of(terms, watched.seed).clients)
     found: list[Observer] = []
     if known is not None:
-        warned = caution(defense_of_clients(labels["defense"]), attacks)
+        said = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.given_away))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
-        found.append(Attacker(attacks, known, labels, story, orders, kept, caution=warned, **options))
+        found.append(Attacker(attacks, known, labels, story, orders, kept, caution="; ".join(said) or None, **options))
     if membership:
         found.append(Asker(membership, net, data, terms, labels, story, orders, kept, device))
     return found

@@ -21,6 +21,8 @@ def labels_of(model: str, data: str, seed: int, base: Choice, defense: Defense, 
     extra: dict[str, Any] = {"base_pruning": str(base), "averaging": terms.averaging, "broadcast": terms.broadcast}
     extra |= {"method": terms.method, "clients": len(terms.shares), "local_batch": terms.local.batch_size}
     extra |= {"view": terms.view, "fixed_batches": terms.fixed_batches}
+    if terms.base.wants_squares:
+        extra["squares"] = "shared" if terms.base.spares_withheld else "all"
     pruned = {"pruner": str(base), "sparsity": terms.base.rate}
     return {"model": model, "dataset": data, "seed": seed, "defense": str(defense), **pruned, "extra": extra}
 

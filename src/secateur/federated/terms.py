@@ -108,6 +108,14 @@ class Terms:
         return type(self.base).local is not BasePruning.local
 
     @property
+    def given_away(self) -> str | None:
+        """What clients tell of the weights that they withhold, in words; None: nothing."""
+        base = self.base
+        if (self.withholding is None and self.own is None) or not base.wants_squares or base.spares_withheld:
+            return None
+        return "clients send the squares of their dense gradients, of what they withhold too; no attack reads these"
+
+    @property
     def stated(self) -> dict[str, Any]:
         """The terms in words and numbers, for whoever reads the result."""
         plain = {name: getattr(self, name) for name in ("rounds", "per_round", "method", "averaging", "broadcast")}

@@ -28,7 +28,7 @@ class Update(NamedTuple):
     buffers: Params
     sent: Mask | None  # which entries were sent; None: all that the server's mask keeps
     own_mask: Mask | None  # that the client chose itself, whatever it withholds; None: the server's
-    summed: Params  # the dense gradients, of which PruneFL's clients send the squares
+    summed: Params  # the dense gradients, of which PruneFL's clients send the squares; 0 where these spare the withheld
     state: Params  # stays at home
     withheld: Mask  # likewise; empty where no rule withholds
     rates: Rates | None = None  # how much that is, of a client elsewhere that tells no more
@@ -89,7 +89,8 @@ class Turns:
         mask = self.server.model.mask if chosen is None else chosen
         if isinstance(made, Sent):
             sending = entries_sent(made.withheld, mask)
-            return Update(made.values, {}, sending, chosen, made.summed, made.state, made.withheld)
+            summed = self._shared(made.summed, made.withheld)
+            return Update(made.values, {}, sending, chosen, summed, made.state, made.withheld)
         if self.terms.sends_gradients:
             return self._gradient(made, one, number, rng)
         if self.terms.withholding is None:
@@ -107,7 +108,14 @@ class Turns:
         withheld = rule.withheld(made.params, gradient, self.server.mask if chosen is None else chosen, rng)
         state = saved(made.params, withheld) if rule.pseudo else {}
         values = sent(made.params, withheld, mask)
-        return Update(values, made.buffers, entries_sent(withheld, mask), chosen, made.summed, state, withheld)
+        summed = self._shared(made.summed, withheld)
+        return Update(values, made.buffers, entries_sent(withheld, mask), chosen, summed, state, withheld)
+
+    def _shared(self, summed: Params, withheld: Mask) -> Params:
+        """The gradients of which squares leave the client."""
+        if not self.server.base.spares_withheld:
+            return summed
+        return summed | {name: torch.where(where, 0, summed[name]) for name, where in withheld.items()}
 
     def _gradient(self, made: Trained, one: Given, number: int, rng: Generator) -> Update:
         """The gradient, of several steps their sum: the path from what was received over the learning rate."""

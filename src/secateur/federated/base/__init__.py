@@ -46,6 +46,11 @@ class BasePruning(ABC):
         return False
 
     @property
+    def spares_withheld(self) -> bool:
+        """Whether these squares are 0 where a client withholds a weight; else they tell of it."""
+        return False
+
+    @property
     def keeps_dropped(self) -> bool:
         """Whether the server keeps the last value of a weight that the mask drops, so that it resumes it; else it is 0.
 

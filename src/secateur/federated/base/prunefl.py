@@ -22,6 +22,7 @@ from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import one_of, weights_of
 
 Hold = Literal["rate", "time"]
+Squares = Literal["all", "shared"]
 STABLE, CHANGE = 5, 0.1  # initial pruning ends when so many adjustments in a row changed the size by less than this
 
 
@@ -40,6 +41,10 @@ class PruneFL(BasePruning):
 
     The first mask is made by one client: it trains a copy of the model on `samples` examples with the same
     adjustments, and only its mask is taken. The loss is PruneFL's, BCE-with-logits on one-hot labels.
+
+    The squares that clients send are of all weights (`squares` "all", the paper's), so of those too that a defense
+    withholds: they give away the size of each such gradient. With "shared" they are 0 there, and a weight that is
+    withheld counts as flat.
     """
 
     every: int = 50  # rounds, and iterations of the initial pruning
@@ -52,10 +57,12 @@ class PruneFL(BasePruning):
     learning_rate: float = 0.25
     seconds: tuple[float, ...] = ()  # a round's, for a weight of every layer; (): times.py, by the network
     constant: float = 0.0  # of these
+    squares: Squares = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("hold", self.hold, get_args(Hold))
+        one_of("squares", self.squares, get_args(Squares))
         for name in ("every", "halving", "samples", "batch_size"):
             every_so_often(name, getattr(self, name))
         if self.iterations < self.every:
@@ -80,6 +87,11 @@ class PruneFL(BasePruning):
     def wants_squares(self) -> bool:
         """The sum of `squares` over clients and rounds since the last adjustment."""
         return True
+
+    @property
+    def spares_withheld(self) -> bool:
+        """As `squares` says."""
+        return self.squares == "shared"
 
     @property
     def keeps_dropped(self) -> bool:
