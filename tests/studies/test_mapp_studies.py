@@ -181,6 +181,27 @@ def test_the_ranking_under_another_attacker():
     assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
 
 
+def test_yeoms_thresholds_count_once_where_scores_are_ranked():
+    rows = []
+    ways = ("yeom", "yeom:threshold=tuned", "yeom:threshold=class", "lira")
+    for attack in ways:
+        rows += federation("heterofl", (0.7, 0.01), [(0.7, 0.05)], attack=attack)
+        rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
+    lines, findings = mapp_sizes.attackers(Seen(rows))
+    assert len(lines) == 8
+    ranked, placed = (
+        next(each for each in findings if words in each.claim) for words in ("whoever attacks", "threshold lies")
+    )
+    assert ranked.measured.startswith("2 of 2") and ranked.verdict == "supported"
+    assert placed.measured.startswith("3 of 3") and placed.verdict == "supported"
+    assert set(ways) < set(catalogue.find("study", "mapp-attackers").make().attacks)
+
+
+def test_table_5_has_both_readings_of_osm():
+    names = [case.submodels for case in catalogue.find("study", "mapp-table5").make().cases(SCALES["tiny"])]
+    assert {"osm", "osm:reading=paper"} < set(names) and len(names) == len(set(names)) + 1  # FedAvg has two sizes
+
+
 def test_each_federation_has_its_own_lira_less_yeom():
     rows = []
     for attack, small in (("yeom", 0.02), ("lira", 0.05)):  # of the larger network both find as much

@@ -27,6 +27,7 @@ from secateur.studies.mapp_tables import (
 SIZES = tuple(SCALES)
 PAPER = "mapp_fl"
 RULES = ("osr", "osm", "heterofl-r", "heterofl", "gsr", "mapp-fl", "mapp-fl-r", "ufr", "fdropout")  # Table 5's order
+ATTACKERS = ("yeom", "yeom:threshold=tuned", "yeom:threshold=class", "lira", "rmia:gamma=1")
 FEDAVG = (Case("none"), Case("none", 8))
 
 
@@ -35,7 +36,7 @@ def _widths(scale: Scale) -> list[Case]:
 
 
 def _rules(scale: Scale) -> list[Case]:
-    return [*FEDAVG, *(Case(name) for name in RULES), Case("local")]
+    return [*FEDAVG, *(Case(name) for name in RULES), Case("osm:reading=paper"), Case("local")]
 
 
 def _large(scale: Scale) -> list[Case]:
@@ -99,7 +100,7 @@ def stronger() -> MappStudy:
     One turn moves a ratio of RMIA by less than its usual gamma of 2, which would leave all examples alike.
     """
     cases = [*FEDAVG, Case("heterofl"), Case("mapp-fl")]
-    return MappStudy(lambda scale: cases, _of(attackers), ("yeom", "yeom:threshold=tuned", "lira", "rmia:gamma=1"))
+    return MappStudy(lambda scale: cases, _of(attackers), ATTACKERS)
 
 
 @method("study", "mapp-joined", PAPER, scales=SIZES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from operator import sub
 
 from secateur.federated.submodels.correlation import Correlation, correlation
 from secateur.metrics.membership import Estimate
@@ -10,7 +11,7 @@ from secateur.studies.claims import judge
 from secateur.studies.mapp_compared import Cases, Tabulated, accurate, clients, exposed, less, served, summary
 from secateur.studies.mapp_found import YEOM, Federation, Seen, Way, points
 from secateur.studies.mapp_numbers import PARAMETERS, TABLE_3
-from secateur.studies.measured import Measure, combine, mean
+from secateur.studies.measured import Measure, combine, mean, name_of
 from secateur.studies.tables import Cells, Line
 
 ASKED = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
@@ -63,18 +64,33 @@ def attackers(found: Seen) -> Tabulated:
             lines.append(Line({"rule": federation.title, "network": federation.model, "attack": way.attack}, cells))
     mapp = next((each for each in found.federations if each.submodels == "mapp-fl"), None)
     others = [each for each in found.federations if each != mapp and each.submodels in ("heterofl", "none")]
-    cases: Cases = {}
-    if mapp is not None:
-        for way in ways:
-            for other in others:
-                pair = [clients(found, each, "auc", way) for each in (other, mapp)]
-                cases[f"{way.attack}: {other.title} {other.unit}"] = combine(lambda a, b: a - b, *pair)
+
+    def over(metric: str, some: list[Way]) -> Cases:
+        """The others' less MaPP-FL's."""
+        if mapp is None:
+            return {}
+        return {
+            f"{way.attack}: {other.title} {other.unit}": combine(
+                sub, *(clients(found, each, metric, way) for each in (other, mapp))
+            )
+            for way in some
+            for other in others
+        }
+
+    thresholds = [way for way in ways if name_of(way.attack) == YEOM.attack]
+    ranked = [way for way in ways if way == YEOM or way not in thresholds]  # a threshold moves no score: one AUC
     stronger: Cases = {
         f"{federation.title} {federation.unit}": _over(found, federation, ways) for federation in found.federations
     }
     return lines, [
         judge(
-            "MaPP-FL's clients are less exposed than FedAvg's and HeteroFL's, whoever attacks", cases, "every", unit=""
+            "MaPP-FL's clients are less exposed than FedAvg's and HeteroFL's, whoever attacks",
+            over("auc", ranked),
+            "every",
+            unit="",
+        ),
+        judge(
+            "and wherever Yeom's threshold lies (advantage; not in the paper)", over("advantage", thresholds), "every"
         ),
         judge("Yeom finds less than LiRA does (not in the paper)", stronger, unit=""),
     ]
