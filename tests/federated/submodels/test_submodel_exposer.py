@@ -80,6 +80,17 @@ def test_what_is_kept_of_earlier_rounds_survives_being_saved():
     assert max(len(kept) for kept in exposer.sent.values()) == 2
 
 
+def test_the_stateful_attacker_holds_the_same_updates_however_often_it_looks():
+    asking = Asking(size=10, compare=False, updates=2)
+    (seldom, one), (always, other) = (watched(rounds=6, asking=asking) for _ in range(2))
+    always.observers = [(1, other)]
+    for federation in (seldom, always):
+        tiny.told(federation)
+    assert seldom.observers[0][0] == 3 and len(one.sent[0]) == 2
+    for found, wanted in zip(other.sent.values(), one.sent.values(), strict=True):
+        assert all(torch.equal(a[n], b[n]) for a, b in zip(found, wanted, strict=True) for n in a)
+
+
 def test_what_is_withheld_is_attacked_as_the_server_had_sent_it():
     seen, kept = [], joined_of(defense_of_clients("pseudo-largest:rate=0.5"))
     federation, exposer = watched(rounds=1, **kept)

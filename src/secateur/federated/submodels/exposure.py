@@ -99,8 +99,10 @@ class Exposer:
         return self.every if sure else 1
 
     def __call__(self, seen: Seen) -> None:
-        """Keep a client's update: it may be its last one."""
-        kept = self.sent.setdefault(seen.client, [])
+        """Keep a client's update, which may be its last one; of earlier ones the latest of every `every` rounds."""
+        kept, last = self.sent.setdefault(seen.client, []), self.last.get(seen.client)
+        if last is not None and (last.round - 1) // self.every == (seen.round - 1) // self.every:
+            kept.pop()
         kept.append(known(seen))
         del kept[: -self.asking.updates]
         self.last[seen.client] = Last(seen.round, seen.received, seen.rows)
