@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -80,7 +81,13 @@ class Random(Rule):
 
 def turn(at: Place) -> int:
     """The client's place in the round's permutation of all clients."""
-    return int(np.random.RandomState(at.round).permutation(at.clients)[at.client])
+    return _order(at.round, at.clients)[at.client]
+
+
+@lru_cache(maxsize=16)  # asked by every client for every layer
+def _order(number: int, clients: int) -> list[int]:
+    order: list[int] = np.random.RandomState(number).permutation(clients).tolist()
+    return order
 
 
 def block(at: Place, group: int, groups: int) -> np.ndarray:
