@@ -24,6 +24,7 @@ from secateur.chance import derive
 from secateur.exposure import attack_labels
 from secateur.federated.captions import is_active, told_of, who
 from secateur.federated.checkpoint import Story
+from secateur.federated.following import Following, follows
 from secateur.federated.memory import Memory, Past
 from secateur.federated.observing import Look, Seen
 from secateur.federated.orders import Orders
@@ -53,9 +54,11 @@ class Attacker:
         scoring: Scoring | None = None,
         caution: str | None = None,
         compress: Callable[[Params], Params] | None = None,
+        followed: Mapping[int, set[int]] | None = None,  # by round whose sent weights are to be remembered
     ) -> None:
         self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
+        self.following = Following(followed or {})
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
         self.compress = compress  # the clients' own, for an attacker who applies it again
@@ -64,7 +67,7 @@ class Attacker:
 
     def looks(self, number: int) -> bool:
         """At attacked rounds, and at those that a later attack will use."""
-        return self.orders.attacks(number) or number in self.memory.kept
+        return self.orders.attacks(number) or number in self.memory.kept or number in self.following.kept
 
     def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
         """Of an active attack: those it is ordered to attack."""
@@ -77,6 +80,7 @@ class Attacker:
             for attack in self.attacks:
                 self._attack(attack, look)
         self.memory.add(look)
+        self.following.add(look)
 
     def _attack(self, attack: Choice, look: Look) -> None:
         known, seed, begun, made = self.known, self.labels["seed"], time.monotonic(), attack.make()
@@ -90,7 +94,9 @@ class Attacker:
             return
         truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
         known = self._told(known, truths, look if getattr(made, "adaptive", "none") == "reapply" else None)
-        targets = [[one.view, *(past.view for past in self._history(attack, one))] for one in seen]
+        views = [self.following.view(one) if follows(made) else one.view for one in seen]
+        pasts = [[past.view for past in self._history(attack, one)] for one in seen]
+        targets = [[view, *past] for view, past in zip(views, pasts, strict=True)]
         found: dict[int, Reconstruction] = {}
         rng = derive(seed, "reconstruct", look.round)  # all attacks begin at the same pictures
         with progress(f"{attack} on {who(seen)} in round {look.round}", _length(made), rate=True) as advance:
@@ -162,15 +168,20 @@ class Attacker:
 
     def _labels(self, attack: Choice, seen: Seen, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         told = told_of(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
+        if follows(attack.make()):
+            last = self.following.knows(seen)
+            told |= {"follows": last, "knows": told["knows"] + (", which weights the client sent last" if last else "")}
         return attack_labels(self.labels, self.labels["extra"] | more | told, attack)
 
     def state(self) -> tuple[Params, Any]:
         """What was remembered."""
-        return self.memory.state()
+        tensors, data = self.memory.state()
+        return tensors | self.following.state(), data
 
     def load(self, tensors: Params, data: Any) -> None:
         """Go on from what `state` gave."""
         self.memory.load(tensors, data)
+        self.following.load(tensors)
 
 
 def _length(made: Any) -> int | None:

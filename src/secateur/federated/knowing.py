@@ -17,6 +17,7 @@ from secateur.client import check_pictures, scale
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.captions import is_active
+from secateur.federated.following import follows
 from secateur.federated.sending import makes_anew
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView
@@ -59,6 +60,8 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
     if terms.view == "sum":
         count = terms.per_round
         known = replace(known, batch_size=count * known.batch_size, local_batch=count * terms.local.batch_size)
+        if following := [attack for attack in attacks if follows(attack.make())]:
+            raise WrongInput("attack", f"{following[0]} follows one client; view: sum shows none")
     everyone = torch.cat(list(terms.shares))
     batch = data.batch.take(everyone[torch.arange(known.batch_size) % len(everyone)]).to(known.mean.device)
     batch = Batch(batch.inputs.to(known.mean), batch.labels)

@@ -16,6 +16,7 @@ from secateur.errors import WrongInput
 from secateur.federated.attacker import Attacker
 from secateur.federated.captions import is_active
 from secateur.federated.checkpoint import Story
+from secateur.federated.following import follows, turns_back
 from secateur.federated.knowing import check_attacks, knowledge_of
 from secateur.federated.membership import Asker, check_membership
 from secateur.federated.observing import Observer
@@ -71,9 +72,12 @@ def attackers(
 ) -> list[Observer]:
     """Who inverts updates, and who asks about members; `options` are the first one's."""
     net, data, terms, labels, story, device = watched
-    kept = orders.remembered(terms.rounds, sampler_of(terms, watched.seed).clients)
+    drawn = sampler_of(terms, watched.seed).clients
+    kept = orders.remembered(terms.rounds, drawn)
     found: list[Observer] = []
     if known is not None:
+        if any(follows(attack.make()) for attack in attacks):
+            options["followed"] = orders.remembered(terms.rounds, drawn, turns_back(terms))
         said = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.given_away))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         found.append(Attacker(attacks, known, labels, story, orders, kept, caution="; ".join(said) or None, **options))

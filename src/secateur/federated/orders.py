@@ -41,15 +41,20 @@ class Orders:
             return [client for client in clients if client in self.who]
         return list(clients) if self.who == "all" else list(clients)[: self.who]
 
-    def remembered(self, last: int, drawn: Callable[[int], Sequence[int]]) -> dict[int, set[int]]:
+    def remembered(
+        self, last: int, drawn: Callable[[int], Sequence[int]], back: int | None = None
+    ) -> dict[int, set[int]]:
         """By round the clients whose updates a later attack will use; `drawn` tells who takes part in a round.
+
+        These are `back` of a client's earlier rounds; None: as many as the history has.
 
         An attacker would keep everything. Knowing ahead what will be used saves memory, and changes nothing.
         """
         found: dict[int, set[int]] = {}
-        for number in self.rounds(last) if self.history > 1 else ():
+        back = self.history - 1 if back is None else back
+        for number in self.rounds(last) if back else ():
             clients = drawn(number)  # all of them: the first may not answer
-            short = dict.fromkeys(self.chosen(clients) if isinstance(self.who, tuple) else clients, self.history - 1)
+            short = dict.fromkeys(self.chosen(clients) if isinstance(self.who, tuple) else clients, back)
             for earlier in range(number - 1, 0, -1):
                 if not short:
                     break

@@ -23,6 +23,7 @@ WITHHOLDING = tuple(f"{form}{name}" for form in ("", "pseudo-") for name in ("la
 UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp")
 MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # of 30 %: 0, 10, 20 and 30 % largest
 BOTH = (GI, SGI)  # where one would do, so that a folder shares its federations with Fig. 3
+REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's, and one that knows what a client sent last
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
 
 
@@ -41,7 +42,9 @@ def fig3() -> FederatedStudy:
 @method("study", "priprune-fig6", PAPER, scales=SIZES)
 def fig6() -> FederatedStudy:
     """Largest, Random and Mix on PruneFL, as real and as pseudo-pruning (priprune, Fig. 6)."""
-    return FederatedStudy(priprune_defended.fig6, lambda scale: [Federations(defenses=("none", *WITHHOLDING))])
+    return FederatedStudy(
+        priprune_defended.fig6, lambda scale: [Federations(defenses=("none", *WITHHOLDING), attacks=REMEMBERING)]
+    )
 
 
 @method("study", "priprune-fig8", PAPER, scales=SIZES)
@@ -49,7 +52,9 @@ def fig8() -> FederatedStudy:
     """Fixed defense rates and PriPrune on PruneFL, over the rounds (priprune, Fig. 8)."""
     return FederatedStudy(
         priprune_defended.fig8,
-        lambda scale: [Federations(defenses=("none", "priprune", *_at("pseudo-largest", scale.defense_rates)))],
+        lambda scale: [
+            Federations(defenses=("none", "priprune", *_at("pseudo-largest", scale.defense_rates)), attacks=REMEMBERING)
+        ],
     )
 
 
@@ -141,7 +146,7 @@ def defenses() -> FederatedStudy:
 
 
 def _both(scale: Scale) -> list[Federations]:
-    return [Federations(scale.search, ("none", "priprune"), data) for data in (FEMNIST, CIFAR10)]
+    return [Federations(scale.search, ("none", "priprune"), data, REMEMBERING) for data in (FEMNIST, CIFAR10)]
 
 
 def _rates(bases: tuple[str, ...], scale: Scale) -> tuple[str, ...]:

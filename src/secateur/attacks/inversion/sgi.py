@@ -25,6 +25,10 @@ class SGI(GIPriPrune):
     Cosine and TV as IG, rate .01, 10 000 iterations, labels optimised with the picture. The trial's gradient is whole,
     as the algorithm has it; adaptive=mask masks it too and recovers far more. A gradient shows no pruned weights; it is
     matched as it is.
+
+    follows=true leaves out, inside a federation, what was 0 in the client's last update: the server was there, and a
+    weight that was withheld and kept at home comes back with all that was saved up in it.
     """
 
     target: Literal["update", "unpruned"] = "unpruned"
+    follows: bool = False
