@@ -14,6 +14,7 @@ from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.federated.federation import Federation
 from secateur.federated.local import Local
+from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federating import loaded, shares_of
 from secateur.runs import comparable, load_figures, load_rows
 
@@ -50,18 +51,24 @@ def test_attacks_inside_the_run(attacked):
     assert any(figure["kind"] == "picture" for figure in load_figures(attacked))
 
 
-def test_a_finished_federation_is_let_go_before_the_next(tmp_path, monkeypatch):
-    before, begin, there = [], Federation.__init__, []
+PARTS = ["--submodels", "none,heterofl", "--model", "mapp-cnn-8", "--rounds", "1", "--clients", "4", "--per-round", "2"]
+PARTS += ["--batch-size", "32", "--set", "examples=200"]
+TWO = [(Federation, [*TINY, "--defense", "none,pseudo-largest"]), (SubmodelFederation, PARTS)]
+
+
+@pytest.mark.parametrize(("kind", "several"), TWO)
+def test_a_finished_federation_is_let_go_before_the_next(tmp_path, monkeypatch, kind, several):
+    before, begin, there = [], kind.__init__, []
 
     def begun(self, *given, **more):
         there.append([each() for each in before])
         begin(self, *given, **more)
         before.append(weakref.ref(self))
 
-    monkeypatch.setattr(Federation, "__init__", begun)
+    monkeypatch.setattr(kind, "__init__", begun)
     gc.disable()
     try:
-        assert main(["federate", "--out", str(tmp_path / "run"), *TINY, "--defense", "none,pseudo-largest"]) == 0
+        assert main(["federate", "--out", str(tmp_path / "run"), *several]) == 0
     finally:
         gc.enable()
     assert there == [[], [None]]

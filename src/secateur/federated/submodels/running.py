@@ -27,7 +27,7 @@ from secateur.federated.submodels.narrow import narrowed, static
 from secateur.federated.submodels.pilots import run_pilots
 from secateur.federated.submodels.terms import Adam, Terms, check_rows, joined_of, rates_of
 from secateur.federated.submodels.together import Rounds, Together
-from secateur.federating import loaded, network_of, shares_of
+from secateur.federating import let_go, loaded, network_of, shares_of
 from secateur.needs import check_installed
 from secateur.paging import page_afterwards
 from secateur.progress import progress
@@ -133,6 +133,7 @@ def measure(
     link: Link | None = None,
 ) -> None:
     """Federations of some seeds from the first round to the last, together where there are several; and their rows."""
+    let_go(device)
     made: list[SubmodelFederation] = []
     story, exposers = Story(), []
     for seed in seeds:
