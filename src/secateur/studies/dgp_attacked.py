@@ -45,10 +45,12 @@ class Attacked:
             if number == 0:
                 exposure.show_truths()
             exposure.show_guarantee()
+            told: set[str] = set()  # who knows of the defense is mostly refused for the same reason
             for attack in exposure.config.attacks:
                 if (reason := _refused(exposure, attack)) is None:
                     exposure.measure(attack)
-                else:
+                elif reason not in told:
+                    told.add(reason)
                     more = {"batch_size": self.batch_size, "attacked_by": self.attack}
                     labels = setting.labels(model, exposure.bench.data, defense, "left out", **more)
                     setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
