@@ -1,13 +1,10 @@
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 
-import pytest
-
-from secateur.progress import progress, stoppable
+from secateur.progress import progress
 
 NESTED = """
 import time
@@ -58,18 +55,3 @@ def test_bars_with_time_left_on_a_real_terminal():
         assert expected in text, text
     models, again = text.split("again", 1)
     assert re.search(r"\d+\.\d/s", again) and "/s" not in models  # steps a second where they are asked for
-
-
-def test_control_c_that_a_library_loses_is_raised_at_the_next_step():
-    with stoppable(), progress("long work", 3) as advance:
-        advance(1)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)  # as if a finaliser had dropped it
-        with pytest.raises(KeyboardInterrupt):
-            advance(1)
-        advance(1)
-    with pytest.raises(KeyboardInterrupt), stoppable(), progress("long work", 3):
-        signal.raise_signal(signal.SIGINT)
-    with progress("tidying up", 1) as advance:
-        advance(1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -13,7 +13,6 @@ import click
 import typer
 
 from secateur.errors import WrongInput, unknown
-from secateur.progress import stoppable
 
 if TYPE_CHECKING:
     from secateur.config.fields import Fields
@@ -334,8 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Two threads on a busy two-core machine can be 50 times slower; must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with stoppable():
-            code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, standalone_mode=False)
         if code == STOPPED:  # typer makes an exit of Control-C
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

@@ -2,60 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 _shown: list[Progress] = []  # the display of the outermost; a terminal has room for one, and inner bars join it
-
-
-_stopped = threading.Event()  # Control-C was pressed
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Work that Control-C ends for certain: where the exception is lost, the next step of any bar raises it again.
-
-    Python drops what is raised in a finaliser or in a callback of a library's, and long work is full of both.
-    """
-    _stopped.clear()
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, _stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        _stopped.clear()
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    _stopped.set()
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    """What was not lost is not raised again in whatever tidies up."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _stopped.clear()
-        raise
-
-
-def _go_on() -> None:
-    if _stopped.is_set():
-        _stopped.clear()
-        raise KeyboardInterrupt
 
 
 class Advance(Protocol):
@@ -79,19 +34,12 @@ def progress(description: str, total: int | None = None, rate: bool = False) -> 
     """
     if not _shown and not sys.stderr.isatty():  # while bars are shown, stderr is rich's and denies being a terminal
         print(description if total is None else f"{description} ({total})", file=sys.stderr, flush=True)
-        with _heard():
-            yield lambda steps, said=None: _go_on()
+        yield lambda steps, said=None: None
         return
     with _display() as bars:
         task = bars.add_task(description, total=total, rate=rate)
-
-        def advance(steps: int, said: str | None = None) -> None:
-            _go_on()
-            bars.update(task, advance=steps, description=said)
-
         try:
-            with _heard():
-                yield advance
+            yield lambda steps, said=None: bars.update(task, advance=steps, description=said)
         finally:
             bars.remove_task(task)
 

@@ -23,7 +23,14 @@ SETTINGS += ["--targets", "4", "--set", "together=2"]
 
 def start(folder):
     command = [sys.executable, str(SCRIPT), "--out", str(folder), *SETTINGS]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ, preexec_fn=listen
+    )
+
+
+def listen():
+    """What is started in the background ignores Control-C, and its children with it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(folder):

@@ -10,7 +10,7 @@ from secateur.metrics.membership import Estimate
 from secateur.rows import Row
 from secateur.studies.measured import correlation, mean_of, name_of
 
-THEORY = "leakage bound"  # what these rows say their study is
+THEORY = "leakage-bound"  # what these rows say their study is
 MEASURED = (
     *("nmi_256", "nmi_256_chance", "ami_256", "nmi_100", "nmi_100_chance", "ami_100"),
     *("psnr", "psnr_grey"),
