@@ -47,7 +47,8 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path):
     whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
 
     moments, killed, caught = random.Random(0), 0, 0
-    while killed < 6:
+    while killed < 6 or caught < 2:  # twice at least in the middle of an attack, wherever chance lets the others fall
+        assert killed < 30
         process = start(folder)
         try:
             process.wait(timeout=moments.uniform(0.3, 0.7) * seconds)
@@ -65,7 +66,6 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path):
             assert comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
         process.stderr.close()
-    assert caught >= 2  # in the middle of an attack
     finish(folder)
     assert comparable(load_rows(folder)) == whole
     assert not (folder / "unfinished").exists()
