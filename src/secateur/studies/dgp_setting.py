@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-import yaml
 
 from secateur.bench import device_of
 from secateur.chance import derive
@@ -16,10 +15,10 @@ from secateur.client import check_pictures
 from secateur.config import Invert, read
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
-from secateur.errors import WrongInput, unknown
 from secateur.models.create import check, create
 from secateur.rows import Row
 from secateur.runs import Run
+from secateur.studies.scales import laid_over
 
 NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
 CIFAR10, CIFAR100 = "cifar10", "cifar100"
@@ -86,19 +85,7 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
     """A scale by its name, with `field=value` laid over it."""
-    if name not in SCALES:
-        raise unknown("scale", name, SCALES)
-    known = {each.name: getattr(Scale(), each.name) for each in fields(Scale) if each.name not in FIXED}
-    given: dict[str, Any] = {}
-    for text in overrides or []:
-        key, found, value = text.partition("=")
-        if not found or key not in known:
-            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
-        given[key] = yaml.safe_load(value)
-        whole = not isinstance(known[key], float | bool)
-        if not isinstance(given[key], int if whole else float | int) or given[key] < 0:
-            raise WrongInput("set", f"{text!r} is not allowed; give a {'whole ' if whole else ''}number from 0")
-    return replace(SCALES[name], **given)
+    return laid_over(SCALES, name, overrides, FIXED, zero=True)
 
 
 class Step(Protocol):

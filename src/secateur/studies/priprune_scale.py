@@ -8,13 +8,11 @@ every rounds / 20; which rounds the paper attacked is not printed either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-import yaml
-
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput
 from secateur.studies.priprune_grid import CIFAR10, FEMNIST, SMALL_GRID, TINY_GRID, Grid
+from secateur.studies.scales import laid_over
 
 FOUR = ("prunefl", "feddst", "synflow", "snip")  # Table 2
 # of a scale: `--set` leaves them alone
@@ -104,19 +102,7 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
     """A scale by its name, with `field=value` laid over it."""
-    if name not in SCALES:
-        raise unknown("scale", name, SCALES)
-    known = {each.name: getattr(Scale(), each.name) for each in fields(Scale) if each.name not in FIXED}
-    given: dict[str, Any] = {}
-    for text in overrides or []:
-        key, found, value = text.partition("=")
-        if not found or key not in known:
-            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
-        given[key] = yaml.safe_load(value)
-        whole = not isinstance(known[key], float)
-        if not isinstance(given[key], int if whole else float | int) or given[key] <= 0:
-            raise WrongInput("set", f"{text!r} is not allowed; give a {'whole ' if whole else ''}number above 0")
-    made = replace(SCALES[name], **given)
+    made = laid_over(SCALES, name, overrides, FIXED, zero=False)
     for rounds, attacked in ((made.rounds, made.attacked), (made.brief_rounds, made.brief_attacked)):
         if attacked > rounds:
             raise WrongInput("set", f"{attacked} attacked rounds are not possible; there are {rounds} rounds")
