@@ -30,10 +30,9 @@ class MappFL(Rule):
         return block(at, turn(at) % self.groups, self.groups)
 
 
-@method("submodel", "mapp-fl-r", "mapp_fl")
 @dataclass(frozen=True)
-class MappFLRandom(Random):
-    """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4)."""
+class GroupedRandom(Random):
+    """Groups of clients with random channels."""
 
     groups: int = 4
 
@@ -45,6 +44,12 @@ class MappFLRandom(Random):
     def most_groups(self) -> int:
         """Groups that no layer may have fewer channels than."""
         return self.groups
+
+
+@method("submodel", "mapp-fl-r", "mapp_fl")
+@dataclass(frozen=True)
+class MappFLRandom(GroupedRandom):
+    """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: Place) -> int:
         """The group's."""
