@@ -6,19 +6,20 @@ from tiny_rules import federation, run
 
 from secateur.catalogue import methods
 from secateur.config import base_pruning, defense
+from secateur.federated import graphs
 from secateur.federated.terms import protection_of
 
 TOLD = {"prunefl": "prunefl:every=2:iterations=2", "feddst": "feddst:every=2", "random": "random:every=2"}
 BASES = sorted(methods("base-pruning"))
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 DEFENSES = [name for name, each in methods("defense").items() if each.info["acts_on"] == "client"]
 
 
-def rows_of(base, rule, way):
+def rows_of(base, rule, way, device="cpu", **more):
     seen = []
     terms = {"base": base_pruning(TOLD.get(base, base)).make()}
-    fed = federation(
-        way=way, averaging="coverage", observers=[(1, seen.append)], **terms, **protection_of(defense(rule))
-    )
+    terms |= {"averaging": "coverage"} | protection_of(defense(rule)) | more
+    fed = federation(way=way, observers=[(1, seen.append)], device=device, **terms)
     return run(fed), fed, seen
 
 
@@ -36,3 +37,27 @@ def test_rounds(base, rule):
     for client, state in one.states.items():
         for name in (name for name in state if name.startswith("withheld.")):
             assert (last[client][name.removeprefix("withheld.")][state[name]] == 0).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("rule", DEFENSES)
+@pytest.mark.parametrize("base", BASES)
+def test_captured_equals_eager_on_a_gpu(base, rule, monkeypatch):
+    made = []
+    for warmups in (3, 10**9):
+        monkeypatch.setattr(graphs, "WARMUPS", warmups)
+        made.append(rows_of(base, rule, "auto", "cuda", rounds=9))
+    (rows, one, _), (others, other, _) = made
+    for name, value in one.model().items():
+        torch.testing.assert_close(other.model()[name], value, rtol=0, atol=1e-9)
+    assert [(row.metric, row.round) for row in rows] == [(row.metric, row.round) for row in others]
+
+
+@needs_cuda
+@pytest.mark.parametrize("rule", ["largest", "pseudo-largest"])
+@pytest.mark.parametrize("base", ["none", "prunefl", "feddst"])
+def test_a_gpu_equals_a_cpu(base, rule):
+    (rows, one, _), (others, other, _) = (rows_of(base, rule, "auto", device, rounds=9) for device in ("cpu", "cuda"))
+    for name, value in one.model().items():
+        torch.testing.assert_close(other.model()[name].cpu(), value, rtol=0, atol=1e-9)
+    assert [(row.metric, row.round) for row in rows] == [(row.metric, row.round) for row in others]

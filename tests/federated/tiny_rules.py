@@ -31,11 +31,11 @@ def shares(clients=5):
     return iid(ROWS, clients, torch.Generator().manual_seed(0))
 
 
-def federation(net=None, seed=0, way="auto", observers=(), data=None, **terms):
+def federation(net=None, seed=0, way="auto", observers=(), data=None, device="cpu", **terms):
     given = {"rounds": 4, "per_round": 3, "local": LOCAL, "evaluate_every": 2, "shares": shares()} | terms
     watching = [Every(*each) if isinstance(each, tuple) else each for each in observers]
     net = plain_net() if net is None else net
-    return Federation(net, data or pictures(ROWS, 8), Terms(**given), seed, way=way, observers=watching)
+    return Federation(net, data or pictures(ROWS, 8), Terms(**given), seed, device, way=way, observers=watching)
 
 
 def run(fed):

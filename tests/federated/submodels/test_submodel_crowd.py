@@ -119,3 +119,14 @@ def test_no_more_graphs_are_captured_than_may_be(monkeypatch):
             step(form)
         captured = step is first and form is given
         assert told == ["graph"] * crowd.WARMUPS + ["graph" if captured else "eager"] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
+@pytest.mark.parametrize("rule", ["mapp-fl", "fdropout", "heterofl", "none"])
+def test_a_gpu_equals_a_cpu(rule):
+    made = [tiny.federation(rule, rounds=8, device=device) for device in ("cpu", "cuda")]
+    rows = [tiny.told(federation) for federation in made]
+    one, other = (federation.model() for federation in made)
+    for name in (name for name in one if name not in ("0.bias", "3.bias")):
+        torch.testing.assert_close(other[name].cpu(), one[name], rtol=0, atol=1e-8)
+    assert [(row.metric, row.round) for row in rows[0]] == [(row.metric, row.round) for row in rows[1]]

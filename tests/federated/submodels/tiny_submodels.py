@@ -36,13 +36,13 @@ def shares():
     return list(torch.arange(sum(SIZES)).split(list(SIZES)))
 
 
-def federation(rule="mapp-fl", large=1, widths=(0.5,), seed=0, model=None, way="auto", **fields):
-    """One on the CPU; `fields` are of its terms, of the federation or of the rule (as a dict)."""
+def federation(rule="mapp-fl", large=1, widths=(0.5,), seed=0, model=None, way="auto", device="cpu", **fields):
+    """A small one; `fields` are of its terms, of the federation or of the rule (as a dict)."""
     own = {name: fields.pop(name) for name in ("observers", "beside") if name in fields}
     given = {"rounds": 3, "evaluate_every": 1, "local": Adam(batch_size=BATCH), "test_batch": 10} | fields
     made = find("submodel", rule)(**given.pop("fields", {}))
     terms = Terms(shares(), made, rates_of(shares(), large, widths), **given)
-    return SubmodelFederation(net() if model is None else model, data(), terms, seed, way=way, **own)
+    return SubmodelFederation(net() if model is None else model, data(), terms, seed, device, way=way, **own)
 
 
 def told(federation):
