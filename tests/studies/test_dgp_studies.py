@@ -300,6 +300,12 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     assert [type(step).__name__ for step in left] == ["Attacked", "Attacked", "Trained"] and others == ["epochs=3"]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
     assert chosen(steps, []) == (steps, [])
+    plain, _ = chosen(steps, ["adaptive=none"])
+    few, _ = chosen(steps, ["adaptive=mask,support", "steps=ig"])
+    assert {step.adaptive for step in plain[:5]} == {()} and few[0].adaptive == ("support", "mask")
+    assert list(attackers("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
+    with pytest.raises(WrongInput, match="adaptive"):
+        chosen(steps, ["adaptive=nobody"])
     with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
         chosen(steps, ["steps=deep-leakage"])
 

@@ -47,7 +47,7 @@ def table1() -> UpdateStudy:
     steps = (
         Attacked("r-gap", DEFENSES, "cnn6"),
         Attacked("ig", DEFENSES),
-        Attacked("ig", ("none", "top-k", "dgp"), labels="oracle", adaptive=False),
+        Attacked("ig", ("none", "top-k", "dgp"), labels="oracle", adaptive=()),
         Attacked("gi", DEFENSES),
         Attacked("rob", DEFENSES, batch_size=BATCH),
         Trained(TRAINED),
@@ -112,10 +112,10 @@ def fig2() -> UpdateStudy:
 def fig3() -> UpdateStudy:
     """Pictures by defense under four attacks (dgp, Fig. 3)."""
     steps = (
-        Attacked("ig", DEFENSES, adaptive=False),
-        Attacked("gi", DEFENSES, adaptive=False),
-        Attacked("r-gap", DEFENSES, "cnn6", adaptive=False),
-        Attacked("rob", DEFENSES, batch_size=BATCH, adaptive=False),
+        Attacked("ig", DEFENSES, adaptive=()),
+        Attacked("gi", DEFENSES, adaptive=()),
+        Attacked("r-gap", DEFENSES, "cnn6", adaptive=()),
+        Attacked("rob", DEFENSES, batch_size=BATCH, adaptive=()),
     )
     return UpdateStudy(dgp_privacy.table1, steps)
 
@@ -152,7 +152,7 @@ def fig7() -> UpdateStudy:
 def fig8() -> UpdateStudy:
     """Pictures under IG of batches of two and of four (dgp, Fig. 8)."""
     return UpdateStudy(
-        dgp_variants.gallery, tuple(Attacked("ig", DEFENSES, batch_size=size, adaptive=False) for size in (2, 4))
+        dgp_variants.gallery, tuple(Attacked("ig", DEFENSES, batch_size=size, adaptive=()) for size in (2, 4))
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,7 +31,7 @@ class Attacked:
     data: str = CIFAR10
     batch_size: int = 1
     labels: Literal["inferred", "oracle"] = "inferred"
-    adaptive: bool = True  # also by the attackers that each defense is known to be weak against
+    adaptive: tuple[str, ...] = ADAPTIVE  # also by those of these that each defense is known to be weak against
     weights: Path | None = None  # of a trained model
     residual: Path | None = None  # of a client in the midst of a training
 
@@ -62,7 +62,7 @@ class Attacked:
             model,
             data=data.name,
             defense=[defense],
-            attack=list(attackers(self.attack, defense if self.adaptive else "none", setting.scale)),
+            attack=list(attackers(self.attack, defense, setting.scale, self.adaptive)),
             batch_size=self.batch_size,
             labels=self.labels,
             weights=self.weights,
@@ -73,8 +73,8 @@ class Attacked:
         return Exposure(config, bench, config.defense[0], f"pictures/{where}")
 
 
-def attackers(attack: str, defense: str, scale: Scale) -> Iterator[str]:
-    """The plain attack, then one for each way in which an attacker can make use of knowing the defense."""
+def attackers(attack: str, defense: str, scale: Scale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
+    """The plain attack, then one for each of these ways in which an attacker can make use of knowing the defense."""
     name = NAMES.get(attack, attack)
     entry = find("inversion", name)
     known, adapts = entry.defaults, entry.info.get("adapts", ADAPTIVE)
@@ -83,7 +83,7 @@ def attackers(attack: str, defense: str, scale: Scale) -> Iterator[str]:
     yield text
     if "adaptive" in known:
         weak = [each for part in defense_of_updates(defense).parts for each in part.method.info.get("adaptive", ())]
-        yield from (f"{text}:adaptive={each}" for each in dict.fromkeys(weak) if each in adapts)
+        yield from (f"{text}:adaptive={each}" for each in dict.fromkeys(weak) if each in adapts and each in adaptive)
 
 
 def _refused(exposure: Exposure, attack: Choice) -> str | None:

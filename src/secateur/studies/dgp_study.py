@@ -17,10 +17,11 @@ import torch
 from secateur.bench import device_of
 from secateur.catalogue import Method
 from secateur.config import Invert, read
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, unknown
 from secateur.rows import Row
 from secateur.runs import open_run
 from secateur.studies.claims import Finding
+from secateur.studies.dgp_attacked import ADAPTIVE
 from secateur.studies.dgp_found import Seen
 from secateur.studies.dgp_privacy import left_out_lines
 from secateur.studies.dgp_setting import Scale, Setting, Step, load_all, scale_of
@@ -69,13 +70,17 @@ class UpdateStudy:
 def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step, ...], list[str]]:
     """A part of a study, for a machine of its own, and the overrides that are left.
 
-    `steps=ig,training` leaves the attacks by these names and the trainings; `defenses=none,dgp` leaves these of each.
+    `steps=ig,training` leaves the attacks by these names and the trainings; `defenses=none,dgp` leaves these of each;
+    `adaptive=support,mask` leaves these attackers beside the plain one, `adaptive=none` it alone.
     """
-    texts = {key: text for key in ("steps", "defenses") for text in overrides if text.partition("=")[0] == key}
+    keys = ("steps", "defenses", "adaptive")
+    texts = {key: text for key in keys for text in overrides if text.partition("=")[0] == key}
     asked = {key: [part.strip() for part in text.partition("=")[2].split(",")] for key, text in texts.items()}
     left = [step for step in steps if "steps" not in asked or _name(step) in asked["steps"]]
     if "defenses" in asked:
         left = [step for each in left if (step := _under(each, asked["defenses"])) is not None]
+    if "adaptive" in asked:
+        left = [_by(each, asked["adaptive"]) for each in left]
     if not left:
         names = ", ".join(dict.fromkeys(map(_name, steps)))
         defenses = ", ".join(dict.fromkeys(name for step in steps for name in getattr(step, "defenses", ())))
@@ -93,6 +98,15 @@ def _under(step: Any, defenses: Sequence[str]) -> Step | None:
         return step  # type: ignore[no-any-return]
     own = tuple(name for name in step.defenses if name in defenses)
     return replace(step, defenses=own) if own else None
+
+
+def _by(step: Any, adaptive: Sequence[str]) -> Step:
+    """A step with some of its attackers who know of the defense."""
+    if wrong := [name for name in adaptive if name not in (*ADAPTIVE, "none")]:
+        raise unknown("adaptive", wrong[0], (*ADAPTIVE, "none"))
+    own = tuple(name for name in getattr(step, "adaptive", ()) if name in adaptive)
+    made: Step = replace(step, adaptive=own) if hasattr(step, "adaptive") else step
+    return made
 
 
 def _write_page(out: Path) -> None:

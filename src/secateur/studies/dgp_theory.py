@@ -45,7 +45,7 @@ class Distanced:
 
     def __call__(self, setting: Setting) -> None:
         """Attack, then compare what was sent and what came of it with the truth."""
-        attacked = Attacked("ig", self.defenses, self.model, self.data, adaptive=False)
+        attacked = Attacked("ig", self.defenses, self.model, self.data, adaptive=())
         attacked(setting)
         model = setting.model(self)
         if model is None:
