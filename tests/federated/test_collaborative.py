@@ -23,10 +23,15 @@ from secateur.errors import WrongInput
 from secateur.federated import graphs
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.collaborative import TIMES, Training, train_collaboratively
+from secateur.federated.flat import Flat
 from secateur.federated.plan import Plan
-from secateur.federated.rounds import Given, Round, _picked
+from secateur.federated.rounds import Rounds
 from secateur.federated.schedules import schedule_of
 from secateur.federated.sending import SendAll, capturable
+from secateur.federated.stacked import Stacked
+from secateur.federated.statistics import Statistics
+from secateur.federated.steps import Given, Round
+from secateur.federated.tally import Tally
 from secateur.interfaces import Batch
 from secateur.models.create import create
 
@@ -355,22 +360,69 @@ def test_a_step_that_is_captured_reads_no_number_back(text, monkeypatch):
     rounds, given = training.rounds, next(iter(training.feed(1, training.rounds)))
     assert capturable(plan.upload)
     with Fake() as fake:
-        for name in ("params", "buffers", "moments"):
-            setattr(rounds, name, fake.of(getattr(rounds, name)))
-        rounds.states = [fake.of(state) for state in rounds.states]
-        rounds.tally.values, rounds.tally.unsent = fake.of(rounds.tally.values), list(map(fake.of, rounds.tally.unsent))
-        users = [
-            Given(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout)), fake.of(user.noise))
-            for user in given.given
-        ]
-        rounds.pick = _picked
-        rounds(Round(users, fake.of(given.rate), fake.of(given.chosen)))
+        rounds.params, rounds.moments = fake.of(rounds.params), fake.of(rounds.moments)
+        rounds.statistics = Statistics(rounds.learner.structure, fake.of(rounds.buffers), plan.users)
+        rounds.buffers, flat = rounds.statistics.buffers, Flat(rounds.params)
+        rounds.tally = Tally(flat, plan.users)
+        rounds.uploads = Stacked(plan, rounds.params, rounds.tally, flat)
+        users = [Given(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout))) for user in given.given]
+        rounds._round(Round(users, fake.of(given.rate), fake.of(given.chosen)))
 
 
-def test_a_graph_picks_the_user_that_was_drawn():
-    trees = [{"w": torch.full((2, 2), float(i)), "b": torch.tensor(float(-i))} for i in range(3)]
-    for i in range(3):
-        assert all(torch.equal(v, trees[i][n]) for n, v in _picked(trees, torch.tensor([i])).items())
+STACKED = ("top-k", "dgp", "dgp:release=2", "adgp", "noise")
+
+
+def one_by_one_and_together(plan, net):
+    made = [training_of(plan, net) for _ in range(2)]
+    made[1].rounds = Rounds(net, plan, tree.state_of(net), made[1].device, stacked=True)
+    return made
+
+
+@pytest.mark.parametrize("text", [None, *STACKED, *(f"{text}+error-feedback" for text in STACKED)])
+def test_all_users_together_equal_one_by_one(text):
+    """As a GPU does it; two odd sizes, dropout and a second BatchNorm without a momentum are in the way."""
+    net = small(dropout=0.2)
+    net[1] = nn.Sequential(net[1], nn.BatchNorm2d(4, momentum=None, dtype=torch.float64))
+    plan = plan_of(SendAll() if text is None else text, rates=[0.1] * 4, transform=CropAndFlip(1))
+    one, other = one_by_one_and_together(plan, net)
+    for alone_, stacked in zip(one.epochs(), other.epochs(), strict=True):
+        kept = {name: value for name, value in alone_.row.items() if name not in TIMES}
+        assert kept == pytest.approx({n: v for n, v in stacked.row.items() if n not in TIMES}, rel=1e-12, abs=1e-12)
+        for each, again in zip(alone_.sent, stacked.sent, strict=True):
+            assert list(each) == list(again) and apart(each, again) < 1e-12
+    state, again = one.state(), other.state()
+    assert list(state) == list(again)
+    for name, value in state.items():
+        assert torch.allclose(value.double(), again[name].double(), rtol=1e-12, atol=1e-12), name
+    if text is not None and text.startswith("adgp"):
+        assert all(torch.equal(where, stacked.inside[name]) for name, where in alone_.inside.items())
+
+
+def test_error_feedback_of_all_users_together_loses_nothing_and_sends_all_where_all_is_sent():
+    net = small(dtype=torch.float32)
+    for inner in (DualGradientPruning(), SendAll()):
+        _, training = one_by_one_and_together(plan_of(ErrorFeedback(inner)), net)
+        rounds = training.rounds
+        for given in training.feed(1, rounds):
+            residual = [tree.clone(state) for state in rounds.states]
+            found = rounds.gradients(given)
+            grads = [tree.clone(own) for own in found.grads]
+            sent = rounds.exchange(given, found).sent
+            for user, own in enumerate(grads):
+                for name, value in own.items():  # bitwise
+                    after = rounds.states[user][RESIDUAL + name]
+                    assert torch.equal(sent[user][name] + after, value + residual[user][RESIDUAL + name])
+                    assert isinstance(inner, DualGradientPruning) or torch.equal(sent[user][name], value)
+
+
+def test_a_training_of_all_users_together_goes_on_from_what_it_kept():
+    plan, net = plan_of("dgp:release=2+error-feedback", rates=[0.1] * 3), small()
+    (_, whole), (_, first), (_, second) = (one_by_one_and_together(plan, net) for _ in range(3))
+    rows = rows_of(whole)
+    next(first.epochs())
+    second.load({name: value.clone() for name, value in first.state().items()})
+    assert rows_of(second) == rows[1:]
+    assert apart(second.model(), whole.model()) == 0
 
 
 @pytest.mark.parametrize("text", ["soteria", "outpost", "dp"])

@@ -93,8 +93,7 @@ def still_never(unsent: Mask, sent: Params) -> Mask:
 
 def starvation(state: Params, unsent: Mask) -> Starvation:
     """What a client's residual holds, and how many entries it never sent."""
-    residual = {name: state[RESIDUAL + name] for name in unsent}
-    norms = torch.stack([torch.linalg.vector_norm(value, dtype=torch.float64) for value in residual.values()])
-    never = sum(int(where.sum()) for where in unsent.values())
-    starved = sum(int((where & (residual[name] != 0)).sum()) for name, where in unsent.items())
-    return Starvation(float(norms.norm()), never, starved, sum(where.numel() for where in unsent.values()))
+    residual = torch.cat([state[RESIDUAL + name].flatten() for name in unsent])
+    never = torch.cat([where.flatten() for where in unsent.values()])
+    norm = float(torch.linalg.vector_norm(residual, dtype=torch.float64))
+    return Starvation(norm, int(never.sum()), int((never & (residual != 0)).sum()), never.numel())

@@ -40,7 +40,7 @@ class GaussianNoise:
     ) -> tuple[Params, Params]:
         """The gradient with noise on it."""
         drawn = self.noise(grads, turning.rng) if noise is None else noise
-        return {name: value + self.sigma * drawn[name] for name, value in grads.items()}, state
+        return {name: torch.add(value, drawn[name], alpha=self.sigma) for name, value in grads.items()}, state
 
 
 def normal(params: Params, rng: Generator) -> Params:

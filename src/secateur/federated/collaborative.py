@@ -9,8 +9,9 @@ by running statistics (dp) these stay as they are, because no epsilon would cove
 ADGP trusts one user a round: the one that is drawn broadcasts positions, everybody sends inside them only, and nobody
 can tell whether they are its own (adgp.py says what a lie does). `Plan.liar` puts a lie in their place.
 
-On a CPU the users go one by one; on a GPU a whole step is one CUDA graph with a branch a user, its batches, noise and
-augmentation drawn outside. Uploads that no graph can hold (sending.py) run eager there, after captured gradients.
+On a CPU the users go one by one. On a GPU a whole step is one CUDA graph, its batches, noise and augmentation drawn
+outside: the backwards are a branch a user, and after them the users are one axis (stacked.py). Uploads that no graph
+can hold (sending.py) run eager there and one by one, after captured gradients.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.errors import WrongInput
 from secateur.federated.plan import Plan
-from secateur.federated.rounds import Given, Round, Rounds
-from secateur.federated.sending import drawn
+from secateur.federated.rounds import Rounds
+from secateur.federated.steps import Given, Round
 from secateur.functional import Ask, Functional
 from secateur.interfaces import Batch, Params
 from secateur.prediction import arranged
@@ -40,17 +40,17 @@ class Feed:
         self._asks: dict[tuple[Functional, int], list[Ask]] = {}
 
     def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:
-        """Every step's batches and noise."""
+        """Every step's batches, and the chance inside the users' networks; the uploads' own comes from `rounds.rng`."""
         plan, device = self.plan, self.device
         uploads, chooser, seeder = (derive(self.seed, what, epoch) for what in ("upload", "broadcast", "noise"))
         noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=seeder)))
-        rounds.rng, uploading, tensors = uploads, (plan.upload, rounds.params), rounds.params | rounds.buffers
+        rounds.rng, tensors = uploads, rounds.params | rounds.buffers
         steps = list(self.batches(epoch))
         chosen = torch.randint(plan.users, (len(steps), 1), generator=chooser).to(device)
         rate = torch.tensor(plan.schedule.rate(epoch), dtype=self.dtype, device=device)
         for rows, user in zip(steps, chosen, strict=True):
             given = [
-                Given(batch, self.chance(rounds.learner, tensors, batch.inputs, noise), drawn(*uploading, uploads))
+                Given(batch, self.chance(rounds.learner, tensors, batch.inputs, noise))
                 for batch in self._users(rows, noise)
             ]
             yield Round(given, rate, user)
@@ -86,8 +86,8 @@ class Feed:
         if self.plan.transform is not None:
             inputs = self.plan.transform(inputs, noise)
         sizes = [len(each) for each in rows]
-        parts = zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True)
-        return [Batch(self.arranged(some), each) for some, each in parts]
+        parts = zip(torch.split(self.arranged(inputs), sizes), torch.split(labels, sizes), strict=True)
+        return [Batch(*each) for each in parts]
 
     def _shares(self) -> list[Tensor]:
         """Which rows of the train part each user holds."""

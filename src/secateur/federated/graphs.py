@@ -70,7 +70,7 @@ class Captured(Generic[Given, Made]):
             current.wait_stream(self.stream)
             return made
         assert form.graph is not None and form.given is not None
-        torch._foreach_copy_(form.given.tensors(), given.tensors())
+        _copy(form.given.tensors(), given.tensors())
         form.graph.replay()
         result: Made = form.made
         return result
@@ -88,6 +88,13 @@ class Captured(Generic[Given, Made]):
             form.left = math.inf
             return
         self.pool, form.graph = graph.pool(), graph
+
+
+def _copy(into: list[Tensor], of: list[Tensor]) -> None:
+    """All of one dtype at once: mixed lists are copied one by one."""
+    for dtype in {tensor.dtype for tensor in of}:
+        which = [i for i, tensor in enumerate(of) if tensor.dtype == dtype]
+        torch._foreach_copy_([into[i] for i in which], [of[i] for i in which])
 
 
 class Branches:

@@ -36,12 +36,15 @@ def inner_of(upload: Upload) -> Upload:
 
 
 def capturable(upload: Upload) -> bool:
-    """Whether a CUDA graph may hold it: it reads no number back, draws by its `noise` alone, forgets the round.
+    """Whether a CUDA graph may hold it, mapped over the users: it reads no number back, draws by its `noise` alone.
 
-    soteria and dp copy the network to the device at every call and outpost's chance falls with the round, so these run
-    eager on a GPU, after captured gradients. A class of the user's own says it by `captured = True`.
+    Of its Turning it looks at nothing. soteria and dp copy the network to the device at every call and outpost's chance
+    falls with the round, so these run eager on a GPU, one by one after captured gradients. A class of the user's own
+    says it by `captured = True`; one that overrides error feedback is called as it is.
     """
     inner = inner_of(upload)
+    if isinstance(upload, ErrorFeedback) and type(upload) is not ErrorFeedback:
+        return False
     return bool(getattr(inner, "captured", isinstance(inner, CAPTURED)))
 
 

@@ -11,16 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.defenses.error_feedback import RESIDUAL, never_yet, starvation
+from secateur.defenses.error_feedback import RESIDUAL, starvation
+from secateur.federated.flat import Flat
 from secateur.interfaces import Mask, Params
-from secateur.tree import count
 
 Row = dict[str, float]
 LARGEST = ("gamma_1", "gamma_1_whole", "gradient_square", "gradient_variance")
 
 
 class Measured(NamedTuple):
-    """Of one user's step, () each."""
+    """Of a user's step, () each, or of all users', (users,)."""
 
     square: Tensor  # ||gradient||^2
     gamma: Tensor  # the largest over tensors of ||X - C(X)||^2 / ||X||^2
@@ -30,9 +30,18 @@ class Measured(NamedTuple):
 def measure(grads: Params, whole: Params, sent: Params) -> Measured:
     """Compare what was to be sent, X = gradient + residual, with what was."""
     lost = torch._foreach_sub(list(whole.values()), list(sent.values()))
-    before, missing = _squares(list(whole.values())), _squares(lost)
-    square = before.sum() if whole is grads else _squares(list(grads.values())).sum()
-    return Measured(square, _share(missing, before).amax(), _share(missing.sum(), before.sum()))
+    before = _squares(list(whole.values()))
+    return measured(before.sum() if whole is grads else square(grads), before, _squares(list(lost)))
+
+
+def measured(own: Tensor, before: Tensor, missing: Tensor) -> Measured:
+    """The gradient's ||.||^2; (..., tensors) of what was to be sent, and of what was not."""
+    return Measured(own, _share(missing, before).amax(-1), _share(missing.sum(-1), before.sum(-1)))
+
+
+def square(values: Params) -> Tensor:
+    """() ||.||^2 of all tensors together."""
+    return _squares(list(values.values())).sum()
 
 
 def _squares(values: Sequence[Tensor]) -> Tensor:
@@ -57,51 +66,56 @@ def mean(trees: Sequence[Params]) -> Params:
 class Tally:
     """Sums and largest values since the last row, and which entries were never sent."""
 
-    def __init__(self, params: Params, users: int) -> None:
-        first = next(iter(params.values()))
-        self.values = {name: first.new_zeros((), dtype=torch.float64) for name in ("loss", "inside", "lies", *LARGEST)}
-        self.unsent: list[Mask] = [never_yet(params) for _ in range(users)]
-        self.entries = count(params)
+    def __init__(self, flat: Flat, users: int) -> None:
+        def new(*shape: int) -> Tensor:
+            return flat.zeros.new_zeros(shape, dtype=torch.float64)
+
+        self.sums, self.largest = {name: new() for name in ("loss", "inside", "lies")}, new(len(LARGEST))
+        self.rows = flat.new(users, torch.bool).logical_not_()
+        self.unsent: list[Mask] = [flat.views(row) for row in self.rows]
+        self.entries = sum(shape.numel() for shape in flat.shapes.values())
 
     def sent(self, user: int, sent: Params) -> None:
         """One more round of a user."""
         for name, where in self.unsent[user].items():
             where.logical_and_(sent[name] == 0)
 
-    def step(self, losses: Sequence[Tensor], sizes: Sequence[int], users: Sequence[Measured], average: Params) -> None:
-        """One more step of all; `average` is that of the users' gradients."""
-        for loss, size in zip(losses, sizes, strict=True):
-            self.values["loss"].add_(loss, alpha=size)
-        squares = torch.stack([user.square for user in users]).double()
-        variance = squares.mean() - _squares(list(average.values())).double().sum()  # E||g - Eg||^2
-        largest = (
-            torch.stack([user.gamma for user in users]).amax(),
-            torch.stack([user.gamma_whole for user in users]).amax(),
-            squares.amax(),
-            variance.clamp_min(0),
-        )
-        for name, value in zip(LARGEST, largest, strict=True):
-            kept = self.values[name]
-            kept.copy_(torch.maximum(kept, value.double()))
+    def sent_by_all(self, rows: Tensor) -> None:
+        """One more round of everybody, (users, N)."""
+        self.rows.logical_and_(rows == 0)
+
+    def losses(self, losses: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """The mean losses of batches of these sizes."""
+        weighted = torch._foreach_mul(list(losses), [float(size) for size in sizes])
+        self.sums["loss"].add_(torch.stack(weighted).sum(dtype=torch.float64))
+
+    def step(self, users: Measured, average: Tensor) -> None:
+        """One more step of all, (users,) each; `average` is ||.||^2 of the users' average gradient."""
+        squares = users.square.double()
+        variance = squares.mean() - average  # E||g - Eg||^2
+        found = (users.gamma.amax().double(), users.gamma_whole.amax().double(), squares.amax(), variance.clamp_min(0))
+        self.largest.copy_(torch.maximum(self.largest, torch.stack(found)))
 
     def broadcast(self, inside: Mask) -> None:
         """One more broadcast."""
-        self.values["inside"].add_(torch.stack([where.sum() for where in inside.values()]).sum())
+        self.sums["inside"].add_(torch.cat([where.flatten() for where in inside.values()]).sum())
 
     def row(self, examples: int, steps: int, states: Sequence[Params], aligned: bool) -> Row:
         """What the epoch that just ended was, and everything at zero again but the entries never sent."""
-        found = dict(zip(self.values, torch.stack(list(self.values.values())).tolist(), strict=True))
-        for value in self.values.values():
-            value.zero_()
-        row = {"train_loss": found["loss"] / examples} | {name: found[name] for name in LARGEST}
-        row |= self._residuals(states)
-        unsent = [torch.cat([where.flatten() for where in mask.values()]) for mask in self.unsent]
-        row["never_sent"] = sum(int(each.sum()) for each in unsent) / len(unsent)
-        row["never_sent_by_any"] = float(torch.stack(unsent).all(0).sum())
+        loss, inside, lies, *largest = torch.stack([*self.sums.values(), *self.largest]).tolist()
+        torch._foreach_zero_([*self.sums.values(), self.largest])
+        row = {"train_loss": loss / examples} | dict(zip(LARGEST, largest, strict=True)) | self._residuals(states)
+        row["never_sent"] = self._count(self.rows) / len(self.unsent)
+        row["never_sent_by_any"] = float(self._count(self.rows.all(0)))
         row["entries"] = float(self.entries)
         if aligned:
-            row |= {"broadcast": found["inside"] / (steps * self.entries), "lies": found["lies"]}
+            row |= {"broadcast": inside / (steps * self.entries), "lies": lies}
         return row
+
+    def _count(self, rows: Tensor) -> int:
+        """How many are True in (..., N), without the gaps, which nobody ever sends."""
+        gaps = rows.shape[-1] - self.entries
+        return int(rows.sum()) - gaps * (rows.numel() // rows.shape[-1])
 
     def _residuals(self, states: Sequence[Params]) -> Row:
         """How much the users hold back: nothing, without error feedback."""

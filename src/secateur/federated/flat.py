@@ -1,0 +1,85 @@
+"""Tensors by name as one row, a user a row: what is done to every tensor of every user is one operation on (U, N).
+
+A graph of a step would otherwise hold a node for each of 62 tensors of each of ten users, and as often again for every
+sum, comparison and copy; a GPU takes longer to begin a node than to work through a small tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from secateur.interfaces import Params
+
+ALIGNED = 64  # entries: libraries read aligned memory in larger pieces, and some read no other
+
+
+class Flat:
+    """Where every tensor lies in a row: filters come first, and zeros fill the gaps."""
+
+    def __init__(self, like: Params) -> None:
+        first = next(iter(like.values()))
+        self.zeros = first.new_zeros(ALIGNED)
+        self.shapes = {name: value.shape for name, value in like.items()}
+        self.filters = [name for name, shape in self.shapes.items() if len(shape) == 4]
+        self.starts: dict[str, int] = {}
+        self.size = self.tail = 0  # the end of all, and of the filters
+        for name in sorted(like, key=lambda name: name not in self.filters):
+            self.starts[name] = self.size
+            self.size += -(-like[name].numel() // ALIGNED) * ALIGNED
+            self.tail = self.size if name in self.filters else self.tail
+
+    def new(self, users: int, dtype: torch.dtype | None = None) -> Tensor:
+        """(users, N) zeros."""
+        return self.zeros.new_zeros((users, self.size), dtype=dtype)
+
+    def views(self, rows: Tensor) -> Params:
+        """Each tensor in (N,) or (users, N), as a view of its own shape behind the leading axis."""
+        lead = rows.shape[:-1]
+        return {
+            name: rows[..., self.starts[name] : self.starts[name] + shape.numel()].view([*lead, *shape])
+            for name, shape in self.shapes.items()
+        }
+
+    def turned(self, rows: Tensor) -> Params:
+        """The same of rows whose filters lie channels last, as a backward leaves them."""
+        found = self.views(rows)
+        for name in self.filters:
+            out, into, *size = self.shapes[name]
+            lead = rows.shape[:-1]
+            found[name] = found[name].reshape(*lead, out, *size, into).movedim(-1, len(lead) + 1)
+        return found
+
+    def each(self, rows: Tensor) -> list[Tensor]:
+        """Every tensor of every row by itself, row by row."""
+        named = self.views(rows).values()
+        return [value[user] for user in range(len(rows)) for value in named]
+
+    def join(self, tensors: Params, out: Tensor | None = None) -> Tensor:
+        """(N,) of tensors of these shapes, (users, N) of such behind a leading axis."""
+        parts: list[Tensor] = []
+        for name in self.starts:
+            shape, value = self.shapes[name], tensors[name]
+            lead = value.shape[: value.ndim - len(shape)]
+            parts.append(value.reshape(*lead, -1))
+            gap = -shape.numel() % ALIGNED
+            parts += [self.zeros[:gap].expand(*lead, gap)] if gap else []
+        return torch.cat(parts, -1, out=out)
+
+    def join_turned(self, tensors: Params, out: Tensor) -> None:
+        """The same with the filters channels last: of those that lie so already nothing is copied twice."""
+        turned = {name: value.movedim(1, -1) if name in self.filters else value for name, value in tensors.items()}
+        self.join(turned, out)
+
+
+def grouped(tensors: Params, rules: dict[str, str]) -> list[tuple[str, Flat, Tensor]]:
+    """Tensors of one rule and one dtype side by side: the rule, where each lies, and (1, N) copies of them."""
+    keys: Sequence[tuple[str, torch.dtype]] = [(rules[name], value.dtype) for name, value in tensors.items()]
+    groups = []
+    for key in dict.fromkeys(keys):
+        own = {name: value for (name, value), each in zip(tensors.items(), keys, strict=True) if each == key}
+        flat = Flat(own)
+        groups.append((key[0], flat, flat.join(own)[None]))
+    return groups
