@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from secateur.defenses.selection import between, counts, largest, ranked_between
+from secateur.defenses.selection import between, counts, end_to_end, kept_between, largest, slices
 from secateur.errors import WrongInput
 
 
@@ -35,6 +35,10 @@ def test_how_many_are_dropped_and_kept(size, top, bottom, expected):
 def test_shares_that_leave_nothing_are_refused(top, bottom):
     with pytest.raises(WrongInput, match="sum is below 1"):
         counts(10, top, bottom)
+
+
+def ranked_between(magnitudes, first, kept):
+    return slices((len(magnitudes),), magnitudes, ((first, first + kept),))[1]
 
 
 def by_sorting(values, first, kept):
@@ -87,3 +91,39 @@ def test_a_sample_of_many_entries_finds_the_same_ones(kind, dtype):
         expected = torch.zeros(len(values), dtype=torch.bool)
         expected[order[first : first + kept]] = True
         assert torch.equal(ranked_between(values, first, kept), expected)
+
+
+@pytest.mark.parametrize("size", [7, 120_000])
+def test_nan_counts_as_infinite_on_every_path(size):
+    values = torch.randn(size, generator=torch.Generator().manual_seed(1)).abs()
+    values[[1, 4]] = math.nan
+    values[[0, 5]] = math.inf
+    for number in (1, 2, 3, 4, 5, size):
+        expected = torch.zeros(size, dtype=torch.bool)
+        expected[values.nan_to_num(math.inf, math.inf).sort(descending=True, stable=True).indices[:number]] = True
+        assert torch.equal(largest(values, number), expected)
+        assert torch.equal(largest(values, torch.tensor(number)), expected)
+        assert torch.equal(vmap(lambda one, n=number: largest(one, n))(values[None])[0], expected)
+
+
+def test_tensors_are_ranked_each_by_itself(rng):
+    grads = {"a": torch.randn(3, 5, generator=rng), "b": torch.randn(40, generator=rng)}
+    sent = kept_between(grads, 0.05, 0.75)
+    for name, value in grads.items():
+        assert torch.equal(sent[name], torch.where(between(value, 0.05, 0.75), value, 0))
+    flat = torch.cat([value.flatten().abs() for value in grads.values()])
+    together = slices((15, 40), flat, ((1, 4), (2, 10)))
+    for alone, part in zip(slices((15,), flat[:15], ((1, 4),)), together, strict=True):
+        assert torch.equal(alone, part[:15])
+    for alone, part in zip(slices((40,), flat[15:], ((2, 10),)), together, strict=True):
+        assert torch.equal(alone, part[15:])
+
+
+def test_a_rule_of_several_trees_is_given_the_same_tensor_of_each():
+    left, right = (
+        {"a": torch.ones(2, 3), "b": torch.ones(4)},
+        {"b": torch.full((4,), 3.0), "a": torch.full((2, 3), 2.0)},
+    )
+    added, size = end_to_end(lambda sizes, x, y: (x + y, x * sizes[0]), left, right)
+    assert added["a"].tolist() == [[3.0] * 3] * 2 and added["b"].tolist() == [4.0] * 4
+    assert size["a"].shape == (2, 3) and size["b"].tolist() == [4.0] * 4

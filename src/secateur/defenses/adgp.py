@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.selection import between, counts, largest
+from secateur.defenses.selection import Sizes, counts, end_to_end, slices, top_and_between
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params, Turning
 
@@ -52,25 +52,27 @@ class AlignedDualGradientPruning:
             raise WrongInput("inside", "must be given to a user that does not broadcast: another's positions")
         inside = self.positions(grads) if inside is None else inside
         _check(inside, grads)
-        return {name: torch.where(self._sent(value, inside[name]), value, 0) for name, value in grads.items()}, state
+        return end_to_end(self._sent, grads, inside)[0], state
 
     def compress(self, grads: Params) -> Params:
         """What a client that broadcasts sends of any gradient, for an attacker who applies it to a trial's."""
-        return {name: torch.where(self._sent(v, self._shared(v)), v, 0) for name, v in grads.items()}
+        return end_to_end(self._sent, grads, self.positions(grads))[0]
 
     def positions(self, grads: Params) -> Mask:
         """I, as an honest user broadcasts it."""
-        return {name: self._shared(value) for name, value in grads.items()}
+        return end_to_end(self._shared, grads)[0]
 
-    def _shared(self, value: Tensor) -> Tensor:
-        return between(value, 0, 1 - 2 * self.k)
+    def _shared(self, sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
+        return (top_and_between(sizes, flat, 0, 1 - 2 * self.k)[1],)
 
-    def _sent(self, value: Tensor, inside: Tensor) -> Tensor:
+    def _sent(self, sizes: Sizes, flat: Tensor, inside: Tensor) -> tuple[Tensor]:
         """The k largest that are inside and not among the largest k1; outside ones rank below a magnitude of 0."""
-        size, flat = value.numel(), value.detach().abs().flatten()
-        allowed = inside.flatten() & ~largest(flat, counts(size, self.k1, 0)[0])
-        _, number = counts(size, 0, 1 - self.k)
-        return (largest(torch.where(allowed, flat, -1), number) & allowed).view_as(value)
+        magnitudes = flat.detach().abs()
+        (top,) = slices(sizes, magnitudes, tuple((counts(size, self.k1, 0)[0],) for size in sizes))
+        allowed = inside & ~top
+        numbers = tuple((counts(size, 0, 1 - self.k)[1],) for size in sizes)
+        (found,) = slices(sizes, torch.where(allowed, magnitudes, -1), numbers)
+        return (torch.where(found & allowed, flat, 0),)
 
 
 def _check(inside: Mask, grads: Params) -> None:

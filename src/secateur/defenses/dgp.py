@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.selection import between, counts, largest
+from secateur.defenses.selection import Sizes, counts, end_to_end, kept_between, top_and_between
 from secateur.errors import WrongInput
 from secateur.interfaces import Params, Turning
-from secateur.tree import masked
 
 
 @method("defense", "dgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
@@ -77,20 +76,18 @@ class DualGradientPruning:
 
     def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
         """What is between the largest and the smallest, and what is released."""
-        if self.release is None:
+        release = self.release
+        if release is None:
             return self.compress(grads), state
-        sent, rounds = self.compress(grads), {}
-        for name, value in grads.items():
-            top = self._top(value)
-            released = top & (state[name] >= self.release)
-            sent[name] = torch.where(released, value, sent[name])
-            rounds[name] = torch.where(top & ~released, state[name] + 1, 0)
+
+        def rule(sizes: Sizes, flat: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+            top, stays = top_and_between(sizes, flat, *self.shares)
+            released = top & (held >= release)
+            return torch.where(stays | released, flat, 0), torch.where(top & ~released, held + 1, 0)
+
+        sent, rounds = end_to_end(rule, grads, state)
         return sent, rounds
 
     def compress(self, grads: Params) -> Params:
         """Algorithm 1 on any gradient, for an attacker who applies it to a trial's."""
-        return masked(grads, {name: between(value, *self.shares) for name, value in grads.items()})
-
-    def _top(self, value: Tensor) -> Tensor:
-        first, _ = counts(value.numel(), *self.shares)
-        return largest(value.abs().flatten(), first).view_as(value)
+        return kept_between(grads, *self.shares)

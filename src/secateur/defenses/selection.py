@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -10,7 +14,10 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur.errors import WrongInput
+from secateur.interfaces import Params
 
+Sizes = tuple[int, ...]  # of tensors that lie end to end
+Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
 LARGE, SAMPLE = 50_000, 16_384  # entries from which a sample of them pays, and its size
 
 
@@ -30,27 +37,109 @@ def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
     return first, max(0, size - first - int(round(bottom * size, 9)))
 
 
+def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
+    """What a rule makes of every tensor of one tree, or of several with the same names and shapes.
+
+    On a GPU the rule is called once, with all tensors of a tree end to end, as a launch for each of them takes longer
+    than its work; else for each tensor by itself.
+    """
+    shapes = {name: value.shape for name, value in trees[0].items()}
+    flat = [[tree[name].flatten() for name in shapes] for tree in trees]
+    if _by_kernel(*flat[0]):
+        sizes = tuple(shape.numel() for shape in shapes.values())
+        rows = [torch.split_with_sizes(row, sizes) for row in rule(sizes, *map(torch.cat, flat))]
+    else:
+        rows = list(zip(*(rule((parts[0].numel(),), *parts) for parts in zip(*flat, strict=True)), strict=True))
+    return tuple(
+        {name: part.view(shape) for (name, shape), part in zip(shapes.items(), row, strict=True)} for row in rows
+    )
+
+
+def kept_between(grads: Params, top: float, bottom: float) -> Params:
+    """Every tensor with zeros in place of shares of its largest and of its smallest entries by magnitude."""
+
+    def rule(sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
+        return (torch.where(top_and_between(sizes, flat, top, bottom)[1], flat, 0),)
+
+    return end_to_end(rule, grads)[0]
+
+
 def between(values: Tensor, top: float, bottom: float) -> Tensor:
     """Which entries of a tensor stay when shares of the largest and of the smallest magnitudes are dropped."""
-    first, kept = counts(values.numel(), top, bottom)
-    return ranked_between(values.detach().abs().flatten(), first, kept).view_as(values)
+    return top_and_between((values.numel(),), values.flatten(), top, bottom)[1].view_as(values)
 
 
-def ranked_between(magnitudes: Tensor, first: int, kept: int) -> Tensor:
-    """(n,) bool: the `kept` largest entries after the `first` largest; of equal ones the earlier counts as larger.
+def top_and_between(sizes: Sizes, flat: Tensor, top: float, bottom: float) -> tuple[Tensor, ...]:
+    """(n,) bool each: the share of the largest magnitudes of every tensor, and what lies between it and the smallest.
 
     Example:
-        >>> ranked_between(torch.tensor([5.0, 1.0, 3.0, 3.0, 4.0]), 1, 2).tolist()
+        >>> top_and_between((5,), torch.tensor([-5.0, 1.0, 3.0, -3.0, 4.0]), 0.2, 0.4)[1].tolist()
         [False, False, True, False, True]
     """
-    return largest(magnitudes, first + kept) & ~largest(magnitudes, first)
+    return slices(sizes, flat.detach().abs(), _ranks(sizes, top, bottom))
 
 
-def largest(magnitudes: Tensor, number: int) -> Tensor:
+@cache  # it is asked in every step, and takes longer than the launches
+def _ranks(sizes: Sizes, top: float, bottom: float) -> tuple[tuple[int, int], ...]:
+    numbers = (counts(size, top, bottom) for size in sizes)
+    return tuple((first, first + kept) for first, kept in numbers)
+
+
+def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
+    """(n,) bool each: the entries down to a rank in their tensor and, of two ranks, those from there to the second.
+
+    Of equal entries the earlier counts as larger, and NaN is infinite, so that the numbers are exact.
+
+    Example:
+        >>> [part.int().tolist() for part in slices((5,), torch.tensor([5.0, 1.0, 3.0, 3.0, 4.0]), ((1, 3),))]
+        [[1, 0, 0, 0, 0], [0, 0, 1, 0, 1]]
+    """
+    if _by_kernel(magnitudes):
+        from secateur.ranking import bands
+
+        band = bands(magnitudes[None], sizes, ranks)[0]
+        return tuple(band == number for number in range(len(ranks[0])))
+    parts = zip(torch.split_with_sizes(magnitudes, sizes), ranks, strict=True)
+    each = zip(*([_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
+    down = [torch.cat(masks) for masks in each]
+    return (down[0], *(lower & ~upper for upper, lower in pairwise(down)))
+
+
+def largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
+    """(n,) bool: the `number` largest entries, of equal ones the earlier; it may be a tensor, which nobody reads."""
+    if _by_kernel(magnitudes):
+        from secateur.ranking import bands
+
+        ranks = number.view(1, 1, 1) if isinstance(number, Tensor) else ((number,),)
+        return bands(magnitudes[None], (len(magnitudes),), ranks)[0] == 0
+    if isinstance(number, Tensor):
+        order = _without_nan(magnitudes).sort(descending=True, stable=True).indices
+        inside = torch.arange(len(magnitudes), device=magnitudes.device) < number
+        return torch.zeros_like(magnitudes, dtype=torch.bool).scatter(0, order, inside)
+    return _largest(magnitudes, number)
+
+
+def _by_kernel(*values: Tensor) -> bool:
+    """Whether these lie on a GPU that has a kernel for them."""
+    return all(value.is_cuda and value.dtype == torch.float32 for value in values) and _triton()
+
+
+@cache
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _largest(magnitudes: Tensor, number: int) -> Tensor:
     """(n,) bool: the `number` largest entries; of equal ones the earlier counts as larger."""
     if number <= 0:
         return torch.zeros_like(magnitudes, dtype=torch.bool)
+    if _without_asking(magnitudes):
+        magnitudes = _without_nan(magnitudes)
     return _down_to(magnitudes, _value_of_rank(magnitudes, number), number)
+
+
+def _without_nan(values: Tensor) -> Tensor:
+    return torch.where(values.isnan(), torch.inf, values)
 
 
 def _without_asking(magnitudes: Tensor) -> bool:
@@ -80,7 +169,7 @@ def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
     rank = number / size * len(sample)
     width = 4 * math.sqrt(rank * (1 - number / size)) + 2
     high, low = sample[max(0, int(rank - width))], sample[min(len(sample) - 1, int(rank + width))]
-    left = number - np.count_nonzero(values > high)
+    left = number - (size - np.count_nonzero(values <= high))  # so that NaN is above
     near = values[(values >= low) & (values <= high)]
     if not 0 < left <= len(near):
         return None
@@ -90,9 +179,10 @@ def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
 def _down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
     """The entries above the bound, and as many of those at it as make up the number, by position."""
     if not _without_asking(magnitudes):
-        enough = magnitudes >= bound
-        if int(enough.sum()) == number:  # no ties at the bound, as almost always
-            return enough
+        below = magnitudes < bound
+        if len(below) - int(below.sum()) == number:  # no ties at the bound, as almost always
+            return below.logical_not_()
+        magnitudes, bound = _without_nan(magnitudes), _without_nan(bound)
     above, equal = magnitudes > bound, magnitudes == bound
     missing = number - above.sum()
     if _without_asking(magnitudes):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from secateur.catalogue import method
-from secateur.defenses.selection import between
+from secateur.defenses.selection import kept_between
 from secateur.errors import WrongInput
 from secateur.interfaces import Params, Turning
-from secateur.tree import masked
 
 
 @method("defense", "top-k", "dgp", acts_on="upload", adaptive=("support", "reapply"))
@@ -35,4 +34,4 @@ class TopK:
 
     def compress(self, grads: Params) -> Params:
         """The same of any gradient, for an attacker who applies it to a trial's."""
-        return masked(grads, {name: between(value, 0, 1 - self.keep) for name, value in grads.items()})
+        return kept_between(grads, 0, 1 - self.keep)

@@ -82,11 +82,7 @@ def whole_part(value: float | Tensor) -> int | Tensor:
 
 def top(values: Tensor, among: Tensor, number: int | Tensor) -> Tensor:
     """(n,) the `number` largest values, those that are not `among` last; the number may be one that nobody reads."""
-    values = torch.where(among, values, -1)
-    if isinstance(number, int):
-        return largest(values, number)
-    order = values.sort(descending=True, stable=True).indices
-    return torch.zeros_like(among).scatter(0, order, torch.arange(len(values), device=values.device) < number)
+    return largest(torch.where(among, values, -1), number)
 
 
 def whole_mask(weights: Params, mask: Mask) -> Mask:

@@ -1,0 +1,172 @@
+"""The kernel that selects by rank, against the plain path: by Triton's interpreter on a CPU, and as it is on a GPU."""
+
+import importlib.util
+import math
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from secateur import catalogue, tree
+from secateur.config import defense
+from secateur.defenses import selection
+from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.selection import kept_between, largest, slices
+
+KINDS = ("smooth", "tied", "zeros", "denormal", "constant", "extreme")
+UPLOADS = ("top-k", "dgp", "dgp:release=1", "adgp")
+RULES = ("largest", "random", "mix")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="left out: Triton is not installed, which torch for CUDA brings"
+)
+
+
+def values_of(kind, lanes, entries):
+    values = torch.randn(lanes, entries)
+    extremes = [math.nan, math.inf, -math.inf, -1.0, 0.0, -0.0, 1e-45, 3.4e38, 1.0]
+    return {
+        "smooth": values.abs(),
+        "tied": (values * 2).round().abs(),
+        "zeros": values.abs() * (torch.rand_like(values) < 0.3),
+        "denormal": values.abs() * 1e-44,
+        "constant": torch.full_like(values, 0.5),
+        "extreme": torch.tensor(extremes)[torch.randint(len(extremes), values.shape)],
+    }[kind]
+
+
+def plain(values, lengths, ranks):
+    """(lanes, N) int8 bands, each lane by itself on a CPU."""
+    found = []
+    for lane, row in enumerate(values):
+        parts = slices(lengths, row, tuple(map(tuple, ranks[lane % len(ranks)])))
+        found.append(sum(part.to(torch.int8) * (number - len(parts)) for number, part in enumerate(parts)) + len(parts))
+    return torch.stack(found)
+
+
+def bands_equal_the_plain_path(device, cases, lengths):
+    from secateur.ranking import bands
+
+    chance = random.Random(0)
+    torch.manual_seed(0)
+    for case in range(cases):
+        lanes, sizes = chance.choice([1, 1, 3]), tuple(chance.choices(lengths, k=chance.randint(1, 4)))
+        values, two = values_of(KINDS[case % len(KINDS)], lanes, sum(sizes)), chance.random() < 0.6
+
+        def rank(size, two=two):
+            first = chance.choice([0, size, chance.randint(0, size)])
+            return (first, chance.choice([first, size, chance.randint(first, size)])) if two else (first,)
+
+        ranks = [[rank(size) for size in sizes] for _ in range(chance.choice([1, lanes]))]
+        given = torch.tensor(ranks, device=device) if len(ranks) > 1 or case % 2 else tuple(ranks[0])
+        found = bands(values.to(device), sizes, given)
+        assert torch.equal(found.cpu(), plain(values, sizes, ranks)), (case, sizes, ranks)
+
+
+def users_are_lanes(device):
+    from secateur.ranking import bands
+
+    values, ranks = torch.randn(3, 300).to(device), torch.randint(0, 100, (3, 2, 1)).to(device)
+    lengths, shared = (180, 120), ((3, 50), (2, 40))
+    alone = torch.cat([bands(one[None], lengths, rank[None]) for one, rank in zip(values, ranks, strict=True)])
+    assert torch.equal(vmap(lambda one, rank: bands(one[None], lengths, rank[None])[0])(values, ranks), alone)
+    assert torch.equal(
+        vmap(lambda one: bands(one[None], lengths, shared)[0], in_dims=1)(values.t()), bands(values, lengths, shared)
+    )
+    one = values[0].expand(3, -1)
+    assert torch.equal(vmap(lambda rank: bands(one[:1], lengths, rank[None])[0])(ranks), bands(one, lengths, ranks))
+    slope = vmap(grad(lambda one: kept_between({"w": one}, 0.1, 0.6)["w"].square().sum()))(values)
+    assert torch.equal(slope, vmap(lambda one: 2 * kept_between({"w": one}, 0.1, 0.6)["w"])(values))
+    number = torch.tensor([0, 7, 300], device=device)
+    assert vmap(largest)(values, number).sum(1).tolist() == [0, 7, 300]
+
+
+def methods_choose_as_on_a_cpu(device, kernel):
+    """Every upload and every rule that withholds, one user and three at once; `kernel` switches to the kernel."""
+    shapes = {"conv": (8, 2, 3, 3), "bias": (8,), "linear": (10, 21)}
+    users = [{name: torch.randn(shape).mul(4).round() for name, shape in shapes.items()} for _ in range(3)]
+    for text in UPLOADS:
+        upload = upload_of(defense(text))
+        expected = []
+        for user in users:
+            _, state = upload(user, upload.init(user), None)
+            expected.append(upload(user, state, None)[0])
+        stacked = tree.stack([tree.to(user, device) for user in users])
+        with kernel():
+            _, state = vmap(lambda one, upload=upload: upload(one, upload.init(one), None))(stacked)
+            found, _ = vmap(lambda one, state, upload=upload: upload(one, state, None))(stacked, state)
+        assert all(torch.equal(found[name].cpu(), value) for name, value in tree.stack(expected).items()), text
+    mask = {name: torch.rand(shape) < 0.7 for name, shape in shapes.items() if name != "bias"}
+    for name in RULES:
+        rule = catalogue.find("defense", name)(of="kept")
+        noise = rule.noise(users[0], torch.Generator().manual_seed(0))
+        expected = rule.withheld(users[0], users[1], mask, noise=noise)
+        with kernel():
+            found = rule.withheld(
+                *(tree.to(one, device) for one in (users[0], users[1], mask)), noise=tree.to(noise, device)
+            )
+        assert all(torch.equal(found[layer].cpu(), value) for layer, value in expected.items()), name
+
+
+@dataclass
+class AsIfOnAGpu:
+    """Within it, tensors of a CPU go to the kernel, which the interpreter runs."""
+
+    def __enter__(self):
+        self.before, selection._by_kernel = selection._by_kernel, lambda *values: True
+
+    def __exit__(self, *error):
+        selection._by_kernel = self.before
+
+
+class AsItIs(AsIfOnAGpu):
+    def __enter__(self):
+        self.before = selection._by_kernel
+
+
+def interpreted():
+    from secateur import ranking
+
+    ranking.BLOCK = 128
+    bands_equal_the_plain_path("cpu", 24, (0, 1, 2, 64, 127, 129, 300))
+    with AsIfOnAGpu():
+        users_are_lanes("cpu")
+    methods_choose_as_on_a_cpu("cpu", AsIfOnAGpu)
+
+
+@needs_triton
+def test_the_interpreted_kernel_equals_the_plain_path():
+    # In a process of its own: Triton reads the variable once, and the interpreter would stay for all that follows.
+    here = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    call = [sys.executable, "-c", "import test_ranking; test_ranking.interpreted()"]
+    done = subprocess.run(
+        call, env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": here}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@needs_cuda
+def test_the_kernel_equals_the_plain_path():
+    bands_equal_the_plain_path("cuda", 120, (0, 1, 2, 64, 4095, 4096, 4097, 30_000, 5_000_000))
+    users_are_lanes("cuda")
+    methods_choose_as_on_a_cpu("cuda", AsItIs)
+
+
+@needs_cuda
+def test_a_graph_holds_it():
+    grads = {"w": torch.randn(300, 100, device="cuda"), "b": torch.randn(64, device="cuda")}
+    kept_between(grads, 0.05, 0.75)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sent = kept_between(grads, 0.05, 0.75)
+    for value in grads.values():
+        value.normal_()
+    graph.replay()
+    expected = kept_between(tree.to(grads, "cpu"), 0.05, 0.75)
+    assert all(torch.equal(sent[name].cpu(), value) for name, value in expected.items())
