@@ -120,8 +120,10 @@ def plan(config: Federate) -> list[str]:
     return lines + told_orders(config, terms)
 
 
-def terms_of(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> Terms:
-    """The terms of one federation."""
+def terms_of(
+    config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: list[Tensor] | None = None
+) -> Terms:
+    """The terms of one federation; shares that are not given are those of the configuration."""
     local = Local(
         config.steps,
         config.local_epochs,
@@ -134,7 +136,7 @@ def terms_of(config: Federate, data: Dataset, seed: int, base: Choice, defense: 
     names = ["rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum"]
     names += ["evaluate_every", "fixed_batches", "view"]
     return Terms(
-        shares_of(config, data, seed),
+        shares_of(config, data, seed) if shares is None else shares,
         **{name: getattr(config, name) for name in names},
         local=local,
         base=base.make(),

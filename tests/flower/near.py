@@ -14,9 +14,9 @@ from secateur.federated.flower.turn import Clients
 class Near:
     """`answer(client, content, home)` is every node's app; a node is a client's number and 100."""
 
-    def __init__(self, answer, clients, spoil=None, silent=(), says=None):
+    def __init__(self, answer, clients, spoil=None, silent=(), says=None, examples=lambda client: 0):
         self.answer, self.nodes, self.spoil, self.silent = answer, [100 + i for i in range(clients)], spoil, set(silent)
-        self.says = says or (lambda client: client)
+        self.says, self.examples = says or (lambda client: client), examples
         self.homes = {node: talking.context(node=node) for node in self.nodes}
         self.pending, self.counter, self.most = {}, itertools.count(1), 0
 
@@ -41,7 +41,8 @@ class Near:
     def _reply(self, message):
         node = message.metadata.dst_node_id
         if message.metadata.message_type == HELLO:
-            return Message(RecordDict({"turn": ConfigRecord({"client": self.says(node - 100)})}), reply_to=message)
+            told = {"client": self.says(node - 100), "examples": self.examples(node - 100)}
+            return Message(RecordDict({"turn": ConfigRecord(told)}), reply_to=message)
         try:
             with torch.enable_grad():  # a client does not live inside of its server
                 content = self.answer(message.content, self.homes[node].state)

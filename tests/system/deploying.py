@@ -132,17 +132,17 @@ class Deployment:
         address = ["--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", self.folder / "ca.crt"]
         self.start("superexec", "flower-superexec", *address)
 
-    def supernode(self, name, partition, *, registered=True):
+    def supernode(self, name, partition, *, registered=True, also=""):
         make_key(self.folder, name)
         if registered:
             self.flwr("supernode", "register", self.folder / f"{name}.pub", "loop")
-        self.node(name, partition)
+        self.node(name, partition, also)
 
-    def node(self, name, partition):
+    def node(self, name, partition, also=""):
         command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--port", free_port()]
         command += ["--root-certificates", self.folder / "ca.crt"]
         command += ["--auth-supernode-private-key", self.folder / name]
-        self.start(name, *command, "--node-config", f"partition-id={partition}")
+        self.start(name, *command, "--node-config", f"partition-id={partition} {also}".strip())
 
     def flwr(self, *arguments):
         done = subprocess.run(

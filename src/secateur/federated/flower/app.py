@@ -32,16 +32,21 @@ def task_of(config: Federate, seed: int, rule: Choice, defense: Defense) -> str:
 
 
 @lru_cache(maxsize=1)  # the processes of a simulation live through many messages
-def clients_of(task: str, own: str) -> Clients | NarrowClients:
-    """The clients' side of a task; `own` is JSON of what the node says of its machine: data_folder, device."""
+def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
+    """The clients' side of a task; `own` is JSON of what the node says of its machine: data_folder, device, own_data.
+
+    `said` is JSON of what the server says of its data, for a node with data of its own.
+    """
     from secateur.config import Federate, read
+    from secateur.federated.flower.own import own_of
     from secateur.federated.flower.turn import Clients
     from secateur.federating import loaded, network_of, terms_of
     from secateur.interfaces import Batch
 
-    given = json.loads(task)
-    config = read(Federate, None, given["config"] | json.loads(own))
-    data, device = loaded(config)
+    given, machine = json.loads(task), json.loads(own)
+    source = machine.pop("own_data", None)
+    config = read(Federate, None, given["config"] | machine)
+    data, device, shares = (*loaded(config), None) if source is None else own_of(config, source, json.loads(said))
     seed, net = given["seed"], network_of(config, data, given["seed"]).to(device)
     (defense,) = [each for each in config.defense if str(each) == given["defense"]]
     (rule,) = [each for each in config.submodels or config.base_pruning if str(each) == given["rule"]]
@@ -50,7 +55,7 @@ def clients_of(task: str, own: str) -> Clients | NarrowClients:
         from secateur.federated.submodels.running import terms_of as narrow_terms_of
 
         return NarrowClients(net, data, narrow_terms_of(config, data, seed, rule, defense), seed, device)
-    terms = terms_of(config, data, seed, rule, defense)
+    terms = terms_of(config, data, seed, rule, defense, shares)
     train = Batch(data.inputs[: data.train_size], data.labels[: data.train_size])
     return Clients(net, train, terms, seed, device)
 
@@ -58,20 +63,28 @@ def clients_of(task: str, own: str) -> Clients | NarrowClients:
 def client_app(mods: list[Mod] | None = None) -> ClientApp:
     """Takes turns; what a client keeps stays in its context.
 
-    Of its node-config it reads partition-id, which client it is, and data-folder and device, which are its machine's.
+    Of its node-config it reads partition-id, which client it is, and what is its machine's: data-folder, device, and
+    own-data where it trains on that and not on a share of the federation's data set.
     """
     app = ClientApp(mods=mods)
+    names = {name: name.replace("-", "_") for name in ("data-folder", "device", "own-data")}
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        who = int(context.node_config.get("partition-id", -1))
-        return Message(RecordDict({"turn": ConfigRecord({"client": who})}), reply_to=message)
+        given = context.node_config
+        told: dict[str, Any] = {"client": int(given.get("partition-id", -1))}
+        if "own-data" in given:
+            from secateur.federated.flower.own import own_data
+
+            folder = str(given["data-folder"]) if "data-folder" in given else None
+            told["examples"] = own_data(str(given["own-data"]), folder).train_size
+        return Message(RecordDict({"turn": ConfigRecord(told)}), reply_to=message)
 
     @app.train()
     def turn(message: Message, context: Context) -> Message:
-        names = {"data-folder": "data_folder", "device": "device"}
+        told = message.content.config_records["turn"]
         own = {names[name]: value for name, value in context.node_config.items() if name in names}
-        clients = clients_of(str(message.content.config_records["turn"]["task"]), json.dumps(own, sort_keys=True))
+        clients = clients_of(str(told["task"]), json.dumps(own, sort_keys=True), str(told.get("said", "{}")))
         return Message(clients.answer(message.content, context.state), reply_to=message)
 
     return app

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,34 +19,20 @@ from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
 from secateur.federated.faults import NO_ANSWER, Fault
-from secateur.federated.federation import Federation
+from secateur.federated.federation import Federation, Round
+from secateur.federated.flower.counted import Counted
 from secateur.federated.flower.link import Link
+from secateur.federated.flower.own import KnownPanel, believed, said_of
 from secateur.federated.flower.records import packed, size_of, unpacked
-from secateur.federated.ledger import Ledger
+from secateur.federated.ledger import Ledger, Measure
 from secateur.federated.sampling import Drawn
-from secateur.federated.traffic import Traffic
 from secateur.federated.turns import Rows, Update
 from secateur.interfaces import Mask, Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
 log = logging.getLogger(__name__)
+OWN = "it trains on data of its own, of which the server has nothing: its updates are averaged, and not attacked"
 SLACK = 1 << 16  # bytes that an update may have beyond all of its values: tables and positions
-
-
-class Counted(Traffic):
-    """Bytes as they are in the messages, not as they are estimated."""
-
-    def broadcast(self, clients: Any) -> None:
-        """Counted message by message."""
-
-    def measure_model(self, model: Params, mask: Mask, dense: bool) -> None:
-        """There is nothing to estimate."""
-
-    def measure_update(self, update: Params, params: Params, mask: Mask) -> None:
-        """There is nothing to estimate."""
-
-    def upload(self, clients: list[int], values: list[Tensor] | None) -> None:
-        """Counted message by message."""
 
 
 class FlowerFederation(Federation):
@@ -69,16 +56,28 @@ class FlowerFederation(Federation):
         self.key = hashlib.sha256(task.encode()).hexdigest()
         self.ledger = Ledger(len(self.terms.shares), self.server.base.wants_squares)
         self.ledger.traffic = Counted(len(self.terms.shares), self.server.base.wants_squares)
+        self.panel, self.said = KnownPanel(self.panel.observers, self, link.examples), said_of(given[1], link.clients)
+        self._shares = self.terms.shares  # of the server's own data
         self.taken: dict[int, int] = {}  # the round of the last turn that was taken, by client
         whole = [*self.server.weights.values(), *self.server.buffers.values()]
         self._dense = sum(value.numel() * value.element_size() for value in whole)
+
+    def _round(self, number: int) -> Round:
+        """With clients that may have come, and the examples that they say they have."""
+        self.link.meet()
+        own = self.link.examples
+        self.terms = replace(self.terms, shares=believed(self._shares, own))
+        done = super()._round(number)
+        if number < self.terms.rounds:
+            return done
+        told = [Measure("own_examples", size, number, client, note=OWN) for client, size in sorted(own.items())]
+        return replace(done, measures=done.measures + told)
 
     def _updates(self, number: int, drawn: Drawn, faults: dict[int, Fault]) -> Iterator[tuple[int, Rows, Update]]:
         """What comes back from every client that answers before the deadline, as it comes."""
         rows = dict(zip(drawn.clients, drawn.rows, strict=True))
         asked = [client for client in drawn.clients if faults.get(client) not in NO_ANSWER]
         own = self.turns.choosing(number, self.seed) is not None  # whether clients choose masks of their own
-        self.link.meet()
         for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, asked)):
             try:
                 update, squares = self._read(answer, client, own)
@@ -108,7 +107,7 @@ class FlowerFederation(Federation):
                 "taken": self.taken.get(client, 0),
                 "inside": inside,
             }
-            told |= {"version": traffic.version if mask else -1, "key": self.key, "task": self.task}
+            told |= {"version": traffic.version if mask else -1, "key": self.key, "task": self.task, "said": self.said}
             yield client, RecordDict({"model": record, "turn": ConfigRecord(told)})
 
     def _read(self, answer: RecordDict | Fault, client: int, own: bool) -> tuple[Update, Params]:

@@ -14,6 +14,7 @@ from secateur.federated.faults import Fault
 
 FEW = 4  # answers that are fetched, and held, at once
 PAUSE = 0.2  # seconds between two looks for answers
+MOST = 1 << 32  # examples that a client can say it has
 HELLO = "query"  # the type of the message that asks a node which client it is
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ class Link:
     """Knows which node is which client.
 
     A node says by its node-config which client it is (partition-id); one that does not say is given a free number.
+    One with data of its own says how many examples it has.
+
     `deployed` nodes keep their state when the server's process is started anew, simulated ones do not.
     """
 
@@ -30,6 +33,7 @@ class Link:
         self.clients = 0  # how many there are to be
         self.stopped = False  # somebody else's wish that all waiting ends
         self.nodes: dict[int, int] = {}  # by client
+        self.examples: dict[int, int] = {}  # of clients with data of their own
         self._met: set[int] = set()
         self._waited = False
 
@@ -58,23 +62,34 @@ class Link:
 
     def _greet(self, nodes: list[int]) -> None:
         self._met |= set(nodes)
-        said: dict[int, int] = {}
+        said: dict[
+            int, tuple[int, int]
+        ] = {}  # client, -1 where a node does not say, and examples, 0 where the server knows
         content = RecordDict({"turn": ConfigRecord({"hello": True})})
         for node, answer in self._ask(HELLO, ((node, node, content) for node in nodes)):
             if isinstance(answer, str):
                 self._met.discard(node)  # to be greeted again
             else:
-                said[node] = int(str(answer.config_records["turn"]["client"]))
-        silent = [node for node, client in said.items() if client < 0]
-        for node, client in said.items():
+                told = answer.config_records["turn"]
+                examples = int(str(told.get("examples", 0)))
+                said[node] = int(str(told["client"])), min(max(examples, 0), MOST)
+        for node, (client, examples) in said.items():
             if client >= self.clients or self.nodes.get(client, node) != node:
                 log.warning(
                     "node %s says that it is client %s, and there is no such place; it is left out", node, client
                 )
             elif client >= 0:
-                self.nodes[client] = node
+                self._place(client, node, examples)
         free = iter(sorted(set(range(self.clients)) - set(self.nodes)))
-        self.nodes |= dict(zip(free, silent, strict=False))
+        silent = [(node, examples) for node, (client, examples) in said.items() if client < 0]
+        for client, (node, examples) in zip(free, silent, strict=False):
+            self._place(client, node, examples)
+
+    def _place(self, client: int, node: int, examples: int) -> None:
+        self.nodes[client] = node
+        self.examples.pop(client, None)
+        if examples:
+            self.examples[client] = examples
 
     def _ask(self, kind: str, asked: Iterable[tuple[int, int, RecordDict]]) -> Iterator[tuple[int, RecordDict | Fault]]:
         waiting: dict[str, int] = {}
