@@ -102,16 +102,16 @@ def methods_choose_as_on_a_cpu(device, kernel):
             _, state = vmap(lambda one, upload=upload: upload(one, upload.init(one), None))(stacked)
             found, _ = vmap(lambda one, state, upload=upload: upload(one, state, None))(stacked, state)
         assert all(torch.equal(found[name].cpu(), value) for name, value in tree.stack(expected).items()), text
-    mask = {name: torch.rand(shape) < 0.7 for name, shape in shapes.items() if name != "bias"}
+    masks = [{name: torch.rand(shape) < 0.7 for name, shape in shapes.items() if name != "bias"} for _ in users]
     for name in RULES:
         rule = catalogue.find("defense", name)(of="kept")
-        noise = rule.noise(users[0], torch.Generator().manual_seed(0))
-        expected = rule.withheld(users[0], users[1], mask, noise=noise)
+        noises = [rule.noise(user, torch.Generator().manual_seed(0)) for user in users]
+        clients = list(zip(users, users[::-1], masks, noises, strict=True))
+        expected = [rule.withheld(*one, noise=noise) for *one, noise in clients]
+        stacked = [tree.to(tree.stack(each), device) for each in zip(*clients, strict=True)]
         with kernel():
-            found = rule.withheld(
-                *(tree.to(one, device) for one in (users[0], users[1], mask)), noise=tree.to(noise, device)
-            )
-        assert all(torch.equal(found[layer].cpu(), value) for layer, value in expected.items()), name
+            found = vmap(lambda w, g, m, n, rule=rule: rule.withheld(w, g, m, noise=n))(*stacked)
+        assert all(torch.equal(found[layer].cpu(), value) for layer, value in tree.stack(expected).items()), name
 
 
 @dataclass

@@ -50,8 +50,13 @@ def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
         rows = [torch.split_with_sizes(row, sizes) for row in rule(sizes, *map(torch.cat, flat))]
     else:
         rows = list(zip(*(rule((parts[0].numel(),), *parts) for parts in zip(*flat, strict=True)), strict=True))
+    # A view costs more than a small tensor's work, and most tensors are as flat as they must be.
     return tuple(
-        {name: part.view(shape) for (name, shape), part in zip(shapes.items(), row, strict=True)} for row in rows
+        {
+            name: part if len(shape) == 1 else part.view(shape)
+            for (name, shape), part in zip(shapes.items(), row, strict=True)
+        }
+        for row in rows
     )
 
 
@@ -101,7 +106,7 @@ def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...])
         return tuple(band == number for number in range(len(ranks[0])))
     parts = zip(torch.split_with_sizes(magnitudes, sizes), ranks, strict=True)
     each = zip(*([_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
-    down = [torch.cat(masks) for masks in each]
+    down = [torch.cat(masks) if len(masks) > 1 else masks[0] for masks in each]
     return (down[0], *(lower & ~upper for upper, lower in pairwise(down)))
 
 
@@ -180,7 +185,7 @@ def _down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
     """The entries above the bound, and as many of those at it as make up the number, by position."""
     if not _without_asking(magnitudes):
         below = magnitudes < bound
-        if len(below) - int(below.sum()) == number:  # no ties at the bound, as almost always
+        if len(below) - np.count_nonzero(below.numpy()) == number:  # no ties at the bound, as almost always
             return below.logical_not_()
         magnitudes, bound = _without_nan(magnitudes), _without_nan(bound)
     above, equal = magnitudes > bound, magnitudes == bound
