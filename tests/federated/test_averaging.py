@@ -31,6 +31,25 @@ def test_by_hand(how, wanted, asked):
     assert average.result(OLD)["w"].tolist() == wanted
 
 
+@pytest.mark.parametrize("how", ["weighted", "uniform", "coverage"])
+@pytest.mark.parametrize("own", [False, True])
+def test_many_at_once_are_one_by_one(how, own):
+    rng = torch.Generator().manual_seed(0)
+    old = {"w": torch.randn(4, 3, generator=rng).double(), "b": torch.randn(3, generator=rng).double()}
+    sent = {name: torch.rand((5, *value.shape), generator=rng) > 0.6 for name, value in old.items()}
+    values = {name: torch.randn(where.shape, generator=rng).double() * where for name, where in sent.items()}
+    values["w"][2, 0, 0], values["b"][3] = torch.nan, torch.inf
+    alive, sizes = torch.tensor([True, True, False, False, True]), torch.tensor([1.0, 4, 2, 7, 3]).double()
+    one, many = (Average(how, old, by_entry=own) for _ in range(2))
+    for i in range(5):
+        given = ({name: part[name][i] for name in old} for part in (values, sent))
+        one.add(next(given), int(sizes[i]), next(given), alive[i])
+    many.add_stacked(values, sizes, sent, alive)
+    assert float(many.weight) == float(one.weight)
+    for name, value in one.result(old).items():
+        torch.testing.assert_close(many.result(old)[name], value, rtol=0, atol=1e-12)
+
+
 def test_two_clients_one_withholds():
     """PriPrune's trap 4: printed w / 2, normalised by coverage w."""
     w, zero, old = {"w": torch.tensor([3.0])}, {"w": torch.tensor([0.0])}, {"w": torch.tensor([7.0])}

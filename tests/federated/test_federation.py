@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, federation, plain_net, run, shares
+from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur import tree
@@ -197,26 +197,32 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("averaging", BY_HAND)
-@pytest.mark.parametrize("waits", [True, False])
-def test_masks_of_their_own_by_hand(averaging, waits):
+@pytest.mark.parametrize("way", ["waits", "asks nothing", "stacked"])
+def test_masks_of_their_own_by_hand(averaging, way):
     server = federation(base=Moving(every=1), averaging=averaging).server
     name, clients = "4.weight", ([2, 4, 0, 0, 0], [6, 0, 8, 0, 0])
     masks, sends = ([1, 1, 1, 1, 0], [1, 0, 1, 1, 0]), ([1, 1, 0, 0, 0], [1, 0, 1, 0, 0])
     server.weights[name].fill_(9)
     server.broadcast()
-    average = server.average(own_masks=True)
+    gathered, updates = server.gathering(own_masks=True), []
 
     def told(mask):
         ones = {n: torch.ones_like(keep) for n, keep in server.mask.items()}
         ones[name][0, :5] = torch.tensor(mask).bool()
         return ones
 
-    for values, mask, sent, size in zip(clients, masks, sends, (1, 3), strict=True):
+    for values, mask, sent in zip(clients, masks, sends, strict=True):
         whole = tree.clone(server.weights)
         whole[name][0, :5] = torch.tensor(values).to(whole[name])
-        update = Update(whole, {}, told(sent), told(mask), {}, {}, {})
-        server.add(average, whole, update, size, None if waits else torch.tensor(True))
-    server.step(average)
+        updates.append(Update(whole, {}, told(sent), told(mask), {}, {}, {}))
+    if way == "stacked":  # a third that is not heard
+        parts = [tree.stack([*part, part[0]]) if part[0] else {} for part in list(zip(*updates, strict=True))[:-1]]
+        heard, sizes = torch.tensor([True, True, False]), torch.tensor([1.0, 3.0, 50.0]).double()
+        assert torch.equal(server.add_stacked(gathered, Update(*parts), sizes, heard), heard)
+    else:
+        for update, size in zip(updates, (1, 3), strict=True):
+            server.add(gathered, update, size, None if way == "waits" else torch.tensor(True))
+    server.step(gathered)
     assert server.weights[name][0, :5].tolist() == BY_HAND[averaging]
     assert (server.weights[name][1:] == 9).all()
 
@@ -236,11 +242,9 @@ def _start_mask(name):
 def test_what_is_withheld_changes_no_byte():
     fed = federation(base=Half(every=100), withholding=Withhold(), rounds=1)
     fed.server.broadcast()
-    drawn = fed.sampler(1)
-    fed.crowd.summing = True
-    one = fed._given(1, drawn)[0]
-    made = next(fed.crowd([one]))
-    rng = torch.Generator().manual_seed(0)
+    drawn, crowd = fed.sampler(1), fed.turns.crowd
+    one, rng = fed._given(1, drawn.clients[0], drawn.rows[0])
+    made, _ = crowd.one(one, crowd.received(fed.turns.start(one.state)))
     first = fed.turns.update(made, None, one, 1, rng)
     where = {name: first.state[WITHHELD + name] for name in fed.server.mask}
     changed = {n: torch.where(where[n], v + 1, v) if n in where else v for n, v in made.params.items()}
@@ -267,16 +271,17 @@ class NoQuestions(TorchDispatchMode):
         {"server_momentum": 0.9, "local": Local(3, None, 4, 0.1, 0.9, 0.01)},
     ],
 )
-def test_a_round_on_a_gpu_asks_for_nothing(terms, monkeypatch):
+@pytest.mark.parametrize("way", ["sequential", "stacked"])
+def test_a_round_on_a_gpu_asks_for_nothing(way, terms, monkeypatch):
     monkeypatch.setattr(selection, "_without_asking", lambda _: True)
-    fed = federation(way="stacked", evaluate_every=100, rounds=3, **terms)
+    fed = federation(way=way, evaluate_every=100, rounds=3, **terms)
     fed.waits = False
     rounds = fed.rounds()
     next(rounds)
     with NoQuestions():
         next(rounds)
     measures = next(rounds).measures
-    waiting = federation(way="stacked", evaluate_every=100, rounds=3, **terms)
+    waiting = federation(way=way, evaluate_every=100, rounds=3, **terms)
     assert run(waiting) == measures
     for name, value in waiting.model().items():
         torch.testing.assert_close(fed.model()[name], value, rtol=0, atol=1e-12)
@@ -284,19 +289,45 @@ def test_a_round_on_a_gpu_asks_for_nothing(terms, monkeypatch):
 
 def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
     made = []
-    for waits in (True, False):
-        fed = federation(
-            way="stacked", rounds=6, faults=Faults(drop_out=0.2, nan=0.3, shape=0.2), withholding=Withhold()
-        )
+    for way, waits in (("sequential", True), ("sequential", False), ("stacked", False)):
+        fed = federation(way=way, rounds=6, faults=Faults(drop_out=0.2, nan=0.3, shape=0.2), withholding=Withhold())
         fed.waits = waits
-        made.append((run(fed), fed))
-    (rows, one), (others, other) = made
-    lost, told = (
-        [(r.round, r.value, set(r.note.split("; "))) for r in each if "lost" in r.metric] for each in (rows, others)
+        rows = [row for row in run(fed) if "lost" in row.metric]
+        made.append(([(r.round, r.value, set(r.note.split(": ")[1].split("; "))) for r in rows], fed))
+    (lost, one), *others = made
+    words = {told for row in lost for told in row[2]}
+    assert all(any(fault in told for told in words) for fault in ("dropped out", "NaN", "wrong shape"))
+    for told, other in others:
+        assert told == lost
+        for name, value in one.model().items():
+            torch.testing.assert_close(other.model()[name], value, rtol=0, atol=1e-12)
+        for client, state in one.states.items():  # of who was lost at first the state before a first round
+            for name, value in state.items():
+                torch.testing.assert_close(other.states[client][name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"net": bn_net()},
+        {"own": Noisy()},
+        protection_of(defense("pseudo-mix")),
+        protection_of(defense("noise")),
+        protection_of(defense("priprune")),
+        {},
+    ],
+)
+def test_what_a_gpu_draws_at_once_has_the_form_of_what_clients_draw(terms):
+    fed = federation(way="stacked", **terms)
+    alone, drawn = fed.together, fed.sampler(1)
+    wanted, found, again, later = (
+        torch.utils._pytree.tree_leaves(each)
+        for each in (alone._draws(1, drawn), *(alone.draws_at_once(number, drawn) for number in (1, 1, 2)))
     )
-    assert [each[:2] for each in lost] == [each[:2] for each in told]
-    for name, value in one.model().items():
-        torch.testing.assert_close(other.model()[name], value, rtol=0, atol=1e-12)
+    assert bool(wanted) == bool(terms)
+    for one, many, same, other in zip(wanted, found, again, later, strict=True):
+        assert many.shape == one.shape and many.dtype == one.dtype and torch.equal(many, same)
+        assert not torch.equal(many[0], many[1]) and not torch.equal(many, other)
 
 
 # Faults ---------------------------------------------------------------------------------------------------------
@@ -357,21 +388,21 @@ def test_a_client_that_diverges_by_itself_is_lost():
     assert all(torch.equal(value, before[name]) for name, value in fed.model().items())
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(waits):
-    fed = federation(base=Stale(every=100), rounds=1, way="stacked")
-    fed.waits, made, count = waits, fed.turns.update, []
+@pytest.mark.parametrize("way, waits", [("sequential", True), ("sequential", False), ("stacked", False)])
+def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(way, waits):
+    fed = federation(base=Stale(every=100), rounds=1, way=way)
+    fed.waits, one, many, count = waits, fed.turns.update, fed.turns.many, []
+
+    def broken(found, client):
+        dense = found.summed["0.weight"].clone()
+        dense[client][~fed.server.mask["0.weight"]] = torch.nan
+        return found._replace(summed=found.summed | {"0.weight": dense})
 
     def update(*given):
-        found = made(*given)
         count.append(0)
-        if len(count) == 2:
-            dense = found.summed["0.weight"].clone()
-            dense[~fed.server.mask["0.weight"]] = torch.nan
-            return found._replace(summed=found.summed | {"0.weight": dense})
-        return found
+        return broken(one(*given), ...) if len(count) == 2 and way == "sequential" else one(*given)
 
-    fed.turns.update = update
+    fed.turns.update, fed.turns.many = update, lambda *given: broken(many(*given), 1)
     rows = run(fed)
     assert all(value.isfinite().all() for value in fed.server.squares.values())
     assert [row.value for row in rows if row.metric == "lost_clients"] == [1]

@@ -55,7 +55,7 @@ def cosines(rule, monkeypatch, **more):
             found.setdefault(self.follows, []).append(float(torch.cosine_similarity(*map(torch.cat, parts), 0)))
         return whole(self, targets, known, rng, watch)
 
-    fed.turns.sums, fed._updates, attacker._chosen = True, noted, whom
+    fed.turns.crowd.summing, fed._updates, attacker._chosen = True, noted, whom
     monkeypatch.setattr(GradientMatching, "reconstruct", reconstruct)
     run(fed)
     return found, story

@@ -33,6 +33,13 @@ def test_rounds(base, rule):
     told = {row.metric: row.value for row in rows if row.round == 4 and row.client is None}
     assert told["density"] == pytest.approx(1 if base == "none" else 0.7, abs=0.02)
     assert 0 <= told["withheld_of_all"] <= 1 and (rule == "priprune" or told["withheld_of_all"] > 0.1)
+    total = sum(value.numel() for value in one.server.weights.values() if value.ndim > 1)
+    if rule != "priprune":  # exactly its share is exactly 0 of what the server sees, beside what the base drops
+        share, dropped = int(0.3 * total), total - round(told["density"] * total)
+        assert told["withheld_of_all"] == pytest.approx(share / total)
+        for each in seen:
+            zeros = sum(int((value == 0).sum()) for value in each.view.update.values.values() if value.ndim > 1)
+            assert zeros == share + dropped or (base == "feddst" and zeros > share + dropped)  # grown, and still 0
     last = {each.client: each.view.update.values for each in seen}
     for client, state in one.states.items():
         for name in (name for name in state if name.startswith("withheld.")):

@@ -98,7 +98,10 @@ class Withhold:
 
     pseudo: bool = True
 
-    def withheld(self, weights, gradient, mask, rng):
+    def noise(self, weights, rng):
+        return {}
+
+    def withheld(self, weights, gradient, mask, rng=None, noise=None):
         return {n: keep & (gradient[n].abs() >= gradient[n].abs().flatten().median()) for n, keep in mask.items()}
 
 

@@ -62,6 +62,17 @@ class Average:
             total.add_(counted if where is None else where * counted)
 
     @torch.no_grad()
+    def add_stacked(self, values: Params, sizes: Tensor, own: Mask | None, alive: Tensor) -> None:
+        """The same of many clients at once, everything (clients, ...)."""
+        weights = torch.where(alive, torch.ones_like(sizes) if self.how == "uniform" else sizes, 0)
+        for name, total in self.total.items():
+            total.add_(weighted_sum(values[name], weights))
+        self.weight = self.weight + weights.sum()
+        for name, total in self.covered.items():
+            where = None if own is None else own.get(name)
+            total.add_(weights.sum() if where is None else weighted_sum(where, weights))
+
+    @torch.no_grad()
     def result(self, before: Params) -> Params:
         """The average; `before` where nobody sent anything."""
         if self.covered:
@@ -80,6 +91,11 @@ class Average:
 def zeros(like: Params, exact: bool = False) -> Params:
     """Where sums begin; in float64 where they are to be exact."""
     return {name: torch.zeros_like(value, dtype=torch.float64 if exact else None) for name, value in like.items()}
+
+
+def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+    """Of (clients, ...) values; who weighs 0 adds nothing, whatever the values are: 0 * NaN is NaN, and not summed."""
+    return (values * weights.view(-1, *[1] * (values.ndim - 1))).nansum(0)
 
 
 def alive_of(values: Params) -> Tensor:

@@ -10,7 +10,7 @@ answered has not taken its turn. One whose numbers are not finite counts as lost
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,20 +20,22 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
-from secateur.defenses.withholding import Rates, rates
+from secateur.defenses.withholding import rates
 from secateur.errors import WrongInput
-from secateur.federated.averaging import Average, alive_of
-from secateur.federated.crowd import Crowd, Given
+from secateur.federated.averaging import alive_of
+from secateur.federated.crowd import Given, Rows, even
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
+from secateur.federated.homes import Homes
 from secateur.federated.judge import Judge
 from secateur.federated.ledger import Ledger, Measure
-from secateur.federated.observing import Arrived, Observer, Panel, flat
+from secateur.federated.observing import Arrived, Observer, Panel
 from secateur.federated.sampling import Drawn, sampler_of
-from secateur.federated.server import Server
+from secateur.federated.server import Gathered, Server
 from secateur.federated.spending import spent
 from secateur.federated.terms import Terms
+from secateur.federated.together import Together
 from secateur.federated.traffic import value_bytes
-from secateur.federated.turns import Rows, Turns, Update
+from secateur.federated.turns import Turns, Update, flat
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
 from secateur.models.create import check
@@ -71,11 +73,14 @@ class Federation:
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.server = Server(net, terms, self.train, derive(seed, "base"), self.device, self.exact)
         self.judge = Judge(net, Batch(inputs[data.train_size :], labels[data.train_size :]), terms.local.loss)
-        self.crowd = Crowd(net, self.train, self.server.model, terms.local, terms.own, way)
         self.sampler = sampler_of(terms, seed, self.device)
-        self.turns = Turns(net, terms, self.server, self.examples)
+        self.turns = Turns(net, terms, self.server, self.train, way)
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
-        self.states: dict[int, Params] = {}  # of clients that have been sampled; never the server's to see
+        self.states: MutableMapping[int, Params] = {}  # of clients that have been sampled; never the server's to see
+        self.together: Together | None = None
+        if self.turns.stacks and not self.exact:
+            homes = Homes(self.turns.init(), min(len(terms.shares), terms.rounds * terms.per_round))
+            self.states, self.together = homes, Together(self.server, self.turns, homes, seed)
         self.number = 0  # rounds that are done
         self.waits = self.device.type != "cuda"  # whether a round may ask for numbers
 
@@ -96,8 +101,12 @@ class Federation:
         if sizing:
             traffic.measure_model(server.received, server.model.mask, terms.broadcast == "dense")
         traffic.broadcast(drawn.clients)
-        average, withheld = self._gathered(number, drawn, sizing, evaluating)
-        server.step(average)
+        faults = self._faults(number, drawn)
+        gather = self._stacked if self.together is not None and even(drawn.rows) else self._one_by_one
+        gathered, arrived = gather(number, drawn, faults, sizing, evaluating)
+        self.panel.show(number, drawn, faults, arrived, gathered)
+        self.ledger.arrive(number, arrived)
+        server.step(gathered)
         if server.adjust(number, derive(self.seed, "adjust", number)):
             traffic.changed()
         if self.turns.varies:
@@ -105,47 +114,72 @@ class Federation:
         self.number = number
         if not evaluating:
             return Round(number)
+        shares = [one.rates for one in arrived if one.rates is not None]
+        means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]
+        withheld = dict(zip(("withheld_of_kept", "withheld_of_all"), means, strict=False))
         judged = self.judge(self.model()) | {"density": server.density} | withheld
         last = number == terms.rounds
         told = self.ledger.measures(number, judged, last) + spent(terms, self.ledger.turns, number, last)
         return Round(number, told)
 
-    def _gathered(self, number: int, drawn: Drawn, sizing: bool, evaluating: bool) -> tuple[Average, dict[str, float]]:
-        """The average of what arrives whole, the others are noted as lost; and, to evaluate, how much was withheld."""
-        terms, server, faults = self.terms, self.server, self._faults(number, drawn)
-        average = server.average(own_masks=self.turns.choosing(number, self.seed) is not None)
-        waits, looked = self.waits, self.panel.looks(number)
+    def _stacked(
+        self, number: int, drawn: Drawn, faults: dict[int, Fault], sizing: bool, evaluating: bool
+    ) -> tuple[Gathered, list[Arrived]]:
+        """What all clients of the round send, added up in one go; one by one it is looked at where somebody asks."""
+        assert self.together is not None
+        looked, heard = self.panel.looks(number), [self._heard(number, client, faults) for client in drawn.clients]
+        made = self.together(number, drawn, heard, faults)
+        asked = looked or sizing or evaluating
+        alive = list(made.alive.clone())  # the next round overwrites it
+        sizes = [None] * len(alive) if made.sizes is None else list(made.sizes.clone())
         arrived: list[Arrived] = []
-        alive: list[Tensor] = []
-        sizes: list[Tensor] = []
-        shares: list[Rates] = []
+        for place in (place for place, there in enumerate(heard) if there):
+            one = Arrived(drawn.clients[place], drawn.rows[place], {}, {}, alive[place], sizes[place])
+            if asked:
+                one = self._shown(one, made.lane(place), looked, sizing and not arrived, evaluating)
+            arrived.append(one)
+        return made.gathered, arrived
+
+    def _heard(self, number: int, client: int, faults: dict[int, Fault]) -> bool:
+        """Whether an update comes in that has the form of the server's weights, as those of a stack have."""
+        fault = faults.get(client)
+        refused = None if fault in NO_ANSWER else refusal(spoilt(self.server.weights, fault), self.server.weights)
+        if refused is not None:
+            self.ledger.lose(number, client, refused)
+        return fault not in NO_ANSWER and refused is None
+
+    def _one_by_one(
+        self, number: int, drawn: Drawn, faults: dict[int, Fault], sizing: bool, evaluating: bool
+    ) -> tuple[Gathered, list[Arrived]]:
+        """The sum of what arrives whole; the others are noted as lost."""
+        server, waits, looked = self.server, self.waits, self.panel.looks(number)
+        gathered = server.gathering(own_masks=self.turns.choosing(number) is not None)
+        arrived: list[Arrived] = []
         for client, rows, update in self._updates(number, drawn, faults):
-            values = spoilt(update.values, faults.get(client))
-            if (fault := refusal(values, server.weights)) is not None:
+            update = update._replace(values=spoilt(update.values, faults.get(client)))
+            if (fault := refusal(update.values, server.weights)) is not None:
                 self.ledger.lose(number, client, fault)
                 continue
-            whole = values | update.buffers
-            fine = alive_of(whole)
-            if server.squares and update.summed:  # dense, so of what is withheld or pruned too
-                fine = fine & alive_of(update.summed)
-            if waits and not bool(fine):
+            alive = alive_of(server.numbers(update))
+            if waits and not bool(alive):
                 self.ledger.lose(number, client, "nan")
                 continue
-            server.add(average, values, update, len(terms.shares[client]), None if waits else fine)
-            self._keep(client, update.state, None if waits else fine)
-            if sizing and not arrived:
-                inside = {} if update.own_mask is not None else server.model.mask
-                self.ledger.traffic.measure_update(whole, server.weights, inside)
-            held = (values, update.buffers) if looked else ({}, {})  # else it is let go: a round is a stream
-            arrived.append(Arrived(client, rows, *held))
-            alive += [] if waits else [fine]
-            sizes += [value_bytes(whole)] if self.turns.varies else []
-            if evaluating and (update.withheld or update.rates):
-                shares.append(update.rates or rates(update.withheld, server.mask))
-        self.panel.show(number, drawn, faults, arrived, average)
-        self.ledger.arrive(number, [one.client for one in arrived], alive, sizes if self.turns.varies else None)
-        means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]
-        return average, dict(zip(("withheld_of_kept", "withheld_of_all"), means, strict=False))
+            unknown = None if waits else alive
+            server.add(gathered, update, len(self.terms.shares[client]), unknown)
+            self._keep(client, update.state, unknown)
+            size = value_bytes(update.values | update.buffers) if self.turns.varies else None
+            one = Arrived(client, rows, {}, {}, unknown, size)
+            arrived.append(self._shown(one, update, looked, sizing and not arrived, evaluating))
+        return gathered, arrived
+
+    def _shown(self, one: Arrived, update: Update, looked: bool, sizing: bool, evaluating: bool) -> Arrived:
+        """An update with what is asked of it; else it is let go: a round is a stream."""
+        if sizing:
+            inside = {} if update.own_mask is not None else self.server.model.mask
+            self.ledger.traffic.measure_update(update.values | update.buffers, self.server.weights, inside)
+        if evaluating and (update.withheld or update.rates):
+            one = one._replace(rates=update.rates or rates(update.withheld, self.server.mask))
+        return one._replace(values=update.values, buffers=update.buffers) if looked else one
 
     def _faults(self, number: int, drawn: Drawn) -> dict[int, Fault]:
         victims = self.panel.victims(number, drawn.clients)
@@ -161,30 +195,17 @@ class Federation:
 
     def _updates(self, number: int, drawn: Drawn, faults: dict[int, Fault]) -> Iterator[tuple[int, Rows, Update]]:
         """What comes back from every client that answers, as it comes."""
-        given = self._given(number, drawn)
-        # In a graph of fixed shapes the silent train too, and are not heard.
-        heard = [self.crowd.stacks or faults.get(client) not in NO_ANSWER for client in drawn.clients]
-        asked = [one for one, there in zip(given, heard, strict=True) if there]
-        clients = [client for client, there in zip(drawn.clients, heard, strict=True) if there]
-        choose = self.turns.choosing(number, self.seed)
-        self.crowd.summing = self.turns.sums
-        plain = ((made, None) for made in self.crowd(asked))
-        turned = plain if choose is None else self.crowd.readjusted(asked, choose)
-        for client, one, (made, mask) in zip(clients, asked, turned, strict=True):
-            if faults.get(client) not in NO_ANSWER:
-                rng = derive(self.seed, "defense", number, client)
-                yield client, one.rows, self.turns.update(made, mask, one, number, rng)
+        places = [i for i, client in enumerate(drawn.clients) if faults.get(client) not in NO_ANSWER]
+        given = (self._given(number, drawn.clients[i], drawn.rows[i]) for i in places)
+        for i, update in zip(places, self.turns(given, number), strict=True):
+            yield drawn.clients[i], drawn.rows[i], update
 
-    def _given(self, number: int, drawn: Drawn) -> list[Given]:
-        """What each client begins with; chance is drawn for all, so that it does not depend on who answers."""
-        own, found = self.terms.own, []
-        for client, rows in zip(drawn.clients, drawn.rows, strict=True):
-            state = self.states[client] if client in self.states else self.turns.init()
-            rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
-            chance = {} if own is None else own.noise(self.server.weights, len(rows), rng)
-            noise = self.crowd.noise(rows, rng) if own is None else []
-            found.append(Given(rows, self.turns.start(state), state, noise, chance))
-        return found
+    def _given(self, number: int, client: int, rows: Rows) -> tuple[Given, Generator]:
+        """What a client begins with; its chance is its own, so that it does not depend on who else answers."""
+        training, sending = (derive(self.seed, what, number, client) for what in ("noise", "defense"))
+        state = self.states[client] if client in self.states else self.turns.init()
+        own = [Generator(self.device).manual_seed(each.initial_seed()) for each in (training, sending)]
+        return Given(rows, state, *self.turns.draws(rows, *own)), sending
 
     @torch.no_grad()
     def _keep(self, client: int, state: Params, alive: Tensor | None) -> None:
@@ -221,12 +242,14 @@ class Federation:
         if data["seed"] != self.seed or own.keys() != self.server.state().keys():
             raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
         self.server.load(own)
-        kept = {n.removeprefix("observer."): v.to(self.device) for n, v in tensors.items() if n.startswith("observer.")}
-        self.panel.load(kept, data["observers"])
-        self.states = {}
+        seen = {n.removeprefix("observer."): v.to(self.device) for n, v in tensors.items() if n.startswith("observer.")}
+        self.panel.load(seen, data["observers"])
+        kept: dict[int, Params] = {}
         for name, value in tensors.items():
             if name.startswith("client."):
                 _, client, key = name.split(".", 2)
-                self.states.setdefault(int(client), {})[key] = value.to(self.device)
+                kept.setdefault(int(client), {})[key] = value.to(self.device)
+        self.states.clear()
+        self.states.update(kept)
         self.number = data["round"]
         self.ledger.load(data["ledger"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from secateur.federated.faults import WORDS, Fault
 from secateur.federated.traffic import Traffic
+
+if TYPE_CHECKING:
+    from secateur.federated.observing import Arrived
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,12 @@ class Ledger:
         for client in clients:
             self.turns[client] += 1
 
-    def arrive(self, number: int, clients: list[int], alive: list[Tensor], sizes: list[Tensor] | None) -> None:
-        """A round's updates; `alive` () each tell whether they are finite, where that is not known yet."""
-        self.traffic.upload(clients, sizes)
+    def arrive(self, number: int, arrived: Sequence[Arrived]) -> None:
+        """A round's updates."""
+        clients = [one.client for one in arrived]
+        sizes = [one.size for one in arrived if one.size is not None]
+        alive = [one.alive for one in arrived if one.alive is not None]
+        self.traffic.upload(clients, sizes or None)
         if alive:
             self._unread.append((number, clients, alive))
 

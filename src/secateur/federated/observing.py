@@ -15,16 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
-from secateur.federated.averaging import Average, alive_of
+from secateur.defenses.withholding import Rates
+from secateur.federated.averaging import alive_of
+from secateur.federated.crowd import Rows
 from secateur.federated.faults import Fault
 from secateur.federated.sampling import Drawn
 from secateur.federated.tampering import answers
 from secateur.federated.terms import Terms
-from secateur.federated.turns import Rows
+from secateur.federated.turns import flat
 from secateur.interfaces import Batch, Gradient, Mask, Params, ServerView, Weights
 
 if TYPE_CHECKING:
     from secateur.federated.federation import Federation
+    from secateur.federated.server import Gathered
 
 
 class Seen(NamedTuple):
@@ -101,12 +104,15 @@ class Every:
 
 
 class Arrived(NamedTuple):
-    """An update that came in whole."""
+    """An update that came in whole, with what is asked of it."""
 
     client: int
     rows: Rows
-    values: Params
+    values: Params  # empty where nobody looks
     buffers: Params
+    alive: Tensor | None = None  # () whether it is finite, where only the device knows
+    size: Tensor | None = None  # () bytes of its values, where these vary
+    rates: Rates | None = None  # how much was withheld
 
 
 class Panel:
@@ -125,7 +131,7 @@ class Panel:
         return {client for each in looking for client in each.victims(number, clients)}
 
     def show(
-        self, number: int, drawn: Drawn, faults: Mapping[int, Fault], arrived: Sequence[Arrived], average: Average
+        self, number: int, drawn: Drawn, faults: Mapping[int, Fault], arrived: Sequence[Arrived], gathered: Gathered
     ) -> None:
         """Show a round to whoever looks at it."""
         if not self.looks(number):
@@ -134,7 +140,7 @@ class Panel:
         sent, mask = federation.server.received, tree.clone(federation.server.mask)
         arrived = [one for one in arrived if bool(alive_of(one.values | one.buffers))]
         if federation.terms.view == "sum":
-            seen = [self._sum(number, sent, arrived, average)] if arrived else []
+            seen = [self._sum(number, sent, arrived, gathered)] if arrived else []
         else:
             seen = [self._seen(number, sent, one) for one in arrived]
         for each in self.observers:
@@ -153,15 +159,15 @@ class Panel:
         truth = self.federation.examples(rows)
         return Seen(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
 
-    def _sum(self, number: int, sent: Params, arrived: Sequence[Arrived], average: Average) -> Seen:
+    def _sum(self, number: int, sent: Params, arrived: Sequence[Arrived], gathered: Gathered) -> Seen:
         """What secure aggregation lets through."""
-        federation = self.federation
-        values = federation.server.mean_of(average)
+        federation, server = self.federation, self.federation.server
+        values, statistics = server.mean_of(gathered), server.statistics_of(gathered)
         steps = [one.rows for one in arrived if isinstance(one.rows, Tensor)]
         rows = torch.cat(steps, 1).flatten() if steps else torch.cat([flat(one.rows) for one in arrived])
         view = ServerView(sent, as_sent(federation.terms, sent, tree.clone(values)))
         clients = tuple(one.client for one in arrived)
-        return Seen(number, None, view, federation.examples(rows), rows, federation.server.statistics, clients)
+        return Seen(number, None, view, federation.examples(rows), rows, statistics, clients)
 
     def state(self) -> tuple[Params, list[Any]]:
         """What all of them keep."""
@@ -174,11 +180,6 @@ class Panel:
         for place, (each, own) in enumerate(zip(self.observers, data, strict=True)):
             prefix = f"{place}."
             each.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}, own)
-
-
-def flat(rows: Rows) -> Tensor:
-    """The rows of all steps in their order."""
-    return rows.flatten() if isinstance(rows, Tensor) else torch.cat([*rows])
 
 
 def as_sent(terms: Terms, sent: Params, values: Params) -> Gradient | Weights:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn, vmap
 
 from secateur import tree
-from secateur.federated.averaging import Average, zeros
+from secateur.federated.averaging import Average, alive_of, weighted_sum, zeros
 from secateur.federated.crowd import Model
 from secateur.federated.terms import Terms
 from secateur.federated.turns import Update
@@ -14,6 +16,15 @@ from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
 
 SAMPLES = 200  # that a base pruning sees before the first round
+
+
+@dataclass(eq=False)
+class Gathered:
+    """What the updates of a round come to."""
+
+    values: Average  # of weights or gradients
+    statistics: Average  # of BatchNorm's
+    union: Mask | None = None  # what clients kept that chose masks of their own
 
 
 class Server:
@@ -42,8 +53,6 @@ class Server:
         self.model = Model(tree.clone(self.weights), tree.clone(self.buffers), self.mask if self.prunes else {})
         self.moments = zeros(self.weights) if terms.server_momentum else {}
         self.squares = zeros(self.weights, exact) if self.base.wants_squares else {}
-        self._statistics = Average("weighted", self._floating(self.buffers), exact)
-        self._union: Mask | None = None  # what clients kept that chose masks of their own
         self._forget_dropped()
 
     @property
@@ -63,54 +72,78 @@ class Server:
         torch._foreach_copy_(list(self.model.params.values()), [sent[name] for name in self.model.params])
         for name, value in self.model.buffers.items():
             value.copy_(self.buffers[name])
-        self._statistics = Average("weighted", self._floating(self.buffers), self.exact)
-        self._union = None
 
-    def average(self, own_masks: bool = False) -> Average:
+    def gathering(self, own_masks: bool = False) -> Gathered:
         """Where this round's updates are added up; by entry where clients chose masks of their own."""
-        return Average(self.terms.averaging, self.weights, self.exact, own_masks)
+        values = Average(self.terms.averaging, self.weights, self.exact, own_masks)
+        return Gathered(values, Average("weighted", self._floating(self.buffers), self.exact))
+
+    def numbers(self, update: Update) -> Params:
+        """All that must be finite of an update: of the squares too, which are of what is not sent as well."""
+        dense = {f"squares.{name}": value for name, value in update.summed.items()} if self.squares else {}
+        return update.values | update.buffers | dense
 
     @torch.no_grad()
-    def add(self, average: Average, values: Params, update: Update, size: int, alive: torch.Tensor | None) -> None:
+    def add(self, gathered: Gathered, update: Update, size: int, alive: Tensor | None) -> None:
         """One client's update that arrived whole."""
         own = update.own_mask
-        average.add(values, size, update.sent if average.how == "coverage" else own, alive)
+        gathered.values.add(update.values, size, self._counted(update), alive)
         if update.buffers:
-            self._statistics.add(self._floating(update.buffers), size, None, alive)
+            gathered.statistics.add(self._floating(update.buffers), size, None, alive)
         if own is not None:
-            union = self._union or {name: torch.zeros_like(keep) for name, keep in own.items()}
-            self._union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own.items()}
+            union = gathered.union or {name: torch.zeros_like(keep) for name, keep in own.items()}
+            gathered.union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own.items()}
         if update.summed:
             self.add_squares({name: update.summed[name].square() for name in self.squares}, size, alive)
 
     @torch.no_grad()
-    def add_squares(self, squares: Params, size: int, alive: torch.Tensor | None = None) -> None:
+    def add_stacked(self, gathered: Gathered, update: Update, sizes: Tensor, heard: Tensor) -> Tensor:
+        """The same of many, everything (clients, ...), of those that are heard and finite; returns who these are."""
+        alive = heard & vmap(alive_of)(self.numbers(update))
+        gathered.values.add_stacked(update.values, sizes, self._counted(update), alive)
+        if update.buffers:
+            gathered.statistics.add_stacked(self._floating(update.buffers), sizes, None, alive)
+        if update.own_mask is not None:
+            among = {name: keep.movedim(0, -1) & alive for name, keep in update.own_mask.items()}
+            gathered.union = {name: keep.any(-1) for name, keep in among.items()}
+        if update.summed:
+            weights = torch.where(alive, sizes, 0)
+            for name, total in self.squares.items():
+                total.add_(weighted_sum(update.summed[name].square(), weights))
+        return alive
+
+    def _counted(self, update: Update) -> Mask | None:
+        """The entries that an average by entry counts as the client's."""
+        return update.sent if self.terms.averaging == "coverage" else update.own_mask
+
+    @torch.no_grad()
+    def add_squares(self, squares: Params, size: int, alive: Tensor | None = None) -> None:
         """The squares of one client's dense gradients, where the base pruning wants them."""
         for name, total in self.squares.items():
             total.add_(squares[name] if alive is None else torch.where(alive, squares[name], 0), alpha=size)
 
-    def mean_of(self, average: Average) -> Params:
+    def mean_of(self, gathered: Gathered) -> Params:
         """The average of a round's weights or gradients; where nobody sent anything the server's weights, or 0."""
         gradients = self.terms.sends_gradients
         nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
-        return average.result(nothing)
+        return gathered.values.result(nothing)
 
-    @property
-    def statistics(self) -> Params:
-        """The average of the BatchNorm statistics that came in this round; where none did the server's."""
-        return self._statistics.result(self._floating(self.buffers))
+    def statistics_of(self, gathered: Gathered) -> Params:
+        """The average of the BatchNorm statistics that came in; where none did the server's."""
+        return gathered.statistics.result(self._floating(self.buffers))
 
     @torch.no_grad()
-    def step(self, average: Average) -> None:
+    def step(self, gathered: Gathered) -> None:
         """Take the average over, or a step towards it; what the mask drops stays as it is."""
-        terms, gradients, mean = self.terms, self.terms.sends_gradients, self.mean_of(average)
+        terms, gradients, mean = self.terms, self.terms.sends_gradients, self.mean_of(gathered)
+        union = gathered.union
         plain = terms.server_rate == 1 and not terms.server_momentum
         if gradients:
             change = {name: -terms.local.learning_rate * value for name, value in mean.items()}
         elif not plain:
             change = {name: value - self.weights[name] for name, value in mean.items()}
         for name, weight in self.weights.items():
-            where = self.model.mask.get(name) if self._union is None else self._union.get(name)
+            where = self.model.mask.get(name) if union is None else union.get(name)
             if plain and not gradients:
                 new = mean[name]
             elif not terms.server_momentum:
@@ -119,9 +152,9 @@ class Server:
                 moved = change[name] if where is None else torch.where(where, change[name], 0)
                 self.moments[name].mul_(terms.server_momentum).add_(moved)
                 new = weight + terms.server_rate * self.moments[name]
-            dropped = weight if self._union is None else weight * (average.weight == 0)  # nobody: all stays
+            dropped = weight if union is None else weight * (gathered.values.weight == 0)  # nobody: all stays
             weight.copy_(new if where is None else torch.where(where, new, dropped))
-        for name, value in self.statistics.items():
+        for name, value in self.statistics_of(gathered).items():
             self.buffers[name].copy_(value)
 
     @torch.no_grad()

@@ -18,9 +18,9 @@ from torch import Generator, nn
 from secateur import tree
 from secateur.chance import derive
 from secateur.errors import WrongInput
-from secateur.federated.crowd import Crowd, Given, Model
+from secateur.federated.crowd import Given, Model, Rows
 from secateur.federated.sampling import Drawn
-from secateur.federated.turns import Rows, Turns
+from secateur.federated.turns import Turns
 from secateur.functional import joined, split
 from secateur.interfaces import Mask, Params
 
@@ -54,20 +54,15 @@ def answers(
     """Client, rows, what it sends and its BatchNorm statistics: of each victim in the order of the round."""
     terms, seed = federation.terms, federation.seed
     server = Changed(federation.server, net, state)
-    turns = Turns(net, terms, server, federation.examples)
-    crowd = Crowd(net, federation.train, server.model, terms.local, terms.own, "sequential")
-    crowd.summing, choose = turns.sums, turns.choosing(number, seed)
+    turns = Turns(net, terms, server, federation.train, "sequential")
     for client, rows in zip(drawn.clients, drawn.rows, strict=True):
         if client not in victims:
             continue
-        rng = Generator(federation.device).manual_seed(derive(seed, "tampered", number, client).initial_seed())
+        training, sending = (derive(seed, what, number, client) for what in ("tampered", "defense"))
+        own = [Generator(federation.device).manual_seed(each.initial_seed()) for each in (training, sending)]
         held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
-        chance = {} if terms.own is None else terms.own.noise(server.weights, len(rows), rng)
-        noise = crowd.noise(rows, rng) if terms.own is None else []
-        one = Given(rows, turns.start(held), held, noise, chance)
-        plain = ((made, None) for made in crowd([one]))
-        made, mask = next(plain if choose is None else crowd.readjusted([one], choose))
-        update = turns.update(made, mask, one, number, derive(seed, "defense", number, client))
+        one = Given(rows, held, *turns.draws(rows, *own))
+        update = next(turns([(one, sending)], number))
         yield client, rows, update.values, update.buffers
 
 

@@ -28,8 +28,17 @@ class Withholding(Protocol):
 
     pseudo: bool  # the withheld values stay at home and are put back next time; else they are lost
 
-    def withheld(self, weights: Params, gradient: Params, mask: Mask, rng: Generator) -> Mask:
-        """True where an entry is not sent; `gradient` is the dense mean over the local steps."""
+    def noise(self, weights: Params, rng: Generator) -> Params:
+        """What `withheld` would draw, on the generator's device; empty where it draws nothing."""
+        ...
+
+    def withheld(
+        self, weights: Params, gradient: Params, mask: Mask, rng: Generator | None = None, noise: Params | None = None
+    ) -> Mask:
+        """True where an entry is not sent; `gradient` is the dense mean over the local steps.
+
+        With `noise` it draws nothing, and runs under vmap.
+        """
         ...
 
 

@@ -1,24 +1,25 @@
-"""From what a client trained to what it sends: a base pruning's own mask, withheld weights, rewritten gradients."""
+"""A client's turn, from what it received to what it sends: put back, train, choose a mask, withhold or rewrite.
+
+`Turns.update` is written for one client and runs under vmap too: all that it draws is in what it is given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, nn, vmap
 
 from secateur import tree
 from secateur.chance import derive
 from secateur.defenses.withholding import Rates, entries_sent, nothing_saved, reloaded, saved, sent
 from secateur.federated.base import BasePruning
-from secateur.federated.crowd import Choose, Given, Model
+from secateur.federated.crowd import Choose, Crowd, Given, Model, Noise, Rows
 from secateur.federated.local import Sent, Trained
-from secateur.federated.sending import drawn, makes_anew
+from secateur.federated.sending import capturable, drawn, makes_anew
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, Mask, Params, Turning
-
-Rows = Tensor | Sequence[Tensor]  # a step each: (steps, B), or batches of several sizes
 
 
 class Update(NamedTuple):
@@ -50,12 +51,47 @@ class Sender(Protocol):
 
 
 class Turns:
-    """What the clients of a federation do around their local training."""
+    """The turns of a federation's clients, one or many."""
 
-    def __init__(self, net: nn.Module, terms: Terms, server: Sender, examples: Callable[[Rows], Batch]) -> None:
-        self.net, self.terms, self.server, self.examples = net, terms, server, examples
+    def __init__(self, net: nn.Module, terms: Terms, server: Sender, data: Batch, way: str = "auto") -> None:
+        self.net, self.terms, self.server, self.data = net, terms, server, data
         self.varies = any(each is not None for each in (terms.withholding, terms.own, terms.upload))
-        self.sums = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
+        self.crowd = Crowd(net, data, server.model, terms.local, terms.own, way)
+        self.crowd.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
+        self.stacks = self.crowd.stacks and (terms.upload is None or capturable(terms.upload))
+
+    def draws(self, rows: Rows, training: Generator, sending: Generator) -> tuple[Noise, Params]:
+        """All that a client draws, where the generators are: what its network does, and the chance of a rule."""
+        terms, weights = self.terms, self.server.weights
+        if terms.own is not None:
+            return (), terms.own.noise(weights, len(rows), training)
+        noise = self.crowd.noise(rows, training)
+        if terms.withholding is not None:
+            return noise, terms.withholding.noise(weights, sending)
+        return noise, {} if terms.upload is None else drawn(terms.upload, weights, sending)
+
+    def __call__(self, given: Iterable[tuple[Given, Generator]], number: int) -> Iterator[Update]:
+        """What clients send, one by one; each has a generator for an upload that draws by itself."""
+        received, choose = self.crowd.received(), self.choosing(number)
+        for one, rng in given:
+            start = self.start(one.state)
+            begun = received if start is None else self.crowd.received(start)
+            made, chosen = self.crowd.one(one, begun, choose)
+            yield self.update(made, chosen, one, number, rng)
+
+    def many(self, many: Given, number: int, choose: Choose | None) -> Update:
+        """The same of many, stacked; nothing draws but what is given."""
+        start = vmap(self.start)(many.state) if self.reloads else None
+        made, chosen = self.crowd.many(many, start, choose)
+        kind, nothing = type(made), Generator()
+
+        def sent(made: Any, chosen: Mask | None, *given: Any) -> tuple[Any, ...]:
+            update = self.update(kind(*made), chosen, Given(*given), number, nothing)
+            return tuple({} if part is None else part for part in update[:-1])  # vmap knows no None
+
+        turned = vmap(sent, (0, None if chosen is None else 0, 0, 0, 0, 0))
+        values, buffers, entries, own, *others = turned(tuple(made), chosen, *many)
+        return Update(values, buffers, entries or None, own or None, *others)
 
     def init(self) -> Params:
         """A client's state before its first round; empty where it keeps nothing."""
@@ -66,22 +102,23 @@ class Turns:
             return nothing_saved(weights) if terms.withholding.pseudo else {}
         return {} if terms.upload is None else terms.upload.init(weights)
 
+    @property
+    def reloads(self) -> bool:
+        """Whether clients put back what they withheld."""
+        return self.terms.withholding is not None and self.terms.withholding.pseudo
+
     @torch.no_grad()
     def start(self, state: Params) -> Params | None:
         """Where a client begins: at what it received, with what it withheld last time put back."""
-        if self.terms.withholding is None or not self.terms.withholding.pseudo:
-            return None
-        return reloaded(self.server.model.params, state, self.server.model.mask)
+        return reloaded(self.server.model.params, state, self.server.model.mask) if self.reloads else None
 
-    def choosing(self, number: int, seed: int) -> Choose | None:
+    def choosing(self, number: int) -> Choose | None:
         """What clients do with their masks in this round; None: nothing."""
         base = self.server.base
         if not (self.server.prunes and self.terms.at_client and base.adjusts(number)):
             return None
         mask = self.server.model.mask
-        return lambda place, weights, grads: base.local(
-            weights, grads, mask, number, derive(seed, "readjust", number, place)
-        )
+        return lambda weights, grads: base.local(weights, grads, mask, number)
 
     @torch.no_grad()
     def update(self, made: Trained | Sent, chosen: Mask | None, one: Given, number: int, rng: Generator) -> Update:
@@ -98,14 +135,14 @@ class Turns:
             return Update(made.params, made.buffers, covered, chosen, made.summed, {}, {})
         if self.terms.upload is not None:
             made = self._noised(made, one, number, rng)
-        return self._withhold(made, chosen, len(one.rows), rng)
+        return self._withhold(made, chosen, one)
 
-    def _withhold(self, made: Trained, chosen: Mask | None, steps: int, rng: Generator) -> Update:
+    def _withhold(self, made: Trained, chosen: Mask | None, one: Given) -> Update:
         rule, mask = self.terms.withholding, self.server.model.mask if chosen is None else chosen
         assert rule is not None
-        gradient = {name: value / steps for name, value in made.summed.items()}
-        rng = Generator(made.loss.device).manual_seed(rng.initial_seed())  # a rule draws where its tensors are
-        withheld = rule.withheld(made.params, gradient, self.server.mask if chosen is None else chosen, rng)
+        gradient = {name: value / len(one.rows) for name, value in made.summed.items()}
+        keep = self.server.mask if chosen is None else chosen
+        withheld = rule.withheld(made.params, gradient, keep, noise=one.chance)
         state = saved(made.params, withheld) if rule.pseudo else {}
         values = sent(made.params, withheld, mask)
         summed = self._shared(made.summed, withheld)
@@ -132,7 +169,10 @@ class Turns:
 
     def _noised(self, made: Trained, one: Given, number: int, rng: Generator) -> Trained:
         """The one step of a client, by the gradient that a defense made anew: what is withheld is chosen after it."""
-        grads, _ = self._uploaded(made.summed, one, number, derive(rng.initial_seed(), "upload"))
+        assert self.terms.upload is not None
+        rng = derive(rng.initial_seed(), "upload")  # what it is given was drawn by the rule that withholds
+        alone = one._replace(chance=drawn(self.terms.upload, self.server.weights, rng))
+        grads, _ = self._uploaded(made.summed, alone, number, rng)
         rate = self.terms.local.learning_rate
         params = {name: value - rate * grads[name] for name, value in self._begun(one).items()}
         return made._replace(
@@ -141,20 +181,24 @@ class Turns:
 
     def _uploaded(self, grads: Params, one: Given, number: int, rng: Generator) -> tuple[Params, Params]:
         """What an upload makes of a gradient, and the client's state afterwards."""
-        upload, batch = self.terms.upload, self.examples(one.rows)
+        upload, batch, begun = self.terms.upload, self.data.take(flat(one.rows)), self._begun(one)
         assert upload is not None
-        begun = self._begun(one)
         batch = batch._replace(inputs=batch.inputs.to(next(iter(begun.values())).dtype))
         turning = Turning(self.net, self.server.received | begun, batch, number, rng, self.terms.local.loss)
-        noise = drawn(upload, begun, rng)
-        outside = {"noise": tree.to(noise, batch.inputs.device)} if noise else {}
+        outside = {"noise": one.chance} if one.chance else {}
         return upload(grads, one.state, turning, **outside)
 
     def _begun(self, one: Given) -> Params:
         """The parameters at which a client begins: what the mask drops is zero from the start on."""
-        return tree.masked(self.server.model.params if one.start is None else one.start, self.server.model.mask)
+        start = self.start(one.state)
+        return tree.masked(self.server.model.params if start is None else start, self.server.model.mask)
 
     def _statistics(self, made: Trained) -> Params:
         """BatchNorm's, sent in the clear; none where a defense promises an epsilon, which would not cover them."""
         upload = self.terms.upload
         return {} if upload is not None and makes_anew(upload) else made.buffers
+
+
+def flat(rows: Rows) -> Tensor:
+    """The rows of all steps in their order."""
+    return rows.flatten() if isinstance(rows, Tensor) else torch.cat([*rows])

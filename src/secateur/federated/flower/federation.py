@@ -18,6 +18,7 @@ from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
+from secateur.federated.crowd import Rows
 from secateur.federated.faults import NO_ANSWER, Fault
 from secateur.federated.federation import Federation, Round
 from secateur.federated.flower.counted import Counted
@@ -26,7 +27,7 @@ from secateur.federated.flower.own import KnownPanel, believed, said_of
 from secateur.federated.flower.records import packed, size_of, unpacked
 from secateur.federated.ledger import Ledger, Measure
 from secateur.federated.sampling import Drawn
-from secateur.federated.turns import Rows, Update
+from secateur.federated.turns import Update
 from secateur.interfaces import Mask, Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
@@ -77,7 +78,7 @@ class FlowerFederation(Federation):
         """What comes back from every client that answers before the deadline, as it comes."""
         rows = dict(zip(drawn.clients, drawn.rows, strict=True))
         asked = [client for client in drawn.clients if faults.get(client) not in NO_ANSWER]
-        own = self.turns.choosing(number, self.seed) is not None  # whether clients choose masks of their own
+        own = self.turns.choosing(number) is not None  # whether clients choose masks of their own
         for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, asked)):
             try:
                 update, squares = self._read(answer, client, own)

@@ -10,13 +10,12 @@ from secateur import tree
 from secateur.chance import derive
 from secateur.defenses.withholding import rates
 from secateur.federated.base import BasePruning
-from secateur.federated.crowd import Crowd, Given, Model
+from secateur.federated.crowd import Given, Model
 from secateur.federated.flower.home import last, mask_of, remember, settle
 from secateur.federated.flower.records import packed, unpacked
-from secateur.federated.observing import flat
 from secateur.federated.sampling import sampler_of
 from secateur.federated.terms import Terms
-from secateur.federated.turns import Rows, Turns, Update
+from secateur.federated.turns import Turns, Update
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
@@ -58,29 +57,17 @@ class Clients:
         self.sampler = sampler_of(terms, seed, device)
         self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
         self.server = Received(net, self.base, device)
-        self.turns = Turns(net, terms, self.server, self.examples)
-        self.crowd = Crowd(net, self.train, self.server.model, terms.local, terms.own, "sequential")
-        self.crowd.summing = self.turns.sums
+        self.turns = Turns(net, terms, self.server, self.train, "sequential")
 
     def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> Update:
         """One client's turn in a round, as it is in process: by the same draws from the same seed."""
-        drawn, own, turns, crowd = self.sampler(number), self.terms.own, self.turns, self.crowd
-        place = drawn.clients.index(client)
-        rows = drawn.rows[place]
+        drawn, turns = self.sampler(number), self.turns
+        rows = drawn.rows[drawn.clients.index(client)]
         self.server.load(state, mask)
-        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
-        held = turns.init() if kept is None else kept
-        chance = {} if own is None else own.noise(self.server.weights, len(rows), rng)
-        noise = crowd.noise(rows, rng) if own is None else []
-        one = Given(rows, turns.start(held), held, noise, chance)
-        choose = turns.choosing(number, self.seed)
-        plain = ((made, None) for made in crowd([one]))
-        made, chosen = next(plain if choose is None else crowd.readjusted([one], lambda _, w, g: choose(place, w, g)))
-        return turns.update(made, chosen, one, number, derive(self.seed, "defense", number, client))
-
-    def examples(self, rows: Rows) -> Batch:
-        """The examples of all steps in their order."""
-        return self.train.take(flat(rows).to(self.device))
+        training, sending = (derive(self.seed, what, number, client) for what in ("noise", "defense"))
+        own = [Generator(self.device).manual_seed(each.initial_seed()) for each in (training, sending)]
+        one = Given(rows, turns.init() if kept is None else kept, *turns.draws(rows, *own))
+        return next(turns([(one, sending)], number))
 
     def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
         """What a client answers to a message, with what it keeps at home in its context."""

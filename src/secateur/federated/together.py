@@ -1,0 +1,118 @@
+"""A round of many clients as one function: from what they receive to the sums of what they send, in one CUDA graph.
+
+On a GPU a round then is what is copied in and one replay: nothing is done client by client, and the host neither waits
+nor launches. Rounds in which clients choose masks of their own run stacked too, and uncaptured: they are few, and their
+rule may depend on the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from secateur.chance import derive
+from secateur.federated.crowd import Choose, Given, Noise
+from secateur.federated.faults import Fault
+from secateur.federated.graphs import Captured
+from secateur.federated.homes import Homes
+from secateur.federated.sampling import Drawn
+from secateur.federated.server import Gathered, Server
+from secateur.federated.turns import Turns, Update
+from secateur.interfaces import Params
+
+
+class Stacked(NamedTuple):
+    """What a round is given; every tensor has the clients first.
+
+    In a graph of fixed shapes the silent train too, and are not heard. Who goes astray sends NaN.
+    """
+
+    rows: Tensor  # (clients, steps, B)
+    told: Tensor  # (clients, 4), as one copy to a GPU: place of its state, examples it has, whether heard, and astray
+    noise: Noise
+    chance: Params
+
+    def tensors(self) -> list[Tensor]:
+        """In a fixed order."""
+        return tree_leaves(self)
+
+    def clone(self) -> Stacked:
+        """The same in memory of its own."""
+        copy: Stacked = tree_map(torch.clone, self)
+        return copy
+
+
+class Made(NamedTuple):
+    """What it comes to; on a GPU overwritten by the next round."""
+
+    update: Update  # of all, stacked
+    alive: Tensor  # (clients,) who is heard, and finite
+    sizes: Tensor | None  # (clients,) bytes of the values that are sent; None: as of any other
+    gathered: Gathered
+
+    def lane(self, client: int) -> Update:
+        """One client's update: views."""
+        parts = [part and {name: value[client] for name, value in part.items()} for part in self.update[:-1]]
+        return Update(*parts)  # type: ignore[arg-type]
+
+
+class Together:
+    """The rounds of a federation whose clients are stacked."""
+
+    def __init__(self, server: Server, turns: Turns, homes: Homes, seed: int) -> None:
+        self.server, self.turns, self.homes, self.seed = server, turns, homes, seed
+        self.device = turns.data.inputs.device
+        self._usual = Captured(self._round, self.device) if self.device.type == "cuda" else self._round
+
+    def __call__(self, number: int, drawn: Drawn, heard: Sequence[bool], faults: dict[int, Fault]) -> Made:
+        """One round, after the broadcast; the states are kept, the server's step is the caller's."""
+        given, choose = self._given(number, drawn, heard, faults), self.turns.choosing(number)
+        return self._usual(given) if choose is None else self._round(given, number, choose)
+
+    def _round(self, given: Stacked, number: int = 0, choose: Choose | None = None) -> Made:
+        places, sizes, heard, astray = given.told.unbind(1)
+        state = self.homes.at(places)
+        update = self.turns.many(Given(given.rows, state, given.noise, given.chance), number, choose)
+        first, value = next(iter(update.values.items()))
+        wrong = astray.bool().view(-1, *[1] * (value.ndim - 1))
+        update = update._replace(values=update.values | {first: torch.where(wrong, torch.nan, value)})
+        gathered = self.server.gathering(own_masks=choose is not None)
+        alive = self.server.add_stacked(gathered, update, sizes.to(value.dtype), heard.bool())
+        self.homes.keep(places, update.state, alive)
+        return Made(update, alive, _value_bytes(update) if self.turns.varies else None, gathered)
+
+    def _given(self, number: int, drawn: Drawn, heard: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
+        rows = torch.stack([one if isinstance(one, Tensor) else torch.stack([*one]) for one in drawn.rows])
+        places, shares = self.homes.settled(drawn.clients, heard), self.turns.terms.shares
+        sizes, astray = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
+        told = torch.tensor(list(zip(places, sizes, heard, astray, strict=True)))
+        rows, told = (each.to(self.device, non_blocking=True) for each in (rows, told))  # else the host would wait
+        return Stacked(rows, told, *self._draws(number, drawn))
+
+    def _draws(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
+        """All chance of a round: on a GPU drawn for all clients at once, on a CPU as each draws alone."""
+        if self.device.type == "cuda":
+            return self.draws_at_once(number, drawn)
+        found = []
+        for client, rows in zip(drawn.clients, drawn.rows, strict=True):
+            own = (derive(self.seed, what, number, client) for what in ("noise", "defense"))
+            found.append(self.turns.draws(rows, *own))
+        stacked: tuple[Noise, Params] = tree_map(lambda *lanes: torch.stack(lanes), *found)
+        return stacked
+
+    def draws_at_once(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
+        """A launch for each tensor, from a generator that the seed and the round make."""
+        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
+        each = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
+        drawn_at_once: tuple[Noise, Params] = each(torch.empty(len(drawn.clients), device=self.device))
+        return drawn_at_once
+
+
+def _value_bytes(update: Update) -> Tensor:
+    """(clients,) the bytes of the entries that are not 0."""
+    whole = (update.values | update.buffers).values()
+    return torch.stack([(value != 0).flatten(1).sum(1) * value.element_size() for value in whole]).sum(0)
