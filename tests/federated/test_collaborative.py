@@ -446,6 +446,19 @@ def test_captured_equals_eager_on_a_gpu(text, monkeypatch):
 
 
 @needs_cuda
+def test_a_gpu_draws_the_noise_of_all_users_at_once():
+    drawn, net = [], nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    for seed in (5, 5, 6):
+        training = training_of(plan_of("noise"), net, seed=seed, device="cuda")
+        next(iter(training.feed(1, training.rounds)))
+        training.rounds.uploads.draw(training.rounds.rng)
+        drawn.append(training.rounds.uploads.noise["1.weight"].clone())
+    first, again, other = drawn
+    assert first.shape == (3, 3, 36) and torch.equal(first, again) and not torch.equal(first, other)
+    assert not torch.equal(first[0], first[1]) and 0.9 < float(first.std()) < 1.1
+
+
+@needs_cuda
 @pytest.mark.parametrize("text", ["top-k+error-feedback", "dgp+error-feedback", "adgp+error-feedback"])
 def test_a_gpu_equals_a_cpu(text):
     made = [training_of(plan_of(text, rates=[0.1] * 5), data=pictures(46), device=d) for d in ("cpu", "cuda")]

@@ -65,7 +65,7 @@ class Flat:
             lead = value.shape[: value.ndim - len(shape)]
             parts.append(value.reshape(*lead, -1))
             gap = -shape.numel() % ALIGNED
-            parts += [self.zeros[:gap].expand(*lead, gap)] if gap else []
+            parts += [self.zeros[:gap].expand(*lead, gap).contiguous()] if gap else []
         return torch.cat(parts, -1, out=out)
 
     def join_turned(self, tensors: Params, out: Tensor) -> None:

@@ -30,6 +30,7 @@ class Stacked:
         self.plan, self.params, self.tally, self.flat = plan, params, tally, flat
         self.inner, self.feedback = inner_of(plan.upload), isinstance(plan.upload, ErrorFeedback)
         self.found = flat.new(plan.users)  # gradients, filters channels last
+        self.norms = flat.zeros.new_zeros(plan.users)  # theirs
         self.whole = flat.new(plan.users)  # X, what is compressed; between two steps the residual
         self.kept = {name: _repeated(value, plan.users) for name, value in self.inner.init(params).items()}
         self.noise_rows = flat.new(plan.users) if isinstance(self.inner, GaussianNoise) else None
@@ -38,8 +39,10 @@ class Stacked:
 
     def keep(self, user: int, grads: Params) -> Params:
         """A backward's gradient, as a row of all."""
-        self.flat.join_turned(grads, self.found[user])
-        return self.flat.turned(self.found[user])
+        row = self.found[user]
+        self.flat.join_turned(grads, row)
+        torch.linalg.vector_norm(row, out=self.norms[user])
+        return self.flat.turned(row)
 
     def draw(self, rng: Generator) -> None:
         """All users' noise of a step, to where a graph reads it; on a GPU in one draw."""
@@ -53,19 +56,18 @@ class Stacked:
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
         """Lines 5 to 9 of Algorithm 2."""
         self._accumulate()
-        before, average = self._squares(self.whole), self.found.mean(0)
         inside = self._broadcast(chosen)
-        sent = self._send(inside, turning(0))
-        if self.feedback:
-            missing = self._squares(self.whole.sub_(sent))
+        if isinstance(self.plan.upload, SendAll):  # nothing is missing, and one average is that of both
+            sent, average = self.whole, self.whole.mean(0)
+            before, missing, found = self.norms[:, None], torch.zeros_like(self.norms)[:, None], average
         else:
-            missing = self._squares(self.whole - sent) if sent is not self.whole else torch.zeros_like(before)
-        own = torch.linalg.vector_norm(self.found, dim=1).square() if self.feedback else before.sum(1)
+            before, found = self._squares(self.whole), self.found.mean(0)
+            sent = self._send(inside, turning(0))
+            missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
+            average = sent.mean(0)
         self.tally.sent_by_all(sent)
-        self.tally.step(measured(own, before, missing), square({"": average}))
-        views = self.flat.views(sent)
-        each = [{name: value[user] for name, value in views.items()} for user in range(self.plan.users)]
-        return Exchanged(each, inside, self.flat.views(sent.mean(0)))
+        self.tally.step(measured(self.norms.square(), before, missing), square({"": found}))
+        return Exchanged([self.flat.views(row) for row in sent], inside, self.flat.views(average))
 
     def _accumulate(self) -> None:
         """Gradient + residual with error feedback, else the gradient, in plain strides."""
@@ -85,9 +87,7 @@ class Stacked:
         return inside
 
     def _send(self, inside: Mask | None, turning: Turning) -> Tensor:
-        """(users, N) what everybody sends."""
-        if isinstance(self.inner, SendAll):
-            return self.whole.clone() if self.feedback else self.whole
+        """(users, N) what everybody sends, in memory of its own."""
 
         def one(whole: Params, kept: Params, noise: Params) -> tuple[Params, Params]:
             outside = {"noise": noise} if noise else {}

@@ -19,7 +19,8 @@ from secateur.runs import Run
 from secateur.watching import forget
 
 STAGE = "collaborate"
-EVERY = 30.0  # seconds between two savings: with ten ResNet18s' residuals one takes seconds
+EVERY = 30.0  # seconds between two savings
+SHARE = 0.03  # of the time may go into savings: with ten ResNet18s' residuals one takes seconds
 
 Measure = Callable[[Epoch], Row]  # more columns of an epoch's row, such as the bytes that its last step sent
 
@@ -34,7 +35,8 @@ def collaborate(
 ) -> Collaborated:
     """Train, or go on, or take what an earlier start of this run made from the same data, network, plan and seed.
 
-    After an epoch everything is kept in `unfinished/`, at most once in `every` seconds, until the stage is done.
+    After an epoch everything is kept in `unfinished/` until the stage is done: at most once in `every` seconds (0: after
+    every epoch), and less often where that would take more than a SHARE of the time.
     The result depends on functions, such as a loss and `measure`, by their names; `also` is what these do not tell.
     """
     depends = depends_of(training) | {"measure": named(measure), "also": dict(also or {})}
@@ -73,10 +75,12 @@ def _train(folder: Path, key: str, training: Training, measure: Measure | None, 
         for epoch in training.epochs(advance):
             history.append(epoch.row | ({} if measure is None else measure(epoch)))
             if time.monotonic() - saved >= every and training.epoch < plan.schedule.epochs:
+                begun = time.monotonic()
                 with explained(place):
                     place.parent.mkdir(exist_ok=True)
                 write(place, encode(Result(training.state(), {"history": history}), key))
                 saved = time.monotonic()
+                every = every and max(every, (saved - begun) / SHARE)
     model, client = training.model(), tree.clone(training.rounds.states[0])
     tensors = {f"model.{name}": value for name, value in model.items()}
     return Result(tensors | {f"client.{name}": value for name, value in client.items()}, {"history": history})
