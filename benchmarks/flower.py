@@ -1,11 +1,13 @@
-"""What engines cost on the same work: in process and Flower's simulation, from few clients to many.
+"""What engines cost on the same work, from few clients to many: in process, Flower's simulation, deployed; and a peer.
 
 Every client takes part in every round, with one local step of batch 8 of the digits network: so it is the engine that
-is measured, and not the training. Of both: wall seconds of the first round and of a later one, CPU seconds of the
-server a client and round, and the highest memory of its process. On paper: bytes, time and the server's memory for a
-million clients. The processes of the simulation's clients are Ray's and are not counted.
+is measured, and not the training. In process and simulated: wall seconds of the first round (in which a simulation
+starts its workers and greets its nodes) and of a later one, CPU seconds of the server's process in a later round, and
+its highest memory. The simulation's workers are Ray's and not counted. Deployed: benchmarks/deployed.py. On paper:
+bytes, time and the server's memory for a million clients. `--peer` measures rounds of one federation here and in
+pfl-research, turns alternating (benchmarks/pfl_peer.py).
 
-    python benchmarks/flower.py [--clients 10 100] [--rounds 3] [--engines here flower] [--json FILE]
+    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--nodes 2 4 8] [--peer] [--json FILE]
 """
 
 from __future__ import annotations
@@ -21,41 +23,50 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 SETTINGS = ["--model", "digits-cnn", "--local-steps", "1", "--batch-size", "8", "--evaluate-every", "1000000"]
+PEER = Path(__file__).with_name("pfl_peer.py")
 
 
 def measured(engine: str, clients: int, rounds: int) -> dict[str, Any]:
     """One federation in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--one", engine, str(clients), str(rounds), folder]
-        begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        whole, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+        begun = time.monotonic()
+        found = _line([__file__, "--one", engine, str(clients), str(rounds), folder])
+        whole = time.monotonic() - begun
+    return {"engine": engine, "clients": clients, "rounds": rounds, "whole_seconds": whole} | found
+
+
+def _line(command: list[str]) -> dict[str, Any]:
+    """What a script prints last."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    row = {"engine": engine, "clients": clients, "rounds": rounds, "whole_seconds": whole} | found
-    return row | {"server_cpu_ms_per_client_round": 1e3 * spent / (clients * rounds)}
+    return found
 
 
 def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
     """A federation, and a line of what it cost."""
-    from secateur.federated.federation import Federation
+    from secateur.federated.federation import Federation, Round
 
-    seconds: list[float] = []
-    plain = Federation._round
+    spent: list[tuple[float, float]] = []
+    plain = Federation.rounds
 
-    def timed(self: Federation, number: int) -> Any:
-        begun = time.monotonic()
-        done = plain(self, number)
-        seconds.append(time.monotonic() - begun)
-        return done
+    def timed(self: Federation) -> Iterator[Round]:
+        rest = plain(self)
+        while True:
+            begun = time.monotonic(), time.process_time()
+            done = next(rest, None)
+            if done is None:
+                return
+            spent.append((time.monotonic() - begun[0], time.process_time() - begun[1]))
+            yield done
 
-    Federation._round = timed  # type: ignore[method-assign]
+    Federation.rounds = timed  # type: ignore[method-assign]
     from secateur.cli import main
 
     counts = ["--rounds", str(rounds), "--clients", str(clients), "--per-round", str(clients), "--engine", engine]
@@ -64,14 +75,16 @@ def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
         raise SystemExit(1)
     rows = [json.loads(line) for line in (folder / "run" / "results.jsonl").read_text().splitlines()]
     up = next(row["value"] for row in rows if row["metric"] == "bytes_up" and row["client"] is None)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found = {"first_round_seconds": seconds[0], "round_seconds": min(seconds[1:] or seconds), "server_MiB": peak}
+    wall, cpu = (min(each) for each in zip(*(spent[1:] or spent), strict=True))
+    found = {"first_round_seconds": spent[0][0], "round_seconds": wall, "server_cpu_seconds": cpu}
+    found |= {"server_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     print(json.dumps(found | {"bytes_up_per_client_round": up / (clients * rounds)}), file=sys.__stdout__)
 
 
 def on_paper(row: dict[str, Any], clients: int) -> dict[str, Any]:
     """A round of so many clients by what one costs: bytes grow with them, the server's memory does not."""
     return {
+        "engine": f"{row['engine']}, on paper",
         "clients": clients,
         "GB_up_a_round": row["bytes_up_per_client_round"] * clients / 1e9,
         "hours_a_round": row["round_seconds"] / row["clients"] * clients / 3600,
@@ -79,26 +92,52 @@ def on_paper(row: dict[str, Any], clients: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure and print."""
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--clients", type=int, nargs="*", default=[10, 100])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["here", "flower"])
+    parser.add_argument("--nodes", type=int, nargs="*", default=[], help="numbers of supernodes to deploy")
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--peer-folder", help="where the peer's packages are or go")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Everything that was asked for, as it is measured."""
+    last: dict[str, dict[str, Any]] = {}
+    for clients in given.clients:
+        for engine in given.engines:
+            last[engine] = measured(engine, clients, given.rounds)
+            yield last[engine]
+    yield from (on_paper(row, 10**6) for row in last.values())
+    if given.nodes:
+        from deployed import deployed
+
+        yield from (deployed(nodes, given.rounds + 1) for nodes in given.nodes)
+    if given.peer:
+        folder = [] if given.peer_folder is None else ["--folder", given.peer_folder]
+        for work, clients in (("mapp", 10), *(("digits", clients) for clients in given.clients)):
+            yield _line([str(PEER), "--work", work, "--clients", str(clients), *folder])
+
+
+def main() -> None:
+    """Measure and print."""
+    given = arguments()
     if given.one:
         engine, clients, rounds, folder = given.one
         one(engine, int(clients), int(rounds), Path(folder))
         return
-    rows = [measured(engine, clients, given.rounds) for clients in given.clients for engine in given.engines]
-    rows += [{"engine": f"{row['engine']}, on paper"} | on_paper(row, 10**6) for row in rows[-len(given.engines) :]]
-    for row in rows:
+    rows = []
+    for row in rows_of(given):
         parts = (
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
         )
-        print(", ".join(parts))
+        print(", ".join(parts), flush=True)
+        rows.append(row)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=2))
 

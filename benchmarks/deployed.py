@@ -1,0 +1,104 @@
+"""What a deployed federation costs: a superlink, the server's app and some supernodes on loopback, with TLS and keys.
+
+The digits network, one local step of batch 8, every client in every round. Every message starts a new process at its
+node, so it is Flower's processes that are measured. benchmarks/flower.py prints these rows with the others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TICKS = os.sysconf("SC_CLK_TCK")
+SETTINGS = {"model": "digits-cnn", "local_steps": 1, "batch_size": 8, "evaluate_every": 1000, "learning_rate": 0.1}
+
+
+def processes(group: int) -> list[Path]:
+    """The processes of a group, as folders of /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(folder.name)) == group:
+                found.append(folder)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def cost(group: int) -> tuple[float, float]:
+    """CPU seconds of a group with those that ended in it, and the sum of its processes' highest memory in MiB."""
+    seconds = memory = 0.0
+    for folder in processes(group):
+        try:
+            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:15]  # own, and of ended children
+            status = (folder / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        seconds += sum(map(int, times)) / TICKS
+        memory += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0) / 1024
+    return seconds, memory
+
+
+class Watch:
+    """Sees rounds end, by the checkpoint that a deployed server writes after each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ends = folder, [time.monotonic()]
+        self._last = 0
+
+    def done(self) -> bool:
+        """Whether the page is written; to be asked often."""
+        for file in self.folder.glob("unfinished/*.safetensors"):
+            changed = file.stat().st_mtime_ns
+            if changed != self._last:
+                self._last = changed
+                self.ends.append(time.monotonic())
+        return (self.folder / "report.html").exists()
+
+
+def deployed(nodes: int, rounds: int) -> dict[str, Any]:
+    """Seconds a round, CPU seconds a node and turn, and the memory of the server, with so many supernodes."""
+    sys.path.append(str(ROOT / "tests" / "system"))
+    from deploying import Deployment  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder)) as flower:
+        flower.superlink()
+        flower.superexec()
+        names = [f"node{i}" for i in range(nodes)]
+        for place, name in enumerate(names):
+            flower.supernode(name, place)
+        out = Path(folder) / "run"
+        settings = SETTINGS | {"clients": nodes, "per_round": nodes, "rounds": rounds, "deadline": 300.0}
+        flower.run(ROOT / "examples" / "flower-app", **settings, out=str(out), patience=200.0)
+        watch, begun = Watch(out), time.monotonic()
+        server: dict[str, tuple[float, float]] = {}
+
+        def ended() -> bool:
+            for name in ("superlink", "superexec"):
+                now = cost(flower.processes[name].pid)
+                server[name] = max(server.get(name, now)[0], now[0]), max(server.get(name, now)[1], now[1])
+            return watch.done()
+
+        flower.wait_for(ended, "the page", 480)
+        whole = time.monotonic() - begun
+        client = sum(cost(flower.processes[name].pid)[0] for name in names)
+    steps = [later - earlier for earlier, later in zip(watch.ends, watch.ends[1:], strict=False)]
+    return {
+        "engine": "deployed",
+        "clients": nodes,
+        "rounds": rounds,
+        "whole_seconds": whole,
+        "first_round_seconds": steps[0],
+        "round_seconds": median(steps[1:] or steps),
+        "superlink_MiB": server["superlink"][1],
+        "app_MiB": server["superexec"][1],
+        "superlink_cpu_seconds": server["superlink"][0],
+        "app_cpu_seconds": server["superexec"][0],
+        "client_cpu_seconds_a_message": client / (nodes * (rounds + 1)),  # one greets
+    }
