@@ -35,8 +35,8 @@ def collaborate(
 ) -> Collaborated:
     """Train, or go on, or take what an earlier start of this run made from the same data, network, plan and seed.
 
-    After an epoch everything is kept in `unfinished/` until the stage is done: at most once in `every` seconds (0: after
-    every epoch), and less often where that would take more than a SHARE of the time.
+    After an epoch everything is kept in `unfinished/` until the stage is done: at most once in `every` seconds (0:
+    after every epoch), and less often where that would take more than a SHARE of the time.
     The result depends on functions, such as a loss and `measure`, by their names; `also` is what these do not tell.
     """
     depends = depends_of(training) | {"measure": named(measure), "also": dict(also or {})}
