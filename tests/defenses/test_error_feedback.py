@@ -14,9 +14,7 @@ from secateur.defenses.error_feedback import (
     RESIDUAL,
     ErrorFeedback,
     Starvation,
-    never_yet,
     starvation,
-    still_never,
     upload_of,
 )
 from secateur.defenses.noise import GaussianNoise
@@ -73,11 +71,14 @@ def test_noise_that_was_drawn_goes_to_the_upload_inside_and_is_fed_back():
 def test_the_report_counts_what_was_never_sent():
     grads = {"w": torch.tensor([8.0, 4, 4, 4, 0]), "b": torch.tensor([6.0, 1.0])}
     upload = ErrorFeedback(DualGradientPruning(k1=0.2, k2=0.4))
-    state, unsent = upload.init(grads), never_yet(grads)
+    state, unsent = (
+        upload.init(grads),
+        {name: torch.ones_like(value, dtype=torch.bool) for name, value in grads.items()},
+    )
     assert starvation(state, unsent) == Starvation(0, 7, 0, 7)
     for _ in range(3):
         sent, state = upload(grads, state, None)
-        unsent = still_never(unsent, sent)
+        unsent = {name: where & (sent[name] == 0) for name, where in unsent.items()}
     # the 8 and the 6 are always on top; the zero has nothing to send
     found = starvation(state, unsent)
     assert [unsent["w"].tolist(), unsent["b"].tolist()] == [[True, False, False, False, True], [True, False]]

@@ -81,16 +81,6 @@ class Starvation(NamedTuple):
     entries: int
 
 
-def never_yet(params: Params) -> Mask:
-    """Where nothing was ever sent, before the first round: everywhere."""
-    return {name: torch.ones_like(value, dtype=torch.bool) for name, value in params.items()}
-
-
-def still_never(unsent: Mask, sent: Params) -> Mask:
-    """Where nothing was ever sent, after one more round."""
-    return {name: where & (sent[name] == 0) for name, where in unsent.items()}
-
-
 def starvation(state: Params, unsent: Mask) -> Starvation:
     """What a client's residual holds, and how many entries it never sent."""
     residual = torch.cat([state[RESIDUAL + name].flatten() for name in unsent])
