@@ -96,18 +96,21 @@ def _search(
             left = tl.load(ranks + lane * stride + segment * RANKS + rank).to(tl.int32)
             which = inside
         else:
-            prefix = tl.load(state - rows * 2)
-            left = tl.load(state - rows * 2 + 1)
-            # The highest digits are the same for all ranks: step 0 counted them for the first rank alone.
-            source = (STEP - 1) * rows + (row - rank if STEP == 1 else row)
-            prefix, left = _descend(counted + source * 256, prefix, left, 32 - 8 * STEP)
+            before = state - rows * 2
+            prefix = tl.load(before)
+            # Where ranks have the same prefix, their digits were counted once, for the first of them.
+            source = (STEP - 1) * rows + tl.where(prefix == tl.load(before - rank * 2), row - rank, row)
+            prefix, left = _descend(counted + source * 256, prefix, tl.load(before + 1), 32 - 8 * STEP)
             which = inside & (((keys ^ prefix) >> (32 - 8 * STEP)) == 0)
         tl.store(state, prefix, mask=begins)
         tl.store(state + 1, left, mask=begins)
         if STEP == 4:
             place = (rank * lanes + lane) * tl.num_programs(0) + block
             tl.store(ties + place, tl.sum(which.to(tl.int32), 0))
-        elif STEP > 0 or rank == 0:
+        elif rank == 0:
+            lead = prefix
+            _add(counted + (STEP * rows + row) * 256, (keys >> (24 - 8 * STEP)) & 255, which)
+        elif prefix != lead:
             _add(counted + (STEP * rows + row) * 256, (keys >> (24 - 8 * STEP)) & 255, which)
 
 
