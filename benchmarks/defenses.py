@@ -39,8 +39,9 @@ from secateur.catalogue import find
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.selection import counts, end_to_end, top_and_between
-from secateur.defenses.soteria import defended_layer, features, scores
+from secateur.defenses.soteria import defended_layer, network, scores
 from secateur.interfaces import Batch, Mask, Params, Turning
+from secateur.jacobian.walk import given
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.models.create import create
 from secateur.wire import decode, encode
@@ -143,7 +144,7 @@ def soteria(case: Case, examples: int, timed: int = 16) -> Iterator[Row]:
     turning = case.turning(examples)
     layer = defended_layer(turning.net, None)
     inputs = turning.batch.inputs.clone().requires_grad_()
-    found = features(turning, layer)(inputs)  # (B, F)
+    found = given(*network(turning), layer, inputs)  # (B, F)
     count = found.shape[1]
 
     def backwards() -> None:

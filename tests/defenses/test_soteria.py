@@ -1,5 +1,7 @@
 """Soteria's scores by hand and against one backward per feature."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,10 @@ from secateur.defenses import soteria
 from secateur.defenses.soteria import Soteria, defended_layer, scores
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Turning
+from secateur.models.create import create
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
 
 def turning_of(net, batch, batchnorm="eval"):
@@ -58,6 +64,22 @@ def test_many_features_at_once_equal_one_backward_each(batch, layer, batchnorm, 
         monkeypatch.setitem(soteria.AT_ONCE, "cpu", at_once)
         found = scores(turning_of(net, batch, batchnorm), layer)
         assert torch.allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@needs_cuda
+@pytest.mark.parametrize("batchnorm", ["eval", "batch"])
+@pytest.mark.parametrize("model", ["lenet-zhu", "cnn6", "vgg11-bn", "resnet18-w16"])
+def test_a_gpu_finds_what_a_cpu_finds_in_float64(model, batchnorm, rng):
+    net = create(model, (3, 32, 32), 10, rng)
+    layer = defended_layer(net, None)
+    batch = Batch(torch.randn(3, 3, 32, 32, generator=rng), torch.tensor([0, 1, 2]))
+    exact = scores(
+        turning_of(copy.deepcopy(net).double(), batch._replace(inputs=batch.inputs.double()), batchnorm), layer
+    )
+    found = scores(turning_of(net.cuda(), batch.to("cuda"), batchnorm), layer).cpu()
+    assert torch.allclose(found.double(), exact, rtol=0.02, atol=0.002 * float(exact.mean()))  # TF32 has ten bits
+    fine = turning_of(net.double(), batch._replace(inputs=batch.inputs.double()).to("cuda"), batchnorm)
+    assert torch.allclose(scores(fine, layer).cpu(), exact, rtol=1e-9)
 
 
 def test_the_score_by_hand():

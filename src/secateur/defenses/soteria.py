@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
 
+from secateur.attacks.inversion.engines.graph import fast
+from secateur.attacks.inversion.engines.memory import halving
 from secateur.attacks.inversion.problem import structure
 from secateur.catalogue import method
 from secateur.defenses.selection import counts, largest
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Params, Turning
+from secateur.jacobian.walk import features
 
 AT_ONCE = {"cpu": 64, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # what is added to |r|
@@ -26,7 +27,8 @@ class Soteria:
 
     Acts on: the upload. A feature r_f, an input of the defended layer, has the score ||d r_f / d X|| / (|r_f| + 1e-10),
     added up over the batch; the columns of the `rate` lowest scores become zero, exactly int(rate F) of F. The
-    Jacobian is taken for many features at once, where the authors' code goes backward once for each.
+    Jacobian is taken for many features at once, where the authors' code goes backward once for each; on a GPU its
+    products are of TF32.
     """
 
     rate: float = 0.8
@@ -63,39 +65,28 @@ def defended_layer(net: nn.Module, asked: str | None) -> str:
 
 def scores(turning: Turning, layer: str) -> Tensor:
     """(F,) the sum over the batch of ||d r_f / d X|| / (|r_f| + 1e-10)."""
-    features_of, inputs = features(turning, layer), turning.batch.inputs
-    found, back = vjp(features_of, inputs)  # type: ignore[misc]  # (B, F)
-    if found.ndim != 2:
-        raise WrongInput(
-            "layer", f"{layer} has inputs of the shape {tuple(found.shape)}; soteria needs (batch, features)"
-        )
+    inputs = turning.batch.inputs
+    with fast():
+        found, back = features(*network(turning), layer, inputs)  # (B, F)
+        if found.ndim != 2:
+            shape = tuple(found.shape)
+            raise WrongInput("layer", f"{layer} has inputs of the shape {shape}; soteria needs (batch, features)")
+        every = torch.eye(found.shape[1], dtype=found.dtype, device=found.device)
 
-    def norms(feature: Tensor) -> Tensor:
-        """(B,) of one feature of every example, (F,) one-hot."""
-        size: Tensor = torch.linalg.vector_norm(back(feature.expand_as(found))[0].flatten(1), dim=1)
-        return size
+        def norms(some: Tensor) -> Tensor:
+            """(K, B) of some features, (K, F) one-hot."""
+            slopes = back(some[:, None].expand(-1, *found.shape))  # (K, B, ...)
+            size: Tensor = torch.linalg.vector_norm(slopes, dim=tuple(range(2, slopes.ndim)))
+            return size
 
-    count = found.shape[1]
-    every = torch.eye(count, dtype=found.dtype, device=found.device)
-    chunk = max(1, AT_ONCE[inputs.device.type] // inputs.shape[0])
-    sizes = torch.cat([vmap(norms)(some) for some in torch.split(every, chunk)])  # (F, B)
+        chunk = max(1, AT_ONCE[inputs.device.type] // inputs.shape[0])
+        sizes = torch.cat([part for some in torch.split(every, chunk) for part in halving(norms, some)])  # (F, B)
     total: Tensor = (sizes.T / (found.abs() + LEAST)).sum(0)
     return total.detach()
 
 
-def features(turning: Turning, layer: str) -> Callable[[Tensor], Tensor]:
-    """The inputs of a layer as a function of the network's."""
+def network(turning: Turning) -> tuple[nn.Module, Params]:
+    """The structure that the client runs, and the tensors that it was sent for it."""
     net = structure(turning.net, turning.batchnorm)
     own = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}
-    sent = {name: value.detach() for name, value in turning.sent.items() if name in own}
-
-    def features_of(inputs: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        hook = net.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-        try:
-            functional_call(net, sent, (inputs,))
-        finally:
-            hook.remove()
-        return seen[-1]
-
-    return features_of
+    return net, {name: value.detach() for name, value in turning.sent.items() if name in own}

@@ -1,0 +1,118 @@
+"""Triton kernels of `Flow`: a GPU's memory is passed over once where operations of torch would pass four times.
+
+Gradients are (K, P, C): features, places of the batch, channels, as channels_last pictures lie in memory. What the
+features share, slopes and normalised inputs (P, C), is loaded once for some of them.
+"""
+
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+from torch import Tensor
+
+FEATURES, PLACES, CHANNELS = 8, 8, 64  # of a tile
+STRETCH = 512  # places that one program adds up
+
+
+@triton.jit
+def _tile(first, second, slope, k, p, c, K, P, C, TWO: tl.constexpr):
+    """(features, places, channels) of the sum of the parts times the slope, where it lies, and what is inside."""
+    inside = (k < K)[:, None, None] & (p < P)[None, :, None] & (c < C)[None, None, :]
+    shared = p[:, None] * C + c[None, :]
+    inside_shared = (p < P)[:, None] & (c < C)[None, :]
+    at = k.to(tl.int64)[:, None, None] * (P * C) + shared[None, :, :]
+    value = tl.load(first + at, mask=inside, other=0).to(tl.float32)
+    if TWO:
+        value += tl.load(second + at, mask=inside, other=0).to(tl.float32)
+    factor = tl.load(slope + shared, mask=inside_shared, other=0).to(tl.float32)
+    return value * factor[None, :, :], at, inside, shared, inside_shared
+
+
+@triton.jit
+def _sums(
+    first, second, slope, normal, out, K, P, C,
+    TWO: tl.constexpr, STRETCH: tl.constexpr, G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Over a stretch of places: the sums of g and of g x, into (2, stretches, K, C)."""
+    k = tl.program_id(2) * G + tl.arange(0, G)
+    c = tl.program_id(1) * W + tl.arange(0, W)
+    total = tl.zeros((G, R, W), dtype=tl.float32)
+    along = tl.zeros((G, R, W), dtype=tl.float32)
+    for step in range(0, STRETCH, R):
+        p = tl.program_id(0) * STRETCH + step + tl.arange(0, R)
+        value, _, _, shared, inside = _tile(first, second, slope, k, p, c, K, P, C, TWO)
+        x = tl.load(normal + shared, mask=inside, other=0).to(tl.float32)
+        total += value
+        along += value * x[None, :, :]
+    inside = (k < K)[:, None] & (c < C)[None, :]
+    into = out + (tl.program_id(0) * K + k[:, None]) * C + c[None, :]
+    tl.store(into, tl.sum(total, 1), mask=inside)
+    tl.store(into + tl.num_programs(0) * K * C, tl.sum(along, 1), mask=inside)
+
+
+@triton.jit
+def _written(
+    first, second, slope, normal, means, out, K, P, C,
+    TWO: tl.constexpr, CENTRED: tl.constexpr, G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """The sum of the parts times the slope; centred: less mean(g) and x mean(g x), which are in (2, K, C)."""
+    k = tl.program_id(2) * G + tl.arange(0, G)
+    c = tl.program_id(1) * W + tl.arange(0, W)
+    p = tl.program_id(0) * R + tl.arange(0, R)
+    value, at, inside, shared, inside_shared = _tile(first, second, slope, k, p, c, K, P, C, TWO)
+    if CENTRED:
+        x = tl.load(normal + shared, mask=inside_shared, other=0).to(tl.float32)
+        of = means + k[:, None] * C + c[None, :]
+        inside_means = (k < K)[:, None] & (c < C)[None, :]
+        mean = tl.load(of, mask=inside_means, other=0)
+        along = tl.load(of + K * C, mask=inside_means, other=0)
+        value -= mean[:, None, :] + x[None, :, :] * along[:, None, :]
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def summed(parts: Sequence[Tensor], slope: Tensor) -> Tensor:
+    """(K B, C, H, W): the sum of the parts times the slope."""
+    return _write(parts, _like(slope, parts[0], len(slope)))
+
+
+def centred(parts: Sequence[Tensor], slope: Tensor | None, normal: Tensor) -> Tensor:
+    """(K B, C, H, W): g - mean(g) - x mean(g x), where g is the sum of the parts times the slope."""
+    shared = torch.ones_like(normal) if slope is None else _like(slope, parts[0], len(normal))
+    (K, P, C), (G, R, W) = _sizes(parts[0], normal), _tiles(normal)
+    stretches = triton.cdiv(P, STRETCH)
+    sums = torch.empty(2, stretches, K, C, device=normal.device)
+    with torch.cuda.device_of(normal):
+        grid = stretches, triton.cdiv(C, W), triton.cdiv(K, G)
+        _sums[grid](parts[0], parts[-1], shared, normal, sums, K, P, C, len(parts) == 2, STRETCH, G, R, W)
+    return _write(parts, shared, normal, sums.sum(1).div_(P))
+
+
+def _write(parts: Sequence[Tensor], slope: Tensor, normal: Tensor | None = None, means: Tensor | None = None) -> Tensor:
+    out = torch.empty_like(parts[0], memory_format=torch.channels_last)
+    (K, P, C), (G, R, W) = _sizes(parts[0], slope), _tiles(slope)
+    centring = (out, out) if normal is None else (normal, means)
+    with torch.cuda.device_of(out):
+        grid = triton.cdiv(P, R), triton.cdiv(C, W), triton.cdiv(K, G)
+        _written[grid](
+            parts[0], parts[-1], slope, *centring, out, K, P, C, len(parts) == 2, normal is not None, G, R, W
+        )
+    return out
+
+
+def _like(slope: Tensor, part: Tensor, batch: int) -> Tensor:
+    """(batch, C, H, W)."""
+    return slope.expand(batch, *part.shape[1:]).contiguous(memory_format=torch.channels_last)
+
+
+def _sizes(part: Tensor, shared: Tensor) -> tuple[int, int, int]:
+    """K, P and C."""
+    return len(part) // len(shared), shared.numel() // shared.shape[1], shared.shape[1]
+
+
+def _tiles(shared: Tensor) -> tuple[int, int, int]:
+    return FEATURES, PLACES, min(CHANNELS, triton.next_power_of_2(shared.shape[1]))

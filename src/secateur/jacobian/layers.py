@@ -1,0 +1,151 @@
+"""How the layers of a network take the gradients of many features back, each by what it alone knows.
+
+A rule runs a layer on the batch and returns its output and the way back. What has no rule goes by torch.func.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+from torch.nn import functional as F
+
+from secateur.jacobian.flows import Flow, laid_out, parted
+
+Back = Callable[[Flow], Sequence[Flow]]  # of the output -> of every input
+Rule = Callable[[Any, Tensor], tuple[Tensor, Back] | None]  # None: this one is out of the ordinary
+
+
+def convolution(module: nn.Conv2d, x: Tensor) -> tuple[Tensor, Back] | None:
+    """By the transposed convolution; no gradient of a weight is ever taken."""
+    if x.ndim != 4 or isinstance(module.padding, str) or module.padding_mode != "zeros":
+        return None
+    output, weight = module(x), laid_out(module.weight)
+    geometry = zip(x.shape[2:], module.kernel_size, module.dilation, module.padding, module.stride, strict=True)
+    extra = [(size + 2 * pad - by * (window - 1) - 1) % step for size, window, by, pad, step in geometry]  # left over
+    options = None, module.stride, module.padding, extra, module.groups, module.dilation
+
+    def back(flow: Flow) -> Sequence[Flow]:
+        whole = flow.whole()
+        return [Flow((laid_out(F.conv_transpose2d(whole, weight.to(whole.dtype), *options)),))]
+
+    return output, back
+
+
+def linear(module: nn.Linear, x: Tensor) -> tuple[Tensor, Back]:
+    """By the weights' transpose."""
+    weight = module.weight
+    return module(x), lambda flow: [Flow((flow.whole() @ weight.to(flow.parts[0].dtype),))]
+
+
+def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> tuple[Tensor, Back]:
+    """A factor a channel; by the batch's own statistics also what the means and the deviations answer."""
+    shape = 1, -1, *[1] * (x.ndim - 2)
+    if module.running_mean is not None and module.running_var is not None:
+        slope = _factor(module, module.running_var).view(shape)
+        return module(x), lambda flow: [flow.scaled(slope)]
+    var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
+    normal = laid_out((x - mean.view(shape)) * torch.rsqrt(var + module.eps).view(shape))
+    slope = _factor(module, var).view(shape)
+    return module(x), lambda flow: [Flow((flow.scaled(slope).centred(normal),))]
+
+
+def activation(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
+    """By the slope at every place."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        output = module(leaf.clone())  # a copy: it may work in place
+        (slope,) = torch.autograd.grad(output.sum(), leaf)
+    return output.detach(), lambda flow: [flow.scaled(slope)]
+
+
+def pool(module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, x: Tensor) -> tuple[Tensor, Back] | None:
+    """To the largest place of every window, or to all alike, where windows tile the picture."""
+    output = module(x)
+    if x.ndim != 4 or not isinstance(output, Tensor):
+        return None
+    window = x.shape[2] // output.shape[2], x.shape[3] // output.shape[3]
+    even = tuple(size * parts for size, parts in zip(window, output.shape[2:], strict=True)) == x.shape[2:]
+    if not even or not (isinstance(module, nn.AdaptiveAvgPool2d) or _tiles(module, window)):
+        return None
+    share = torch.full((1,) * x.ndim, 1 / (window[0] * window[1]), dtype=x.dtype, device=x.device)
+    if isinstance(module, nn.MaxPool2d):
+        _, at = F.max_pool2d(x, window, return_indices=True)
+        share = laid_out(F.max_unpool2d(torch.ones_like(output), at, window, output_size=x.shape[2:]))
+
+    def back(flow: Flow) -> Sequence[Flow]:
+        spread = F.interpolate(flow.whole(), scale_factor=window, mode="nearest")
+        return [Flow((laid_out(spread),), share)]
+
+    return output, back
+
+
+def flatten(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
+    """To where every number was."""
+    output: Tensor = module(x)
+    return output, lambda flow: [Flow((laid_out(flow.whole().reshape(-1, *x.shape[1:])),))]
+
+
+def identity(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
+    """As it is: also a dropout, which draws nothing in a network that is evaluated."""
+    return module(x), lambda flow: [flow]
+
+
+def by_vjp(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Back]:
+    """Any function of tensors: its own derivative, for many gradients at once."""
+
+    def copied(*given: Tensor) -> Tensor:
+        return call(*map(plain_copy, given))
+
+    output, pull = vjp(copied, *inputs)  # type: ignore[misc]
+
+    def back(flow: Flow) -> Sequence[Flow]:
+        whole = flow.whole()
+        found = vmap(pull)(parted(whole, len(output)).to(output.dtype))
+        return [Flow((laid_out(value.flatten(0, 1).to(whole.dtype)),)) for value in found]
+
+    return output, back
+
+
+def plain_copy(x: Tensor) -> Tensor:
+    """A copy for a function of the user's, which may change it, or ask for a view that no channels_last tensor has."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def added(first: Tensor, second: Tensor) -> tuple[Tensor, Back]:
+    """To both; the sum of what came is taken here, once for the two."""
+
+    def back(flow: Flow) -> Sequence[Flow]:
+        whole = Flow((flow.whole(),))
+        return [whole, whole]
+
+    return first + second, back
+
+
+def _factor(module: nn.BatchNorm1d | nn.BatchNorm2d, variance: Tensor) -> Tensor:
+    """(C,): what a channel is multiplied by."""
+    factor = torch.rsqrt(variance + module.eps)
+    return factor if module.weight is None else factor * module.weight
+
+
+def _tiles(module: nn.MaxPool2d | nn.AvgPool2d, window: tuple[int, int]) -> bool:
+    """Whether its windows are of this size, and lie side by side."""
+    wanted = {"kernel_size": window, "stride": window, "padding": (0, 0), "dilation": (1, 1)}
+    found = {name: getattr(module, name, right) for name, right in wanted.items()}
+    pairs = {name: (size, size) if isinstance(size, int) else tuple(size) for name, size in found.items()}
+    return pairs == wanted and getattr(module, "divisor_override", None) is None
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Conv2d: convolution,
+    nn.Linear: linear,
+    nn.BatchNorm1d: batchnorm,
+    nn.BatchNorm2d: batchnorm,
+    nn.Flatten: flatten,
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), pool),
+    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d), identity),
+    **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.SiLU, nn.GELU), activation),
+}

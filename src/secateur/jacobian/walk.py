@@ -1,0 +1,183 @@
+"""A network up to what one of its layers is given, and the way back from there for many features at a time."""
+
+from __future__ import annotations
+
+import operator
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from secateur.interfaces import Params
+from secateur.jacobian.flows import Flow, laid_out, parted
+from secateur.jacobian.layers import RULES, Back, Rule, added, by_vjp, flatten, identity, plain_copy
+
+ADDITIONS = (operator.add, operator.iadd, torch.add)
+CHANGING = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+Pull = Callable[[Tensor], Tensor]  # gradients (K, B, F) by the features -> (K, B, ...) by the inputs
+
+
+class Step(NamedTuple):
+    """One step of the forward and the way back through it."""
+
+    output: fx.Node
+    inputs: list[fx.Node]
+    back: Back
+
+
+class Untraceable(Exception):
+    """The network's forward is no list of steps that give one tensor each."""
+
+
+def features(net: nn.Module, tensors: Params, layer: str, inputs: Tensor) -> tuple[Tensor, Pull]:
+    """What a layer is given (B, F), and the way back: step by step, or by torch.func where the net cannot be traced.
+
+    `net` is as `structure` makes it: it draws nothing and keeps no statistics.
+    """
+    walk, inputs = Walk(net, layer), laid_out(inputs.detach())
+    try:
+        walk.trace()
+        with torch.no_grad():
+            found: Tensor = functional_call(walk, {f"net.{name}": value for name, value in tensors.items()}, (inputs,))
+    except Untraceable:
+        found, back = by_vjp(lambda x: given(net, tensors, layer, x), [inputs])
+        return found, lambda gradients: parted(back(Flow((gradients.flatten(0, 1),)))[0].whole(), len(inputs))
+    return found, walk.back
+
+
+def given(net: nn.Module, tensors: Params, layer: str, inputs: Tensor) -> Tensor:
+    """What a layer is given, by the network's own forward."""
+    seen: list[Tensor] = []
+    hook = net.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        functional_call(net, tensors, (inputs,))
+    finally:
+        hook.remove()
+    return seen[-1]
+
+
+class Walk(nn.Module):
+    """The traced forward, which notes the way back as it goes."""
+
+    def __init__(self, net: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.net, self.layer = net, layer
+        self.nodes: list[fx.Node] = []  # before the layer's call
+        self.steps: list[Step] = []
+        self.values: dict[fx.Node, Any] = {}
+
+    def trace(self) -> None:
+        """Find the steps up to the layer's last call."""
+        try:
+            nodes = list(fx.Tracer().trace(self.net).nodes)
+        except Exception as error:  # whatever the user's own forward raises on proxies
+            raise Untraceable from error
+        calls = [node for node in nodes if node.op == "call_module" and node.target == self.layer]
+        if not calls or not calls[-1].args or not isinstance(calls[-1].args[0], fx.Node):
+            raise Untraceable
+        self.nodes, self.end = nodes[: nodes.index(calls[-1])], calls[-1].args[0]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the layer is given."""
+        self.start, self.batch = self.nodes[0], len(inputs)
+        self.values, moved = {self.start: inputs}, {self.start}
+        for node in self.nodes[1:]:
+            places = [each for each in node.all_input_nodes if each in moved]
+            if places:
+                self._check_in_place(node)
+            value = self.values[node] = self._step(node, places) if places else self._value(node)
+            if places and isinstance(value, Tensor) and value.is_floating_point():
+                moved.add(node)
+        found = self.values[self.end]
+        if not isinstance(found, Tensor):
+            raise Untraceable
+        self.values = {}
+        return found
+
+    def back(self, gradients: Tensor) -> Tensor:
+        """Gradients (K, B, F) by the features as (K, B, ...) by the inputs."""
+        flows = {self.end: Flow((laid_out(gradients.flatten(0, 1)),))}
+        for output, inputs, back in reversed(self.steps):
+            if (flow := flows.pop(output, None)) is not None:
+                for node, part in zip(inputs, back(flow), strict=True):
+                    flows[node] = flows[node].joined(part) if node in flows else part
+        return parted(flows[self.start].whole(), self.batch)
+
+    def _step(self, node: fx.Node, places: list[fx.Node]) -> Any:
+        """The value of a node that the inputs move; the way back is noted."""
+        ruled = self._ruled(node)
+        if ruled is not None:
+            places = [each for each in node.args if isinstance(each, fx.Node)]
+        else:
+            once = self._value(node, {each: plain_copy(self.values[each]) for each in places})
+            if not isinstance(once, Tensor) or once.ndim == 0:
+                if any(isinstance(leaf, Tensor) for leaf in tree_leaves(once)):
+                    raise Untraceable
+                return once  # such as a size
+            if not once.is_floating_point():
+                return once
+            tensors = [self.values[each] for each in places]
+            ruled = by_vjp(lambda *some: self._value(node, dict(zip(places, some, strict=True))), tensors)
+        self.steps.append(Step(node, places, ruled[1]))
+        return ruled[0]
+
+    def _ruled(self, node: fx.Node) -> tuple[Tensor, Back] | None:
+        """By a rule, where there is one for it."""
+        if node.kwargs or not all(isinstance(each, fx.Node) for each in node.args):
+            return None
+        values = [self.values[each] for each in node.all_input_nodes]
+        if node.op == "call_function" and node.target in ADDITIONS and len(values) == 2:
+            return added(*values) if _alike(*values) else None
+        rule = self._rule(node)
+        return rule(self._module(node), *values) if rule and len(values) == 1 else None
+
+    def _value(self, node: fx.Node, instead: Mapping[fx.Node, Tensor] | None = None) -> Any:
+        """What a node gives, with other values in place of some."""
+        values = ChainMap(dict(instead or {}), self.values)
+        if node.op == "placeholder":
+            return node.args[0] if node.args else None  # a further argument's default
+        if node.op == "get_attr":
+            return attrgetter(str(node.target))(self.net)
+        args: Any = map_arg(node.args, values.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        call: Any = self._module(node) if node.op == "call_module" else node.target
+        return call(*args, **kwargs)
+
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _check_in_place(self, node: fx.Node) -> None:
+        """Refuse what changes a value that something else may look at."""
+        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if "out" in node.kwargs or name.endswith("_"):
+            raise Untraceable
+        inplace = getattr(self._module(node), "inplace", False) or node.kwargs.get("inplace", False)
+        if not inplace and node.target not in CHANGING:
+            return
+        changed = node.args[0] if node.args else None
+        if not isinstance(changed, fx.Node) or len(changed.users) > 1 or not self._is_new(changed):
+            raise Untraceable
+
+    def _is_new(self, node: fx.Node) -> bool:
+        """Whether its value lies in memory of its own; a view's does not."""
+        return node.target in ADDITIONS or self._rule(node) not in (None, identity, flatten)
+
+    def _rule(self, node: fx.Node) -> Rule | None:
+        """Of a module that does what its type says."""
+        module = self._module(node)
+        hooked = module is None or module._forward_hooks or module._forward_pre_hooks
+        return None if module is None or hooked else RULES.get(type(module))
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether both are tensors of one shape and type, so that adding them spreads neither."""
+    tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+    return tensors and first.shape == second.shape and first.dtype == second.dtype

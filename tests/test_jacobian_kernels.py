@@ -1,0 +1,37 @@
+"""The kernels of a Flow against operations of torch: by Triton's interpreter, or on a GPU where there is one."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+pytest.importorskip("triton", reason="left out: Triton is not installed")
+
+from secateur.jacobian import kernels
+from secateur.jacobian.flows import Flow, laid_out
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pictures(count, shape, rng):
+    return laid_out(torch.randn(count, *shape, generator=rng)).to(DEVICE)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("features", "batch", "shape"), [(11, 3, (70, 5, 4)), (3, 2, (12, 20, 17)), (8, 4, (64, 4, 4)), (1, 2, (3, 2, 2))]
+)
+def test_a_pass_over_the_memory_equals_operations_of_torch(features, batch, shape, parts, rng):
+    given = tuple(pictures(features * batch, shape, rng) for _ in range(parts))
+    normal, mask = pictures(batch, shape, rng), (pictures(batch, shape, rng) > 0).float()
+    factor = torch.rand(1, shape[0], 1, 1, generator=rng).to(DEVICE)
+    for slope in (mask, factor, mask * factor, None):
+        exact = Flow(tuple(part.double() for part in given), None if slope is None else slope.double())
+        pairs = [(kernels.centred(given, slope, normal), exact.centred(normal.double()))]
+        if slope is not None:
+            pairs.append((kernels.summed(given, slope), exact.whole()))
+        for found, expected in pairs:
+            assert found.is_contiguous(memory_format=torch.channels_last) and found.dtype == torch.float32
+            assert float((found - expected).norm() / expected.norm()) < 1e-6
