@@ -17,6 +17,7 @@ from secateur.federated.flower.link import Link
 from secateur.federated.flower.records import packed, unpacked
 from secateur.federated.flower.turn import Clients
 from secateur.federated.local import Local
+from secateur.federated.messages import messages
 from secateur.wire import decode, encode
 
 BASES = {"none": {}, "half": {"base": Half()}, "stale": {"base": Stale()}, "moving": {"base": Moving()}}
@@ -73,7 +74,7 @@ def test_the_bytes_of_the_squares_tell_of_withheld_weights_only_if_told_to(squar
     client, mask = here.sampler(1).clients[0], here.server.model.mask
     update = clients.turn(1, client, here.server.received, mask, None)
     shapes = {name: tuple(value.shape) for name, value in update.summed.items()}
-    leaving = decode(clients._messages(update, mask)["squares"], shapes)
+    leaving = decode(messages(update, mask, "weighted", squares=True)["squares"], shapes)
     told = [bool(leaving[name][where].any()) for name, where in update.withheld.items()]
     assert told == [squares == "all"] * len(told) and told
 
@@ -187,6 +188,39 @@ def test_bytes_are_those_of_the_messages():
     assert len(set(down)) == 1 and all(each > 0 for each in up)
     dense = sum(value.numel() * 8 for value in here.server.weights.values())
     assert up[0] < 2 * dense  # half of the weights, in two rounds, and tables
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("base", ["none", "stale", "moving", "prunefl"])
+def test_bytes_in_process_are_those_over_flower(base, rule):
+    """In process one update of each kind is encoded, of the others values are counted: their positions cost as much."""
+    given = (BASES | {"prunefl": {"base": PruneFL(every=2, iterations=2)}})[base] | RULES[rule]
+    if base == "moving" and ("upload" in given or given.get("method") == "fedsgd"):
+        return  # refused, as above
+    here = made(**given, per_round=5)
+    there, _ = over_flower(here)
+    run(here), run(there)
+    assert here.ledger.traffic.up == pytest.approx(there.ledger.traffic.up, rel=0.03)
+    if rule == "plain" and base in ("none", "prunefl"):
+        assert here.ledger.traffic.up == there.ledger.traffic.up
+        assert here.ledger.traffic.down == there.ledger.traffic.down
+
+
+@pytest.mark.parametrize("way", ["sequential", "stacked"])
+def test_squares_of_weights_without_a_gradient_cost_nothing(way):
+    """Half of the hidden units never fire: their squares are 0, and neither engine sends or counts them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+    net[1].bias.data[:32] = -100.0
+    here = made(net=net.double(), base=PruneFL(every=100, iterations=100), rounds=2, per_round=5, way=way)
+    there, _ = over_flower(here)
+    run(here), run(there)
+    up = there.ledger.traffic.up
+    assert here.ledger.traffic.up == pytest.approx(up, rel=0.01)
+    alive = 8 * (36 * 32 + 32 + 32 * 3 + 3)  # bytes of the squares that are not 0
+    kept = 8 * (int(sum(keep.sum() for keep in here.server.mask.values())) + 64 + 3)  # of the weights, and all biases
+    assert up == pytest.approx([2 * (alive + kept)] * 5, rel=0.05)
 
 
 def test_a_resumed_federation_is_the_same():

@@ -28,13 +28,13 @@ from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.homes import Homes
 from secateur.federated.judge import Judge
 from secateur.federated.ledger import Ledger, Measure
+from secateur.federated.messages import values_of
 from secateur.federated.observing import Arrived, Observer, Panel
 from secateur.federated.sampling import Drawn, sampler_of
 from secateur.federated.server import Gathered, Server
 from secateur.federated.spending import spent
 from secateur.federated.terms import Terms
 from secateur.federated.together import Together
-from secateur.federated.traffic import value_bytes
 from secateur.federated.turns import Turns, Update, flat
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
@@ -96,7 +96,8 @@ class Federation:
     def _round(self, number: int) -> Round:
         terms, server, traffic, drawn = self.terms, self.server, self.ledger.traffic, self.sampler(number)
         evaluating = number % terms.evaluate_every == 0 or number == terms.rounds
-        sizing = number == 1 or (evaluating and not traffic.fresh)
+        own = self.turns.choosing(number) is not None  # whether clients choose masks of their own
+        sizing = traffic.due(own, evaluating)
         server.broadcast()
         if sizing:
             traffic.measure_model(server.received, server.model.mask, terms.broadcast == "dense")
@@ -105,12 +106,12 @@ class Federation:
         gather = self._stacked if self.together is not None and even(drawn.rows) else self._one_by_one
         gathered, arrived = gather(number, drawn, faults, sizing, evaluating)
         self.panel.show(number, drawn, faults, arrived, gathered)
-        self.ledger.arrive(number, arrived)
+        self.ledger.arrive(number, arrived, own)
         server.step(gathered)
         if server.adjust(number, derive(self.seed, "adjust", number)):
             traffic.changed()
         if self.turns.varies:
-            traffic.fresh = False
+            traffic.measured = []
         self.number = number
         if not evaluating:
             return Round(number)
@@ -167,7 +168,8 @@ class Federation:
             unknown = None if waits else alive
             server.add(gathered, update, len(self.terms.shares[client]), unknown)
             self._keep(client, update.state, unknown)
-            size = value_bytes(update.values | update.buffers) if self.turns.varies else None
+            varies = self.turns.varies or bool(server.squares) or update.own_mask is not None
+            size = values_of(update, bool(server.squares)).squeeze(0) if varies else None
             one = Arrived(client, rows, {}, {}, unknown, size)
             arrived.append(self._shown(one, update, looked, sizing and not arrived, evaluating))
         return gathered, arrived
@@ -175,8 +177,7 @@ class Federation:
     def _shown(self, one: Arrived, update: Update, looked: bool, sizing: bool, evaluating: bool) -> Arrived:
         """An update with what is asked of it; else it is let go: a round is a stream."""
         if sizing:
-            inside = {} if update.own_mask is not None else self.server.model.mask
-            self.ledger.traffic.measure_update(update.values | update.buffers, self.server.weights, inside)
+            self.ledger.traffic.measure_update(update, self.server.model.mask, self.terms.averaging)
         if evaluating and (update.withheld or update.rates):
             one = one._replace(rates=update.rates or rates(update.withheld, self.server.mask))
         return one._replace(values=update.values, buffers=update.buffers) if looked else one

@@ -45,12 +45,12 @@ class Ledger:
         for client in clients:
             self.turns[client] += 1
 
-    def arrive(self, number: int, arrived: Sequence[Arrived]) -> None:
+    def arrive(self, number: int, arrived: Sequence[Arrived], own_masks: bool) -> None:
         """A round's updates."""
         clients = [one.client for one in arrived]
         sizes = [one.size for one in arrived if one.size is not None]
         alive = [one.alive for one in arrived if one.alive is not None]
-        self.traffic.upload(clients, sizes or None)
+        self.traffic.upload(clients, sizes or None, own_masks)
         if alive:
             self._unread.append((number, clients, alive))
 

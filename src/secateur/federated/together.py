@@ -19,6 +19,7 @@ from secateur.federated.crowd import Choose, Given, Noise
 from secateur.federated.faults import Fault
 from secateur.federated.graphs import Captured
 from secateur.federated.homes import Homes
+from secateur.federated.messages import values_of
 from secateur.federated.sampling import Drawn
 from secateur.federated.server import Gathered, Server
 from secateur.federated.turns import Turns, Update
@@ -83,7 +84,9 @@ class Together:
         gathered = self.server.gathering(own_masks=choose is not None)
         alive = self.server.add_stacked(gathered, update, sizes.to(value.dtype), heard.bool())
         self.homes.keep(places, update.state, alive)
-        return Made(update, alive, _value_bytes(update) if self.turns.varies else None, gathered)
+        squares = bool(self.server.squares)
+        varies = self.turns.varies or squares or choose is not None
+        return Made(update, alive, values_of(update, squares, len(heard)) if varies else None, gathered)
 
     def _given(self, number: int, drawn: Drawn, heard: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
         rows = torch.stack([one if isinstance(one, Tensor) else torch.stack([*one]) for one in drawn.rows])
@@ -110,9 +113,3 @@ class Together:
         each = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
         drawn_at_once: tuple[Noise, Params] = each(torch.empty(len(drawn.clients), device=self.device))
         return drawn_at_once
-
-
-def _value_bytes(update: Update) -> Tensor:
-    """(clients,) the bytes of the entries that are not 0."""
-    whole = (update.values | update.buffers).values()
-    return torch.stack([(value != 0).flatten(1).sum(1) * value.element_size() for value in whole]).sum(0)

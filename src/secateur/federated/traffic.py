@@ -1,9 +1,10 @@
 """Bytes up and down, per round and client, in the wire format.
 
-Encoding every message would take longer than training. So one message of each kind is encoded in the first round and
-again in evaluation rounds where something changed; of any other the bytes of its values are counted from its own
-entries, and its table and positions are taken to cost what they did then. A mask travels as bits, to every client once
-after each change; where both sides know a mask, positions are sent inside it only.
+Encoding every message would take longer than training. So one update of each kind (under the server's mask, or under a
+mask of the client's own) is encoded when the first one comes, and again in evaluation rounds where something changed;
+of any other the bytes of its values are counted from its own entries, and its tables and positions are taken to cost
+what they did then. A mask travels as bits, to every client once after each change; where both sides know a mask,
+positions are sent inside it only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur.federated.messages import messages, values_of
+from secateur.federated.turns import Update
 from secateur.interfaces import Mask, Params
 from secateur.wire import encode, encode_mask
 
@@ -25,16 +28,21 @@ class Traffic:
         self.up, self.down = [0] * clients, [0] * clients  # bytes since the beginning
         self.known = [-1] * clients  # the version of the mask that a client has
         self.version = 0  # of the mask
-        self.squares = squares  # whether dense squared gradients go up too
-        self.model_bytes = self.mask_bytes = self.positions = self.squares_bytes = 0
-        self.values = 0  # bytes of the values of an update that withholds nothing
-        self.fresh = False  # whether the sizes are of the mask as it is
-        self._unread: list[tuple[list[int], list[Tensor] | None]] = []
+        self.squares = squares  # whether squared gradients go up too
+        self.model_bytes = self.mask_bytes = 0
+        self.sizes: dict[str, tuple[int, int]] = {}  # of an update of each kind: all but its values, and its values
+        self.measured: list[str] = []  # kinds whose sizes are of the mask as it is
+        self._unread: list[tuple[str, list[int], list[Tensor] | None]] = []
 
     def changed(self) -> None:
         """The mask is another one."""
         self.version += 1
-        self.fresh = False
+        self.measured = []
+
+    def due(self, own_masks: bool, evaluating: bool) -> bool:
+        """Whether a round's messages are to be measured."""
+        kind = _kind(own_masks)
+        return kind not in self.sizes or (evaluating and kind not in self.measured)
 
     def broadcast(self, clients: Sequence[int]) -> None:
         """The model went to these clients, with the mask where they have an older one."""
@@ -48,28 +56,26 @@ class Traffic:
         self.mask_bytes = len(encode_mask(mask)) if mask else 0
         self.model_bytes = len(encode(model, inside=None if dense or not mask else mask))
 
-    def measure_update(self, update: Params, params: Params, mask: Mask) -> None:
-        """Encode one update; inside the mask where it stays there."""
+    def measure_update(self, update: Update, mask: Mask, averaging: str) -> None:
+        """Encode one update, as its client does."""
         self.read()  # what came before was of the sizes that held then
-        whole = len(encode(update, inside=mask or None))
-        self.values = _value_bytes(update)
-        self.positions = whole - self.values
-        dense = {name: torch.ones_like(value) for name, value in params.items()}
-        self.squares_bytes = len(encode(dense)) if self.squares else 0
-        self.fresh = True
+        kind, values = _kind(update.own_mask is not None), int(values_of(update, self.squares))
+        whole = sum(map(len, messages(update, mask, averaging, self.squares).values()))
+        self.sizes[kind] = whole - values, values
+        self.measured = [*self.measured, kind]
 
-    def upload(self, clients: list[int], values: list[Tensor] | None) -> None:
+    def upload(self, clients: list[int], values: list[Tensor] | None, own_masks: bool) -> None:
         """Updates of these clients came in; `values` () each are their values' bytes, None: all like the measured."""
-        self._unread.append((clients, values))
+        self._unread.append((_kind(own_masks), clients, values))
 
     def read(self) -> None:
         """Take over what the device counted since it was asked last."""
-        counted = [value for _, values in self._unread if values is not None for value in values]
+        counted = [value for _, _, values in self._unread if values is not None for value in values]
         numbers = iter(torch.stack(counted).tolist() if counted else [])
-        for clients, values in self._unread:
+        for kind, clients, values in self._unread:
             for client in clients:
-                own = self.values if values is None else next(numbers)
-                self.up[client] += self.positions + own + self.squares_bytes
+                rest, usual = self.sizes[kind]
+                self.up[client] += rest + (usual if values is None else next(numbers))
         self._unread.clear()
 
     def state(self) -> dict[str, Any]:
@@ -82,11 +88,5 @@ class Traffic:
         vars(self).update(state)
 
 
-def value_bytes(update: Params) -> Tensor:
-    """() the bytes of an update's entries that are not 0, on its device."""
-    counts = [torch.count_nonzero(value) * value.element_size() for value in update.values()]
-    return torch.stack(counts).sum()
-
-
-def _value_bytes(update: Params) -> int:
-    return int(value_bytes(update))
+def _kind(own_masks: bool) -> str:
+    return "own masks" if own_masks else "the server's mask"

@@ -11,6 +11,7 @@ from secateur import tree
 from secateur.config import defense_of_clients
 from secateur.errors import WrongInput
 from secateur.federated.faults import Faults
+from secateur.federated.messages import value_bytes
 from secateur.federated.submodels import testing
 from secateur.federated.submodels.alone import Alone
 from secateur.federated.submodels.cutting import params_of
@@ -18,7 +19,6 @@ from secateur.federated.submodels.narrow import static
 from secateur.federated.submodels.terms import Terms, joined_of, rates_of
 from secateur.federated.submodels.together import Together
 from secateur.federated.submodels.turning import Made, Moments
-from secateur.federated.traffic import value_bytes
 from secateur.interfaces import Batch
 
 

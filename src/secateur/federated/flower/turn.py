@@ -13,13 +13,14 @@ from secateur.federated.base import BasePruning
 from secateur.federated.crowd import Given, Model
 from secateur.federated.flower.home import last, mask_of, remember, settle
 from secateur.federated.flower.records import packed, unpacked
+from secateur.federated.messages import messages
 from secateur.federated.sampling import sampler_of
 from secateur.federated.terms import Terms
 from secateur.federated.turns import Turns, Update
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
-from secateur.wire import decode, encode, encode_mask
+from secateur.wire import decode
 
 
 class Received:
@@ -80,23 +81,9 @@ class Clients:
         update = self.turn(number, client, state, tree.to(mask, self.device), last(home, taken, self.device))
         if update.state:
             remember(home, number, update.state)
-        found = RecordDict({"update": packed(**self._messages(update, mask))})
+        leaving = messages(update, mask, self.terms.averaging, self.base.wants_squares)
+        found = RecordDict({"update": packed(**leaving)})
         if update.withheld:
             shares = rates(update.withheld, mask)._asdict()
             found["withheld"] = MetricRecord({name: float(value) for name, value in shares.items()})
-        return found
-
-    def _messages(self, update: Update, mask: Mask) -> dict[str, bytes]:
-        """An update as bytes; which entries were sent only where the server counts them and could not know."""
-        inside = mask if mask and update.own_mask is None else None
-        found = {"values": encode(update.values, inside=inside)}
-        if update.buffers:
-            found["buffers"] = encode(update.buffers)
-        covers = bool(update.withheld) and self.terms.averaging == "coverage"
-        if update.own_mask is not None:
-            found["mask"] = encode_mask(update.own_mask)
-        if update.sent is not None and covers:
-            found["sent"] = encode_mask(update.sent)
-        if self.base.wants_squares:
-            found["squares"] = encode({name: value.square() for name, value in update.summed.items()})
         return found

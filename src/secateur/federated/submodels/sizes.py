@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from secateur import tree
-from secateur.federated.traffic import value_bytes
+from secateur.federated.messages import value_bytes
 from secateur.interfaces import Params
 from secateur.wire import encode
 
@@ -20,7 +20,7 @@ class Sizes:
 
     def update(self, rate: float, message: Params) -> int:
         """Of an update that is 0 where nothing is sent."""
-        values = int(value_bytes(message))
+        values = value_bytes(message)
         return values + self._once(f"positions {rate}", message, values)
 
     def _once(self, key: str, message: Params, less: int) -> int:
