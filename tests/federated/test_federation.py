@@ -320,9 +320,9 @@ def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
 def test_what_a_gpu_draws_at_once_has_the_form_of_what_clients_draw(terms):
     fed = federation(way="stacked", **terms)
     alone, drawn = fed.together, fed.sampler(1)
-    wanted, found, again, later = (
+    found, again, later, wanted = (
         torch.utils._pytree.tree_leaves(each)
-        for each in (alone._draws(1, drawn), *(alone.draws_at_once(number, drawn) for number in (1, 1, 2)))
+        for each in (*(alone.draws_at_once(number, drawn) for number in (1, 1, 2)), alone._draws(1, drawn))
     )
     assert bool(wanted) == bool(terms)
     for one, many, same, other in zip(wanted, found, again, later, strict=True):

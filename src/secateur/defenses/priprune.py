@@ -118,12 +118,12 @@ class PriPrune:
         keep = whole_mask(received, mask)
         weights = reloaded(received, state, keep)
         temperature = (self.temperature * self.cooling ** state[TURNS]).clamp_min(self.coolest)
-        summed = {name: torch.zeros_like(value) for name, value in weights.items()}
+        summed: Params = {}
         losses, last, steps = [], summed, len(batches.labels)
         for number in range(steps):
             examples = batches.inputs[number], batches.labels[number]
             last, value = grad_and_value(loss)(weights, *examples)
-            summed = {name: total + last[name] for name, total in summed.items()}
+            summed = {name: summed[name] + slope if summed else slope for name, slope in last.items()}
             losses.append(value.detach())
             if self.learns == "step" or number == steps - 1:
                 chance = {name: noise[name][number if self.learns == "step" else 0] for name in keep}
@@ -165,7 +165,7 @@ class PriPrune:
             whole = torch.stack(list(sums.values())).sum()
             return {name: value / _not_zero(whole) for name, value in sizes.items()}
         total = sum(value.numel() for value in sizes.values())
-        return {name: value / _not_zero(sums[name]) * (value.numel() / total) for name, value in sizes.items()}
+        return {name: value * (value.numel() / total / _not_zero(sums[name])) for name, value in sizes.items()}
 
     def _learnt(self, state: Params, *others: Any) -> Params:
         """What a state becomes by one step of alpha down `objective`."""
@@ -178,18 +178,18 @@ class PriPrune:
         steps = state[STEPS] + 1
         found = {STEPS: steps}
         for name, slope in slopes.items():
-            first = BETA_1 * state[FIRST + name] + (1 - BETA_1) * slope
-            second = BETA_2 * state[SECOND + name] + (1 - BETA_2) * slope.square()
+            first = torch.lerp(state[FIRST + name], slope, 1 - BETA_1)
+            second = torch.addcmul(BETA_2 * state[SECOND + name], slope, slope, value=1 - BETA_2)
             length = (second / (1 - BETA_2**steps)).sqrt() + EPSILON
-            step = self.step / (1 - BETA_1**steps) * first / length
-            found |= {FIRST + name: first, SECOND + name: second, LOGITS + name: state[LOGITS + name] - step}
+            logits = torch.addcdiv(state[LOGITS + name], first * (self.step / (1 - BETA_1**steps)), length, value=-1)
+            found |= {FIRST + name: first, SECOND + name: second, LOGITS + name: logits}
         return found
 
 
 def _descended(weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
     """One step of SGD; what the base pruned stays 0."""
     steps = {name: torch.where(keep[name], value, 0) if name in keep else value for name, value in grads.items()}
-    return {name: value - rate * steps[name] for name, value in weights.items()}
+    return {name: torch.sub(value, steps[name], alpha=rate) for name, value in weights.items()}
 
 
 def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool = True) -> Tensor:
@@ -197,10 +197,9 @@ def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool =
 
     The softmax over two of (log pi + G) / tau is the sigmoid of (a + G(0) - G(1)) / tau.
     """
-    soft = ((logits + noise) / temperature).sigmoid()
-    if not hard:
-        return soft
-    return (logits + noise > 0).to(soft) + (soft - soft.detach())
+    odds = logits + noise
+    soft = (odds / temperature).sigmoid()
+    return (odds > 0).to(soft) + (soft - soft.detach()) if hard else soft
 
 
 def preset(data: str, base: str, **fields: float) -> PriPrune:

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.errors import WrongInput, unknown
 from secateur.federated.local import Local, OwnTurn, Sent, Trained, added, gradient, train
+from secateur.federated.products import Products
 from secateur.functional import Ask, Functional
 from secateur.interfaces import Batch, Mask, Params
 from secateur.precision import tf32
@@ -83,7 +84,7 @@ class Crowd:
         inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
         batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
         received, buffers = (repeated(each, len(inputs)) for each in (self.model.params, self.model.buffers))
-        with tf32(True):
+        with tf32(True), Products():
             return self._trained(vmap, many, start or received, buffers, batches, choose)
 
     def _trained(
