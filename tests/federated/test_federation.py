@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
+from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, federation, plain_net, run, shares
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur import tree
@@ -304,30 +304,6 @@ def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
         for client, state in one.states.items():  # of who was lost at first the state before a first round
             for name, value in state.items():
                 torch.testing.assert_close(other.states[client][name], value, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "terms",
-    [
-        {"net": bn_net()},
-        {"own": Noisy()},
-        protection_of(defense("pseudo-mix")),
-        protection_of(defense("noise")),
-        protection_of(defense("priprune")),
-        {},
-    ],
-)
-def test_what_a_gpu_draws_at_once_has_the_form_of_what_clients_draw(terms):
-    fed = federation(way="stacked", **terms)
-    alone, drawn = fed.together, fed.sampler(1)
-    found, again, later, wanted = (
-        torch.utils._pytree.tree_leaves(each)
-        for each in (*(alone.draws_at_once(number, drawn) for number in (1, 1, 2)), alone._draws(1, drawn))
-    )
-    assert bool(wanted) == bool(terms)
-    for one, many, same, other in zip(wanted, found, again, later, strict=True):
-        assert many.shape == one.shape and many.dtype == one.dtype and torch.equal(many, same)
-        assert not torch.equal(many[0], many[1]) and not torch.equal(many, other)
 
 
 # Faults ---------------------------------------------------------------------------------------------------------
