@@ -11,6 +11,8 @@ from secateur.config import defense
 from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
+from secateur.federated import graphs
+from secateur.federated.faults import Faults
 from secateur.federated.local import Local, binary_cross_entropy, train
 from secateur.functional import Functional
 
@@ -93,6 +95,8 @@ CASES = {
     "dp": {"upload": DifferentialPrivacy(), "local": Local(1, None, 4, 0.1), "base": Half()},
     "dp, withheld": {"upload": DifferentialPrivacy(), "local": Local(1, None, 4, 0.1), "withholding": Withhold()},
 }
+DRAWN = ("batchnorm and dropout", "own turn", "own turn and own masks", "noise", "dp", "dp, withheld")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -113,6 +117,28 @@ def test_stacked_and_one_by_one_are_equal(case):
     for client, state in one.states.items():
         for name, value in state.items():
             torch.testing.assert_close(many.states[client][name], value, rtol=0, atol=1e-9)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu_captured_equals_eager_and_where_nothing_is_drawn_a_cpu(case, monkeypatch):
+    if case.startswith("dp"):
+        pytest.importorskip("opacus")
+    made = []
+    for device, warmups in (("cuda", 3), ("cuda", 10**9), ("cpu", 0)):
+        monkeypatch.setattr(graphs, "WARMUPS", warmups)
+        terms = dict(CASES[case]) | {"rounds": 8, "faults": Faults(drop_out=0.1, nan=0.1, shape=0.1)}
+        fed = federation(terms.pop("net", plain_net)(), device=device, **terms)
+        made.append((run(fed), fed))
+    (rows, one), *others = made if case not in DRAWN else made[:2]
+    for other_rows, other in others:
+        lost, told = ([(r.round, r.value) for r in each if r.metric == "lost_clients"] for each in (rows, other_rows))
+        assert lost == told and lost
+        for name, value in one.model().items():
+            torch.testing.assert_close(other.model()[name].to(value.device), value, rtol=0, atol=1e-9)
+        for client, state in other.states.items():
+            for name, value in state.items():
+                torch.testing.assert_close(one.states[client][name].to(value.device), value, rtol=0, atol=1e-9)
 
 
 def test_a_step_is_a_step_of_the_whole_batch():

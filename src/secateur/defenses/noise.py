@@ -53,7 +53,7 @@ def normal(params: Params, rng: Generator) -> Params:
 
 
 def on_device(device: torch.device, rng: Generator) -> Generator:
-    """The generator itself on a CPU; for another device one that it seeds."""
-    if device.type == "cpu":
+    """The generator itself where it is on the device; else one that it seeds."""
+    if device.type == rng.device.type:
         return rng
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))

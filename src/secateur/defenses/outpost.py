@@ -48,7 +48,7 @@ class Outpost:
 
     def noise(self, params: Params, rng: Generator) -> Params:
         """Standard normal draws and one from [0, 1), for a caller that must draw before it calls."""
-        draw = torch.rand((), generator=rng)
+        draw = torch.rand((), generator=rng, device=rng.device)
         return {CHANCE: draw.to(next(iter(params.values())).device)} | normal(params, rng)
 
     def __call__(
