@@ -155,6 +155,19 @@ def test_features_that_the_inputs_do_not_move_have_gradients_of_zero(rng):
     assert not back(torch.ones(2, 3, net.last.in_features).double()).any()
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_gradients_are_carried_in_the_type_that_they_are_given_in(dtype, bound, rng):
+    net, inputs = create("resnet18-w16", (3, 32, 32), 10, rng), torch.randn(4, 3, 32, 32, generator=rng)
+    for batchnorm in ("eval", "batch"):
+        copied = structure(net, batchnorm)
+        found, back = features(copied, {}, "13", inputs)
+        seeds = torch.eye(found.shape[1])[::9, None].expand(-1, *found.shape)
+        exact, rounded = back(seeds), back(seeds.to(dtype))
+        assert rounded.dtype == dtype
+        exact, rounded = (slopes.float().flatten(2).norm(dim=2) for slopes in (exact, rounded))
+        assert float(((exact - rounded).abs() / exact.clamp_min(1e-9)).max()) < bound
+
+
 def test_a_rows_network_with_batchnorm(rng):
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 2))
     inputs = torch.randn(7, 6, generator=rng, dtype=torch.float64)

@@ -14,7 +14,6 @@ from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Turning
 from secateur.models.create import create
 
-
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
 

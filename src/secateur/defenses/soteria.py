@@ -16,7 +16,7 @@ from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Params, Turning
 from secateur.jacobian.walk import features
 
-AT_ONCE = {"cpu": 64, "cuda": 4096}  # inputs times features whose gradients are held at a time
+AT_ONCE = {"cpu": 32, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # what is added to |r|
 
 

@@ -1,17 +1,21 @@
 """Gradients of many features on their way back through a network: all that is done to them without a weight.
 
-K features of B examples go back together as (K B, ...), pictures channels_last. Slopes of activations, BatchNorm's
-factors and the sums at skips wait until a layer needs the whole, and are then taken in one pass over the memory.
+K features of B examples go back together as (K B, ...), pictures channels_last, in the type that they are given in.
+Slopes of activations, BatchNorm's factors and the sums at skips wait until a layer needs the whole, and are then taken
+in one pass over the memory.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 class Flow(NamedTuple):
@@ -38,7 +42,7 @@ class Flow(NamedTuple):
             found: Tensor = kernels.summed(self.parts, self.slope)
             return found
         total = self.parts[0] if len(self.parts) == 1 else self.parts[0] + self.parts[1]
-        return (parted(total, len(self.slope)) * self.slope).flatten(0, 1)
+        return (parted(total, len(self.slope)) * self.slope.to(total.dtype)).flatten(0, 1)
 
     def centred(self, normal: Tensor) -> Tensor:
         """Of g: g - mean(g) - x mean(g x), by feature and channel, for BatchNorm's normalised inputs x (B, C, ...)."""
@@ -46,9 +50,10 @@ class Flow(NamedTuple):
             found: Tensor = kernels.centred(self.parts, self.slope, normal)
             return found
         whole = parted(self.whole(), len(normal))  # (K, B, C, ...)
+        normal = normal.to(whole.dtype)
         places = [axis for axis in range(1, whole.ndim) if axis != 2]
         mean, along = whole.mean(places, keepdim=True), (whole * normal).mean(places, keepdim=True)
-        return torch.addcmul(whole - mean, normal, along, value=-1).flatten(0, 1)
+        return (whole - mean).addcmul_(normal, along, value=-1).flatten(0, 1)
 
 
 def parted(x: Tensor, rows: int) -> Tensor:
@@ -71,6 +76,12 @@ def _kernels() -> ModuleType | None:
     """Torch brings Triton along with CUDA; without it the same is done by operations of torch, in more passes."""
     try:
         from secateur.jacobian import kernels
+
+        probe = torch.zeros(1, 1, 1, 1, device="cuda")
+        kernels.summed((probe,), probe)
     except ImportError:
+        return None
+    except Exception as error:  # such as no C compiler
+        log.warning("Triton cannot be used, which makes soteria slower: %s", str(error).split("\n")[0])
         return None
     return kernels

@@ -100,6 +100,7 @@ class Walk(nn.Module):
         self.values = {}
         return found
 
+    @torch.no_grad()
     def back(self, gradients: Tensor) -> Tensor:
         """Gradients (K, B, F) by the features as (K, B, ...) by the inputs."""
         flows = {self.end: Flow((laid_out(gradients.flatten(0, 1)),))}
