@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from tiny_rules import Noisy, bn_net, federation
+from tiny_rules import Half, Moving, Noisy, Withhold, bn_net, federation, run
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.config import base_pruning, defense
 from secateur.federated.crowd import Model
+from secateur.federated.faults import Faults
 from secateur.federated.homes import Homes
 from secateur.federated.terms import protection_of
 from secateur.interfaces import Batch
@@ -97,3 +98,42 @@ def test_states_by_place():
         2,
     ]  # as before its first round
     assert Homes({}, 3).settled([1, 2], [True, True]) == [3, 3]
+
+
+TERMS = [
+    {"base": Half(every=2), "withholding": Withhold()},
+    {"own": Noisy()},
+    protection_of(defense("dgp+error-feedback")),
+    {"base": Moving(every=2), "averaging": "coverage"},
+]
+
+
+@pytest.mark.parametrize("view", ["update", "sum"])
+@pytest.mark.parametrize("terms", TERMS)
+def test_who_looks_is_shown_what_is_shown_one_by_one(terms, view):
+    shown = []
+    for way in ("sequential", "stacked"):
+        seen = []
+        run(federation(way=way, observers=[(1, seen.append)], view=view, faults=Faults(nan=0.2, shape=0.1), **terms))
+        shown.append(seen)
+    assert len(shown[0]) == len(shown[1]) > 0
+    for one, other in zip(*shown, strict=True):
+        assert (one.round, one.clients) == (other.round, other.clients) and torch.equal(one.rows, other.rows)
+        for name, value in one.view.sent.items():
+            torch.testing.assert_close(other.view.sent[name], value, rtol=0, atol=1e-9)
+        for name, value in one.view.update.values.items():
+            torch.testing.assert_close(other.view.update.values[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("terms", TERMS[:3])
+def test_one_that_goes_on_has_the_numbers_of_one_that_was_never_put_down(terms):
+    whole, first, second = (federation(way="stacked", rounds=6, **terms) for _ in range(3))
+    wanted, rounds = run(whole), first.rounds()
+    told = [measure for _ in range(3) for measure in next(rounds).measures]
+    tensors, data = first.state()
+    run(second)  # what is there already must not stay
+    second.load({name: value.clone() for name, value in tensors.items()}, data)
+    assert told + run(second) == wanted and list(second.states) == list(whole.states)
+    for client, state in whole.states.items():
+        assert all(torch.equal(second.states[client][name], value) for name, value in state.items())
+    assert all(torch.equal(value, second.model()[name]) for name, value in whole.model().items())
