@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from secateur.attacks.inversion.engines.graph import fast
 from secateur.attacks.inversion.engines.memory import halving
-from secateur.attacks.inversion.problem import structure
+from secateur.attacks.inversion.problem import evaluated
 from secateur.catalogue import method
 from secateur.defenses.selection import counts, largest
 from secateur.errors import WrongInput, unknown
@@ -87,6 +88,10 @@ def scores(turning: Turning, layer: str) -> Tensor:
 
 def network(turning: Turning) -> tuple[nn.Module, Params]:
     """The structure that the client runs, and the tensors that it was sent for it."""
-    net = structure(turning.net, turning.batchnorm)
+    tensors = [*turning.net.parameters(), *turning.net.buffers()]
+    copied = copy.deepcopy(
+        turning.net, {id(value): value for value in tensors}
+    )  # these are not copied: sent ones count
+    net = evaluated(copied, turning.batchnorm)
     own = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}
     return net, {name: value.detach() for name, value in turning.sent.items() if name in own}

@@ -92,7 +92,12 @@ Engine = Callable[[Problem, Objective], Evaluate]
 
 def structure(net: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
     """A copy of `net` that draws nothing and keeps no running statistics; nothing of the sent model can change."""
-    copied = copy.deepcopy(net).eval()
+    return evaluated(copy.deepcopy(net), batchnorm)
+
+
+def evaluated(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
+    """The module itself, changed so that it draws nothing and keeps no running statistics."""
+    copied.eval()
     if batchnorm == "batch":
         for module in copied.modules():
             if isinstance(module, _BatchNorm):
