@@ -37,13 +37,23 @@ accuracy() { # at the paper's schedule, side by side
   study_into train-dgp-alone dgp-fig4 --model resnet18 --set steps=training --set defenses=dgp &
   wait
 }
-shorter() { # the other columns, in 30 epochs
-  for defense in ats precode outpost; do
-    trained "train-$defense" $defense --set epochs=30 --set learning_rate=.01
+shorter() { # the other columns, and Table 2's, in 30 epochs, beside the baseline and DGP in as many
+  for defense in none dgp+error-feedback ats precode outpost; do
+    trained "short-$defense" $defense --set epochs=30 --set learning_rate=.01
+  done
+  study_into short-table2 dgp-table2 --set steps=training --set epochs=30 --set learning_rate=.01
+}
+soteria() { # a Jacobian for every step of every user: a tenth of the pictures, beside the baseline on as many
+  for defense in none soteria; do
+    trained "few-$defense" $defense --set epochs=10 --set learning_rate=.01 --set examples=6000
   done
 }
-privacy() { # Table 1's attacks on every defense, plain and adaptive; then Tables 2 and 5
-  study_into privacy dgp-table1 --set steps=rob,r-gap,ig,gi
+privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Tables 2 and 5
+  study_into privacy-others dgp-table1 --set steps=rob,r-gap
+  for some in none,ats,soteria,precode noise,outpost top-k dgp; do
+    study_into "privacy-$some" dgp-table1 --set steps=ig,gi --set defenses=$some &
+  done
+  wait
   study_into table2 dgp-table2 --set steps=rob,ig
   study dgp-table5
 }
