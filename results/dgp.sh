@@ -49,7 +49,7 @@ soteria() { # a Jacobian for every step of every user: a tenth of the pictures, 
   done
 }
 privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Tables 2 and 5
-  study_into privacy-others dgp-table1 --set steps=rob,r-gap
+  study_into privacy-others dgp-table1 --set steps=rob,r-gap &
   for some in none,ats,soteria,precode noise,outpost top-k dgp; do
     study_into "privacy-$some" dgp-table1 --set steps=ig,gi --set defenses=$some &
   done
