@@ -249,8 +249,9 @@ class Federation:
         for name, value in tensors.items():
             if name.startswith("client."):
                 _, client, key = name.split(".", 2)
-                kept.setdefault(int(client), {})[key] = value.to(self.device)
+                kept.setdefault(int(client), {})[key] = value
         self.states.clear()
-        self.states.update(kept)
+        for number, state in kept.items():  # one at a time: together they may fill a GPU
+            self.states[number] = tree.to(state, self.device)
         self.number = data["round"]
         self.ledger.load(data["ledger"])

@@ -25,7 +25,7 @@ class Products(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear and not kwargs:
+        if func is F.linear and not kwargs and args[1].ndim == 2:
             return linear(*args)
         if func is F.conv2d and not kwargs and _plain(*args):
             return convolution(*args[:5])
