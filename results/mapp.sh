@@ -10,15 +10,20 @@ mkdir -p "$out/done"
 export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
 
 study() { # study NAME ARGUMENTS...
-  local name=$1 begun=$SECONDS
-  shift
-  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$name" "$@" >"$out/$name.log" 2>&1
-  echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$name/results.jsonl" "$out/done/$name.jsonl"
-  cp "$out/$name/table.md" "$out/done/$name.md"
+  study_into "$1" "$@"
+}
+study_into() { # study_into FOLDER NAME ARGUMENTS...
+  local folder=$1 name=$2 begun=$SECONDS
+  shift 2
+  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >"$out/$folder.log" 2>&1
+  echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
+  cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
+  cp "$out/$folder/table.md" "$out/done/$folder.md"
 }
 
-rules() { study mapp-table5; }                              # Table 5, and of the same federations Table 2 and Fig. 4
+rules() { # Table 5, and of the same federations Table 2 and Fig. 4; a seed at a time, so that each is there when it ends
+  for seed in ${SEEDS:-0 1 2}; do study_into "mapp-table5-$seed" mapp-table5 --seeds "$seed,"; done
+}
 large() { study mapp-fig3 --set large=0+1+2+5+9; }          # Fig. 3 and Table 4
 coupling() { study mapp-table6; }                           # Table 6
 sizes() { study mapp-fig1; }                                # Table 3 with five draws, and Fig. 1
