@@ -13,7 +13,8 @@ from secateur.errors import WrongInput
 from secateur.federated.local import Local
 from secateur.federated.terms import Terms
 
-AHEAD = 64  # rounds that are drawn at once
+AHEAD = 64  # rounds that are drawn at once, or fewer:
+TURNS = 1024  # of so many clients in all: what is drawn is held, and a client elsewhere draws it for every message
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +53,14 @@ class Sampler:
             raise WrongInput("per_round", f"{per_round} clients a round are not allowed; {allowed}")
         self.shares, self.per_round, self.local, self.seed = list(shares), per_round, local, seed
         self.device, self.fixed = torch.device(device), fixed
+        self._at_once = max(1, min(AHEAD, TURNS // per_round))
         self._ahead: dict[int, Drawn] = {}
 
     def __call__(self, number: int) -> Drawn:
         """A round's draws; rounds count from 1."""
         if number not in self._ahead:
-            first = (number - 1) // AHEAD * AHEAD + 1
-            drawn = [self._draw(derive(self.seed, "round", each)) for each in range(first, first + AHEAD)]
+            first = (number - 1) // self._at_once * self._at_once + 1
+            drawn = [self._draw(derive(self.seed, "round", each)) for each in range(first, first + self._at_once)]
             self._ahead = dict(enumerate(self._moved(drawn), start=first))
         return self._ahead[number]
 
