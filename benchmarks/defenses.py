@@ -41,7 +41,6 @@ from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.selection import counts, end_to_end, top_and_between
 from secateur.defenses.soteria import defended_layer, network, scores
 from secateur.interfaces import Batch, Mask, Params, Turning
-from secateur.jacobian.walk import given
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.models.create import create
 from secateur.wire import decode, encode
@@ -144,7 +143,7 @@ def soteria(case: Case, examples: int, timed: int = 16) -> Iterator[Row]:
     turning = case.turning(examples)
     layer = defended_layer(turning.net, None)
     inputs = turning.batch.inputs.clone().requires_grad_()
-    found = given(*network(turning), layer, inputs)  # (B, F)
+    found = network(turning).given(layer, inputs)  # (B, F)
     count = found.shape[1]
 
     def backwards() -> None:

@@ -1,6 +1,7 @@
 """Soteria's scores by hand and against one backward per feature."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,16 +54,28 @@ def one_backward_per_feature(net, layer, inputs):
 @pytest.mark.parametrize("batchnorm", ["eval", "batch"])
 @pytest.mark.parametrize("layer", ["5", "8"])
 def test_many_features_at_once_equal_one_backward_each(batch, layer, batchnorm, monkeypatch):
-    net = convolutional()
-    reference = convolutional()
-    reference.load_state_dict(net.state_dict())
+    net, reference = convolutional(), convolutional()  # the client is sent the reference's weights
+    nn.init.uniform_(reference[1].running_var, 0.5, 2)
+    turning = replace(turning_of(net, batch, batchnorm), sent=tree.state_of(reference))
     reference.eval()
     reference[1].train(batchnorm == "batch")
     expected = one_backward_per_feature(reference, layer, batch.inputs)
     for at_once in (256, 20):  # in one part, and in parts of five features
         monkeypatch.setitem(soteria.AT_ONCE, "cpu", at_once)
-        found = scores(turning_of(net, batch, batchnorm), layer)
-        assert torch.allclose(found, expected, rtol=1e-10, atol=1e-10)
+        assert torch.allclose(scores(turning, layer), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("batchnorm", ["eval", "batch"])
+def test_scores_of_a_residual_network_equal_one_backward_each(batchnorm, rng):
+    net = create("resnet18-w16", (3, 8, 8), 10, rng).double()
+    net[-1] = nn.Linear(12, 10).double()
+    net[-2] = nn.Sequential(nn.Flatten(), nn.Linear(128, 12)).double()  # few features, so that it is fast
+    inputs = torch.randn(3, 3, 8, 8, generator=rng, dtype=torch.float64)
+    found = scores(turning_of(net, Batch(inputs, torch.tensor([0, 1, 2])), batchnorm), "13")
+    net.eval()
+    for module in net.modules():
+        module.train(batchnorm == "batch" and isinstance(module, nn.BatchNorm2d))
+    assert torch.allclose(found, one_backward_per_feature(net, "13", inputs), rtol=1e-9)
 
 
 @needs_cuda
@@ -112,6 +125,15 @@ def test_a_feature_that_is_dead_is_among_the_first_to_go(batch):
     with torch.no_grad():
         net[5].bias[3] = -1e3
     assert float(scores(turning_of(net, batch), "8")[3]) == 0
+
+
+def test_an_untrained_network_with_many_dead_features_has_finite_scores(rng):
+    net = create("vgg11-bn", (3, 32, 32), 10, rng)
+    turning = turning_of(net, Batch(torch.randn(2, 3, 32, 32, generator=rng), torch.tensor([0, 1])))
+    dead = (net.eval()[:-1](turning.batch.inputs) == 0).all(0)
+    found = scores(turning, defended_layer(net, None))
+    assert 50 < int(dead.sum()) < 512 and bool(found.isfinite().all())
+    assert torch.equal(found == 0, dead)
 
 
 def test_the_layer_can_be_chosen_and_the_last_is_taken_else():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +9,11 @@ from torch import Tensor, nn
 
 from secateur.attacks.inversion.engines.graph import fast
 from secateur.attacks.inversion.engines.memory import halving
-from secateur.attacks.inversion.problem import evaluated
 from secateur.catalogue import method
 from secateur.defenses.selection import counts, largest
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Params, Turning
+from secateur.jacobian.network import Network
 from secateur.jacobian.walk import features
 
 AT_ONCE = {"cpu": 32, "cuda": 4096}  # inputs times features whose gradients are held at a time
@@ -28,8 +27,9 @@ class Soteria:
 
     Acts on: the upload. A feature r_f, an input of the defended layer, has the score ||d r_f / d X|| / (|r_f| + 1e-10),
     added up over the batch; the columns of the `rate` lowest scores become zero, exactly int(rate F) of F. The
-    Jacobian is taken for many features at once, where the authors' code goes backward once for each; on a GPU its
-    products are of TF32.
+    Jacobian is taken for many features at once, where the authors' code goes backward once for each. On a GPU the
+    products of a float32 network are of TF32, so that a single ||d r_f / d X|| is right to 5 % (the worst of ResNet18's
+    against float64, measured on an H200), and columns whose scores are as near as that may change places.
     """
 
     rate: float = 0.8
@@ -68,7 +68,7 @@ def scores(turning: Turning, layer: str) -> Tensor:
     """(F,) the sum over the batch of ||d r_f / d X|| / (|r_f| + 1e-10)."""
     inputs = turning.batch.inputs
     with fast():
-        found, back = features(*network(turning), layer, inputs)  # (B, F)
+        found, back = features(network(turning), layer, inputs)  # (B, F)
         if found.ndim != 2:
             shape = tuple(found.shape)
             raise WrongInput("layer", f"{layer} has inputs of the shape {shape}; soteria needs (batch, features)")
@@ -86,12 +86,6 @@ def scores(turning: Turning, layer: str) -> Tensor:
     return total.detach()
 
 
-def network(turning: Turning) -> tuple[nn.Module, Params]:
-    """The structure that the client runs, and the tensors that it was sent for it."""
-    tensors = [*turning.net.parameters(), *turning.net.buffers()]
-    copied = copy.deepcopy(
-        turning.net, {id(value): value for value in tensors}
-    )  # these are not copied: sent ones count
-    net = evaluated(copied, turning.batchnorm)
-    own = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}
-    return net, {name: value.detach() for name, value in turning.sent.items() if name in own}
+def network(turning: Turning) -> Network:
+    """The network that the client runs: its structure with what it was sent."""
+    return Network(turning.net, turning.sent, turning.batchnorm)

@@ -1,6 +1,6 @@
 """Gradients of many features on their way back through a network: all that is done to them without a weight.
 
-K features of B examples go back together as (K B, ...), pictures channels_last, in the type that they are given in.
+K features of B examples go back together as (K B, ...), pictures channels_last.
 Slopes of activations, BatchNorm's factors and the sums at skips wait until a layer needs the whole, and are then taken
 in one pass over the memory.
 """
@@ -42,7 +42,7 @@ class Flow(NamedTuple):
             found: Tensor = kernels.summed(self.parts, self.slope)
             return found
         total = self.parts[0] if len(self.parts) == 1 else self.parts[0] + self.parts[1]
-        return (parted(total, len(self.slope)) * self.slope.to(total.dtype)).flatten(0, 1)
+        return (parted(total, len(self.slope)) * self.slope).flatten(0, 1)
 
     def centred(self, normal: Tensor) -> Tensor:
         """Of g: g - mean(g) - x mean(g x), by feature and channel, for BatchNorm's normalised inputs x (B, C, ...)."""
@@ -50,7 +50,6 @@ class Flow(NamedTuple):
             found: Tensor = kernels.centred(self.parts, self.slope, normal)
             return found
         whole = parted(self.whole(), len(normal))  # (K, B, C, ...)
-        normal = normal.to(whole.dtype)
         places = [axis for axis in range(1, whole.ndim) if axis != 2]
         mean, along = whole.mean(places, keepdim=True), (whole * normal).mean(places, keepdim=True)
         return (whole - mean).addcmul_(normal, along, value=-1).flatten(0, 1)

@@ -1,6 +1,7 @@
 """How the layers of a network take the gradients of many features back, each by what it alone knows.
 
 A rule runs a layer on the batch and returns its output and the way back. What has no rule goes by torch.func.
+A layer's settings are its module's; its tensors are asked for, as those that were sent count.
 """
 
 from __future__ import annotations
@@ -15,45 +16,57 @@ from torch.nn import functional as F
 
 from secateur.jacobian.flows import Flow, laid_out, parted
 
+Pool = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
 Back = Callable[[Flow], Sequence[Flow]]  # of the output -> of every input
-Rule = Callable[[Any, Tensor], tuple[Tensor, Back] | None]  # None: this one is out of the ordinary
+Sent = Callable[[Any], Any]  # a tensor of the module, or None -> what was sent for it
+Rule = Callable[[Any, Tensor, Sent], tuple[Tensor, Back] | None]  # None: this one is out of the ordinary
 
 
-def convolution(module: nn.Conv2d, x: Tensor) -> tuple[Tensor, Back] | None:
+def convolution(module: nn.Conv2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
     """By the transposed convolution; no gradient of a weight is ever taken."""
     if x.ndim != 4 or isinstance(module.padding, str) or module.padding_mode != "zeros":
         return None
-    output, weight = module(x), laid_out(module.weight)
-    geometry = zip(x.shape[2:], module.kernel_size, module.dilation, module.padding, module.stride, strict=True)
+    stride, padding, dilation, weight = module.stride, module.padding, module.dilation, laid_out(sent(module.weight))
+    geometry = zip(x.shape[2:], module.kernel_size, dilation, padding, stride, strict=True)
     extra = [(size + 2 * pad - by * (window - 1) - 1) % step for size, window, by, pad, step in geometry]  # left over
-    options = None, module.stride, module.padding, extra, module.groups, module.dilation
 
     def back(flow: Flow) -> Sequence[Flow]:
-        whole = flow.whole()
-        return [Flow((laid_out(F.conv_transpose2d(whole, weight.to(whole.dtype), *options)),))]
+        gradient = F.conv_transpose2d(flow.whole(), weight, None, stride, padding, extra, module.groups, dilation)
+        return [Flow((laid_out(gradient),))]
 
-    return output, back
+    return F.conv2d(x, weight, sent(module.bias), stride, padding, dilation, module.groups), back
 
 
-def linear(module: nn.Linear, x: Tensor) -> tuple[Tensor, Back]:
+def linear(module: nn.Linear, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
     """By the weights' transpose."""
-    weight = module.weight
-    return module(x), lambda flow: [Flow((flow.whole() @ weight.to(flow.parts[0].dtype),))]
+    weight = sent(module.weight)
+    return F.linear(x, weight, sent(module.bias)), lambda flow: [Flow((flow.whole() @ weight,))]
 
 
-def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> tuple[Tensor, Back]:
+def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
     """A factor a channel; by the batch's own statistics also what the means and the deviations answer."""
     shape = 1, -1, *[1] * (x.ndim - 2)
-    if module.running_mean is not None and module.running_var is not None:
-        slope = _factor(module, module.running_var).view(shape)
-        return module(x), lambda flow: [flow.scaled(slope)]
-    var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
-    normal = laid_out((x - mean.view(shape)) * torch.rsqrt(var + module.eps).view(shape))
-    slope = _factor(module, var).view(shape)
-    return module(x), lambda flow: [Flow((flow.scaled(slope).centred(normal),))]
+    mean, var, weight = sent(module.running_mean), sent(module.running_var), sent(module.weight)
+    own = mean is None
+    output = F.batch_norm(x, mean, var, weight, sent(module.bias), own, 0.0, module.eps)
+    if own:
+        var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
+    factor = torch.rsqrt(var + module.eps)
+    slope = (factor if weight is None else factor * weight).view(shape)
+    if not own:
+        return output, lambda flow: [flow.scaled(slope)]
+    normal = laid_out((x - mean.view(shape)) * factor.view(shape))
+    return output, lambda flow: [Flow((flow.scaled(slope).centred(normal),))]
 
 
-def activation(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
+def relu(module: nn.ReLU, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
+    """Where it is on."""
+    output = F.relu(x)
+    slope = (output > 0).to(x.dtype)
+    return output, lambda flow: [flow.scaled(slope)]
+
+
+def activation(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
     """By the slope at every place."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
@@ -62,7 +75,7 @@ def activation(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
     return output.detach(), lambda flow: [flow.scaled(slope)]
 
 
-def pool(module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, x: Tensor) -> tuple[Tensor, Back] | None:
+def pool(module: Pool, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
     """To the largest place of every window, or to all alike, where windows tile the picture."""
     output = module(x)
     if x.ndim != 4 or not isinstance(output, Tensor):
@@ -83,15 +96,15 @@ def pool(module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, x: Tensor) 
     return output, back
 
 
-def flatten(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
+def flatten(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
     """To where every number was."""
     output: Tensor = module(x)
     return output, lambda flow: [Flow((laid_out(flow.whole().reshape(-1, *x.shape[1:])),))]
 
 
-def identity(module: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
-    """As it is: also a dropout, which draws nothing in a network that is evaluated."""
-    return module(x), lambda flow: [flow]
+def identity(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
+    """As it is: also a dropout, as the network is evaluated."""
+    return x, lambda flow: [flow]
 
 
 def by_vjp(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Back]:
@@ -103,9 +116,8 @@ def by_vjp(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tenso
     output, pull = vjp(copied, *inputs)  # type: ignore[misc]
 
     def back(flow: Flow) -> Sequence[Flow]:
-        whole = flow.whole()
-        found = vmap(pull)(parted(whole, len(output)).to(output.dtype))
-        return [Flow((laid_out(value.flatten(0, 1).to(whole.dtype)),)) for value in found]
+        found = vmap(pull)(parted(flow.whole(), len(output)))
+        return [Flow((laid_out(value.flatten(0, 1)),)) for value in found]
 
     return output, back
 
@@ -125,12 +137,6 @@ def added(first: Tensor, second: Tensor) -> tuple[Tensor, Back]:
     return first + second, back
 
 
-def _factor(module: nn.BatchNorm1d | nn.BatchNorm2d, variance: Tensor) -> Tensor:
-    """(C,): what a channel is multiplied by."""
-    factor = torch.rsqrt(variance + module.eps)
-    return factor if module.weight is None else factor * module.weight
-
-
 def _tiles(module: nn.MaxPool2d | nn.AvgPool2d, window: tuple[int, int]) -> bool:
     """Whether its windows are of this size, and lie side by side."""
     wanted = {"kernel_size": window, "stride": window, "padding": (0, 0), "dilation": (1, 1)}
@@ -147,5 +153,6 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Flatten: flatten,
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), pool),
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d), identity),
-    **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.SiLU, nn.GELU), activation),
+    nn.ReLU: relu,
+    **dict.fromkeys((nn.LeakyReLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.SiLU, nn.GELU), activation),
 }

@@ -5,18 +5,19 @@ from __future__ import annotations
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from secateur.interfaces import Params
 from secateur.jacobian.flows import Flow, laid_out, parted
 from secateur.jacobian.layers import RULES, Back, Rule, added, by_vjp, flatten, identity, plain_copy
+from secateur.jacobian.network import Network
+from secateur.jacobian.trace import Traced, Untraceable, traced
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 CHANGING = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
@@ -31,70 +32,39 @@ class Step(NamedTuple):
     back: Back
 
 
-class Untraceable(Exception):
-    """The network's forward is no list of steps that give one tensor each."""
-
-
-def features(net: nn.Module, tensors: Params, layer: str, inputs: Tensor) -> tuple[Tensor, Pull]:
-    """What a layer is given (B, F), and the way back: step by step, or by torch.func where the net cannot be traced.
-
-    `net` is as `structure` makes it: it draws nothing and keeps no statistics.
-    """
-    walk, inputs = Walk(net, layer), laid_out(inputs.detach())
+def features(network: Network, layer: str, inputs: Tensor) -> tuple[Tensor, Pull]:
+    """What a layer is given (B, F), and the way back: step by step, or by torch.func where the net cannot be traced."""
+    inputs = laid_out(inputs.detach())
     try:
-        walk.trace()
-        with torch.no_grad():
-            found: Tensor = functional_call(walk, {f"net.{name}": value for name, value in tensors.items()}, (inputs,))
+        walk = Walk(network, traced(network, layer))
+        return walk.forward(inputs), walk.back
     except Untraceable:
-        found, back = by_vjp(lambda x: given(net, tensors, layer, x), [inputs])
+        found, back = by_vjp(partial(network.given, layer), [inputs])
         return found, lambda gradients: parted(back(Flow((gradients.flatten(0, 1),)))[0].whole(), len(inputs))
-    return found, walk.back
 
 
-def given(net: nn.Module, tensors: Params, layer: str, inputs: Tensor) -> Tensor:
-    """What a layer is given, by the network's own forward."""
-    seen: list[Tensor] = []
-    hook = net.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    try:
-        functional_call(net, tensors, (inputs,))
-    finally:
-        hook.remove()
-    return seen[-1]
-
-
-class Walk(nn.Module):
+class Walk:
     """The traced forward, which notes the way back as it goes."""
 
-    def __init__(self, net: nn.Module, layer: str) -> None:
-        super().__init__()
-        self.net, self.layer = net, layer
-        self.nodes: list[fx.Node] = []  # before the layer's call
+    def __init__(self, network: Network, trace: Traced) -> None:
+        self.network, self.trace = network, trace
+        self.modules = dict(network.net.named_modules())
         self.steps: list[Step] = []
         self.values: dict[fx.Node, Any] = {}
 
-    def trace(self) -> None:
-        """Find the steps up to the layer's last call."""
-        try:
-            nodes = list(fx.Tracer().trace(self.net).nodes)
-        except Exception as error:  # whatever the user's own forward raises on proxies
-            raise Untraceable from error
-        calls = [node for node in nodes if node.op == "call_module" and node.target == self.layer]
-        if not calls or not calls[-1].args or not isinstance(calls[-1].args[0], fx.Node):
-            raise Untraceable
-        self.nodes, self.end = nodes[: nodes.index(calls[-1])], calls[-1].args[0]
-
+    @torch.no_grad()
     def forward(self, inputs: Tensor) -> Tensor:
         """What the layer is given."""
-        self.start, self.batch = self.nodes[0], len(inputs)
+        self.start, self.batch = self.trace.nodes[0], len(inputs)
         self.values, moved = {self.start: inputs}, {self.start}
-        for node in self.nodes[1:]:
+        for node in self.trace.nodes[1:]:
             places = [each for each in node.all_input_nodes if each in moved]
             if places:
                 self._check_in_place(node)
             value = self.values[node] = self._step(node, places) if places else self._value(node)
             if places and isinstance(value, Tensor) and value.is_floating_point():
                 moved.add(node)
-        found = self.values[self.end]
+        found = self.values[self.trace.end]
         if not isinstance(found, Tensor):
             raise Untraceable
         self.values = {}
@@ -103,7 +73,7 @@ class Walk(nn.Module):
     @torch.no_grad()
     def back(self, gradients: Tensor) -> Tensor:
         """Gradients (K, B, F) by the features as (K, B, ...) by the inputs."""
-        flows = {self.end: Flow((laid_out(gradients.flatten(0, 1)),))}
+        flows = {self.trace.end: Flow((laid_out(gradients.flatten(0, 1)),))}
         for output, inputs, back in reversed(self.steps):
             if (flow := flows.pop(output, None)) is not None:
                 for node, part in zip(inputs, back(flow), strict=True):
@@ -136,7 +106,7 @@ class Walk(nn.Module):
         if node.op == "call_function" and node.target in ADDITIONS and len(values) == 2:
             return added(*values) if _alike(*values) else None
         rule = self._rule(node)
-        return rule(self._module(node), *values) if rule and len(values) == 1 else None
+        return rule(self._module(node), values[0], self.network.tensor) if rule and len(values) == 1 else None
 
     def _value(self, node: fx.Node, instead: Mapping[fx.Node, Tensor] | None = None) -> Any:
         """What a node gives, with other values in place of some."""
@@ -144,16 +114,17 @@ class Walk(nn.Module):
         if node.op == "placeholder":
             return node.args[0] if node.args else None  # a further argument's default
         if node.op == "get_attr":
-            return attrgetter(str(node.target))(self.net)
+            return self.network.tensor(attrgetter(str(node.target))(self.network.net))
         args: Any = map_arg(node.args, values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        call: Any = self._module(node) if node.op == "call_module" else node.target
+        module = self._module(node)
+        call: Any = node.target if module is None else self.network.call(self.network.copied(module))
         return call(*args, **kwargs)
 
     def _module(self, node: fx.Node) -> nn.Module | None:
-        return self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return self.modules[str(node.target)] if node.op == "call_module" else None
 
     def _check_in_place(self, node: fx.Node) -> None:
         """Refuse what changes a value that something else may look at."""
