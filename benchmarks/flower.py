@@ -81,14 +81,19 @@ def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
     print(json.dumps(found | {"bytes_up_per_client_round": up / (clients * rounds)}), file=sys.__stdout__)
 
 
-def on_paper(row: dict[str, Any], clients: int) -> dict[str, Any]:
-    """A round of so many clients by what one costs: bytes grow with them, the server's memory does not."""
+def on_paper(fewer: dict[str, Any], more: dict[str, Any], clients: int) -> dict[str, Any]:
+    """A round of so many clients, if all grew on as it did between these two."""
+
+    def grown(name: str) -> float:
+        slope = (more[name] - fewer[name]) / max(1, more["clients"] - fewer["clients"])
+        return float(more[name] + slope * (clients - more["clients"]))
+
     return {
-        "engine": f"{row['engine']}, on paper",
+        "engine": f"{more['engine']}, on paper",
         "clients": clients,
-        "GB_up_a_round": row["bytes_up_per_client_round"] * clients / 1e9,
-        "hours_a_round": row["round_seconds"] / row["clients"] * clients / 3600,
-        "server_MiB": row["server_MiB"],
+        "GB_up_a_round": more["bytes_up_per_client_round"] * clients / 1e9,
+        "hours_a_round": grown("round_seconds") / 3600,
+        "server_GiB": grown("server_MiB") / 1024,
     }
 
 
@@ -108,12 +113,12 @@ def arguments() -> argparse.Namespace:
 
 def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Everything that was asked for, as it is measured."""
-    last: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in given.engines}
     for clients in given.clients:
         for engine in given.engines:
-            last[engine] = measured(engine, clients, given.rounds)
-            yield last[engine]
-    yield from (on_paper(row, 10**6) for row in last.values())
+            found[engine].append(measured(engine, clients, given.rounds))
+            yield found[engine][-1]
+    yield from (on_paper(*rows[-2:], 10**6) for rows in found.values() if len(rows) > 1)
     if given.nodes:
         from deployed import deployed
 
