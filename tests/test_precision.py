@@ -22,6 +22,13 @@ def test_halves_are_a_tf32_number_and_the_rest():
     assert halves(torch.tensor([-1.0 - 2**-12]))[1].item() == -(2**-12)
 
 
+def test_three_products_work_inside_vmap():
+    layer, inputs = nn.Conv2d(4, 8, 3), numbers(3, 2, 4, 5, 5)
+    with torch.no_grad(), ThreeProducts():
+        many = torch.vmap(layer)(inputs)
+    torch.testing.assert_close(many, torch.stack([layer(each) for each in inputs]), rtol=1e-5, atol=1e-6)
+
+
 def tf32_only(function):
     """`function` as the tensor cores take it: every factor cut to TF32's ten bits, products added in float32."""
 
