@@ -10,8 +10,9 @@ ADGP trusts one user a round: the one that is drawn broadcasts positions, everyb
 can tell whether they are its own (adgp.py says what a lie does). `Plan.liar` puts a lie in their place.
 
 On a CPU the users go one by one. On a GPU a whole step is one CUDA graph, its batches, noise and augmentation drawn
-outside: the backwards are a branch a user, and after them the users are one axis (stacked.py). Uploads that no graph
-can hold (sending.py) run eager there and one by one, after captured gradients.
+outside: one backward gives all users' gradients (one_batch.py), or where that is not right the backwards are a branch a
+user, and after them the users are one axis (stacked.py). Uploads that no graph can hold (sending.py) run eager there
+and one by one, after captured gradients.
 """
 
 from __future__ import annotations

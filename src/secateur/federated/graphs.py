@@ -119,3 +119,41 @@ class Branches:
         for stream in self.streams:
             main.wait_stream(stream)
         return found
+
+
+class Aside:
+    """Work whose results are read only after its `with`: in branches beside the main one, or at once on a CPU."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        made = count if device.type == "cuda" else 0
+        self.device = device
+        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(made)]  # type: ignore[no-untyped-call]
+        self.held: list[Tensor] = []  # their memory may not become another's before the branches are joined
+
+    def __enter__(self) -> Self:
+        self._fork(len(self.streams))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self.streams:
+            self._main().wait_stream(stream)
+        self.held.clear()
+
+    def __call__(self, jobs: Sequence[Callable[[], object]], *held: Tensor) -> None:
+        """Do the jobs, the i-th always in the same branch; they read the tensors `held`."""
+        if not self.streams:
+            for job in jobs:
+                job()
+            return
+        self._fork(len(jobs))
+        self.held += held
+        for i, job in enumerate(jobs):
+            with torch.cuda.stream(self.streams[i % len(self.streams)]):
+                job()
+
+    def _fork(self, count: int) -> None:
+        for stream in self.streams[:count]:
+            stream.wait_stream(self._main())
+
+    def _main(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)

@@ -26,6 +26,14 @@ class OneByOne:
         """A backward's gradient, in plain strides."""
         return {name: value.contiguous() for name, value in grads.items()}
 
+    def room(self) -> Params:
+        """Where all users' gradients go, (users, ...), without one backward each."""
+        return {name: value.new_empty(self.plan.users, *value.shape) for name, value in self.params.items()}
+
+    def filled(self, room: Params) -> list[Params]:
+        """What is in the room now, by user."""
+        return [{name: value[user] for name, value in room.items()} for user in range(self.plan.users)]
+
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
         """Lines 5 to 9 of Algorithm 2."""
         wholes = [accumulated(self.plan.upload, *each) for each in zip(grads, self.states, strict=True)]

@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 
 from secateur.federated.flat import Flat
 from secateur.federated.graphs import Branches, Captured
+from secateur.federated.one_batch import OneBatch
 from secateur.federated.one_by_one import OneByOne
 from secateur.federated.plan import Plan
 from secateur.federated.sending import capturable, makes_anew
@@ -27,10 +28,17 @@ class Rounds:
     All tensors outside of a backward are in plain strides, and stay where they are: a captured round reads and writes
     them in place. For the backwards the filters are copied into channels_last once a round. `stacked` says whether the
     uploads are one operation on all users; None: on a GPU, where a graph can hold them. A CPU has not the memory.
+    `at_once` says whether the gradients of all users are one backward, where that is right; None: on a GPU.
     """
 
     def __init__(
-        self, net: nn.Module, plan: Plan, state: Params, device: torch.device, stacked: bool | None = None
+        self,
+        net: nn.Module,
+        plan: Plan,
+        state: Params,
+        device: torch.device,
+        stacked: bool | None = None,
+        at_once: bool | None = None,
     ) -> None:
         self.net, self.plan = net, plan
         self.params, buffers = (_plain(part, device) for part in split(net, state))
@@ -50,7 +58,9 @@ class Rounds:
         self.uploads: OneByOne | Stacked = (
             Stacked(plan, self.params, self.tally, flat) if stacked else OneByOne(plan, self.params, self.tally)
         )
-        self.by_user = Branches(plan.users, device, parallel=graphs)
+        at_once = graphs if at_once is None else at_once
+        self.one_batch = OneBatch(self.learner, plan.loss, plan.users, device) if at_once else None
+        self.branches = Branches(plan.users, device, parallel=graphs)
         self._gradients = Captured(self.gradients, device) if graphs and not stacked else self.gradients
         self._round = Captured(self._plain_round, device) if graphs and stacked else self._plain_round
 
@@ -73,6 +83,18 @@ class Rounds:
     def gradients(self, given: Round) -> Found:
         """Line 4: every user's gradient at the shared model, which stays as it is."""
         leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
+        return self._at_once(given, leaves) or self._by_user(given, leaves)
+
+    def _at_once(self, given: Round, leaves: Params) -> Found | None:
+        """By one backward, where that is right."""
+        if self.one_batch is None or not self.one_batch.takes(leaves, self.statistics, given.given):
+            return None
+        buffers, room = self.statistics.copies(), self.uploads.room()
+        losses = self.one_batch(leaves, self.statistics.views(buffers), given.given, room)
+        return None if losses is None else Found(list(losses), self.uploads.filled(room), buffers)
+
+    def _by_user(self, given: Round, leaves: Params) -> Found:
+        """By a backward each."""
         buffers = self.statistics.copies()  # BatchNorm updates them
 
         def one(user: int) -> tuple[Tensor, Params]:
@@ -83,7 +105,7 @@ class Rounds:
             values = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
             return loss.detach(), self.uploads.keep(user, dict(zip(leaves, values, strict=True)))
 
-        losses, grads = zip(*self.by_user(one), strict=True)
+        losses, grads = zip(*self.branches(one), strict=True)
         return Found(list(losses), list(grads), buffers)
 
     @torch.no_grad()

@@ -44,6 +44,15 @@ class Stacked:
         torch.linalg.vector_norm(row, out=self.norms[user])
         return self.flat.turned(row)
 
+    def room(self) -> Params:
+        """Where all users' gradients go, (users, ...), without one backward each."""
+        return self.flat.turned(self.found)
+
+    def filled(self, room: Params) -> list[Params]:
+        """What is in the room now, by user."""
+        torch.linalg.vector_norm(self.found, dim=1, out=self.norms)
+        return [{name: value[user] for name, value in room.items()} for user in range(self.plan.users)]
+
     def draw(self, rng: Generator) -> None:
         """All users' noise of a step, to where a graph reads it; on a GPU in one draw."""
         if self.noise_rows is not None and self.noise_rows.device.type != "cpu":

@@ -29,21 +29,29 @@ class Statistics:
         """All users' buffers, (users, N) a group: a forward changes them."""
         return [row.repeat(self.users, 1) for _, _, row in self.groups]
 
-    def of(self, user: int, copies: list[Tensor]) -> Params:
-        """One user's, without those that are only counted."""
+    def views(self, copies: list[Tensor]) -> Params:
+        """Them by name, (users, ...), without those that are only counted."""
         found: Params = {}
         for (rule, flat, _), rows in zip(self.groups, copies, strict=True):
-            found |= flat.views(rows[user]) if rule != COUNTED else {}
+            found |= flat.views(rows) if rule != COUNTED else {}
         return found
+
+    def of(self, user: int, copies: list[Tensor]) -> Params:
+        """One user's."""
+        return {name: value[user] for name, value in self.views(copies).items()}
 
     @torch.no_grad()
     def take(self, copies: list[Tensor]) -> None:
         """One more step of everybody."""
+        for (_, _, row), value in zip(self.groups, self.taken(copies), strict=True):
+            row.copy_(value)
+
+    def taken(self, copies: list[Tensor]) -> list[Tensor]:
+        """What a step makes of each group."""
+        found = []
         for (rule, _, row), rows in zip(self.groups, copies, strict=True):
-            if rule == COUNTED:
-                row.add_(1)
-            else:
-                row.copy_(rows.mean(0) if rule == AVERAGED else rows[0])
+            found.append(row[0] + 1 if rule == COUNTED else rows.mean(0) if rule == AVERAGED else rows[0])
+        return found
 
 
 def _rules(structure: nn.Module, buffers: Params) -> dict[str, str]:

@@ -1,0 +1,156 @@
+"""Triton kernels of batchnorm.py: each direction passes over the memory twice, once for its sums and once to write.
+
+x and g are (U, P, C): users, places, channels. What is found for a user and a channel is (U, C).
+"""
+
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+from torch import Tensor
+
+PLACES, CHANNELS = 32, 64  # of a tile
+PROGRAMS = 1024  # that share the sums: some for each of a GPU's processors
+PARTS = 32  # of the sums that are loaded at once
+
+
+@triton.jit
+def _sums(x, g, mean, out, P, C, stretch, SQUARE: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
+    """Over a stretch of places: the sums of g and of g (x - mean), into (2, U, stretches, C).
+
+    SQUARE: of d = x - the user's first place, and of d^2; without a nearby centre the variance would be lost.
+    """
+    u = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * W + tl.arange(0, W)
+    start = u * P * C
+    centre = tl.load(x + start + c if SQUARE else mean + u * C + c, mask=c < C, other=0)
+    total = tl.zeros((R, W), dtype=tl.float32)
+    along = tl.zeros((R, W), dtype=tl.float32)
+    for step in range(0, stretch, R):
+        p = tl.program_id(0) * stretch + step + tl.arange(0, R)
+        inside = (p < P)[:, None] & (c < C)[None, :]
+        at = start + p[:, None] * C + c[None, :]
+        d = tl.where(inside, tl.load(x + at, mask=inside, other=0) - centre[None, :], 0.0)
+        value = d if SQUARE else tl.load(g + at, mask=inside, other=0)
+        total += value
+        along += value * d
+    into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
+    tl.store(into, tl.sum(total, 0), mask=c < C)
+    tl.store(into + tl.num_programs(2) * tl.num_programs(0) * C, tl.sum(along, 0), mask=c < C)
+
+
+@triton.jit
+def _both(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
+    """(C,) both sums of a user over all stretches."""
+    total = tl.zeros((S, W), dtype=tl.float32)
+    along = tl.zeros((S, W), dtype=tl.float32)
+    for step in range(0, parts, S):
+        s = step + tl.arange(0, S)
+        inside = (s < parts)[:, None] & (c < C)[None, :]
+        at = sums + (u * parts + s[:, None]) * C + c[None, :]
+        total += tl.load(at, mask=inside, other=0)
+        along += tl.load(at + U * parts * C, mask=inside, other=0)
+    return tl.sum(total, 0), tl.sum(along, 0)
+
+
+@triton.jit
+def _moments(sums, x, weight, bias, out, U, P, C, parts, eps, S: tl.constexpr, W: tl.constexpr):
+    """Mean, variance, 1 / deviation, scale and bias, into (5, U, C)."""
+    u = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * W + tl.arange(0, W)
+    inside = c < C
+    total, along = _both(sums, u, c, U, C, parts, S, W)
+    away = total / P
+    mean = tl.load(x + u * P * C + c, mask=inside, other=0) + away
+    var = tl.maximum(along / P - away * away, 0.0)
+    inverse = 1 / tl.sqrt(var + eps)
+    scale = tl.load(weight + c, mask=inside, other=0) * inverse
+    into = out + u * C + c
+    tl.store(into, mean, mask=inside)
+    tl.store(into + U * C, var, mask=inside)
+    tl.store(into + 2 * U * C, inverse, mask=inside)
+    tl.store(into + 3 * U * C, scale, mask=inside)
+    tl.store(into + 4 * U * C, tl.load(bias + c, mask=inside, other=0), mask=inside)
+
+
+@triton.jit
+def _factors(sums, inverse, scale, out, U, P, C, parts, S: tl.constexpr, W: tl.constexpr):
+    """Of dx = (x - mean) a + b + g c: a, b and c, then the gradients of weight and bias, into (5, U, C)."""
+    u = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * W + tl.arange(0, W)
+    inside, of = c < C, u * C + c
+    total, along = _both(sums, u, c, U, C, parts, S, W)
+    inverse_, scale_ = tl.load(inverse + of, mask=inside, other=0), tl.load(scale + of, mask=inside, other=0)
+    into = out + of
+    tl.store(into, -scale_ * inverse_ * inverse_ * along / P, mask=inside)
+    tl.store(into + U * C, -scale_ * total / P, mask=inside)
+    tl.store(into + 2 * U * C, scale_, mask=inside)
+    tl.store(into + 3 * U * C, along * inverse_, mask=inside)
+    tl.store(into + 4 * U * C, total, mask=inside)
+
+
+@triton.jit
+def _written(x, g, mean, factors, out, P, C, TWO: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
+    """A tile of (x - mean) a + b, with TWO also + g c, for a, b and c in (3, U, C)."""
+    u = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * W + tl.arange(0, W)
+    p = tl.program_id(0) * R + tl.arange(0, R)
+    inside = (p < P)[:, None] & (c < C)[None, :]
+    at = u * P * C + p[:, None] * C + c[None, :]
+    of, step = factors + u * C + c, tl.num_programs(2) * C
+    centre = tl.load(mean + u * C + c, mask=c < C, other=0)
+    slope = tl.load(of, mask=c < C, other=0)
+    shift = tl.load(of + step, mask=c < C, other=0)
+    value = (tl.load(x + at, mask=inside, other=0) - centre[None, :]) * slope[None, :] + shift[None, :]
+    if TWO:
+        value += tl.load(g + at, mask=inside, other=0) * tl.load(of + 2 * step, mask=c < C, other=0)[None, :]
+    tl.store(out + at, value, mask=inside)
+
+
+def normalised(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The normalised x; and mean, variance, 1 / deviation and scale, (U, C) each."""
+    (U, P, C), W = x.shape, _width(x)
+    with torch.cuda.device_of(x):
+        sums = _summed(x)
+        found = x.new_empty(5, U, C)
+        grid = triton.cdiv(C, W), U
+        _moments[grid](sums, x, weight, bias, found, U, P, C, sums.shape[2], eps, PARTS, W)
+        return _write(x, None, found[0], found[3:]), tuple(found[:4])
+
+
+def returned(g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients with respect to x, weight and bias."""
+    (U, P, C), W = x.shape, _width(x)
+    with torch.cuda.device_of(x):
+        sums = _summed(x, g, mean)
+        found = x.new_empty(5, U, C)
+        grid = triton.cdiv(C, W), U
+        _factors[grid](sums, inverse, scale, found, U, P, C, sums.shape[2], PARTS, W)
+        return _write(x, g, mean, found[:3]), found[3], found[4]
+
+
+def _summed(x: Tensor, g: Tensor | None = None, mean: Tensor | None = None) -> Tensor:
+    """(2, U, stretches, C)."""
+    (U, P, C), W = x.shape, _width(x)
+    tiles = triton.cdiv(C, W)
+    stretch = max(PLACES, triton.next_power_of_2(P * U * tiles // PROGRAMS))
+    sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
+    centring = (x, x) if g is None else (g, mean)
+    _sums[sums.shape[2], tiles, U](x, *centring, sums, P, C, stretch, g is None, PLACES, W)
+    return sums
+
+
+def _write(x: Tensor, g: Tensor | None, mean: Tensor, factors: Tensor) -> Tensor:
+    (U, P, C), W = x.shape, _width(x)
+    out = torch.empty_like(x)
+    grid = triton.cdiv(P, 2 * PLACES), triton.cdiv(C, W), U
+    _written[grid](x, x if g is None else g, mean, factors, out, P, C, g is not None, 2 * PLACES, W)
+    return out
+
+
+def _width(x: Tensor) -> int:
+    width: int = min(CHANNELS, triton.next_power_of_2(x.shape[2]))
+    return width

@@ -1,0 +1,32 @@
+"""The kernels of BatchNorm against operations of torch: by Triton's interpreter, or on a GPU where there is one."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+pytest.importorskip("triton", reason="left out: Triton is not installed")
+
+from secateur.federated import batchnorm, batchnorm_kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 70), (1, 33, 3), (2, 2, 64), (4, 300, 130), (5, 1, 1)])
+@pytest.mark.parametrize("programs", [1, 40, 1024])
+def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, rng, monkeypatch):
+    monkeypatch.setattr(batchnorm_kernels, "PROGRAMS", programs)
+    x, g = (torch.randn(shape, generator=rng).to(DEVICE) for _ in range(2))
+    x = x * 3 + 50  # far from 0: a sum of squares would lose the variance
+    weight, bias = (torch.randn(shape[-1], generator=rng).to(DEVICE) for _ in range(2))
+    exact, moments = batchnorm.normalised(x.double(), weight.double(), bias.double(), 0.5)
+    out, found = batchnorm_kernels.normalised(x, weight, bias, 0.5)
+    mean, _, inverse, scale = found
+    pairs = [(out, exact), *zip(found, moments, strict=True)]
+    expected = batchnorm.returned(g.double(), x.double(), moments)
+    pairs += zip(batchnorm_kernels.returned(g, x, mean, inverse, scale), expected, strict=True)
+    assert out.dtype == torch.float32 and out.is_contiguous()
+    for one, other in pairs:
+        assert float((one - other).norm()) <= 2e-6 * float(other.norm()) + 1e-12
