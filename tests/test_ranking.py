@@ -17,7 +17,7 @@ from secateur import catalogue, tree
 from secateur.config import defense
 from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
-from secateur.defenses.selection import kept_between, largest, slices
+from secateur.defenses.selection import kept_between, kept_rows, largest, slices
 
 KINDS = ("smooth", "tied", "zeros", "denormal", "constant", "extreme")
 UPLOADS = ("top-k", "dgp", "dgp:release=1", "adgp")
@@ -67,6 +67,40 @@ def bands_equal_the_plain_path(device, cases, lengths):
         given = torch.tensor(ranks, device=device) if len(ranks) > 1 or case % 2 else tuple(ranks[0])
         found = bands(values.to(device), sizes, given)
         assert torch.equal(found.cpu(), plain(values, sizes, ranks)), (case, sizes, ranks)
+        if case % 3 == 0:
+            signed = torch.where(torch.rand_like(values) < 0.5, values, -values)
+            found = bands(signed.to(device), sizes, given, magnitudes=True)
+            assert torch.equal(found.cpu(), plain(values.abs(), sizes, ranks)), (case, sizes, ranks)
+
+
+def rows_keep_what_tensors_keep(device, sizes):
+    """Users' tensors at multiples of some number of entries in rows, gaps that hold anything; also one by one."""
+    for aligned in (1, 64):
+        gaps = [-size % aligned for size in sizes]
+        users = [[torch.randn(size).mul(3).round() for size in sizes] for _ in range(3)]
+        rows = [
+            torch.cat([p for part, gap in zip(user, gaps, strict=True) for p in (part, torch.full((gap,), math.nan))])
+            for user in users
+        ]
+        for top, bottom in ((0.05, 0.75), (0, 0.8)):
+            found = kept_rows(torch.stack(rows).to(device), sizes, aligned, top, bottom).cpu()
+            for user, row in zip(users, found, strict=True):
+                grads = {str(place): part for place, part in enumerate(user)}
+                expected = plainly(kept_between, grads, top, bottom).values()
+                parts = torch.split(row, [size + gap for size, gap in zip(sizes, gaps, strict=True)])
+                for part, wanted, size in zip(parts, expected, sizes, strict=True):
+                    assert torch.equal(part[:size], wanted) and not part[size:].any()
+                sent = kept_between(tree.to(grads, device), top, bottom)
+                assert all(torch.equal(sent[name].cpu(), wanted) for name, wanted in zip(grads, expected, strict=True))
+
+
+def plainly(function, *given):
+    """By the plain path, whatever the kernel is switched to."""
+    before, selection._by_kernel = selection._by_kernel, lambda *values: False
+    try:
+        return function(*given)
+    finally:
+        selection._by_kernel = before
 
 
 def users_are_lanes(device):
@@ -133,11 +167,16 @@ class AsItIs(AsIfOnAGpu):
 def interpreted():
     from secateur import ranking
 
-    ranking.BLOCK = 128
+    ranking.EACH, ranking.TILE, ranking.PART = 256, 128, 64
     bands_equal_the_plain_path("cpu", 24, (0, 1, 2, 64, 127, 129, 300))
     with AsIfOnAGpu():
         users_are_lanes("cpu")
+        rows_keep_what_tensors_keep("cpu", (300, 1, 64, 127, 257))
     methods_choose_as_on_a_cpu("cpu", AsIfOnAGpu)
+
+
+def test_rows_without_a_kernel():
+    rows_keep_what_tensors_keep("cpu", (300, 1, 64, 127))
 
 
 @needs_triton
@@ -155,6 +194,7 @@ def test_the_interpreted_kernel_equals_the_plain_path():
 def test_the_kernel_equals_the_plain_path():
     bands_equal_the_plain_path("cuda", 120, (0, 1, 2, 64, 4095, 4096, 4097, 30_000, 5_000_000))
     users_are_lanes("cuda")
+    rows_keep_what_tensors_keep("cuda", (300, 1, 64, 4097, 100_000))
     methods_choose_as_on_a_cpu("cuda", AsItIs)
 
 

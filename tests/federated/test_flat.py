@@ -30,6 +30,7 @@ def test_what_is_joined_is_found_again_and_gaps_are_zero():
             value.zero_()
         assert not rows.any()  # they are views, and nothing lies between them
     assert all(start % ALIGNED == 0 for start in flat.starts.values()) and flat.size % ALIGNED == 0
+    assert flat.sizes == (90, 7, 3, 1, 4 * ALIGNED)
     assert {flat.starts[name] < flat.tail for name in ("w", "v")} == {True}
     assert {flat.starts[name] >= flat.tail for name in ("b", "s", "m")} == {True}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.selection import Sizes, counts, end_to_end, kept_between, top_and_between
+from secateur.defenses.selection import Sizes, counts, end_to_end, kept_between, kept_rows, top_and_between
 from secateur.errors import WrongInput
 from secateur.interfaces import Params, Turning
 
@@ -91,3 +91,7 @@ class DualGradientPruning:
     def compress(self, grads: Params) -> Params:
         """Algorithm 1 on any gradient, for an attacker who applies it to a trial's."""
         return kept_between(grads, *self.shares)
+
+    def compress_rows(self, rows: Tensor, sizes: Sizes, aligned: int) -> Tensor:
+        """The same of many users at once, (users, N): selection.kept_rows says how they lie."""
+        return kept_rows(rows, sizes, aligned, *self.shares)

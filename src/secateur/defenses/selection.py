@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.func import vmap
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
+from secateur.joining import apart, has_slope, joined, shaped
 
 Sizes = tuple[int, ...]  # of tensors that lie end to end
 Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
@@ -43,21 +45,16 @@ def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
     On a GPU the rule is called once, with all tensors of a tree end to end, as a launch for each of them takes longer
     than its work; else for each tensor by itself.
     """
-    shapes = {name: value.shape for name, value in trees[0].items()}
-    flat = [[tree[name].flatten() for name in shapes] for tree in trees]
-    if _by_kernel(*flat[0]):
-        sizes = tuple(shape.numel() for shape in shapes.values())
-        rows = [torch.split_with_sizes(row, sizes) for row in rule(sizes, *map(torch.cat, flat))]
+    values = [[tree[name] for name in trees[0]] for tree in trees]
+    if _by_kernel(*values[0]):
+        sizes = tuple(value.numel() for value in values[0])
+        rows = [apart(row, values[0]) for row in rule(sizes, *map(joined, values))]
     else:
-        rows = list(zip(*(rule((parts[0].numel(),), *parts) for parts in zip(*flat, strict=True)), strict=True))
-    # A view costs more than a small tensor's work, and most tensors are as flat as they must be.
-    return tuple(
-        {
-            name: part if len(shape) == 1 else part.view(shape)
-            for (name, shape), part in zip(shapes.items(), row, strict=True)
-        }
-        for row in rows
-    )
+        each = zip(*([value.flatten() for value in own] for own in values), strict=True)
+        rows = [
+            shaped(row, values[0]) for row in zip(*(rule((parts[0].numel(),), *parts) for parts in each), strict=True)
+        ]
+    return tuple(dict(zip(trees[0], row, strict=True)) for row in rows)
 
 
 def kept_between(grads: Params, top: float, bottom: float) -> Params:
@@ -66,7 +63,33 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
     def rule(sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
         return (torch.where(top_and_between(sizes, flat, top, bottom)[1], flat, 0),)
 
-    return end_to_end(rule, grads)[0]
+    values = list(grads.values())
+    if not _by_kernel(*values) or any(map(has_slope, values)):
+        return end_to_end(rule, grads)[0]
+    from secateur.ranking import VECTOR, kept
+
+    slots: list[tuple[str | None, Tensor]] = []
+    for name, value in grads.items():
+        slots.append((name, value))
+        slots += [(None, value.new_empty(gap))] if (gap := -value.numel() % VECTOR) else []
+    like, sizes = [value for _, value in slots], tuple(value.numel() for value in values)
+    row = kept(joined(like)[None], sizes, _ranks(sizes, top, bottom), VECTOR)[0]
+    return {name: part for (name, _), part in zip(slots, apart(row, like), strict=True) if name is not None}
+
+
+def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:
+    """The same of (users, N): each tensor begins at a multiple of `aligned` entries, which N is; gaps become 0."""
+    if _by_kernel(rows):
+        from secateur.ranking import kept
+
+        return kept(rows, sizes, _ranks(sizes, top, bottom), aligned)
+
+    def one(row: Tensor) -> Tensor:
+        parts = zip(torch.split_with_sizes(row, [size + -size % aligned for size in sizes]), sizes, strict=True)
+        kept = ((torch.where(between(part[:size], top, bottom), part[:size], 0), part[size:]) for part, size in parts)
+        return torch.cat([each for part, gap in kept for each in (part, torch.zeros_like(gap))])
+
+    return vmap(one)(rows)
 
 
 def between(values: Tensor, top: float, bottom: float) -> Tensor:
@@ -81,7 +104,8 @@ def top_and_between(sizes: Sizes, flat: Tensor, top: float, bottom: float) -> tu
         >>> top_and_between((5,), torch.tensor([-5.0, 1.0, 3.0, -3.0, 4.0]), 0.2, 0.4)[1].tolist()
         [False, False, True, False, True]
     """
-    return slices(sizes, flat.detach().abs(), _ranks(sizes, top, bottom))
+    values, ranks = flat.detach(), _ranks(sizes, top, bottom)
+    return _banded(sizes, values, ranks, True) if _by_kernel(values) else slices(sizes, values.abs(), ranks)
 
 
 @cache  # it is asked in every step, and takes longer than the launches
@@ -100,10 +124,7 @@ def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...])
         [[1, 0, 0, 0, 0], [0, 0, 1, 0, 1]]
     """
     if _by_kernel(magnitudes):
-        from secateur.ranking import bands
-
-        band = bands(magnitudes[None], sizes, ranks)[0]
-        return tuple(band == number for number in range(len(ranks[0])))
+        return _banded(sizes, magnitudes, ranks, False)
     parts = zip(torch.split_with_sizes(magnitudes, sizes), ranks, strict=True)
     each = zip(*([_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
     down = [torch.cat(masks) if len(masks) > 1 else masks[0] for masks in each]
@@ -122,6 +143,13 @@ def largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
         inside = torch.arange(len(magnitudes), device=magnitudes.device) < number
         return torch.zeros_like(magnitudes, dtype=torch.bool).scatter(0, order, inside)
     return _largest(magnitudes, number)
+
+
+def _banded(sizes: Sizes, values: Tensor, ranks: tuple[tuple[int, ...], ...], magnitudes: bool) -> tuple[Tensor, ...]:
+    from secateur.ranking import bands
+
+    band = bands(values[None], sizes, ranks, magnitudes)[0]
+    return tuple(band == number for number in range(len(ranks[0])))
 
 
 def _by_kernel(*values: Tensor) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from secateur.catalogue import method
-from secateur.defenses.selection import kept_between
+from secateur.defenses.selection import Sizes, kept_between, kept_rows
 from secateur.errors import WrongInput
 from secateur.interfaces import Params, Turning
 
@@ -35,3 +37,7 @@ class TopK:
     def compress(self, grads: Params) -> Params:
         """The same of any gradient, for an attacker who applies it to a trial's."""
         return kept_between(grads, 0, 1 - self.keep)
+
+    def compress_rows(self, rows: Tensor, sizes: Sizes, aligned: int) -> Tensor:
+        """The same of many users at once, (users, N): selection.kept_rows says how they lie."""
+        return kept_rows(rows, sizes, aligned, 0, 1 - self.keep)

@@ -30,6 +30,7 @@ class Flat:
             self.starts[name] = self.size
             self.size += -(-like[name].numel() // ALIGNED) * ALIGNED
             self.tail = self.size if name in self.filters else self.tail
+        self.sizes = tuple(like[name].numel() for name in self.starts)  # as they lie
 
     def new(self, users: int, dtype: torch.dtype | None = None) -> Tensor:
         """(users, N) zeros."""

@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from secateur.defenses.error_feedback import INNER, RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise, on_device
-from secateur.federated.flat import Flat
+from secateur.federated.flat import ALIGNED, Flat
 from secateur.federated.plan import Plan
 from secateur.federated.sending import SendAll, aligned, drawn, inner_of
 from secateur.federated.steps import Exchanged
@@ -21,9 +21,9 @@ from secateur.interfaces import Mask, Params, Turning
 class Stacked:
     """Every user's state as views of stacked tensors, and what all of them send.
 
-    The upload is written for one user and mapped over all. Error feedback is taken out of it and done on whole rows:
-    the residual's own memory holds gradient + residual while that is compressed, and again the residual when what is
-    sent was taken away, entry by entry as error_feedback.py does it.
+    The upload is written for one user and mapped over all, unless it has a way of its own for rows. Error feedback is
+    taken out of it and done on whole rows: the residual's own memory holds gradient + residual while that is
+    compressed, and again the residual when what is sent was taken away, entry by entry as error_feedback.py does it.
     """
 
     def __init__(self, plan: Plan, params: Params, tally: Tally, flat: Flat) -> None:
@@ -97,16 +97,20 @@ class Stacked:
 
     def _send(self, inside: Mask | None, turning: Turning) -> Tensor:
         """(users, N) what everybody sends, in memory of its own."""
+        by_rows = None if self.kept else getattr(self.inner, "compress_rows", None)
+        if by_rows is not None:  # nothing is cut up and joined again
+            sent: Tensor = by_rows(self.whole, self.flat.sizes, ALIGNED)
+            return sent
 
         def one(whole: Params, kept: Params, noise: Params) -> tuple[Params, Params]:
             outside = {"noise": noise} if noise else {}
             outside |= {"inside": inside} if inside is not None else {}
             return self.inner(whole, kept, turning, **outside)
 
-        sent, after = vmap(one)(self.flat.views(self.whole), self.kept, self.noise)
+        compressed, after = vmap(one)(self.flat.views(self.whole), self.kept, self.noise)
         for name, value in self.kept.items():
             value.copy_(after[name])
-        return self.flat.join(sent)
+        return self.flat.join(compressed)
 
     def _squares(self, rows: Tensor) -> Tensor:
         """(users, tensors) ||.||^2."""
