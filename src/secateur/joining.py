@@ -14,9 +14,15 @@ def joined(values: Sequence[Tensor]) -> Tensor:
     """(n,) tensors end to end. cat takes a GPU five times as long where sizes differ much, but it knows transforms."""
     if any(is_functorch_wrapped_tensor(value) or value.requires_grad for value in values):
         return torch.cat([value.flatten() for value in values])
+    return copied(values)[0]
+
+
+def copied(values: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """The same of tensors of no transform, and each of them as a view of the row."""
     row = values[0].new_empty(sum(value.numel() for value in values))
-    torch._foreach_copy_(list(apart(row, values)), [value.contiguous() for value in values])
-    return row
+    views = apart(row, values)
+    torch._foreach_copy_(list(views), [value.contiguous() for value in values])
+    return row, views
 
 
 def apart(row: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -164,7 +164,8 @@ def ties(
     state = found + (lane * segments + segment) * 6
     a, b = tl.load(state), tl.load(state + 3)
     if (tl.load(state + 1) < tl.load(state + 2)) | (tl.load(state + 4) < tl.load(state + 5)):
-        a_ties, b_ties = 0, 0
+        a_ties = 0
+        b_ties = 0
         for at in range(0, here, PART):
             _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
             a_ties += tl.sum(((keys == a) & (offsets < here)).to(tl.int32), 0)

@@ -34,24 +34,31 @@ def bands(values: Tensor, lengths: tuple[int, ...], ranks: Tensor | Ranks, magni
     return _selected(values, _table(lengths, 1, values.device), ranks, magnitudes, False, 1)
 
 
-def kept(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int) -> Tensor:
+def kept(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int, into: Tensor | None = None) -> Tensor:
     """(lanes, N): the entries whose magnitudes lie between their segment's two ranks, zeros in place of the others.
 
-    Every segment begins at a multiple of `aligned` entries, which N is too; what lies between becomes 0.
+    Every segment begins at a multiple of `aligned` entries, which N is too; what lies between becomes 0. `into` is where
+    they go, which may be the values' own memory; without a transform alone.
     """
-    return _selected(values, _table(lengths, aligned, values.device), ranks, True, True, aligned)
+    return _selected(values, _table(lengths, aligned, values.device), ranks, True, True, aligned, into)
 
 
 def _selected(
-    values: Tensor, table: Tensor, ranks: Tensor | Ranks, magnitudes: bool, kept: bool, aligned: int
+    values: Tensor,
+    table: Tensor,
+    ranks: Tensor | Ranks,
+    magnitudes: bool,
+    kept: bool,
+    aligned: int,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Tensors of a transform go to the operator, which has a rule for vmap; others save the way there."""
     if not isinstance(ranks, Tensor):
         ranks = _ranks(ranks, values.device)
-    wrapped = is_functorch_wrapped_tensor(values) or is_functorch_wrapped_tensor(ranks)
-    found: Tensor = (torch.ops.secateur.select if wrapped else _select)(
-        values, table, ranks, magnitudes, kept, VECTOR if aligned % VECTOR == 0 else 1
-    )
+    given = (values, table, ranks, magnitudes, kept, VECTOR if aligned % VECTOR == 0 else 1)
+    if not (is_functorch_wrapped_tensor(values) or is_functorch_wrapped_tensor(ranks)):
+        return _select(*given, into)
+    found: Tensor = torch.ops.secateur.select(*given)
     return found
 
 
@@ -83,12 +90,20 @@ def _ranks(ranks: Ranks, device: torch.device) -> Tensor:
         return torch.tensor(ranks, dtype=torch.int64, device=device)[None]
 
 
-def _select(values: Tensor, table: Tensor, ranks: Tensor, magnitudes: bool, kept: bool, wide: int) -> Tensor:
+def _select(
+    values: Tensor,
+    table: Tensor,
+    ranks: Tensor,
+    magnitudes: bool,
+    kept: bool,
+    wide: int,
+    into: Tensor | None = None,
+) -> Tensor:
     """Seven launches, the first of which sets all counts to zero."""
     values, ranks = values.contiguous(), ranks.contiguous()
     (lanes, entries), (shared, segments, each) = values.shape, ranks.shape
     programs, places = len(table), lanes * segments
-    result = torch.empty_like(values, dtype=values.dtype if kept else torch.int8)
+    result = torch.empty_like(values, dtype=values.dtype if kept else torch.int8) if into is None else into
     if not result.numel():
         return result
     counted = values.new_zeros(places * (2 * BINS.value + 1), dtype=torch.int32)

@@ -16,17 +16,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.mark.parametrize("shape", [(3, 70, 70), (1, 33, 3), (2, 2, 64), (4, 300, 130), (5, 1, 1)])
 @pytest.mark.parametrize("programs", [1, 40, 1024])
-def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, rng, monkeypatch):
+@pytest.mark.parametrize(("skips", "relu"), [(False, False), (False, True), (True, True), (True, False)])
+def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, skips, relu, rng, monkeypatch):
     monkeypatch.setattr(batchnorm_kernels, "PROGRAMS", programs)
-    x, g = (torch.randn(shape, generator=rng).to(DEVICE) for _ in range(2))
+    x, g, skip = (torch.randn(shape, generator=rng).to(DEVICE) for _ in range(3))
     x = x * 3 + 50  # far from 0: a sum of squares would lose the variance
     weight, bias = (torch.randn(shape[-1], generator=rng).to(DEVICE) for _ in range(2))
-    exact, moments = batchnorm.normalised(x.double(), weight.double(), bias.double(), 0.5)
-    out, found = batchnorm_kernels.normalised(x, weight, bias, 0.5)
+    exact, moments = batchnorm.normalised(
+        x.double(), weight.double(), bias.double(), 0.5, skip.double() if skips else None, relu
+    )
+    out, found = batchnorm_kernels.normalised(x, weight, bias, 0.5, skip if skips else None, relu)
     mean, _, inverse, scale = found
     pairs = [(out, exact), *zip(found, moments, strict=True)]
-    expected = batchnorm.returned(g.double(), x.double(), moments)
-    pairs += zip(batchnorm_kernels.returned(g, x, mean, inverse, scale), expected, strict=True)
+    by = bias if relu else None
+    expected = batchnorm.returned(g.double(), x.double(), moments, None if by is None else by.double())
+    pairs += zip(batchnorm_kernels.returned(g, x, mean, inverse, scale, by), expected, strict=True)
     assert out.dtype == torch.float32 and out.is_contiguous()
     for one, other in pairs:
         assert float((one - other).norm()) <= 2e-6 * float(other.norm()) + 1e-12

@@ -69,6 +69,64 @@ def test_every_model_is_taken_and_gets_the_gradients_of_a_backward_each(name):
     assert compare(net, given_of(net, plan, shape), plan, stacked=False).one_batch.fits
 
 
+class Skips(nn.Module):
+    """Residual blocks in the ways people write them; the norms' outputs are used twice, in place, or after the sum."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.convs = nn.ModuleList([nn.Conv2d(1 if i == 0 else 4, 4, 3, padding=1) for i in range(3)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4) for _ in range(3)])
+        self.relu, self.last = nn.ReLU(inplace="in place" in way), nn.Linear(4 * 36, 3)
+        self.double()
+
+    def forward(self, x):
+        x = self.relu(self.norms[0](self.convs[0](x)))
+        y, z = self.norms[1](self.convs[1](x)), self.norms[2](self.convs[2](x))
+        if self.way == "both":
+            x = self.relu(y + z)
+        elif self.way == "in place":
+            y += x
+            x = self.relu(y)
+        elif self.way == "in place of the other":
+            z.mul_(2)
+            z += y
+            x = torch.relu(z) + y
+        elif self.way == "twice":
+            x = torch.relu(torch.add(x, y)) + y
+        elif self.way == "broadcast":
+            x = torch.relu(y + x[:, :1]) + torch.relu(z.mean((2, 3), keepdim=True) + x)
+        elif self.way == "scaled":
+            x = torch.relu(torch.add(y, x, alpha=2)) * nn.functional.relu(z)
+        elif self.way == "itself":
+            x = torch.relu(y + y) + nn.functional.relu(z + 1.0)
+        return self.last(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "way", ["both", "in place", "in place of the other", "twice", "broadcast", "scaled", "itself", "neither"]
+)
+def test_norms_that_are_fused_with_what_follows_are_right(way):
+    torch.manual_seed(0)
+    net, plan = Skips(way), plan_of(SendAll())
+    assert compare(net, given_of(net, plan)).one_batch.fits
+
+
+def test_blocks_of_a_resnet_are_fused_and_a_network_that_cannot_be_traced_stays_as_it_is():
+    net = create("resnet18-w16", (3, 32, 32), 10, torch.Generator().manual_seed(0))
+    structure = rounds_of(net, plan_of(SendAll())).one_batch.together.structure
+    calls = [str(node.target) for node in structure.graph.nodes if node.op == "call_module"]
+    assert not any("relu" in name for name in calls) and sum("norm" in name for name in calls) == 16
+    assert [name for name, _ in structure.named_parameters()] == [name for name, _ in net.named_parameters()]
+
+    class Asks(Twice):
+        def forward(self, x):
+            return self.last(self.one(x.flatten(1))) if x.sum() > 0 else self.last(x.flatten(1))
+
+    rounds = rounds_of(Asks(), plan_of(SendAll()))
+    assert rounds.one_batch.together.structure is rounds.learner.structure
+
+
 def net_of(*layers):
     torch.manual_seed(0)
     return nn.Sequential(*layers).double()
@@ -244,14 +302,16 @@ def test_a_step_by_one_backward_reads_no_number_back():
 
 
 # BatchNorm by itself --------------------------------------------------------------------------------------------------
-def test_batchnorm_of_many_users_is_torchs_own_of_each(rng):
+@pytest.mark.parametrize("relu", [False, True])
+def test_batchnorm_of_many_users_is_torchs_own_of_each(relu, rng):
     x, g = (torch.randn(3, 10, 4, dtype=torch.float64, generator=rng) for _ in range(2))
     weight, bias = (torch.randn(4, dtype=torch.float64, generator=rng) for _ in range(2))
-    out, moments = normalised(x, weight, bias, 0.1)
-    found = returned(g, x, moments)
+    out, moments = normalised(x, weight, bias, 0.1, relu=relu)
+    found = returned(g, x, moments, bias if relu else None)
     for user in range(3):
         given = [value.clone().requires_grad_() for value in (x[user], weight, bias)]
         own = nn.functional.batch_norm(given[0], None, None, *given[1:], training=True, eps=0.1)
+        own = own.relu() if relu else own
         assert torch.allclose(own, out[user], rtol=1e-12)
         for one, other in zip(torch.autograd.grad(own, given, g[user]), found, strict=True):
             assert torch.allclose(one, other[user], rtol=1e-12)

@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
-from secateur.joining import apart, has_slope, joined, shaped
+from secateur.joining import apart, copied, has_slope, joined, shaped
 
 Sizes = tuple[int, ...]  # of tensors that lie end to end
 Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
@@ -73,8 +73,13 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
         slots.append((name, value))
         slots += [(None, value.new_empty(gap))] if (gap := -value.numel() % VECTOR) else []
     like, sizes = [value for _, value in slots], tuple(value.numel() for value in values)
-    row = kept(joined(like)[None], sizes, _ranks(sizes, top, bottom), VECTOR)[0]
-    return {name: part for (name, _), part in zip(slots, apart(row, like), strict=True) if name is not None}
+    ranks = _ranks(sizes, top, bottom)
+    if any(map(is_functorch_wrapped_tensor, values)):
+        parts = apart(kept(joined(like)[None], sizes, ranks, VECTOR)[0], like)
+    else:
+        row, parts = copied(like)
+        kept(row[None], sizes, ranks, VECTOR, into=row[None])
+    return {name: part for (name, _), part in zip(slots, parts, strict=True) if name is not None}
 
 
 def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:

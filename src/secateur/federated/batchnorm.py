@@ -25,27 +25,34 @@ class Moments(NamedTuple):
     scale: Tensor  # inverse * weight
 
 
-def normalised(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Moments]:
-    """(x - mean) / sqrt(var + eps) * weight + bias."""
+def normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None = None, relu: bool = False
+) -> tuple[Tensor, Moments]:
+    """(x - mean) / sqrt(var + eps) * weight + bias, plus a skip; of that the ReLU."""
     if kernels := _kernels_for(x):
-        out, moments = kernels.normalised(x, weight, bias, eps)
+        out, moments = kernels.normalised(x, weight, bias, eps, skip, relu)
         return out, Moments(*moments)
     var, mean = torch.var_mean(x, 1, correction=0)
     inverse = (var + eps).rsqrt()
     moments = Moments(mean, var, inverse, inverse * weight)
-    return torch.addcmul(bias, x - mean[:, None], moments.scale[:, None]), moments
+    out = torch.addcmul(bias, x - mean[:, None], moments.scale[:, None])
+    out = out if skip is None else out.add_(skip)
+    return out.relu_() if relu else out, moments
 
 
-def returned(g: Tensor, x: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+def returned(g: Tensor, x: Tensor, moments: Moments, relu: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, and for each user to weight and bias, (users, C), of g, that of the output.
 
-    The first is scale * (g - mean(g) - z mean(g z)) for the normalised z.
+    The first is scale * (g - mean(g) - z mean(g z)) for the normalised z. `relu` is the bias where the output went
+    through ReLU.
     """
-    if kernels := _kernels_for(x):
-        found: tuple[Tensor, Tensor, Tensor] = kernels.returned(g, x, moments.mean, moments.inverse, moments.scale)
-        return found
     mean, _, inverse, scale = moments
-    z = (x - mean[:, None]).mul_(inverse[:, None])
+    if kernels := _kernels_for(x):
+        found: tuple[Tensor, Tensor, Tensor] = kernels.returned(g, x, mean, inverse, scale, relu)
+        return found
+    z = x - mean[:, None]
+    g = g if relu is None else g * (torch.addcmul(relu, z, scale[:, None]) > 0)
+    z.mul_(inverse[:, None])
     total, along = g.sum(1), (g * z).sum(1)
     inputs = (g - total[:, None] / x.shape[1] - z * along[:, None] / x.shape[1]) * scale[:, None]
     return inputs, along, total
@@ -62,7 +69,7 @@ def _kernels() -> ModuleType | None:
         from secateur.federated import batchnorm_kernels as kernels
 
         probe = torch.zeros(1, 1, 1, device="cuda")
-        kernels.normalised(probe, probe[0, 0], probe[0, 0], 1.0)
+        kernels.normalised(probe, probe[0, 0], probe[0, 0], 1.0, None, False)
     except ImportError:
         return None
     except Exception as error:  # such as no C compiler

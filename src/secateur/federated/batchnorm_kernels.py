@@ -18,15 +18,22 @@ PARTS = 32  # of the sums that are loaded at once
 
 
 @triton.jit
-def _sums(x, g, mean, out, P, C, stretch, SQUARE: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
+def _sums(
+    x, g, mean, scale, bias, out, P, C, stretch,
+    SQUARE: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
     """Over a stretch of places: the sums of g and of g (x - mean), into (2, U, stretches, C).
 
     SQUARE: of d = x - the user's first place, and of d^2; without a nearby centre the variance would be lost.
+    RELU: of g where the output was not 0.
     """
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * W + tl.arange(0, W)
     start = u * P * C
     centre = tl.load(x + start + c if SQUARE else mean + u * C + c, mask=c < C, other=0)
+    if RELU:
+        slope = tl.load(scale + u * C + c, mask=c < C, other=0)
+        shift = tl.load(bias + c, mask=c < C, other=0)
     total = tl.zeros((R, W), dtype=tl.float32)
     along = tl.zeros((R, W), dtype=tl.float32)
     for step in range(0, stretch, R):
@@ -35,6 +42,8 @@ def _sums(x, g, mean, out, P, C, stretch, SQUARE: tl.constexpr, R: tl.constexpr,
         at = start + p[:, None] * C + c[None, :]
         d = tl.where(inside, tl.load(x + at, mask=inside, other=0) - centre[None, :], 0.0)
         value = d if SQUARE else tl.load(g + at, mask=inside, other=0)
+        if RELU:
+            value = tl.where(d * slope[None, :] + shift[None, :] > 0, value, 0.0)
         total += value
         along += value * d
     into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
@@ -58,7 +67,7 @@ def _both(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _moments(sums, x, weight, bias, out, U, P, C, parts, eps, S: tl.constexpr, W: tl.constexpr):
-    """Mean, variance, 1 / deviation, scale and bias, into (5, U, C)."""
+    """Mean, variance, 1 / deviation, scale, bias and ones, into (6, U, C)."""
     u = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * W + tl.arange(0, W)
     inside = c < C
@@ -74,6 +83,7 @@ def _moments(sums, x, weight, bias, out, U, P, C, parts, eps, S: tl.constexpr, W
     tl.store(into + 2 * U * C, inverse, mask=inside)
     tl.store(into + 3 * U * C, scale, mask=inside)
     tl.store(into + 4 * U * C, tl.load(bias + c, mask=inside, other=0), mask=inside)
+    tl.store(into + 5 * U * C, scale * 0 + 1, mask=inside)
 
 
 @triton.jit
@@ -93,8 +103,14 @@ def _factors(sums, inverse, scale, out, U, P, C, parts, S: tl.constexpr, W: tl.c
 
 
 @triton.jit
-def _written(x, g, mean, factors, out, P, C, TWO: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
-    """A tile of (x - mean) a + b, with TWO also + g c, for a, b and c in (3, U, C)."""
+def _written(
+    x, g, mean, scale, bias, factors, out, P, C,
+    TWO: tl.constexpr, RELU: tl.constexpr, BACK: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """A tile of (x - mean) a + b, with TWO also + g c, for a, b and c in (3, U, C).
+
+    RELU: of that the ReLU; on the way BACK of g where the output was not 0.
+    """
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * W + tl.arange(0, W)
     p = tl.program_id(0) * R + tl.arange(0, R)
@@ -104,51 +120,71 @@ def _written(x, g, mean, factors, out, P, C, TWO: tl.constexpr, R: tl.constexpr,
     centre = tl.load(mean + u * C + c, mask=c < C, other=0)
     slope = tl.load(of, mask=c < C, other=0)
     shift = tl.load(of + step, mask=c < C, other=0)
-    value = (tl.load(x + at, mask=inside, other=0) - centre[None, :]) * slope[None, :] + shift[None, :]
+    d = tl.load(x + at, mask=inside, other=0) - centre[None, :]
+    value = d * slope[None, :] + shift[None, :]
     if TWO:
-        value += tl.load(g + at, mask=inside, other=0) * tl.load(of + 2 * step, mask=c < C, other=0)[None, :]
+        other = tl.load(g + at, mask=inside, other=0)
+        if RELU and BACK:
+            by = tl.load(scale + u * C + c, mask=c < C, other=0)
+            plus = tl.load(bias + c, mask=c < C, other=0)
+            other = tl.where(d * by[None, :] + plus[None, :] > 0, other, 0.0)
+        value += other * tl.load(of + 2 * step, mask=c < C, other=0)[None, :]
+    if RELU and not BACK:
+        value = tl.maximum(value, 0.0)
     tl.store(out + at, value, mask=inside)
 
 
-def normalised(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The normalised x; and mean, variance, 1 / deviation and scale, (U, C) each."""
+def normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None, relu: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The normalised x, plus a skip, through ReLU; and mean, variance, 1 / deviation and scale, (U, C) each."""
     (U, P, C), W = x.shape, _width(x)
     with torch.cuda.device_of(x):
         sums = _summed(x)
-        found = x.new_empty(5, U, C)
+        found = x.new_empty(6, U, C)
         grid = triton.cdiv(C, W), U
         _moments[grid](sums, x, weight, bias, found, U, P, C, sums.shape[2], eps, PARTS, W)
-        return _write(x, None, found[0], found[3:]), tuple(found[:4])
+        return _write(x, skip, found[0], found[3:], relu), tuple(found[:4])
 
 
-def returned(g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with respect to x, weight and bias."""
+def returned(
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, relu: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients with respect to x, weight and bias; `relu` is the bias where the output went through ReLU."""
     (U, P, C), W = x.shape, _width(x)
     with torch.cuda.device_of(x):
-        sums = _summed(x, g, mean)
+        sums = _summed(x, g, mean, scale, relu)
         found = x.new_empty(5, U, C)
         grid = triton.cdiv(C, W), U
         _factors[grid](sums, inverse, scale, found, U, P, C, sums.shape[2], PARTS, W)
-        return _write(x, g, mean, found[:3]), found[3], found[4]
+        return _write(x, g, mean, found[:3], relu is not None, (scale, relu)), found[3], found[4]
 
 
-def _summed(x: Tensor, g: Tensor | None = None, mean: Tensor | None = None) -> Tensor:
-    """(2, U, stretches, C)."""
+def _summed(x: Tensor, *back: Tensor | None) -> Tensor:
+    """(2, U, stretches, C), of x alone or of g, mean, scale and bias."""
     (U, P, C), W = x.shape, _width(x)
     tiles = triton.cdiv(C, W)
     stretch = max(PLACES, triton.next_power_of_2(P * U * tiles // PROGRAMS))
     sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
-    centring = (x, x) if g is None else (g, mean)
-    _sums[sums.shape[2], tiles, U](x, *centring, sums, P, C, stretch, g is None, PLACES, W)
+    relu, given = bool(back) and back[-1] is not None, _given(x, *(back or [None] * 4))
+    _sums[sums.shape[2], tiles, U](x, *given, sums, P, C, stretch, not back, relu, PLACES, W)
     return sums
 
 
-def _write(x: Tensor, g: Tensor | None, mean: Tensor, factors: Tensor) -> Tensor:
+def _write(
+    x: Tensor, g: Tensor | None, mean: Tensor, factors: Tensor, relu: bool, back: tuple[Tensor | None, ...] = ()
+) -> Tensor:
     (U, P, C), W = x.shape, _width(x)
     out = torch.empty_like(x)
     grid = triton.cdiv(P, 2 * PLACES), triton.cdiv(C, W), U
-    _written[grid](x, x if g is None else g, mean, factors, out, P, C, g is not None, 2 * PLACES, W)
+    given = _given(x, g, mean, *(back or [None] * 2))
+    _written[grid](x, *given, factors, out, P, C, g is not None, relu, bool(back), 2 * PLACES, W)
     return out
+
+
+def _given(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """With something in the place of what a kernel will not read."""
+    return [x if tensor is None else tensor for tensor in tensors]
 
 
 def _width(x: Tensor) -> int:

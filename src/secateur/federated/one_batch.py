@@ -7,10 +7,13 @@ waits for and which therefore run beside the backward, and BatchNorm's statistic
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from secateur.federated.fusing import fused
 from secateur.federated.graphs import Aside
 from secateur.federated.shared_layers import Layers
 from secateur.federated.statistics import Statistics
@@ -32,6 +35,8 @@ class OneBatch:
 
     def __init__(self, learner: Functional, loss: Loss, users: int, device: torch.device) -> None:
         self.learner, self.loss, self.users = learner, loss, users
+        self.together = copy.copy(learner)
+        self.together.structure = fused(learner.structure)
         self.aside = Aside(min(BRANCHES, users), device)
         self.fits: bool | None = None  # not known before the first step
 
@@ -65,7 +70,7 @@ class OneBatch:
         layers = Layers(self.users, self.aside, leaves, into, {id(tensors[n]): value for n, value in running.items()})
         dropout = [torch.cat(values) for values in zip(*(user.dropout for user in given), strict=True)]
         with layers:
-            outputs = self.learner(tensors, torch.cat([user.batch.inputs for user in given]), dropout)
+            outputs = self.together(tensors, torch.cat([user.batch.inputs for user in given]), dropout)
         return outputs, list(layers.names.values())
 
     def _losses(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from secateur.federated.batchnorm import Moments, normalised, returned
+from secateur.federated.fusing import norm_relu
 from secateur.federated.graphs import Aside
 from secateur.interfaces import Params
 
@@ -50,6 +51,7 @@ class Layers(TorchFunctionMode):
             F.conv2d: self._conv2d,
             F.linear: self._linear,
             F.batch_norm: self._batch_norm,
+            norm_relu: self._norm_relu,
         }
 
     def __torch_function__(
@@ -98,6 +100,8 @@ class Layers(TorchFunctionMode):
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
+        skip: Tensor | None = None,
+        relu: bool = False,
     ) -> Tensor | None:
         held = [value for value in (running_mean, running_var) if value is not None]
         running = [self.running[id(value)] for value in held if id(value) in self.running]
@@ -106,11 +110,17 @@ class Layers(TorchFunctionMode):
             return None
         weight = input.new_ones(input.shape[1]) if weight is None else weight
         bias = input.new_zeros(input.shape[1]) if bias is None else bias
-        out, mean, var = _called(_BatchNorm, input, weight, bias, eps, layer)
+        out, mean, var = _called(_BatchNorm, input, weight, bias, skip, relu, eps, layer)
         if running:
             places = input.numel() // mean.numel()
             self.aside([partial(_track, running, mean, var, places, momentum)], mean, var)
         return out
+
+    def _norm_relu(self, x: Tensor, skip: Tensor | None, *norm: Any) -> Tensor | None:
+        if skip is None or skip.shape == x.shape:
+            return self._batch_norm(x, *norm, skip, True)
+        out = self._batch_norm(x, *norm)
+        return None if out is None else F.relu(out + skip)
 
 
 @torch.no_grad()
@@ -169,21 +179,27 @@ class _Linear(Function):
 
 class _BatchNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, layer: Layer) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None, relu: bool, eps: float, layer: Layer
+    ) -> tuple[Tensor, ...]:
         rows = layer.rows(x)
-        out, moments = normalised(rows, weight, bias, eps)
-        ctx.save_for_backward(rows, *moments)
+        out, moments = normalised(rows, weight, bias, eps, None if skip is None else layer.rows(skip), relu)
+        out = _like(out, x).data  # not a view: the network may change it in place
+        ctx.by = relu, skip is not None
+        ctx.save_for_backward(out if all(ctx.by) else bias, rows, *moments)
         ctx.layer = layer
         ctx.mark_non_differentiable(moments.mean, moments.var)
-        return _like(out, x), moments.mean, moments.var
+        return out, moments.mean, moments.var
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> Any:
-        (rows, *moments), layer = ctx.saved_tensors, ctx.layer
-        inputs, weight, bias = returned(layer.rows(g), rows, Moments(*moments))
+        (out, rows, *moments), (relu, skips), layer = ctx.saved_tensors, ctx.by, ctx.layer
+        if relu and skips:  # the skip needs it in memory
+            g = torch.ops.aten.threshold_backward(g, out, 0)
+        inputs, weight, bias = returned(layer.rows(g), rows, Moments(*moments), out if relu and not skips else None)
         pairs = [(to, value) for to, value in ((layer.weight, weight), (layer.bias, bias)) if to is not None]
         layer.aside([partial(to.copy_, value) for to, value in pairs], weight, bias)
-        return _like(inputs, g), None, None, None, None
+        return _like(inputs, g), None, None, g if skips else None, None, None, None
 
 
 def _called(function: type[Function], *given: Any) -> tuple[Tensor, ...]:

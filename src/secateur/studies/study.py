@@ -98,7 +98,7 @@ TINY = Scale(
     schedule=":epochs=5",
     pruners=("l1-unstructured", "l1-structured"),
 )
-SMALL_TABLES = Scale(2, 3, (0.5, 0.7, 0.9), (4, 16), (1, 4), (0.1, 1), experiments=20, examples=5010)
+SMALL_TABLES = Scale(2, 3, (0.5, 0.7, 0.9), (4, 16), (1,), (0.1,), experiments=20, examples=5010)
 SMALL_IMAGES = Scale(
     shadows=1,
     seeds=1,
