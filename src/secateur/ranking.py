@@ -37,8 +37,8 @@ def bands(values: Tensor, lengths: tuple[int, ...], ranks: Tensor | Ranks, magni
 def kept(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int, into: Tensor | None = None) -> Tensor:
     """(lanes, N): the entries whose magnitudes lie between their segment's two ranks, zeros in place of the others.
 
-    Every segment begins at a multiple of `aligned` entries, which N is too; what lies between becomes 0. `into` is where
-    they go, which may be the values' own memory; without a transform alone.
+    Every segment begins at a multiple of `aligned` entries, which N is too; what lies between becomes 0. They go `into`
+    memory that is given, the values' own if need be; under a transform it cannot be.
     """
     return _selected(values, _table(lengths, aligned, values.device), ranks, True, True, aligned, into)
 
