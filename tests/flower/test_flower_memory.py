@@ -48,8 +48,8 @@ def measured(clients):
 
 
 def test_peak_memory_does_not_grow_with_the_clients_of_a_round():
-    few, many = measured(8), measured(40)
-    assert many - few < 100, (few, many)  # the updates of 32 more clients are 270 MiB
+    few, many = measured(16), measured(40)  # what is freed fills up to about 16 of them before it is used again
+    assert many - few < 100, (few, many)  # the updates of 24 more clients are 205 MiB
 
 
 def test_rounds_of_many_clients_are_drawn_one_at_a_time(monkeypatch):
