@@ -10,9 +10,12 @@ batches of 128. On a CPU: 512 pictures a client, against a plain loop with torch
 at most 0.75x. On a GPU: the sizes of mapp_fl's Table 2, and what 150 rounds would take: at most 4 minutes; also of
 several federations together, each.
 
+Engines: the same work in process, in Flower's simulation and by pfl-research, as benchmarks/flower.py measures it.
+
 What is compared takes turns, and medians count. Pictures and labels are random.
 
-    python benchmarks/federate.py [--what pruning|submodels] [--device cpu|cuda] [--rounds N] [--repeats N] [--json F]
+    python benchmarks/federate.py [--what pruning|submodels|engines] [--device cpu|cuda] [--rounds N] [--repeats N]
+        [--json F]
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PAS
 import argparse
 import copy
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -194,7 +199,7 @@ def submodels_on_gpu(rule: str, count: int, together: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("pruning", "submodels"), default="pruning")
+    parser.add_argument("--what", choices=("pruning", "submodels", "engines"), default="pruning")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=200, help="on a GPU")
     parser.add_argument("--repeats", type=int, default=5, help="on a CPU")
@@ -204,6 +209,10 @@ def main() -> None:
     parser.add_argument("--together", nargs="+", type=int, default=[1, 3], help="federations at once, on a GPU")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.what == "engines":
+        told = [] if given.json is None else ["--json", str(given.json)]
+        script = str(Path(__file__).with_name("flower.py"))
+        raise SystemExit(subprocess.call([sys.executable, script, "--clients", "10", "100", "--peer", *told]))
     if given.what == "submodels":
         several = [(rule, number) for rule in given.rules for number in given.together]
         gpu = given.device == "cuda"
