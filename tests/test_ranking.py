@@ -117,7 +117,7 @@ def users_are_lanes(device):
     assert torch.equal(vmap(lambda rank: bands(one[:1], lengths, rank[None])[0])(ranks), bands(one, lengths, ranks))
     slope = vmap(grad(lambda one: kept_between({"w": one}, 0.1, 0.6)["w"].square().sum()))(values)
     assert torch.equal(slope, vmap(lambda one: 2 * kept_between({"w": one}, 0.1, 0.6)["w"])(values))
-    number = torch.tensor([0, 7, 300], device=device)
+    number = torch.tensor([-2, 7, 300], device=device)
     assert vmap(largest)(values, number).sum(1).tolist() == [0, 7, 300]
 
 
@@ -165,9 +165,9 @@ class AsItIs(AsIfOnAGpu):
 
 
 def interpreted():
-    from secateur import ranking
+    from secateur import radix, ranking
 
-    ranking.EACH, ranking.TILE, ranking.PART = 256, 128, 64
+    ranking.EACH, ranking.TILE, ranking.PART, radix.LEAST = 256, 128, 64, radix.tl.constexpr(20)
     bands_equal_the_plain_path("cpu", 15, (0, 1, 2, 64, 127, 129, 300))
     with AsIfOnAGpu():
         users_are_lanes("cpu")

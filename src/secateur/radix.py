@@ -1,10 +1,10 @@
 """The kernels of ranking.py: a segmented radix select.
 
-The tensors lie in a row, each a segment, and every lane (a user, a client) has such a row. Of
-each segment two ranks are looked for. Four steps count the digits of the entries that may still be the one of a rank,
-from the highest digit down; whichever program is the last of its segment then finds the digit where the rank lies.
-Where more entries are equal to that one than are wanted, they are counted program by program, since ties go by
-position; and at last every entry is told its band.
+The tensors lie in a row, each a segment, and every lane (a user, a client) has such a row. Of each segment two ranks
+are looked for. Four steps count the digits of the entries that may still be the one of a rank, from the highest digit
+down; whichever program is the last of its segment then finds the digit where the rank lies. Where more entries are
+equal to that one than are wanted, they are counted program by program, since ties go by position; and at last every
+entry is told its band.
 
 The first two digits are counted in shared memory, where fewer bins are faster; later so few entries are left that each
 is added by itself, and their digits may be longer.
@@ -22,7 +22,7 @@ import triton.language as tl
 BINS = tl.constexpr(512)  # of the longest digit
 LOWEST = tl.constexpr(-(2**31))  # the sign bit alone
 INFINITY = tl.constexpr(0x7F800000)
-FEW = tl.constexpr(64)  # where at most one entry in so many is counted, each is added by itself
+FEW, LEAST = tl.constexpr(64), tl.constexpr(1024)  # up to one entry in FEW, or up to LEAST, are added one by one
 COUNTS = tl.constexpr(1024)  # of earlier programs, added up at once
 COLUMNS = tl.constexpr(7)  # of the table
 
@@ -58,7 +58,7 @@ def _begin(rank, length):
     Settled where these two are equal: then the entries from the bound on are meant. Of no entries the bound is above
     all keys.
     """
-    left = tl.minimum(rank.to(tl.int32), length)
+    left = tl.maximum(tl.minimum(rank.to(tl.int32), length), 0)
     return tl.where(left > 0, 0, -1), left, tl.where(left > 0, length, 0)
 
 
@@ -112,7 +112,8 @@ def count(
     if FIRST | a_open | b_open:
         shared = b_open & (FIRST | (a_open & (a == b)))
         alone, known = b_open ^ shared, -(DIGITS << SHIFT)
-        if FIRST | (a_open & (a_alike > length // FEW)) | (alone & (b_alike > length // FEW)):
+        few = tl.maximum(length // FEW, LEAST)
+        if FIRST | (a_open & (a_alike > few)) | (alone & (b_alike > few)):
             a_counts, b_counts = tl.zeros((DIGITS,), tl.int32), tl.zeros((DIGITS,), tl.int32)
             for at in range(0, here, TILE):
                 _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, TILE)
