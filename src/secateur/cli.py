@@ -175,6 +175,7 @@ def federate(
     large_clients: Annotated[str | None, typer.Option(help="Clients that train the whole model.")] = None,
     client_widths: Annotated[str | None, typer.Option(help="The others' shares of channels, such as .5,.25.")] = None,
     uncovered: Annotated[str | None, typer.Option(help="keep or zero: weights that nobody trained.")] = None,
+    augment: Annotated[bool | None, typer.Option(help="Sub-models train on crops and flips of pictures.")] = None,
     advise: Annotated[bool | None, typer.Option(help="Pilots: which model size suits each client?")] = None,
     defense: Many = None,
     attack: Many = None,

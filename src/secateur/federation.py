@@ -101,7 +101,8 @@ def federate(
 
     With `submodels`, a channel rule such as "mapp-fl", clients train parts of the model: `large_clients` of them with
     most data (2) all of it, the others `client_widths` (.5,) of its channels; `local` is then an Adam(), `attack` asks
-    who was in the training, such as "yeom", and `terms` are fields of federated.submodels.terms.Terms.
+    who was in the training, such as "yeom", and `terms` are fields of federated.submodels.terms.Terms. `augment=True`
+    trains on crops and flips.
     """
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)

@@ -7,6 +7,7 @@ from flwr.app import RecordDict
 from near import Near
 
 from secateur.config import defense_of_clients
+from secateur.federated.augment import CropAndFlip
 from secateur.federated.faults import Faults
 from secateur.federated.flower.link import Link
 from secateur.federated.flower.records import packed
@@ -19,6 +20,7 @@ RULES = {
     "heterofl": {"rule": "heterofl", "large": 0, "widths": (0.5, 0.25), "own_labels": True},
     "fdropout": {"rule": "fdropout", "uncovered": "zero", "averaging": "weighted"},
     "sampled": {"rule": "mapp-fl", "per_round": 3, "rounds": 4},
+    "augmented": {"rule": "mapp-fl", "local": tiny.Adam(batch_size=tiny.BATCH, augment=CropAndFlip(2))},
 }
 DEFENSES = ["none", "dgp+error-feedback", "pseudo-largest", "mix"]
 

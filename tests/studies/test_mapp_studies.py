@@ -11,6 +11,7 @@ from secateur.cli import main
 from secateur.config.choices import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.federated.augment import crop_and_flip
 from secateur.rows import Row, comparable
 from secateur.runs import load_figures, load_rows, open_run
 from secateur.studies import mapp_sizes, mapp_tables
@@ -86,7 +87,8 @@ def test_the_papers_setting(cifar_labels):
 def test_a_scale_can_be_changed_and_wrong_changes_are_refused():
     scale = scale_of("full", ["rounds=60", "large=0+1+2+5+9"])
     assert (scale.rounds, scale.large) == (60, (0, 1, 2, 5, 9))
-    for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a"):
+    assert scale_of("full", ["augment=true"]).augment and not scale.augment
+    for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a", "augment=1", "rounds=true"):
         with pytest.raises(WrongInput, match="set"):
             scale_of("tiny", [wrong])
 
@@ -245,7 +247,7 @@ def reproduced(capsys, out, name, *more):
 def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
     out = tmp_path / "run"
     printed = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
-    assert "independent" in printed and "verdict" in printed and "apart" in printed
+    assert "independent" in printed and "verdict" in printed and "apart" in printed and "augmentation none" in printed
     table = [json.loads(line) for line in (out / "table.jsonl").read_text().splitlines()]
     assert {row["verdict"] for row in table if row["metric"] == "claim"} <= {"supported", "not supported", "undecided"}
     rows = comparable(load_rows(out))
@@ -264,6 +266,15 @@ def test_stronger_attackers_and_other_defenses_run(tmp_path, capsys):
         catalogue.find("study", "mapp-fig1").make().conduct(
             catalogue.find("study", "mapp-fig1"), "tiny", {"model": "cnn6"}, None, tmp_path / "refused"
         )
+
+
+def test_crops_and_flips_are_stated(tmp_path, capsys):
+    printed = reproduced(capsys, tmp_path, "mapp-fig1", "--set", "examples=600", "--set", "augment=true")
+    assert "augmentation crop and flip" in printed
+    assert all(row.extra["augment"] for row in load_rows(tmp_path))
+    data, scale = loaded(SCALES["tiny"], {}), scale_of("tiny", ["augment=true"])
+    terms = terms_of(Case("local"), scale, data, 0)
+    assert terms.local.augment == crop_and_flip(data) and terms.local.batch_size == scale.batch_size
 
 
 def test_stacked_federations_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):

@@ -66,6 +66,7 @@ class Submodels(Common):
     batchnorm: Literal["static", "reestimated"] = "static"
     scaler: bool = True
     own_labels: bool = False
+    augment: bool = False  # crops and flips of what clients train with; the paper names none
     test_batch: Annotated[int, Field(ge=2)] = 128
     redraw_sizes: bool = False  # a Dirichlet draw of the clients' sizes for every seed; else the paper's for all
     exposure: Annotated[list[OneAttack], BeforeValidator(none_or_many)] = default("none")  # attacks on who was in

@@ -73,7 +73,9 @@ def is_submodel(row: Row) -> bool:
 
 
 def name(labels: Mapping[str, Any]) -> str:
-    """A channel rule on the server's network, and the defense on top; without large clients, whether cells are kept.
+    """A channel rule on the server's network, and the defense on top; whether pictures were cropped and flipped.
+
+    Without large clients, whether cells are kept.
 
     Example:
         >>> name({"submodels": "none", "model": "mapp-cnn-8", "defense": "none"})
@@ -83,6 +85,7 @@ def name(labels: Mapping[str, Any]) -> str:
     told = f"{rule}, {labels['model']}"
     if labels.get("large_clients") == 0 and labels.get("uncovered") == "keep" and not rule.startswith("local"):
         told += ", uncovered kept"
+    told += ", crops and flips" if labels.get("augment") else ""
     return told if labels["defense"] in ("none", None) else f"{told}, {labels['defense']}"
 
 
@@ -166,7 +169,7 @@ def asker_of(row: Row) -> Asker:
 
 def labels_of(row: Row) -> dict[str, Any]:
     """What tells a federation from others."""
-    names = ("run", "submodels", "large_clients", "uncovered")
+    names = ("run", "submodels", "large_clients", "uncovered", "augment")
     extra = {key: row.extra[key] for key in names if key in row.extra}
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
 

@@ -100,7 +100,7 @@ class Hall:
         scale = self.scale
         asking = Asking(updates=scale.updates, shadows=scale.shadows, shuffles=scale.shuffles)
         turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
-        labels = labels_of(job, self.data)
+        labels = labels_of(job, self.data, scale)
         return Exposer(
             self.attacks, self.near, labels, story, scale.rounds, asking=asking, turn=turn, device=self.device
         )
@@ -128,11 +128,12 @@ class Hall:
         return tell
 
 
-def labels_of(job: Job, data: Dataset) -> dict[str, Any]:
+def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
     """What every row of a federation carries."""
     case = job.case
     large = CLIENTS if case.submodels == "none" else case.large
     extra = {"submodels": case.submodels, "large_clients": large, "clients": CLIENTS, "uncovered": case.uncovered}
+    extra |= {"augment": True} if scale.augment else {}
     return {"model": case.model, "dataset": data.name, "defense": case.defense, "seed": job.seed, "extra": extra}
 
 

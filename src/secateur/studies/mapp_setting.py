@@ -23,6 +23,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_groups
 from secateur.errors import WrongInput, unknown
+from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
 
 SIZES_SEED = 41  # gives ten clients of CIFAR-10 the sizes of Table 2
@@ -66,6 +67,7 @@ class Scale:
     patience: int = 5  # epochs of clients that train alone
     at_once: int = 12  # federations that are stacked on a GPU
     threads: int = 1
+    augment: bool = False  # crops and flips of training pictures, which the paper does not speak of
 
 
 TINY = Scale(
@@ -109,9 +111,10 @@ def scale_of(name: str, overrides: list[str] | None) -> Scale:
         if not found or key not in known:
             raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
         numbers = [yaml.safe_load(part) for part in value.split("+")]
-        several = key in ("units", "large")
-        if not all(type(each) is int and each >= 0 for each in numbers) or (len(numbers) > 1 and not several):
-            wanted = "whole numbers joined by +" if several else "a whole number from 0"
+        several, kind = key in ("units", "large"), bool if key == "augment" else int
+        if not all(type(each) is kind and each >= 0 for each in numbers) or (len(numbers) > 1 and not several):
+            whole = "whole numbers joined by +" if several else "a whole number from 0"
+            wanted = whole if kind is int else "true or false"
             raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
         given[key] = tuple(numbers) if several else numbers[0]
     return replace(SCALES[name], **given)
@@ -150,7 +153,7 @@ def terms_of(case: Case, scale: Scale, data: Dataset, seed: int) -> Terms:
         rule=rule.make(),
         rates=rates_of(shares, case.large),
         rounds=scale.rounds,
-        local=Adam(batch_size=scale.batch_size),
+        local=Adam(batch_size=scale.batch_size, augment=crop_and_flip(data) if scale.augment else None),
         uncovered=case.uncovered,
         evaluate_every=max(1, scale.rounds // 10),
         **joined_of(defense_of_clients(case.defense)),

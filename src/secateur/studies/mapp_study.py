@@ -58,6 +58,7 @@ class MappStudy:
             Hall(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(cases, settings.seeds)
         found = Seen(run.rows)
         lines, findings = self.tabulate(found, size)
+        facts |= {"augmentation": "crop and flip" if size.augment else "none"}
         facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
         return Table(entry.summary, facts, [*lines, *asked(found)], findings, ONE if len(settings.seeds) == 1 else MANY)
 

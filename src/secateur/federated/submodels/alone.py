@@ -22,7 +22,7 @@ from secateur.federated.submodels.cutting import Asked, params_of
 from secateur.federated.submodels.federation import Seen, SubmodelFederation
 from secateur.federated.submodels.judging import mean_of
 from secateur.federated.submodels.rules.local import Local
-from secateur.federated.submodels.turning import Job, Moments
+from secateur.federated.submodels.turning import Job, Moments, picked
 from secateur.interfaces import Params
 
 
@@ -88,8 +88,9 @@ class Alone:
     def _job(self, number: int, client: int) -> Job:
         one, (own, _) = self.clients[client], self.parts[client]
         rows = own[torch.randperm(len(own), generator=derive(self.seed, "rows", number, client))]
+        epochs = picked([rows], self.terms.local.augment, derive(self.seed, "augment", number, client))
         noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
-        return Job(self.federation.narrow(client).key, one.flat, [rows], noise, None, one.moments)
+        return Job(self.federation.narrow(client).key, one.flat, epochs, noise, None, one.moments)
 
     def _validated(self, client: int) -> float:
         narrow, held = self.federation.narrow(client), self.parts[client][1].to(self.device)

@@ -23,7 +23,7 @@ from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.federated.submodels.shadow_clients import shadow_clients
-from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params
+from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params, Transform
 from secateur.metrics.membership import Estimate, evaluate, share
 from secateur.recipe import Recipe
 from secateur.rows import Row
@@ -43,6 +43,7 @@ class Target:
     received: Params | None = None  # what a client was sent in the round of its last update
     rate: float = 1.0  # the share of the server's channels
     round: int | None = None  # in which a client sent its last update
+    augment: Transform | None = None  # of its training's inputs, which its shadows do too; what is asked stays as it is
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Meeting:
         order = torch.randperm(2 * len(asked.members), generator=derive(seed, "mixed", client))
         pool = self._batch(torch.cat([asked.members, asked.nonmembers])[order])
         rng = derive(seed, "shadow clients", client)
-        states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng)
+        states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng, self.target.augment)
         *boxes, own = (BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1]))
         # RMIA's population is the pool too: of others its models could only tell P(z) offline, on another scale.
         candidates = Candidates(pool, torch.arange(pool.size))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, vmap
 
 from secateur.errors import unknown
+from secateur.federated.augment import moved
 from secateur.federated.crowd import WAYS
 from secateur.federated.graphs import WARMUPS, Captured
 from secateur.federated.submodels.terms import Adam
@@ -38,7 +39,7 @@ MOST_GRAPHS = 512  # each holds memory for good; clients that change from round 
 class _Step:
     """What a step of some lanes is given: what a graph copies in."""
 
-    rows: Tensor  # (lanes, B)
+    rows: Tensor  # (lanes, B), or (lanes, B, 4) with moves
     scales: Tensor  # (lanes, 2) Adam's step size and root
     noise: tuple[Tensor, ...]
 
@@ -58,6 +59,7 @@ class Crowd:
         if way not in WAYS:
             raise unknown("way", way, WAYS)
         self.data, self.local = data, local
+        self._black = None if local.augment is None else local.augment.colour(data.inputs)  # a graph cannot make it
         self.stacks = way == "stacked" or (way == "auto" and data.inputs.device.type == "cuda")
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
@@ -132,8 +134,12 @@ class Crowd:
         return run
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples of some rows."""
-        return self.data.inputs[rows], self.data.labels[rows]
+        """The examples of some rows, moved where rows come with moves."""
+        inputs, labels = self.data
+        if self._black is None:
+            return inputs[rows], labels[rows]
+        rows, moves = rows[..., 0], rows[..., 1:]
+        return moved(inputs, rows, moves, self._black), labels[rows]
 
 
 class _Stack:

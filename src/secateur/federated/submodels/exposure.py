@@ -137,8 +137,8 @@ class Exposer:
         """Attack every client by its last updates; one that never answered says so."""
         for client, share in enumerate(federation.terms.shares):
             number, received, rows = self.last.get(client, Last(0, {}, share))
-            net, rate = federation.narrow(client).net, federation.rates[client]
-            self._expose(Target(client, net, self.sent.get(client, []), rows, received, rate, number))
+            net, rate, augment = federation.narrow(client).net, federation.rates[client], federation.terms.local.augment
+            self._expose(Target(client, net, self.sent.get(client, []), rows, received, rate, number, augment))
 
     def finish(self, federation: SubmodelFederation) -> None:
         """Attack the clients, then the server's last model, whose members are all training data.

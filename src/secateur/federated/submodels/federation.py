@@ -29,7 +29,7 @@ from secateur.federated.submodels.narrow import narrowed, static
 from secateur.federated.submodels.sending import Sender, Sent
 from secateur.federated.submodels.sizes import Sizes
 from secateur.federated.submodels.terms import Terms, check_rows
-from secateur.federated.submodels.turning import Job, Made, Narrow
+from secateur.federated.submodels.turning import Job, Made, Narrow, picked
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
 from secateur.models.create import check
@@ -92,6 +92,8 @@ class SubmodelFederation:
         beside: SubmodelFederation | None = None,  # another one on this data, whose crowd this one joins
     ) -> None:
         check(net, data.input_shape, data.classes)
+        if terms.local.augment is not None:
+            terms.local.augment.check(data)
         self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
         self.observers, self.number = observers, 0  # rounds that are done
         self.rates = terms.used_rates
@@ -180,9 +182,10 @@ class SubmodelFederation:
         client, share = turn.client, self.terms.shares[turn.client]
         rng = derive(self.seed, "rows", number, client)
         epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
+        moving = picked(epochs, self.terms.local.augment, derive(self.seed, "augment", number, client))
         noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
         narrow, _, start = self._begun(number, client)
-        return Job(narrow.key, start, epochs, noise, None if self.owned is None else self.owned[client])
+        return Job(narrow.key, start, moving, noise, None if self.owned is None else self.owned[client])
 
     def _begun(self, number: int, client: int) -> tuple[Narrow, Cut, Tensor]:
         """A client's width and channels in a round, and the model that it begins with."""

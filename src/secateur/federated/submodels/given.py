@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from secateur.config import choice, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.federated.augment import crop_and_flip
 from secateur.federated.checkpoint import Story
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.alone import Alone
@@ -41,11 +43,15 @@ def federate_submodels(
     name: str,
     large_clients: int = 2,
     client_widths: Sequence[float] = (0.5,),
+    augment: bool = False,
     **terms: Any,
 ) -> tuple[Params, Story]:
     """The server's model and what was told; `terms` are further fields of submodels.terms.Terms."""
     if not isinstance(local, Adam | None):
         raise WrongInput("local", "sub-models are trained by federated.submodels.terms.Adam(...)")
+    local = local or Adam()
+    if augment:
+        local = replace(local, augment=crop_and_flip(data))
     rule, guarded = choice("submodel", submodels), defense_of_clients(defense)
     agreed = Terms(
         shares,
@@ -53,7 +59,7 @@ def federate_submodels(
         rates_of(shares, large_clients, client_widths),
         rounds=rounds,
         per_round=per_round,
-        local=local or Adam(),
+        local=local,
         faults=faults or Faults(),
         **joined_of(guarded),
         **terms,

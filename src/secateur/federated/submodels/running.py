@@ -15,6 +15,7 @@ import torch
 from secateur.catalogue import Choice, Defense
 from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
+from secateur.federated.augment import crop_and_flip
 from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Round
@@ -77,10 +78,11 @@ def plan_submodels(config: Federate) -> list[str]:
     sizes, rates = [len(rows) for rows in terms.shares], sorted(set(terms.rates), reverse=True)
     widths = ", ".join(f"{list(terms.rates).count(rate)} with {rate:g} of the channels" for rate in rates)
     local = f"{terms.local.epochs} local epochs of batches of {terms.local.batch_size}"
+    crops = "" if terms.local.augment is None else ", pictures cropped and flipped"
     return [
         f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:",
         f"  {len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each: {widths}",
-        f"  {terms.rounds} rounds of {local}, Adam with {terms.local.learning_rate:g}",
+        f"  {terms.rounds} rounds of {local}, Adam with {terms.local.learning_rate:g}{crops}",
         f"  {terms.averaging} average of each cell, uncovered: {terms.uncovered}, BatchNorm {terms.batchnorm}",
         f"  sub-models by {', '.join(map(str, config.submodels))}",
         f"  defend with {', '.join(map(str, config.defense))}",
@@ -91,6 +93,7 @@ def plan_submodels(config: Federate) -> list[str]:
 def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> Terms:
     """The terms of one federation."""
     shares = shares_of(config, data, seed)
+    augment = crop_and_flip(data) if config.augment else None
     names = ("rounds", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every", "test_batch")
     return Terms(
         shares,
@@ -98,7 +101,7 @@ def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: 
         rates_of(shares, config.large_clients, config.client_widths),
         **{name: getattr(config, name) for name in names},
         per_round=min(config.per_round, len(shares)) if config.clients is None else config.per_round,
-        local=Adam(config.local_epochs or 1, config.batch_size, config.learning_rate),
+        local=Adam(config.local_epochs or 1, config.batch_size, config.learning_rate, augment=augment),
         faults=Faults(**config.faults.model_dump()),
         **joined_of(defense),
     )
@@ -109,6 +112,7 @@ def labels_of(model: str, data: Dataset, seed: int, rule: Choice, defense: Defen
     extra = {"submodels": str(rule), "large_clients": sum(rate == 1 for rate in terms.used_rates)}
     extra |= {name: getattr(terms, name) for name in ("uncovered", "batchnorm", "averaging", "own_labels")}
     extra |= {"clients": len(terms.shares), "rounds": terms.rounds}
+    extra |= {} if terms.local.augment is None else {"augment": True}
     return {"model": model, "dataset": data.name, "seed": seed, "defense": str(defense), "extra": extra}
 
 

@@ -14,13 +14,19 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Params
+from secateur.interfaces import Batch, Params, Transform
 from secateur.recipe import Recipe, Task
 from secateur.training import fit_many
 
 
 def shadow_clients(
-    net: nn.Module, received: Params, pool: Batch, models: int, turn: Recipe, rng: Generator
+    net: nn.Module,
+    received: Params,
+    pool: Batch,
+    models: int,
+    turn: Recipe,
+    rng: Generator,
+    augment: Transform | None = None,  # of every step's inputs, as the client does
 ) -> tuple[list[Params], Tensor]:
     """What the shadow clients would send, and (models, pool) which rows each trained on."""
     design = halves(pool.size, models, rng)
@@ -33,7 +39,7 @@ def shadow_clients(
     ]
     way = "stacked" if device.type == "cuda" else "auto"  # narrow, equal and brief: timing the ways takes longer
     with torch.enable_grad():  # a server that looks at updates takes no gradients
-        fitted = dict(fit_many(net, tasks, turn, way=way))
+        fitted = dict(fit_many(net, tasks, turn, transform=augment, way=way))
     return [fitted[number].state for number in range(models)], design
 
 

@@ -14,6 +14,7 @@ from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
+from secateur.federated.augment import CropAndFlip
 from secateur.federated.faults import Faults
 from secateur.federated.sending import inner_of
 from secateur.federated.submodels.rules import Rule
@@ -34,6 +35,7 @@ class Adam:
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    augment: CropAndFlip | None = field(default=None, repr=False)  # of every step's pictures; the paper names none
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -94,12 +96,14 @@ class Terms:
     def stated(self) -> dict[str, Any]:
         """The terms in words and numbers, for whoever reads the result."""
         names = ("rounds", "per_round", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every")
+        augmented = {} if self.local.augment is None else {"augment": repr(self.local.augment)}
         return {name: getattr(self, name) for name in (*names, "test_batch")} | {
             "rule": repr(self.rule),
             "rates": self.used_rates,
             "local": repr(self.local),
             "defense": repr(self.withholding or self.upload),
             "faults": repr(self.faults),
+            **augmented,
         }
 
 

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from secateur.data.dataset import fingerprint
+from secateur.federated.augment import CropAndFlip
 from secateur.federated.submodels.cutting import params_of
 from secateur.federated.submodels.terms import Adam
 from secateur.functional import Ask, Functional
@@ -55,7 +56,7 @@ class Job(NamedTuple):
 
     key: str  # of its Narrow
     start: Tensor  # (P_c,)
-    epochs: Sequence[Tensor]  # its rows in the order of each
+    epochs: Sequence[Tensor]  # its rows in the order of each, as `picked` gives them
     rng: Generator  # of the network's noise, on the device
     owned: Tensor | None = None  # (K,) 1 for the labels that it owns, else 0
     moments: Moments | None = None  # None: new
@@ -66,6 +67,16 @@ class Made(NamedTuple):
 
     flat: Tensor
     moments: Moments
+
+
+def picked(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator) -> Sequence[Tensor]:
+    """Every epoch's rows (n,); where pictures are augmented each with its own moves beside it, (n, 4).
+
+    So all chance of a turn is drawn before it, whichever way and device it is trained on.
+    """
+    if augment is None:
+        return epochs
+    return [torch.cat([rows[:, None], augment.draw(len(rows), rng)], 1) for rows in epochs]
 
 
 def batches(rows: Tensor, size: int) -> list[Tensor]:
