@@ -306,6 +306,28 @@ def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
                 torch.testing.assert_close(other.states[client][name], value, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("nan", [0.4, 1.0])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {},
+        {"base": Half(every=2), "withholding": Withhold()},
+        {"base": Stale(every=3)},
+        {"base": Moving(every=2), "averaging": "coverage"},
+        protection_of(defense("priprune")),
+    ],
+)
+def test_every_way_tells_the_same_where_clients_go_astray(terms, nan):
+    told = []
+    for way, waits in (("sequential", True), ("sequential", False), ("stacked", False)):
+        fed = federation(way=way, rounds=6, faults=Faults(nan=nan), **terms)
+        fed.waits = waits
+        told.append({(row.metric, row.round, row.client): row.value for row in run(fed)})
+    up = sum(value for (name, _, client), value in told[0].items() if name == "bytes_up" and client is not None)
+    assert up > 0  # what cannot be averaged has still been sent
+    assert told[1] == pytest.approx(told[0]) and told[2] == pytest.approx(told[0])
+
+
 # Faults ---------------------------------------------------------------------------------------------------------
 
 

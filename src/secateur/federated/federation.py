@@ -115,7 +115,7 @@ class Federation:
         self.number = number
         if not evaluating:
             return Round(number)
-        shares = [one.rates for one in arrived if one.rates is not None]
+        shares = [one.rates for one in arrived if one.rates is not None and one.counts]
         means = [float(torch.stack(each).mean()) for each in zip(*shares, strict=True)]
         withheld = dict(zip(("withheld_of_kept", "withheld_of_all"), means, strict=False))
         judged = self.judge(self.model()) | {"density": server.density} | withheld
@@ -152,25 +152,24 @@ class Federation:
     def _one_by_one(
         self, number: int, drawn: Drawn, faults: dict[int, Fault], sizing: bool, evaluating: bool
     ) -> tuple[Gathered, list[Arrived]]:
-        """The sum of what arrives whole; the others are noted as lost."""
+        """The sum of what arrives in form and is finite; the others are noted as lost."""
         server, waits, looked = self.server, self.waits, self.panel.looks(number)
         gathered = server.gathering(own_masks=self.turns.choosing(number) is not None)
         arrived: list[Arrived] = []
         for client, rows, update in self._updates(number, drawn, faults):
-            update = update._replace(values=spoilt(update.values, faults.get(client)))
-            if (fault := refusal(update.values, server.weights)) is not None:
+            values = spoilt(update.values, faults.get(client))  # measured is what it had been
+            if (fault := refusal(values, server.weights)) is not None:
                 self.ledger.lose(number, client, fault)
                 continue
-            alive = alive_of(server.numbers(update))
-            if waits and not bool(alive):
-                self.ledger.lose(number, client, "nan")
-                continue
-            unknown = None if waits else alive
-            server.add(gathered, update, len(self.terms.shares[client]), unknown)
-            self._keep(client, update.state, unknown)
+            alive: Tensor | None = alive_of(server.numbers(update._replace(values=values)))
+            if waits and bool(alive):
+                alive = None  # nobody asks again
+            if alive is None or not waits:
+                server.add(gathered, update, len(self.terms.shares[client]), alive)
+                self._keep(client, update.state, alive)
             varies = self.turns.varies or bool(server.squares) or update.own_mask is not None
             size = values_of(update, bool(server.squares)).squeeze(0) if varies else None
-            one = Arrived(client, rows, {}, {}, unknown, size)
+            one = Arrived(client, rows, {}, {}, alive, size)
             arrived.append(self._shown(one, update, looked, sizing and not arrived, evaluating))
         return gathered, arrived
 

@@ -34,7 +34,7 @@ class Ledger:
         self.traffic = Traffic(clients, squares)
         self.turns = [0] * clients  # updates that each may have sent
         self._lost: dict[int, dict[int, Fault]] = {}  # by round
-        self._unread: list[tuple[int, list[int], list[Tensor]]] = []  # rounds whose numbers only the device knows
+        self._unread: list[tuple[int, int, Tensor]] = []  # round, client, and () whether its update was finite
 
     def lose(self, number: int, client: int, fault: Fault) -> None:
         """A round goes on without a client."""
@@ -49,20 +49,16 @@ class Ledger:
         """A round's updates."""
         clients = [one.client for one in arrived]
         sizes = [one.size for one in arrived if one.size is not None]
-        alive = [one.alive for one in arrived if one.alive is not None]
         self.traffic.upload(clients, sizes or None, own_masks)
-        if alive:
-            self._unread.append((number, clients, alive))
+        self._unread += [(number, one.client, one.alive) for one in arrived if one.alive is not None]
 
     def read(self) -> None:
         """Take over what the device knows of finished rounds."""
         self.traffic.read()
-        flags = [flag for _, _, alive in self._unread for flag in alive]
-        fine = iter(torch.stack(flags).tolist() if flags else [])
-        for number, clients, _ in self._unread:
-            for client in clients:
-                if not next(fine):
-                    self.lose(number, client, "nan")
+        flags = torch.stack([alive for *_, alive in self._unread]).tolist() if self._unread else []
+        for (number, client, _), fine in zip(self._unread, flags, strict=True):
+            if not fine:
+                self.lose(number, client, "nan")
         self._unread.clear()
 
     def measures(self, number: int, judged: Mapping[str, float], last: bool) -> list[Measure]:

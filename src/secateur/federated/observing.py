@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from secateur import tree
 from secateur.defenses.withholding import Rates
-from secateur.federated.averaging import alive_of
 from secateur.federated.crowd import Rows
 from secateur.federated.faults import Fault
 from secateur.federated.sampling import Drawn
@@ -104,15 +103,20 @@ class Every:
 
 
 class Arrived(NamedTuple):
-    """An update that came in whole, with what is asked of it."""
+    """An update that came in with the form of the server's weights, and what is asked of it."""
 
     client: int
     rows: Rows
     values: Params  # empty where nobody looks
     buffers: Params
-    alive: Tensor | None = None  # () whether it is finite, where only the device knows
+    alive: Tensor | None = None  # () whether it is finite, and so averaged; None: it is
     size: Tensor | None = None  # () bytes of its values, where these vary
     rates: Rates | None = None  # how much was withheld
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is in the average: asks the device, where only that knows."""
+        return self.alive is None or bool(self.alive)
 
 
 class Panel:
@@ -138,7 +142,7 @@ class Panel:
             return
         federation = self.federation
         sent, mask = federation.server.received, tree.clone(federation.server.mask)
-        arrived = [one for one in arrived if bool(alive_of(one.values | one.buffers))]
+        arrived = [one for one in arrived if one.counts]
         if federation.terms.view == "sum":
             seen = [self._sum(number, sent, arrived, gathered)] if arrived else []
         else:

@@ -50,7 +50,7 @@ class Stacked(NamedTuple):
 class Made(NamedTuple):
     """What it comes to; on a GPU overwritten by the next round."""
 
-    update: Update  # of all, stacked
+    update: Update  # of all, stacked; of who goes astray what it had been
     alive: Tensor  # (clients,) who is heard, and finite
     sizes: Tensor | None  # (clients,) bytes of the values that are sent; None: as of any other
     gathered: Gathered
@@ -80,9 +80,9 @@ class Together:
         update = self.turns.many(Given(given.rows, state, given.noise, given.chance), number, choose)
         first, value = next(iter(update.values.items()))
         wrong = astray.bool().view(-1, *[1] * (value.ndim - 1))
-        update = update._replace(values=update.values | {first: torch.where(wrong, torch.nan, value)})
+        spoilt = update._replace(values=update.values | {first: torch.where(wrong, torch.nan, value)})
         gathered = self.server.gathering(own_masks=choose is not None)
-        alive = self.server.add_stacked(gathered, update, sizes.to(value.dtype), heard.bool())
+        alive = self.server.add_stacked(gathered, spoilt, sizes.to(value.dtype), heard.bool())
         self.homes.keep(places, update.state, alive)
         squares = bool(self.server.squares)
         varies = self.turns.varies or squares or choose is not None
