@@ -210,6 +210,32 @@ class Unused(Twice):
         return self.last(x.flatten(1))
 
 
+class Ignored(Twice):
+    """A layer whose output nobody reads."""
+
+    def forward(self, x):
+        self.one(x.flatten(1))
+        return self.last(x.flatten(1))
+
+
+class TimeFirst(nn.Module):
+    """Its outputs are right for all users at once, and yet a user's rows are not together where a layer sees them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.last = nn.Linear(6, 4).double(), nn.Linear(24, 3).double()
+
+    def forward(self, x):
+        return self.last(self.one(x.squeeze(1).transpose(0, 1)).transpose(0, 1).flatten(1))
+
+
+class Stopped(Twice):
+    def forward(self, x):
+        with torch.no_grad():  # which no trace shows
+            y = self.one(x.flatten(1))
+        return self.last(x.flatten(1) + y)
+
+
 NOT_TAKEN = {
     "a layer twice": Twice,
     "a parameter without a layer": Temperature,
@@ -219,6 +245,8 @@ NOT_TAKEN = {
     "a count of examples": Counting,
     "another layer": lambda: net_of(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), *flat()),
     "same": lambda: net_of(nn.Conv2d(1, 4, 3, padding="same"), *flat()),
+    "examples in the second axis": TimeFirst,
+    "a part without gradients": Stopped,
     "normalised weights": lambda: net_of(
         nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 4, 3, padding=1).double()), *flat()
     ),
@@ -240,10 +268,21 @@ def test_what_one_batch_would_get_wrong_keeps_a_backward_each(name):
 
 def test_a_parameter_that_is_not_used_has_no_gradient_left_from_before():
     net, plan = Unused(), plan_of(SendAll())
-    rounds = rounds_of(net, plan)
+    rounds, given = rounds_of(net, plan), given_of(net, plan)
+    rounds.gradients(given)
     rounds.uploads.found.fill_(7)
-    grads = rounds.gradients(given_of(net, plan)).grads
+    grads = rounds.gradients(given).grads
     assert rounds.one_batch.fits and not any(own["one.weight"].any() for own in grads)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_layer_whose_output_nobody_reads_has_no_gradient(stacked):
+    net, plan = Ignored(), plan_of(SendAll())
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written is NaN
+    try:
+        assert compare(net, given_of(net, plan), stacked=stacked).one_batch.fits
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_frozen_parameters_stay_out_of_it():

@@ -8,6 +8,7 @@ waits for and which therefore run beside the backward, and BatchNorm's statistic
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,20 +18,22 @@ from secateur.federated.fusing import fused
 from secateur.federated.graphs import Aside
 from secateur.federated.shared_layers import Layers
 from secateur.federated.statistics import Statistics
-from secateur.federated.steps import Given
+from secateur.federated.steps import Found, Given
 from secateur.functional import Functional
 from secateur.interfaces import Loss, Params
 from secateur.precision import tf32
 
 BRANCHES = 5  # beside the backward
 TOLERANCE = 1e-3  # relative; two orders of the same float32 sums are apart by 1e-5
+LOOSE, ROUNDING = 0.2, 1e-5  # of a tensor's gradient: ReLUs near 0 that fall to the other side are .01; and of all
 
 
 class OneBatch:
     """One forward and one backward for all users, for the networks that it is right for.
 
-    Not right is a network that uses a parameter other than once in a layer that is known here, or that mixes examples
-    other than by nn.BatchNorm. The first step shows both.
+    Not right is a network that uses a parameter other than once in a layer that is known here, that mixes examples
+    other than by nn.BatchNorm, that has them in another axis than the first, or whose trace leaves out what it does,
+    such as torch.no_grad. The first step shows it.
     """
 
     def __init__(self, learner: Functional, loss: Loss, users: int, device: torch.device) -> None:
@@ -40,12 +43,12 @@ class OneBatch:
         self.aside = Aside(min(BRANCHES, users), device)
         self.fits: bool | None = None  # not known before the first step
 
-    def takes(self, leaves: Params, statistics: Statistics, given: list[Given]) -> bool:
-        """Whether it is right for these batches, which must be of one size."""
+    def takes(self, leaves: Params, statistics: Statistics, given: list[Given], by_user: Callable[[], Found]) -> bool:
+        """Whether it is right for these batches, which must be of one size; the first ones are compared."""
         if len({user.batch.size for user in given}) > 1:
             return False
         if self.fits is None:
-            self.fits = self._agrees(leaves, statistics, given)
+            self.fits = self._agrees(leaves, statistics, given, by_user)
         return self.fits
 
     def __call__(self, leaves: Params, running: Params, given: list[Given], into: Params) -> Tensor | None:
@@ -79,25 +82,30 @@ class OneBatch:
         parts = zip(outputs.chunk(self.users), labels.chunk(self.users), strict=True)
         return torch.stack([self.loss(*each) for each in parts])
 
-    @torch.no_grad()
-    def _agrees(self, leaves: Params, statistics: Statistics, given: list[Given]) -> bool:
-        """Whether a user's outputs, loss and buffers are what they would be without the others."""
-        copies, again = statistics.copies(), statistics.copies()
-        own, losses = [], []
+    def _agrees(self, leaves: Params, statistics: Statistics, given: list[Given], by_user: Callable[[], Found]) -> bool:
+        """Whether a user's loss, gradient and buffers are what they are without the others."""
+        buffers = statistics.copies()
+        room = {name: value.new_zeros(self.users, *value.shape) for name, value in leaves.items()}
         with tf32(False):
-            for user, (batch, dropout) in enumerate(given):
-                own.append(self.learner(leaves | statistics.of(user, copies), batch.inputs, dropout))
-                losses.append(self.loss(own[-1], batch.labels))
+            own = by_user()
             try:
-                with self.aside:  # without a backward nothing is written
-                    outputs, _ = self._outputs(leaves, statistics.views(again), given, into=leaves)
-                found = [outputs, self._losses(outputs, torch.cat([user.batch.labels for user in given]))]
+                losses = self(leaves, statistics.views(buffers), given, room)
             except Exception:  # such as of a network that takes batches of one size only
                 return False
-        expected = [torch.cat(own), torch.stack(losses), *statistics.taken(copies)]
-        return all(map(_close, [*found, *statistics.taken(again)], expected))
+        if losses is None:
+            return False
+        expected = [torch.stack(own.losses), *statistics.taken(own.buffers)]
+        grads = [{name: value[user] for name, value in room.items()} for user in range(self.users)]
+        return all(map(_close, [losses, *statistics.taken(buffers)], expected)) and all(map(_alike, grads, own.grads))
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     one, other = one.double(), other.double()
     return one.shape == other.shape and bool((one - other).norm() <= TOLERANCE * other.norm())
+
+
+def _alike(one: Params, other: Params) -> bool:
+    """Gradients, tensor by tensor: of a bias before BatchNorm nothing but rounding is left."""
+    apart = torch.stack([(one[name] - value).norm() for name, value in other.items()])
+    sizes = torch.stack([value.norm() for value in other.values()])
+    return bool((apart <= LOOSE * sizes + ROUNDING * sizes.norm()).all())

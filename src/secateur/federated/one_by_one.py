@@ -28,7 +28,8 @@ class OneByOne:
 
     def room(self) -> Params:
         """Where all users' gradients go, (users, ...), without one backward each."""
-        return {name: value.new_empty(self.plan.users, *value.shape) for name, value in self.params.items()}
+        # zeros: nothing is written for a layer whose output the loss does not depend on
+        return {name: value.new_zeros(self.plan.users, *value.shape) for name, value in self.params.items()}
 
     def filled(self, room: Params) -> list[Params]:
         """What is in the room now, by user."""

@@ -87,7 +87,9 @@ class Rounds:
 
     def _at_once(self, given: Round, leaves: Params) -> Found | None:
         """By one backward, where that is right."""
-        if self.one_batch is None or not self.one_batch.takes(leaves, self.statistics, given.given):
+        if self.one_batch is None:
+            return None
+        if not self.one_batch.takes(leaves, self.statistics, given.given, lambda: self._by_user(given, leaves)):
             return None
         buffers, room = self.statistics.copies(), self.uploads.room()
         losses = self.one_batch(leaves, self.statistics.views(buffers), given.given, room)
