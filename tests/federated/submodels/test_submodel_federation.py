@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 import tiny_submodels as tiny
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
@@ -334,3 +335,22 @@ def test_what_an_observer_keeps_is_saved_with_the_federation():
     assert len(found.kept) == 1
     tiny.told(other)
     assert len(found.kept) == 3 and all(map(torch.equal, found.kept, wanted.kept))
+
+
+class Picky(nn.Linear):
+    """Reads parameters at multiples of 16 bytes alone, as kernels of a GPU do."""
+
+    def forward(self, inputs):
+        assert all(value.data_ptr() % 16 == 0 for value in self.parameters())
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_models_are_judged_wherever_their_vector_begins(first):
+    net = nn.Sequential(Picky(3, 5), nn.BatchNorm1d(5, track_running_stats=False), Picky(5, 2))
+    shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
+    size, rng = sum(value.numel() for value in net.parameters()), torch.Generator().manual_seed(0)
+    row, inputs = torch.randn(first + size, generator=rng)[first:], torch.randn(6, 3, generator=rng)
+    params = params_of(row, shapes)
+    for judge in (testing.logits, lambda net, params, inputs: testing.reestimated(net, params, inputs, inputs)):
+        assert torch.equal(judge(net, params, inputs), judge(net, tree.clone(params), inputs))

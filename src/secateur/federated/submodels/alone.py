@@ -73,8 +73,8 @@ class Alone:
     def _epoch(self, number: int) -> Round:
         training = [c for c, one in enumerate(self.clients) if one.waited < self.rule.patience]
         made = self.federation.crowd([self._job(number, client) for client in training])
-        for client, (row, moments) in zip(training, made, strict=True):
-            one, flat = self.clients[client], row.clone()  # a stack's row may begin where a GPU's kernels cannot read
+        for client, (flat, moments) in zip(training, made, strict=True):
+            one = self.clients[client]
             one.flat, one.moments, one.epochs = flat, moments, number
             loss = self._validated(client)
             if loss < one.lowest:

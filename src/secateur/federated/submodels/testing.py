@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from secateur import tree
 from secateur.federated.submodels.turning import batches
 from secateur.interfaces import Batch, Params
 from secateur.precision import full_precision
@@ -23,8 +24,8 @@ from secateur.pruning.operations import NORMS
 
 def logits(net: nn.Module, params: Params, inputs: Tensor, batch_size: int = 128) -> Tensor:
     """(N, K) outputs of a network by the statistics of each batch."""
-    made = copy.deepcopy(net).to(inputs.device).eval()
-    return _answers(lambda part: functional_call(made, arranged(params), (part,)), inputs, batch_size)
+    made, own = copy.deepcopy(net).to(inputs.device).eval(), _apart(params)
+    return _answers(lambda part: functional_call(made, own, (part,)), inputs, batch_size)
 
 
 def losses(net: nn.Module, params: Params, batch: Batch, batch_size: int = 128) -> Tensor:
@@ -42,10 +43,10 @@ def reestimated(net: nn.Module, params: Params, own: Tensor, inputs: Tensor, bat
             module.running_var = torch.ones(module.num_features).to(own)
             module.num_batches_tracked = torch.tensor(0, device=own.device)
             module.train()
-    buffers = dict(made.named_buffers())
-    _answers(lambda part: functional_call(made, arranged(params) | buffers, (part,)), own, batch_size)
+    tensors = _apart(params) | dict(made.named_buffers())
+    _answers(lambda part: functional_call(made, tensors, (part,)), own, batch_size)
     made.eval()
-    return _answers(lambda part: functional_call(made, arranged(params) | buffers, (part,)), inputs, batch_size)
+    return _answers(lambda part: functional_call(made, tensors, (part,)), inputs, batch_size)
 
 
 def judged(found: Tensor, labels: Tensor) -> dict[str, float]:
@@ -54,6 +55,11 @@ def judged(found: Tensor, labels: Tensor) -> dict[str, float]:
         return {"test_accuracy": 0.0}
     right = (found.argmax(1) == labels).double().mean()
     return {"test_loss": float(cross_entropy(found, labels)), "test_accuracy": float(right)}
+
+
+def _apart(params: Params) -> Params:
+    """Copies: views of a flat vector may begin where a GPU's kernels cannot read."""
+    return arranged(tree.clone(params))
 
 
 @torch.no_grad()
