@@ -99,6 +99,14 @@ def test_a_client_that_says_too_much_takes_no_memory():
     assert there.link.examples == {1: MOST} and len(there.terms.shares[1]) == MOST
 
 
+@pytest.mark.parametrize("said", [{"says": lambda c: "me" if c == 1 else c}, {"examples": lambda c: [1.5, "x"][c % 2]}])
+def test_a_greeting_that_cannot_be_read_ends_nothing(said, caplog):
+    link = Link(Near(None, 3, **said), 0.5, patience=0)
+    link.clients = 3
+    link.meet()
+    assert link.nodes == ({0: 100, 2: 102} if "says" in said else {}) and "node 101 answers" in caplog.text
+
+
 def whole(name="all", shape=(1, 4, 4), classes=3, rows=6, mean=(0.2,), std=(0.4,)):
     inputs = torch.rand(rows, *shape, generator=torch.Generator().manual_seed(0))
     return Dataset(name, inputs, torch.arange(rows) % classes, classes, rows, None, mean, std)

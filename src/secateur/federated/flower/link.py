@@ -62,17 +62,15 @@ class Link:
 
     def _greet(self, nodes: list[int]) -> None:
         self._met |= set(nodes)
-        said: dict[
-            int, tuple[int, int]
-        ] = {}  # client, -1 where a node does not say, and examples, 0 where the server knows
+        said: dict[int, tuple[int, int]] = {}  # by node
         content = RecordDict({"turn": ConfigRecord({"hello": True})})
         for node, answer in self._ask(HELLO, ((node, node, content) for node in nodes)):
             if isinstance(answer, str):
                 self._met.discard(node)  # to be greeted again
+            elif (told := _told(answer)) is None:
+                log.warning("node %s answers to its greeting with what cannot be read; it is left out", node)
             else:
-                told = answer.config_records["turn"]
-                examples = int(str(told.get("examples", 0)))
-                said[node] = int(str(told["client"])), min(max(examples, 0), MOST)
+                said[node] = told
         for node, (client, examples) in said.items():
             if client >= self.clients or self.nodes.get(client, node) != node:
                 log.warning(
@@ -119,3 +117,12 @@ class Link:
             return reply.content
         log.warning("a client answered with an error: %s", reply.error.reason)
         return "absent" if reply.error.code == ErrorCode.NODE_UNAVAILABLE else "error"
+
+
+def _told(answer: RecordDict) -> tuple[int, int] | None:
+    """Which client a node is, -1 where it does not say, and its examples, 0 where the server knows them."""
+    try:
+        told = answer.config_records["turn"]
+        return int(str(told["client"])), min(max(int(str(told.get("examples", 0))), 0), MOST)
+    except (KeyError, ValueError):
+        return None
