@@ -34,3 +34,12 @@ def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, s
     assert out.dtype == torch.float32 and out.is_contiguous()
     for one, other in pairs:
         assert float((one - other).norm()) <= 2e-6 * float(other.norm()) + 1e-12
+
+
+def test_what_is_not_a_number_stays_so_that_a_training_can_tell(rng):
+    x, skip = (torch.randn(2, 40, 3, generator=rng).to(DEVICE) for _ in range(2))
+    ones = torch.ones(3, device=DEVICE)
+    x[1, 5, 1] = skip[0, 3, 0] = torch.nan
+    out, (mean, var, *_) = batchnorm_kernels.normalised(x, ones, ones, 1e-5, skip, True)
+    assert out.isnan().sum(1).tolist() == [[1, 0, 0], [0, 40, 0]]
+    assert mean.isnan().tolist() == var.isnan().tolist() == [[False] * 3, [False, True, False]]

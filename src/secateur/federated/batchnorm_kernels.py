@@ -74,7 +74,8 @@ def _moments(sums, x, weight, bias, out, U, P, C, parts, eps, S: tl.constexpr, W
     total, along = _both(sums, u, c, U, C, parts, S, W)
     away = total / P
     mean = tl.load(x + u * P * C + c, mask=inside, other=0) + away
-    var = tl.maximum(along / P - away * away, 0.0)
+    var = along / P - away * away
+    var = tl.where(var < 0, 0.0, var)  # tl.maximum would hide NaN
     inverse = 1 / tl.sqrt(var + eps)
     scale = tl.load(weight + c, mask=inside, other=0) * inverse
     into = out + u * C + c
@@ -130,7 +131,7 @@ def _written(
             other = tl.where(d * by[None, :] + plus[None, :] > 0, other, 0.0)
         value += other * tl.load(of + 2 * step, mask=c < C, other=0)[None, :]
     if RELU and not BACK:
-        value = tl.maximum(value, 0.0)
+        value = tl.where(value < 0, 0.0, value)
     tl.store(out + at, value, mask=inside)
 
 
