@@ -19,6 +19,7 @@ from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback, upload_of
+from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.federated import graphs
 from secateur.federated.augment import CropAndFlip
@@ -396,6 +397,20 @@ def test_all_users_together_equal_one_by_one(text):
         assert torch.allclose(value.double(), again[name].double(), rtol=1e-12, atol=1e-12), name
     if text is not None and text.startswith("adgp"):
         assert all(torch.equal(where, stacked.inside[name]) for name, where in alone_.inside.items())
+
+
+class Halves(TopK):
+    """Of the user's own: it inherits the way for rows, and sends otherwise."""
+
+    def __call__(self, grads, state, turning):
+        sent, state = super().__call__(grads, state, turning)
+        return {name: value / 2 for name, value in sent.items()}, state
+
+
+def test_an_upload_that_inherits_from_another_is_called_as_it_is():
+    one, other = one_by_one_and_together(plan_of(Halves()), small())
+    assert rows_of(one) == [pytest.approx(row, rel=1e-12, abs=1e-12) for row in rows_of(other)]
+    assert apart(one.model(), other.model()) < 1e-12
 
 
 def test_error_feedback_of_all_users_together_loses_nothing_and_sends_all_where_all_is_sent():

@@ -33,7 +33,7 @@ class Stacked:
         self.norms = flat.zeros.new_zeros(plan.users)  # theirs
         self.whole = flat.new(plan.users)  # X, what is compressed; between two steps the residual
         self.kept = {name: _repeated(value, plan.users) for name, value in self.inner.init(params).items()}
-        self.noise_rows = flat.new(plan.users) if isinstance(self.inner, GaussianNoise) else None
+        self.noise_rows = flat.new(plan.users) if type(self.inner) is GaussianNoise else None
         self.noise = flat.views(self.noise_rows) if self.noise_rows is not None else self._noise()
         self.states = [self._state(user) for user in range(plan.users)]
 
@@ -97,7 +97,8 @@ class Stacked:
 
     def _send(self, inside: Mask | None, turning: Turning) -> Tensor:
         """(users, N) what everybody sends, in memory of its own."""
-        by_rows = None if self.kept else getattr(self.inner, "compress_rows", None)
+        own = "compress_rows" in vars(type(self.inner))  # one that is inherited need not be what is called here
+        by_rows = getattr(self.inner, "compress_rows", None) if own and not self.kept else None
         if by_rows is not None:  # nothing is cut up and joined again
             sent: Tensor = by_rows(self.whole, self.flat.sizes, ALIGNED)
             return sent
