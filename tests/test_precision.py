@@ -24,9 +24,11 @@ def test_halves_are_a_tf32_number_and_the_rest():
 
 def test_three_products_work_inside_vmap():
     layer, inputs = nn.Conv2d(4, 8, 3), numbers(3, 2, 4, 5, 5)
-    with torch.no_grad(), ThreeProducts():
-        many = torch.vmap(layer)(inputs)
-    torch.testing.assert_close(many, torch.stack([layer(each) for each in inputs]), rtol=1e-5, atol=1e-6)
+    wanted = torch.stack([layer(each) for each in inputs])
+    for mapped in (torch.vmap(layer), torch.vmap(torch.vmap(layer))):  # batches, and single pictures
+        with torch.no_grad(), ThreeProducts():
+            many = mapped(inputs)
+        torch.testing.assert_close(many, wanted, rtol=1e-5, atol=1e-6)
 
 
 def tf32_only(function):

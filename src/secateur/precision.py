@@ -54,7 +54,7 @@ class ThreeProducts(TorchFunctionMode):
 def _three_products(func: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *others: Any) -> Tensor:
     high, low = halves(inputs)
     of_weight = halves(weight)
-    main, rest = func(high, torch.cat(of_weight), None, *others).chunk(2, 1 if func is F.conv2d else -1)
+    main, rest = func(high, torch.cat(of_weight), None, *others).chunk(2, -3 if func is F.conv2d else -1)
     total: Tensor = main + (rest + func(low, of_weight[0], bias, *others))
     return total
 
