@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_rules import federation, run
+from tiny_rules import federation, plain_net, run
 
 from secateur.catalogue import methods
 from secateur.config import base_pruning, defense
@@ -58,6 +58,21 @@ def test_captured_equals_eager_on_a_gpu(base, rule, monkeypatch):
     for name, value in one.model().items():
         torch.testing.assert_close(other.model()[name], value, rtol=0, atol=1e-9)
     assert [(row.metric, row.round) for row in rows] == [(row.metric, row.round) for row in others]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("rule", ["pseudo-largest", "mix", "random", "largest:of=kept"])
+@pytest.mark.parametrize("base", ["none", "prunefl", "feddst"])
+def test_exactly_its_share_in_float32(base, rule, device):
+    """In which a GPU has kernels of its own for what is largest."""
+    _, fed, seen = rows_of(base, rule, "stacked", device, rounds=9, net=plain_net().float())
+    total = sum(keep.numel() for keep in fed.server.mask.values())
+    kept = round(fed.server.density * total)
+    wanted = kept - int(0.3 * (kept if "kept" in rule else total))
+    assert len(seen) == 27
+    for each in seen:
+        sent = sum(int(value.count_nonzero()) for value in each.view.update.values.values() if value.ndim > 1)
+        assert sent == wanted or (base == "feddst" and wanted - 3 <= sent < wanted)  # grown, and still 0
 
 
 @needs_cuda
