@@ -1,6 +1,8 @@
 """Selection by rank: exactly so many, ties by position, the same on every path."""
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
+from secateur.defenses import selection
 from secateur.defenses.selection import between, counts, end_to_end, kept_between, largest, slices
 from secateur.errors import WrongInput
 
@@ -127,3 +130,17 @@ def test_a_rule_of_several_trees_is_given_the_same_tensor_of_each():
     added, size = end_to_end(lambda sizes, x, y: (x + y, x * sizes[0]), left, right)
     assert added["a"].tolist() == [[3.0] * 3] * 2 and added["b"].tolist() == [4.0] * 4
     assert size["a"].shape == (2, 3) and size["b"].tolist() == [4.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"), [(ImportError("triton"), []), (RuntimeError("no C compiler\nat all"), [True])]
+)
+def test_a_gpu_without_a_compiler_goes_on_without_the_kernel(raised, told, monkeypatch, caplog):
+    def bands(*_):
+        raise raised
+
+    monkeypatch.setitem(sys.modules, "secateur.ranking", SimpleNamespace(bands=bands))
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
+    assert not selection._triton.__wrapped__()
+    assert [record.getMessage().endswith(": no C compiler") for record in caplog.records] == told

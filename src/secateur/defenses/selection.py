@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 import math
 from collections.abc import Callable
 from functools import cache
@@ -11,12 +11,15 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import vmap
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 from secateur.joining import apart, copied, has_slope, joined, shaped
+
+log = logging.getLogger(__name__)
 
 Sizes = tuple[int, ...]  # of tensors that lie end to end
 Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
@@ -164,7 +167,18 @@ def _by_kernel(*values: Tensor) -> bool:
 
 @cache
 def _triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    """Whether its kernels run here: torch brings it along with CUDA, but not the C compiler that it needs."""
+    try:
+        from secateur.ranking import bands
+
+        with _DisableFuncTorch():
+            bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
+    except ImportError:
+        return False
+    except Exception as error:
+        log.warning("Triton cannot be used, which makes selection slower: %s", str(error).split("\n")[0])
+        return False
+    return True
 
 
 def _largest(magnitudes: Tensor, number: int) -> Tensor:
