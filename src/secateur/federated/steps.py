@@ -51,4 +51,4 @@ class Exchanged(NamedTuple):
 
     sent: list[Params]  # a user each
     inside: Mask | None  # adgp's broadcast
-    average: Params  # of what was sent
+    average: Params  # of what was sent; the step of the server is taken in its memory
