@@ -386,14 +386,15 @@ def test_a_client_that_diverges_by_itself_is_lost():
     assert all(torch.equal(value, before[name]) for name, value in fed.model().items())
 
 
+@pytest.mark.parametrize("value", [torch.nan, 1e200])  # the second has no finite square
 @pytest.mark.parametrize("way, waits", [("sequential", True), ("sequential", False), ("stacked", False)])
-def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(way, waits):
+def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(way, waits, value):
     fed = federation(base=Stale(every=100), rounds=1, way=way)
     fed.waits, one, many, count = waits, fed.turns.update, fed.turns.many, []
 
     def broken(found, client):
         dense = found.summed["0.weight"].clone()
-        dense[client][~fed.server.mask["0.weight"]] = torch.nan
+        dense[client][~fed.server.mask["0.weight"]] = value
         return found._replace(summed=found.summed | {"0.weight": dense})
 
     def update(*given):

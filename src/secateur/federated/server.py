@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn, vmap
 from secateur import tree
 from secateur.federated.averaging import Average, alive_of, weighted_sum, zeros
 from secateur.federated.crowd import Model
+from secateur.federated.messages import squares_of
 from secateur.federated.terms import Terms
 from secateur.federated.turns import Update
 from secateur.functional import joined, split
@@ -79,8 +80,8 @@ class Server:
         return Gathered(values, Average("weighted", self._floating(self.buffers), self.exact))
 
     def numbers(self, update: Update) -> Params:
-        """All that must be finite of an update: of the squares too, which are of what is not sent as well."""
-        dense = {f"squares.{name}": value for name, value in update.summed.items()} if self.squares else {}
+        """All that must be finite of an update: the squares too, which are of what is not sent as well."""
+        dense = {f"squares.{name}": value for name, value in squares_of(update).items()} if self.squares else {}
         return update.values | update.buffers | dense
 
     @torch.no_grad()
@@ -93,8 +94,8 @@ class Server:
         if own is not None:
             union = gathered.union or {name: torch.zeros_like(keep) for name, keep in own.items()}
             gathered.union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own.items()}
-        if update.summed:
-            self.add_squares({name: update.summed[name].square() for name in self.squares}, size, alive)
+        if self.squares and update.summed:
+            self.add_squares(squares_of(update), size, alive)
 
     @torch.no_grad()
     def add_stacked(self, gathered: Gathered, update: Update, sizes: Tensor, heard: Tensor) -> Tensor:
