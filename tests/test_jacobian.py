@@ -146,8 +146,15 @@ def scalar(net, x):
     return (a * a.mean()).flatten(1)
 
 
+def stopped(net, x):
+    a = net.first(x)
+    with torch.no_grad():  # which no trace shows
+        b = net.second(a)
+    return (a + b).flatten(1)
+
+
 BODIES = [skip_in_place, two_skips, doubled, functions, joined, masked]
-BODIES += [evaluated, with_a_constant, halves, branches, overwritten, through_a_view, scalar]
+BODIES += [evaluated, with_a_constant, halves, branches, overwritten, through_a_view, scalar, stopped]
 
 
 @pytest.mark.parametrize("batchnorm", ["eval", "batch"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import fx, nn
 
 from secateur.jacobian.network import Network
@@ -40,11 +41,20 @@ def traced(network: Network, layer: str) -> Traced:
     return found
 
 
+class _Tracer(fx.Tracer):
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Refuse what a forward does without gradients, as a trace would not show that."""
+        if not torch.is_grad_enabled():
+            raise Untraceable
+        return super().create_node(*args, **kwargs)
+
+
 def _trace(network: Network, layer: str) -> Traced | None:
     copied = network.copied(network.net)
     before = set(vars(copied))
     try:
-        nodes = list(fx.Tracer().trace(copied).nodes)
+        with torch.enable_grad():
+            nodes = list(_Tracer().trace(copied).nodes)
     except Exception:  # whatever the user's own forward raises on proxies
         return None
     calls = [node for node in nodes if node.op == "call_module" and node.target == layer]
