@@ -40,12 +40,6 @@ def stack(trees: Sequence[Mapping[str, Tensor]]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
-def unstack(tree: Mapping[str, Tensor]) -> list[Params]:
-    """The inverse of `stack`; copies."""
-    count = next(iter(tree.values())).shape[0]
-    return [{name: value[i].clone() for name, value in tree.items()} for i in range(count)]
-
-
 def masked(tree: Mapping[str, Tensor], mask: Mask) -> Params:
     """The tree with the entries that the mask drops set to exactly zero; names without a mask are kept whole."""
     return {name: torch.where(mask[name], value, 0) if name in mask else value for name, value in tree.items()}
