@@ -2,22 +2,7 @@
 # The measurements of results/dgp.md, side by side on one GPU.
 #   results/dgp.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/ and lpips/; CHAIN is a function below
 # What is stopped goes on where it was.
-set -u
-data=$1 out=$2
-shift 2
-mkdir -p "$out/done"
-export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
-
-study() { # study NAME ARGUMENTS...
-  study_into "$1" "$@"
-}
-study_into() { # study_into FOLDER NAME ARGUMENTS...
-  local folder=$1 name=$2 begun=$SECONDS
-  shift 2
-  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >"$out/$folder.log" 2>&1
-  echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
-}
+. "$(dirname "$0")/study.sh"
 
 costs() { # Tables 3 and 4, and the ratios of selection and Soteria
   python3 benchmarks/defenses.py --device cuda --json "$out/done/defenses.json" >"$out/defenses.log" 2>&1

@@ -3,23 +3,7 @@
 #   results/mapp.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/; CHAIN is a function below, or all
 # Chains that are named run one after another: each stacks its federations, and one stack fills the GPU.
 # What is stopped goes on where it was.
-set -u
-data=$1 out=$2
-shift 2
-mkdir -p "$out/done"
-export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
-
-study() { # study NAME ARGUMENTS...
-  study_into "$1" "$@"
-}
-study_into() { # study_into FOLDER NAME ARGUMENTS...
-  local folder=$1 name=$2 begun=$SECONDS
-  shift 2
-  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >"$out/$folder.log" 2>&1
-  echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
-  cp "$out/$folder/table.md" "$out/done/$folder.md"
-}
+. "$(dirname "$0")/study.sh"
 
 rules() { # Table 5, and of the same federations Table 2 and Fig. 4; a seed at a time, so that each is there when it ends
   for seed in ${SEEDS:-0 1 2}; do study_into "mapp-table5-$seed" mapp-table5 --seeds "$seed,"; done

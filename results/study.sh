@@ -1,0 +1,18 @@
+# What the scripts of measurements share; they source it with the arguments DATA OUT CHAIN...
+set -u
+data=$1 out=$2
+shift 2
+mkdir -p "$out/done"
+export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
+
+study() { # study NAME ARGUMENTS...
+  study_into "$1" "$@"
+}
+study_into() { # study_into FOLDER NAME ARGUMENTS...
+  local folder=$1 name=$2 begun=$SECONDS
+  shift 2
+  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >"$out/$folder.log" 2>&1
+  echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
+  cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
+  cp "$out/$folder/table.md" "$out/done/$folder.md"
+}
