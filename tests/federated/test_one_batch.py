@@ -3,21 +3,17 @@
 import pytest
 import torch
 from alone import pictures, small
-from test_collaborative import Fake, apart, needs_cuda, plan_of, rows_of, training_of
+from test_collaborative import apart, average_of_a_fake_step, needs_cuda, plan_of, rows_of, training_of
 from torch import nn
 
 from secateur import tree
 from secateur.catalogue import methods
 from secateur.defenses.precode import with_bottleneck, with_divergence
 from secateur.federated.batchnorm import normalised, returned
-from secateur.federated.flat import Flat
 from secateur.federated.graphs import Aside
 from secateur.federated.rounds import Rounds
 from secateur.federated.sending import SendAll
-from secateur.federated.stacked import Stacked
-from secateur.federated.statistics import Statistics
 from secateur.federated.steps import Given, Round
-from secateur.federated.tally import Tally
 from secateur.functional import Functional
 from secateur.interfaces import Batch
 from secateur.models.create import create
@@ -330,14 +326,8 @@ def test_a_step_by_one_backward_reads_no_number_back():
     net, plan = small(dropout=0.3), plan_of(SendAll())
     rounds, given = rounds_of(net, plan), given_of(net, plan)
     rounds.one_batch.fits = True  # as the first steps on a GPU, before the capture, found
-    with Fake() as fake:
-        rounds.params, rounds.moments = fake.of(rounds.params), fake.of(rounds.moments)
-        rounds.statistics = Statistics(rounds.learner.structure, fake.of(rounds.buffers), plan.users)
-        rounds.buffers, own = rounds.statistics.buffers, Flat(rounds.params)
-        rounds.tally = Tally(own, plan.users)
-        rounds.uploads = Stacked(plan, rounds.params, rounds.tally, own)
-        users = [Given(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout))) for user in given.given]
-        rounds._round(Round(users, fake.of(given.rate), fake.of(given.chosen)))
+    shapes = {name: value.shape for name, value in rounds.params.items()}
+    assert average_of_a_fake_step(rounds, given) == shapes
 
 
 # BatchNorm by itself --------------------------------------------------------------------------------------------------

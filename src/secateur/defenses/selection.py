@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from torch.func import vmap
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 from secateur.joining import apart, copied, has_slope, joined, shaped
-
-log = logging.getLogger(__name__)
+from secateur.triton_kernels import loaded
 
 Sizes = tuple[int, ...]  # of tensors that lie end to end
 Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
@@ -167,18 +166,11 @@ def _by_kernel(*values: Tensor) -> bool:
 
 @cache
 def _triton() -> bool:
-    """Whether its kernels run here: torch brings it along with CUDA, but not the C compiler that it needs."""
-    try:
-        from secateur.ranking import bands
-
+    def probe(ranking: ModuleType) -> None:
         with _DisableFuncTorch():
-            bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
-    except ImportError:
-        return False
-    except Exception as error:
-        log.warning("Triton cannot be used, which makes selection slower: %s", str(error).split("\n")[0])
-        return False
-    return True
+            ranking.bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
+
+    return loaded("secateur.ranking", probe, "selection") is not None
 
 
 def _largest(magnitudes: Tensor, number: int) -> Tensor:

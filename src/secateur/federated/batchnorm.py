@@ -5,7 +5,6 @@ What is normalised is (users, places, channels), as channels_last pictures lie i
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from secateur.triton_kernels import loaded
 
 
 class Moments(NamedTuple):
@@ -64,15 +63,8 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 
 @cache
 def _kernels() -> ModuleType | None:
-    """Torch brings Triton along with CUDA; without it the same is done by operations of torch, in more passes."""
-    try:
-        from secateur.federated import batchnorm_kernels as kernels
+    def probe(kernels: ModuleType) -> None:
+        zero = torch.zeros(1, 1, 1, device="cuda")
+        kernels.normalised(zero, zero[0, 0], zero[0, 0], 1.0, None, False)
 
-        probe = torch.zeros(1, 1, 1, device="cuda")
-        kernels.normalised(probe, probe[0, 0], probe[0, 0], 1.0, None, False)
-    except ImportError:
-        return None
-    except Exception as error:  # such as no C compiler
-        log.warning("Triton cannot be used, which makes a step slower: %s", str(error).split("\n")[0])
-        return None
-    return kernels
+    return loaded("secateur.federated.batchnorm_kernels", probe, "a step")

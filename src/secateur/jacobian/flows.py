@@ -7,7 +7,6 @@ in one pass over the memory.
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from secateur.triton_kernels import loaded
 
 
 class Flow(NamedTuple):
@@ -72,15 +71,8 @@ def kernels_for(x: Tensor) -> ModuleType | None:
 
 @cache
 def _kernels() -> ModuleType | None:
-    """Torch brings Triton along with CUDA; without it the same is done by operations of torch, in more passes."""
-    try:
-        from secateur.jacobian import kernels
+    def probe(kernels: ModuleType) -> None:
+        zero = torch.zeros(1, 1, 1, 1, device="cuda")
+        kernels.summed((zero,), zero)
 
-        probe = torch.zeros(1, 1, 1, 1, device="cuda")
-        kernels.summed((probe,), probe)
-    except ImportError:
-        return None
-    except Exception as error:  # such as no C compiler
-        log.warning("Triton cannot be used, which makes soteria slower: %s", str(error).split("\n")[0])
-        return None
-    return kernels
+    return loaded("secateur.jacobian.kernels", probe, "soteria")
