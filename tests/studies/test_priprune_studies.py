@@ -15,6 +15,7 @@ from secateur.studies.priprune_found import Seen, attack_of
 from secateur.studies.priprune_numbers import TABLE_2, TABLE_A1
 from secateur.studies.priprune_scale import SCALES, scale_of
 from secateur.studies.priprune_setting import Federations, Setting, of_first_writers
+from secateur.studies.priprune_study import chosen
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
 OURS = ["alpha", "defenses"]
@@ -118,6 +119,17 @@ def test_what_cannot_be_set(wrong):
     with pytest.raises(WrongInput):
         scale_of("tiny", [wrong])
     assert scale_of("tiny", ["rounds=6", "learning_rate=1"]).rounds == 6
+
+
+def test_a_part_of_a_study_for_a_machine_of_its_own():
+    all_of_it = catalogue.find("study", "priprune-fig8").make().steps(SCALES["full"])
+    (left,) = chosen(all_of_it, {"bases": "prunefl", "defenses": "none, pseudo-largest:rate=0.3"})
+    assert left.bases == ("prunefl",) and left.defenses == ("none", "pseudo-largest:rate=0.3")
+    (left,) = chosen(all_of_it, {"defenses": "pseudo-largest"})
+    assert len(left.defenses) == len(SCALES["full"].defense_rates)
+    assert chosen(all_of_it, {}) == list(all_of_it)
+    with pytest.raises(WrongInput, match="its bases are prunefl, its defenses are none, priprune, pseudo-largest"):
+        chosen(all_of_it, {"bases": "snip"})
 
 
 # Tables --------------------------------------------------------------------------------------------------------

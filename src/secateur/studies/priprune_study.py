@@ -6,7 +6,7 @@ Started again it goes on where it was. Federations that two studies share are ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from secateur.paging import page_afterwards
 from secateur.rows import Row
 from secateur.runs import Run, open_run
 from secateur.studies.claims import Finding
+from secateur.studies.measured import name_of
 from secateur.studies.priprune_found import Seen
 from secateur.studies.priprune_scale import Scale, scale_of
 from secateur.studies.priprune_setting import Federations, Ready, Setting
@@ -31,6 +32,7 @@ from secateur.studies.tables import Line, Table
 Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
 Steps = Callable[[Scale], Sequence[Federations]]
 Also = Callable[[Scale, Run, Federate, Dataset, torch.device, int, Choice], None]
+PARTS = ("bases", "defenses")  # of a study that `--set` can choose from
 INTERVALS = {
     True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
     "accuracies have Wilson's. Another seed may differ by more.",
@@ -50,9 +52,11 @@ class FederatedStudy:
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run all federations for every seed into `out`, and make the table."""
-        size = scale_of(scale, overrides)
+        given_parts = [text for text in overrides or [] if _key(text) in PARTS]
+        size = scale_of(scale, [text for text in overrides or [] if text not in given_parts])
+        only = {_key(text): text.partition("=")[2] for text in given_parts}
         asked = read(Federate, None, {name: given.get(name) for name in ("seeds", "device")})
-        steps, device = self.steps(size), device_of(asked)
+        steps, device = chosen(self.steps(size), only), device_of(asked)
         setting = Setting(size, given, asked.seeds, tuple(step.data for step in steps))
         torch.set_num_threads(size.threads)
         ready = [each for step in steps for each in setting.configs(step)]
@@ -62,6 +66,7 @@ class FederatedStudy:
             check_federate(each.config, each.data, device)
         told = {name: str(given[name]) for name in ("data", "model") if given.get(name) is not None}
         kept = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
+        kept |= {"only": only} if only else {}
         with page_afterwards(out), open_run(out, "study", plain(kept), device=str(device), seeds=asked.seeds) as run:
             _run(run, ready, device, asked.seeds, None if self.also is None else partial(self.also, size))
         tested = {each.data.name: len(each.data.inputs) - each.data.train_size for each in ready}
@@ -69,6 +74,31 @@ class FederatedStudy:
         lines, findings = self.tabulate(Seen(run.rows, tested, stands))
         facts = {"study": entry.name, "scale": scale} | _facts(size, run.rows, ready) | {"seeds": asked.seeds}
         return Table(entry.summary, facts, lines, findings, INTERVALS[len(asked.seeds) == 1])
+
+
+def chosen(steps: Sequence[Federations], asked: Mapping[str, str]) -> list[Federations]:
+    """A part of a study, for a machine of its own: `bases=prunefl,snip` and `defenses=none,priprune` leave these.
+
+    Each is a name, which stands for all its settings, or a text as the study has it (pseudo-largest:rate=0.3).
+    """
+    left = []
+    for step in steps:
+        own: dict[str, Any] = {part: _among(getattr(step, part), wanted) for part, wanted in asked.items()}
+        left += [replace(step, **own)] if all(own.values()) else []
+    if not left:
+        known = {part: dict.fromkeys(text for step in steps for text in getattr(step, part)) for part in PARTS}
+        told = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
+        raise WrongInput("set", f"leaves nothing of this study; its {told}")
+    return left
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0]
+
+
+def _among(texts: Sequence[str], wanted: str) -> tuple[str, ...]:
+    names = [name.strip() for name in wanted.split(",")]
+    return tuple(text for text in texts if text in names or name_of(text) in names)
 
 
 def plain(value: Any) -> Any:
