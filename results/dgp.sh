@@ -4,7 +4,7 @@
 # What is stopped goes on where it was.
 . "$(dirname "$0")/study.sh"
 
-costs() { # Tables 3 and 4, and the ratios of selection and Soteria
+costs() { # Tables 3 and 4, and the ratios of selection and Soteria; alone on the machine
   python3 benchmarks/defenses.py --device cuda --json "$out/done/defenses.json" >"$out/defenses.log" 2>&1
   study dgp-table3
   study dgp-table4
@@ -14,34 +14,42 @@ trained() { # trained FOLDER DEFENSE [SETTINGS...]: one column of Table 1's accu
   shift 2
   study_into "$folder" dgp-table1 --set steps=training --set "defenses=$defense" "$@"
 }
-accuracy() { # at the paper's schedule, side by side
-  trained train-none none &
-  trained train-noise noise &
-  trained train-top-k top-k+error-feedback &
-  trained train-dgp dgp+error-feedback &
-  study_into train-dgp-alone dgp-fig4 --model resnet18 --set steps=training --set defenses=dgp &
-  wait
+train_none() { trained train-none none; }                                # at the paper's schedule
+train_noise() { trained train-noise noise; }
+train_top_k() { trained train-top-k top-k+error-feedback; }
+train_dgp() { trained train-dgp dgp+error-feedback; }
+train_dgp_alone() { # without error feedback
+  study_into train-dgp-alone dgp-fig4 --data cifar10 --model resnet18 --set steps=training --set defenses=dgp
 }
-shorter() { # the other columns, and Table 2's, in 30 epochs, beside the baseline and DGP in as many
+short() { # the other columns in a tenth of the epochs, beside the baseline and DGP in as many
   for defense in none dgp+error-feedback ats precode outpost; do
-    trained "short-$defense" $defense --set epochs=30 --set learning_rate=.01
+    trained "short-$defense" $defense --set epochs=10 --set learning_rate=.01
   done
-  study_into short-table2 dgp-table2 --set steps=training --set epochs=30 --set learning_rate=.01
 }
+short_table2() { study_into short-table2 dgp-table2 --set steps=training --set epochs=10 --set learning_rate=.01; }
 soteria() { # a Jacobian for every step of every user: a tenth of the pictures, beside the baseline on as many
   for defense in none soteria; do
-    trained "few-$defense" $defense --set epochs=10 --set learning_rate=.01 --set examples=6000
+    trained "few-$defense" $defense --set epochs=5 --set learning_rate=.01 --set examples=6000
   done
 }
-privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Tables 2 and 5
+privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Table 2
   study_into privacy-others dgp-table1 --set steps=rob,r-gap &
   for some in none,ats,soteria,precode noise,outpost top-k dgp; do
-    study_into "privacy-$some" dgp-table1 --set steps=ig,gi --set defenses=$some &
+    study_into "privacy-$some" dgp-table1 --set steps=ig --set defenses=$some &
   done
   wait
-  study_into table2 dgp-table2 --set steps=rob,ig
-  study dgp-table5
+  study_into table2 dgp-table2 --set steps=rob
 }
+gi() { # gi DEFENSES: Table 1 under GI; of those who know of the defense the ones that saw most under IG
+  study_into "gi-$1" dgp-table1 --set steps=gi --set "defenses=$1" --set adaptive=support,layer
+}
+gi_bare() { gi none,noise,outpost; }
+gi_top_k() { gi top-k,ats; }
+gi_dgp() { gi dgp,precode; }
+gi_soteria() { gi soteria; }
+precode() { study_into ig-precode dgp-table1 --set steps=ig --set defenses=precode; } # and by who leaves its layer out
+ratios() { study_into table2-ig dgp-table2 --set steps=ig --set adaptive=none; }      # Table 2 under IG
+networks() { study dgp-table5 --set adaptive=none; }                                  # Table 5
 
 for chain in "$@"; do $chain & done
 wait

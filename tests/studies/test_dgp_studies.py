@@ -27,7 +27,7 @@ from secateur.studies.dgp_found import Cell, Seen
 from secateur.studies.dgp_listening import overheard, overheard_claims, overheard_lines
 from secateur.studies.dgp_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
 from secateur.studies.dgp_setting import SCALES, scale_of
-from secateur.studies.dgp_study import chosen
+from secateur.studies.dgp_study import chosen, merged
 
 NARROW = 0.001
 
@@ -308,6 +308,13 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
         chosen(steps, ["adaptive=nobody"])
     with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
         chosen(steps, ["steps=deep-leakage"])
+
+
+def test_steps_that_a_given_network_makes_the_same_are_one():
+    steps = catalogue.find("study", "dgp-fig4").make().steps
+    assert merged(steps, {}) == steps and len(steps) == 8
+    assert merged(steps, {"model": "lenet-zhu"}) == (steps[0], steps[4])  # two data sets
+    assert merged(steps, {"model": "lenet-zhu", "data": "digits"}) == steps[:1]
 
 
 def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monkeypatch):

@@ -44,6 +44,7 @@ class UpdateStudy:
     ) -> Table:
         """Run all steps for every seed into `out`, and make the table."""
         steps, others = chosen(self.steps, overrides or [])
+        steps = merged(steps, given)
         size = scale_of(scale, others)
         asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
         device, datasets = device_of(asked), load_all(steps, size, given)
@@ -65,6 +66,12 @@ class UpdateStudy:
         lines, findings = self.tabulate(Seen(rows))
         lines += left_out_lines(Seen(rows))
         return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
+
+
+def merged(steps: Sequence[Step], given: Mapping[str, Any]) -> tuple[Step, ...]:
+    """A network or a data set that a user gives takes all places: steps that differ in nothing else are one."""
+    own = [name for name in ("model", "data") if given.get(name)]
+    return tuple({repr(replace(step, **dict.fromkeys(own, ""))): step for step in reversed(steps)}.values())[::-1]  # type: ignore[type-var]
 
 
 def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step, ...], list[str]]:
