@@ -7,14 +7,18 @@ import torch
 from alone import pictures
 from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, run, shares
 
+from secateur import tree
 from secateur.config import defense
+from secateur.defenses import private_turn
 from secateur.defenses.dp import DifferentialPrivacy
+from secateur.defenses.priprune import PriPrune
+from secateur.defenses.private_turn import LOOKS, PrivateTurn
 from secateur.errors import WrongInput
 from secateur.federated.faults import Faults
 from secateur.federated.local import Local
 from secateur.federated.spending import check_spending, spent
 from secateur.federated.terms import Terms, protection_of
-from secateur.interfaces import Gradient, Weights
+from secateur.interfaces import Batch, Gradient, Weights
 
 pytest.importorskip("opacus")
 
@@ -115,6 +119,74 @@ def test_an_example_that_is_twice_in_a_batch_counts_twice():
     assert spent(Terms(shares(), per_round=3), [3] * 5, 3, True) == []
 
 
+LEARNT = PriPrune(sharing=0.02, step=0.5)  # some alphas cross one half in these few rounds
+
+
+@pytest.mark.parametrize("base", [{}, {"base": Half(every=2)}])
+def test_priprune_without_noise_is_priprune_alone(base):
+    alone, both = (federation(local=ONE, own=own, **base) for own in (LEARNT, PrivateTurn(LEARNT, SILENT)))
+    run(alone), run(both)
+    models_equal(alone, both)
+    assert alone.states.keys() == both.states.keys()
+    for client, state in alone.states.items():
+        assert all(torch.allclose(both.states[client][name], value, atol=1e-9) for name, value in state.items())
+    held = torch.cat([v.flatten() for s in both.states.values() for n, v in s.items() if n.startswith("withheld.")])
+    assert held.any() and not held.all()
+
+
+def test_a_private_priprune_stacked_equals_one_by_one():
+    own = PrivateTurn(LEARNT, DifferentialPrivacy())
+    one, many = (federation(local=ONE, own=own, base=Half(every=2), way=way) for way in ("sequential", "stacked"))
+    assert [row.value for row in run(one)] == pytest.approx([row.value for row in run(many)], abs=1e-9)
+    models_equal(one, many)
+    silent = federation(local=ONE, own=PrivateTurn(LEARNT, SILENT), base=Half(every=2))
+    run(silent)
+    assert any(not torch.allclose(value, silent.model()[name]) for name, value in one.model().items())
+
+
+def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
+    """With the same answers other examples change nothing: not the weights, not the mask, not what stays at home."""
+    fed = federation(local=ONE, own=PrivateTurn(LEARNT, DifferentialPrivacy()))
+    own, weights, asked = fed.terms.own, fed.server.weights, []
+
+    def answer(loss, params, batch):
+        asked.append(params)
+        return [{name: torch.ones(1, *value.shape, dtype=value.dtype) for name, value in params.items()}]
+
+    monkeypatch.setattr(private_turn, "gradients", answer)
+    noise = own.noise(weights, 1, torch.Generator().manual_seed(0))
+    made = []
+    for seed in (0, 1):
+        inputs = torch.randn(1, 4, 1, 6, 6, generator=torch.Generator().manual_seed(seed)).double()
+        batches = Batch(inputs, torch.full((1, 4), seed))
+        made.append(own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1))
+    one, other = made
+    assert len(asked) == 2 * LOOKS and float(one.loss) == 0
+    for mine, theirs in zip(one[:-1], other[:-1], strict=True):
+        assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+    assert any(bool(where.any()) for where in one.withheld.values())
+
+
+def test_a_look_that_has_no_noise_fails():
+    own = PrivateTurn(PriPrune(learns="step"), DifferentialPrivacy())
+    fed = federation(local=ONE, own=own)
+    batch = fed.train.take(torch.arange(8))
+    batches = Batch(batch.inputs.double().unflatten(0, (2, 4)), batch.labels.unflatten(0, (2, 4)))
+    weights = tree.clone(fed.server.weights)
+    noise = own.noise(weights, 2, torch.Generator().manual_seed(0))
+    with pytest.raises(IndexError):
+        own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1)
+
+
+def test_priprune_pays_for_two_looks_a_turn():
+    private = DifferentialPrivacy(noise_multiplier=4.0)
+    terms = Terms(shares(), per_round=3, local=ONE, own=PrivateTurn(PriPrune(), private))
+    told = spent(terms, [3, 0, 1, 0, 0], 3, True)
+    assert told[0].value == pytest.approx(private.guarantee(6).epsilon)
+    assert "2 looks a turn: which weights are withheld is covered" in told[0].note
+    assert {each.client: each.value for each in told[1:]}[2] == pytest.approx(private.guarantee(2).epsilon)
+
+
 @pytest.mark.parametrize(
     "terms, said",
     [
@@ -123,6 +195,10 @@ def test_an_example_that_is_twice_in_a_batch_counts_twice():
         ({"base": Stale()}, "no epsilon covers"),
         ({"base": Moving(), "withholding": Withhold()}, "no epsilon covers"),
         ({"own": Noisy()}, "do not act together"),
+        ({"own": PrivateTurn(Noisy(), SILENT)}, "do not act together"),
+        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "local": Local(2, None, 4, 0.1)}, "must be 1"),
+        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "base": Stale()}, "no epsilon covers"),
+        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "base": Moving()}, "no epsilon covers"),
     ],
 )
 def test_what_no_epsilon_covers_is_refused(terms, said):
@@ -133,7 +209,14 @@ def test_what_no_epsilon_covers_is_refused(terms, said):
 def test_what_goes_together():
     both = protection_of(defense("pseudo-largest+dp"))
     assert both["withholding"].pseudo and isinstance(both["upload"], DifferentialPrivacy)
-    for text, said in (("priprune+dp", "acts alone;"), ("largest+dgp", "or with dp")):
+    own = protection_of(defense("priprune:sharing=.01+dp:noise_multiplier=3"))
+    assert own == {"own": PrivateTurn(PriPrune(sharing=0.01), DifferentialPrivacy(noise_multiplier=3.0))}
+    wrong = (
+        ("priprune+dgp", "or with dp"),
+        ("largest+dgp", "or with dp"),
+        ("priprune+dp+error-feedback", "does not go around"),
+    )
+    for text, said in wrong:
         with pytest.raises(WrongInput, match=said):
             protection_of(defense(text))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar
@@ -21,6 +22,8 @@ from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, unknown
 from secateur.functional import noise_asks
 from secateur.interfaces import Batch, Params, Turning
+
+LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
 
 
 @method("defense", "dp", "dgp", acts_on="upload", adaptive=(), requires=OPACUS)
@@ -63,10 +66,13 @@ class DifferentialPrivacy:
     ) -> tuple[Params, Params]:
         """The noisy mean of the clipped gradients of the client's examples."""
         drawn = self.noise(grads, turning.rng) if noise is None else noise
-        parts = per_example(turning, grads)
+        return self.noisy(per_example(turning, grads), drawn, turning.batch.size), state
+
+    def noisy(self, parts: list[Params], noise: Params, size: int) -> Params:
+        """(sum of clipped + sigma C * noise) / B of the gradients of each example."""
         total = reduce(_plus, (_clipped_sum(part, self.max_grad_norm) for part in parts))
-        scale, size = self.noise_multiplier * self.max_grad_norm, turning.batch.size
-        return {name: (total[name] + scale * drawn[name]) / size for name in grads}, state
+        scale = self.noise_multiplier * self.max_grad_norm
+        return {name: (value + scale * noise[name]) / size for name, value in total.items()}
 
     def guarantee(self, rounds: int = 1, sample_rate: float = 1.0) -> Guarantee:
         """What holds after so many updates, each of examples that Poisson sampling took with this rate.
@@ -88,12 +94,18 @@ def per_example(turning: Turning, names: Params) -> list[Params]:
     params = {name: turning.sent[name].detach() for name in names}
     others = {name: value.detach() for name, value in turning.sent.items() if name not in names}
 
-    def loss(params: Params, example: Tensor, label: Tensor) -> Tensor:
-        return turning.loss(functional_call(net, {**params, **others}, (example[None],)), label[None])
+    def loss(params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
+        return turning.loss(functional_call(net, {**params, **others}, (inputs,)), labels)
 
-    many = vmap(grad(loss), in_dims=(None, 0, 0))
-    at_once = max(8, AT_ONCE[turning.batch.inputs.device.type] // tree.count(params))
-    parts = zip(*(torch.split(part, at_once) for part in turning.batch), strict=True)
+    return gradients(loss, params, turning.batch)
+
+
+def gradients(loss: LossOf, params: Params, batch: Batch) -> list[Params]:
+    """The gradients of the loss of each example as a batch of its own, (examples, ...) each; runs under vmap."""
+    alone = grad(lambda params, example, label: loss(params, example[None], label[None]))
+    many = vmap(alone, in_dims=(None, 0, 0))
+    at_once = max(8, AT_ONCE[batch.inputs.device.type] // tree.count(params))
+    parts = zip(*(torch.split(part, at_once) for part in batch), strict=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # pooling in vmap: a small one
         return [many(params, *Batch(inputs, labels)) for inputs, labels in parts]

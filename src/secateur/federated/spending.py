@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from secateur.defenses.accounting import Guarantee
 from secateur.defenses.dp import DifferentialPrivacy
+from secateur.defenses.private_turn import LOOKS, PrivateTurn
 from secateur.federated.ledger import Measure
 from secateur.federated.sending import inner_of
 from secateur.federated.terms import Terms
@@ -20,11 +21,11 @@ from secateur.federated.terms import Terms
 
 def spent(terms: Terms, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
     """The epsilon of the worst client so far, and in the last round of each; nothing where none is promised."""
-    private = None if terms.upload is None else inner_of(terms.upload)
-    if not isinstance(private, DifferentialPrivacy):
+    private, looks = _promise(terms)
+    if private is None:
         return []
     found = {
-        client: _guarantee(private, updates, -(-terms.local.batch_size // len(rows)))
+        client: _guarantee(private, looks * updates, -(-terms.local.batch_size // len(rows)))
         for client, (updates, rows) in enumerate(zip(turns, terms.shares, strict=True))
         if updates
     }
@@ -32,10 +33,19 @@ def spent(terms: Terms, turns: Sequence[int], number: int, last: bool) -> list[M
         return []
     worst = max(found.values())
     note = f"of the client that spent most: {worst}, the noise its own (local)"
+    note += f"; {looks} looks a turn: which weights are withheld is covered" if looks > 1 else ""
     note += "; a mask that was made of a client's examples (snip, grasp) is not covered" if terms.base.rate else ""
     told = [Measure("epsilon", worst.epsilon, number, note=note)]
     each = [Measure("epsilon", one.epsilon, number, client, str(one)) for client, one in found.items()]
     return told + (each if last else [])
+
+
+def _promise(terms: Terms) -> tuple[DifferentialPrivacy | None, int]:
+    """What a client promises, and how often it looks at a batch in a turn."""
+    if isinstance(terms.own, PrivateTurn):
+        return terms.own.private, LOOKS
+    private = None if terms.upload is None else inner_of(terms.upload)
+    return (private, 1) if isinstance(private, DifferentialPrivacy) else (None, 0)
 
 
 def check_spending(terms: Terms) -> None:

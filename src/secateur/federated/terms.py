@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol
 from torch import Generator, Tensor
 
 from secateur.catalogue import Defense
+from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.private_turn import PrivateTurn
 from secateur.defenses.soteria import Soteria
 from secateur.errors import WrongInput, unknown
 from secateur.federated.averaging import AVERAGINGS
@@ -83,8 +85,9 @@ class Terms:
         self._check_sending()
 
     def _check_sending(self) -> None:
-        private = self.upload is not None and makes_anew(self.upload)
-        given = [self.own, self.withholding, None if private and self.own is None else self.upload]
+        anew = self.upload is not None and makes_anew(self.upload)
+        private = anew or isinstance(self.own, PrivateTurn)
+        given = [self.own, self.withholding, None if anew and self.own is None else self.upload]
         if sum(each is not None for each in given) > 1:
             raise WrongInput("defense", "two that rewrite what a client sends do not act together; give one")
         if self.method == "fedsgd" and self.local.steps != 1:
@@ -93,11 +96,11 @@ class Terms:
             raise WrongInput("method", "fedsgd sends gradients, and this defense withholds weights; take fedavg")
         if self.sends_gradients and self.at_client:
             raise WrongInput("base_pruning", "its clients choose masks for weights, and here they send gradients")
-        if self.upload is not None:
-            if aligned(self.upload) is not None:
-                raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")
-            if self.local.steps != 1 and (private or isinstance(inner_of(self.upload), Soteria)):
-                raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
+        if self.upload is not None and aligned(self.upload) is not None:
+            raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")
+        looking = private or (self.upload is not None and isinstance(inner_of(self.upload), Soteria))
+        if looking and self.local.steps != 1:
+            raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
         if private and not self.local.plain:
             raise WrongInput("momentum", "must be 0, as weight_decay, for a defense that makes its gradient anew")
         if private and (self.at_client or self.base.wants_squares):
@@ -154,7 +157,8 @@ def protection_of(defense: Defense) -> dict[str, Any]:
     if client is None:
         return {"upload": upload}
     made = client.make()
-    own = hasattr(made, "turn")
-    if len(defense.parts) > 1 and (own or upload is None or not makes_anew(upload)):
-        raise WrongInput("defense", f"{client.name} acts alone{'' if own else ', or with dp'}; leave the others out")
-    return {"own": made} if own else {"withholding": made, "upload": upload}
+    if len(defense.parts) > 1 and (upload is None or not makes_anew(upload)):
+        raise WrongInput("defense", f"{client.name} acts alone, or with dp; leave the others out")
+    if not hasattr(made, "turn"):
+        return {"withholding": made, "upload": upload}
+    return {"own": PrivateTurn(made, upload) if isinstance(upload, DifferentialPrivacy) else made}
