@@ -51,5 +51,4 @@ precode() { study_into ig-precode dgp-table1 --set steps=ig --set defenses=preco
 ratios() { study_into table2-ig dgp-table2 --set steps=ig --set adaptive=none; }      # Table 2 under IG
 networks() { study dgp-table5 --set adaptive=none; }                                  # Table 5
 
-for chain in "$@"; do $chain & done
-wait
+side_by_side "$@"

@@ -1,67 +1,55 @@
 #!/usr/bin/env bash
-# The measurements of results/priprune.md, chain by chain on one GPU.
+# The measurements of results/priprune.md, side by side on one GPU.
 #   results/priprune.sh DATA OUT CHAIN...     DATA holds MNIST/raw/, QMNIST/raw/ and cifar-10-batches-bin/; CHAIN is a
-#   function below, in the order in which they are wanted; several run side by side
+#   function below, in the order in which they are wanted, or a federation of one (rate_none, base_snip_priprune, ...)
 # What is stopped goes on where it was. A federation under PriPrune holds 110 MB a client, 21 GB here, and as much in a
-# checkpoint, twice while it is written: of the chains rates, bases, ours and cifar run as many at once as the disk
-# holds. SEEDS (1), ROUNDS (20000), ITERATIONS (10000, of each attack) and ATTACKED (20 rounds of a federation) may be
-# set; what is less than the paper's is in the tables' heads.
-set -u
-data=$1 out=$2
-shift 2
-mkdir -p "$out/done"
-export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
-seeds=${SEEDS:-1} rounds=${ROUNDS:-20000} iterations=${ITERATIONS:-10000} attacked=${ATTACKED:-20}
+# checkpoint. SEEDS (1), ROUNDS (20000), ATTACKED (20 rounds of a federation), ITERATIONS (1000 of each attack, the
+# paper has 10000) and ATTACK_RATE (.1, the paper has .01: as long a way in fewer steps) may be set; what is less than
+# the paper's is in the tables' heads.
+. "$(dirname "$0")/study.sh"
 
-study() { # study NAME FOLDER ARGUMENTS...; studies that share federations share a folder
-  local name=$1 folder=$2 begun=$SECONDS
+federations() { # federations FOLDER STUDY SETTINGS...
+  local folder=$1 name=$2
   shift 2
-  python3 -m secateur reproduce "priprune-$name" --scale full --device cuda --seeds "$seeds" --out "$out/$folder" \
-    --set rounds="$rounds" --set iterations="$iterations" --set attacked="$attacked" "$@" >"$out/$name-$folder.log" 2>&1
-  echo "$name ($folder): exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  for file in results.jsonl table.md table.jsonl; do cp "$out/$folder/$file" "$out/done/$name-$folder-$file"; done
+  study_into "$folder" "priprune-$name" --seeds "${SEEDS:-1}" --set rounds="${ROUNDS:-20000}" \
+    --set attacked="${ATTACKED:-20}" --set iterations="${ITERATIONS:-1000}" --set attack_rate="${ATTACK_RATE:-.1}" "$@"
 }
+mnist() { federations "$@" --data qmnist; }
 
-speed() { # rounds a second of Conv-2 and VGG-11, and whether VGG-11 learns at all at this rate and loss
-  python3 benchmarks/federate.py --device cuda --json "$out/done/federate.json" >"$out/federate.log" 2>&1
-  rounds=1000 iterations=100 attacked=2 study table2 probe-cifar --data cifar10
-}
-rates() { # 1: Fig. 8, PruneFL with six fixed rates and with PriPrune, MNIST by writer
-  study fig8 mnist-fig8 --data qmnist
-}
-bases() { # 2: Table 2 on MNIST by writer, and Fig. 9 of the same federations
-  study table2 mnist-table2 --data qmnist
-  study fig9 mnist-table2 --data qmnist
-}
-cifar() { # 3: Table 2 on CIFAR-10 with VGG-11 in batches of 1, and Fig. 9 of the same federations
-  study table2 cifar --data cifar10
-  study fig9 cifar --data cifar10
-}
-cifar20() { # 3, or this, which is ours: 2000 rounds in batches of 20
-  rounds=2000 study table2 cifar20 --data cifar10 --set batch_size=20
-  rounds=2000 study fig9 cifar20 --data cifar10 --set batch_size=20
-}
-attacks() { # 4: Fig. 3, GI and SGI by base pruning and rate, then A3, A2 and A1 of MNIST by writer
-  study fig3 mnist-fig3 --data qmnist
-  study figa3 mnist-fig3 --data qmnist
-  study figa2 mnist-fig3 --data qmnist
-  study figa1 mnist-fig3 --data qmnist
+# 1: Fig. 8, PruneFL with six fixed rates and with PriPrune, MNIST by writer
+rate_none() { mnist fig8-none fig8 --set defenses=none; }
+rate_priprune() { mnist fig8-priprune fig8 --set defenses=priprune; }
+for rate in 0.1 0.2 0.3 0.4 0.5 0.6; do
+  eval "rate_${rate#0.}() { mnist fig8-$rate fig8 --set defenses=pseudo-largest:rate=$rate; }"
+done
+rates() { side_by_side rate_priprune rate_none rate_6 rate_3 rate_1 rate_5 rate_4 rate_2; }
+
+# 2: Table 2 on MNIST by writer (PruneFL is in Fig. 8), and Fig. 9 of the same federations
+for base in feddst synflow snip; do
+  for defense in none priprune; do
+    eval "base_${base}_$defense() { mnist table2-$base-$defense table2 --set bases=$base --set defenses=$defense; }"
+  done
+done
+bases() { for base in feddst synflow snip; do side_by_side base_${base}_none base_${base}_priprune; done; }
+
+# 3: Table 2 on CIFAR-10 with VGG-11 in batches of 1; or cifar20, which is ours: 2000 rounds in batches of 20
+cifar() { federations cifar table2 --data cifar10; }
+cifar20() { ROUNDS=2000 federations cifar20 table2 --data cifar10 --set batch_size=20; }
+
+attacks() { # 4: Fig. 3, GI and SGI by base pruning and rate, then A3, A2 and A1
+  for name in fig3 figa3 figa2 figa1; do mnist fig3 $name; done
 }
 rules() { # 5: Fig. 6, real and pseudo-pruning, then the mixes of A4 and the rates of A5
-  study fig6 mnist-fig6 --data qmnist
-  study figa4 mnist-fig6 --data qmnist
-  study figa5 mnist-fig6 --data qmnist
+  for name in fig6 figa4 figa5; do mnist fig6 $name; done
 }
 theory() { # 6: Figs. 2, 4 and 5
-  study fig2 mnist-fig2 --data qmnist
-  study fig4 mnist-fig4 --data qmnist
-  study fig5 mnist-fig5 --data qmnist
+  for name in fig2 fig4 fig5; do mnist $name $name; done
 }
 ours() { # 7: what the paper leaves unstated, all defenses on one axis, and Table A1
-  study alpha mnist-alpha --data qmnist
-  study defenses mnist-defenses --data qmnist
-  study tablea1 mnist-tablea1 --data qmnist
+  for name in alpha defenses tablea1; do mnist $name $name; done
+}
+speed() { # rounds a second, alone on the machine
+  python3 benchmarks/federate.py --device cuda --json "$out/done/federate.json" >"$out/federate.log" 2>&1
 }
 
-for chain in "$@"; do $chain & done
-wait
+side_by_side "$@"

@@ -16,3 +16,7 @@ study_into() { # study_into FOLDER NAME ARGUMENTS...
   cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
   cp "$out/$folder/table.md" "$out/done/$folder.md"
 }
+side_by_side() { # side_by_side FUNCTION...
+  for each in "$@"; do $each & done
+  wait
+}
