@@ -141,4 +141,5 @@ def _facts(size: Scale, rows: Sequence[Row], ready: Sequence[Ready]) -> dict[str
     facts |= {"clients": f"{size.per_round} of {' or '.join(clients)} a round"}
     facts |= {"batch": told(c.batch_size for c in configs), "loss": configs[0].loss}
     facts |= {"rounds": told(c.rounds for c in configs), "attacked every": told(c.attack_every for c in configs)}
-    return facts | {"victims": told(c.attack_clients for c in configs), "iterations": size.iterations}
+    facts |= {"victims": told(c.attack_clients for c in configs)}
+    return facts | {"iterations": size.iterations, "attack rate": size.attack_rate}
