@@ -3,12 +3,13 @@ import os
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from secateur.artifacts import Result, decode, encode, explained, key_of, write
+from secateur.artifacts import NoSpace, Result, decode, encode, explained, key_of, save, write
 from secateur.errors import WrongInput
 
 KEY = key_of("train", {"seed": 1})
@@ -79,6 +80,22 @@ def test_any_safetensors_reader_opens_it(tmp_path):
         assert torch.equal(file.get_tensor("weight"), RESULT.tensors["weight"])
 
 
+def test_saved_tensor_by_tensor_it_is_the_same_file(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save(path, RESULT, KEY)
+    assert path.read_bytes() == CONTENT
+
+
+def test_what_safetensors_wrote_has_the_same_tensors_in_the_same_place():
+    """Their file and ours differ in the metadata alone."""
+    tensors = {"b": torch.rand(3, 2), "a": torch.tensor([True]), "c": torch.rand(2).double(), "d": torch.ones(0)}
+    ours, theirs = encode(Result(tensors), KEY), safetensors.torch.save(tensors)
+    begin, start = (8 + int.from_bytes(each[:8], "little") for each in (ours, theirs))
+    assert ours[begin:] == theirs[start:] and begin % 8 == 0
+    back = safetensors.torch.load(ours)
+    assert all(torch.equal(back[name], value) for name, value in tensors.items())
+
+
 def test_every_flipped_bit_is_found():
     for position in range(len(CONTENT)):
         for bit in range(8):
@@ -138,7 +155,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="left out: no /dev/full on this system")
 def test_a_full_device_is_told_in_one_sentence():
     with (
-        pytest.raises(WrongInput, match="no space left"),
+        pytest.raises(NoSpace, match="no space left"),
         explained(Path("x")),
         open("/dev/full", "wb", buffering=0) as f,
     ):

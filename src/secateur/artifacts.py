@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from secateur.errors import WrongInput
 
@@ -27,6 +28,8 @@ TEMPORARY = ".*.tmp"  # what `write` may leave behind when it is killed
 
 _MARK = b'\\"checksum\\":\\"'  # JSON inside a JSON string; the metadata comes first in the file, so the first is ours
 _ZEROS = b"0" * 64
+_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL"}
+_TYPES |= {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"}  # as safetensors names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,42 +57,77 @@ def key_of(name: str, depends: dict[str, Any]) -> str:
 
 def encode(result: Result, key: str) -> bytes:
     """A result as the bytes of a safetensors file, with its checksum."""
-    import torch
-    from safetensors.torch import save
-
-    # safetensors refuses tensors that share memory or aren't contiguous
-    tensors = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in result.tensors.items()
-    }
-    metadata = {
-        "checksum": _ZEROS.decode(),
-        "schema": SCHEMA,
-        "key": key,
-        "names": list(tensors),
-        "data": result.data,
-    }
-    content = save(tensors, metadata={"secateur": json.dumps(metadata, separators=(",", ":"))})
-    tensors.clear()  # a federation's state may fill half of the memory: never more than two copies of it
-    start, end = _checksum_place(content)
-    parts = memoryview(content)
-    return b"".join((parts[:start], _checksum(content), parts[end:]))
+    file = io.BytesIO()
+    _store(file, result, key)
+    return file.getvalue()
 
 
 def decode(content: bytes, key: str) -> Result | None:
     """The result that was encoded under this key, or None when even one byte is not as it was."""
-    from safetensors.torch import load
-
     start, end = _checksum_place(content)
     if content[start:end] != _checksum(content):
         return None
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
     metadata = json.loads(header["__metadata__"]["secateur"])
     if metadata["key"] != key:
         return None
-    tensors = load(content)
-    # safetensors sorts the names and aligns by chance; kernels may round by alignment, so torch allocates them anew
-    return Result({name: tensors[name].clone() for name in metadata["names"]}, metadata["data"], key)
+    tensors = {name: _tensor(memoryview(content)[begin:], header[name]) for name in metadata["names"]}
+    return Result(tensors, metadata["data"], key)
+
+
+def save(path: Path, result: Result, key: str) -> None:
+    """Put a result in its place, tensor by tensor: a federation's state may fill half of the memory."""
+    _write_by(path, lambda file: _store(file, result, key))
+
+
+def _store(file: BinaryIO, result: Result, key: str) -> None:
+    header = _header(result, key)
+    whole = hashlib.sha256(header)
+    file.write(header)
+    for value in _in_file(result.tensors).values():
+        content = _content(value)
+        file.write(content)
+        whole.update(content)
+    file.seek(_checksum_place(header)[0])
+    file.write(whole.hexdigest().encode())
+
+
+def _in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the order of a safetensors file: the widest numbers first, so that all lie aligned."""
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+
+
+def _header(result: Result, key: str) -> bytes:
+    """The metadata, its checksum still of zeros, and where every tensor lies after it."""
+    metadata = {"checksum": _ZEROS.decode(), "schema": SCHEMA, "key": key}
+    metadata |= {"names": list(result.tensors), "data": result.data}
+    header: dict[str, Any] = {"__metadata__": {"secateur": json.dumps(metadata, separators=(",", ":"))}}
+    end = 0
+    for name, value in _in_file(result.tensors).items():
+        start, end = end, end + value.nbytes
+        kind = _TYPES[str(value.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _content(value: Tensor) -> memoryview:
+    import torch
+
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _tensor(content: memoryview, place: dict[str, Any]) -> Tensor:
+    """In memory of its own: kernels may round by alignment, so torch allocates it."""
+    import torch
+
+    names = {kind: name for name, kind in _TYPES.items()}
+    dtype, (start, end) = getattr(torch, names[place["dtype"]]), place["data_offsets"]
+    found = torch.empty(place["shape"], dtype=dtype)
+    found.reshape(-1).view(torch.uint8).numpy().data[:] = content[start:end]
+    return found
 
 
 def _checksum_place(content: bytes) -> tuple[int, int]:
@@ -107,11 +145,15 @@ def _checksum(content: bytes) -> bytes:
 
 def write(path: Path, content: bytes) -> None:
     """Put a file in its place, whole or not at all, whatever happens meanwhile."""
+    _write_by(path, lambda file: file.write(content))
+
+
+def _write_by(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with explained(path):
         try:
             with temporary.open("wb") as file:
-                file.write(content)
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -125,6 +167,10 @@ def write(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+class NoSpace(WrongInput):
+    """The disk is full, or the user's part of it."""
+
+
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Tell the user in one sentence what keeps a run from using this place."""
@@ -133,6 +179,7 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"no space left to write {path}; what was finished is kept: free some space and start again"
-        else:
-            message = f"{path} cannot be used ({error.strerror}); give a folder that can be written"
-        raise WrongInput("out", message) from error
+            raise NoSpace("out", message) from error
+        raise WrongInput(
+            "out", f"{path} cannot be used ({error.strerror}); give a folder that can be written"
+        ) from error

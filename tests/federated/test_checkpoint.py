@@ -1,11 +1,15 @@
 """A federation that was put down, or killed, goes on as if it had not been."""
 
+import errno
+import os
+
 import pytest
 import torch
 from alone import pictures
 from test_local import CASES
 from tiny_rules import ROWS, Withhold, federation, plain_net
 
+from secateur.artifacts import NoSpace
 from secateur.errors import WrongInput
 from secateur.federated import checkpoint
 from secateur.federated.checkpoint import Story, depends_of, federated
@@ -73,8 +77,7 @@ def test_the_first_saving_waits_by_the_bytes_it_would_write(tmp_path, monkeypatc
     state = fed.state
     big = torch.zeros(1).expand(int(size) // 4)  # no memory
     monkeypatch.setattr(fed, "state", lambda: (state()[0] | {"observer.0.big": big}, state()[1]))
-    monkeypatch.setattr(checkpoint, "write", lambda place, content: place.write_bytes(b""))
-    monkeypatch.setattr(checkpoint, "encode", lambda result, key: b"")
+    monkeypatch.setattr(checkpoint, "save", lambda place, result, key: place.write_bytes(b""))
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
 
     def tell(done):
@@ -84,6 +87,61 @@ def test_the_first_saving_waits_by_the_bytes_it_would_write(tmp_path, monkeypatc
         monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
         federated(run, fed, Story(), tell, {})
     assert len(list(tmp_path.glob("unfinished/*"))) == files
+
+
+@pytest.mark.parametrize(("takes", "savings"), [(0.5, 33), (10.0, 4), (60.0, 0)])
+def test_saving_takes_at_most_a_twentieth_of_the_time(tmp_path, monkeypatch, takes, savings):
+    """Rounds of a second: what takes 10 s is saved every 200 s, and what would take longer than that allows never."""
+    fed, now, saved = federation(rounds=1000, evaluate_every=1000, per_round=1), [0.0], []
+    state, big = fed.state, torch.zeros(1).expand(int(takes * 3e8) // 4)  # no memory
+    monkeypatch.setattr(fed, "state", lambda: (state()[0] | {"observer.0.big": big}, state()[1]))
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+
+    def save(place, result, key):
+        now[0] += takes
+        saved.append(fed.number)
+        place.write_bytes(b"")
+
+    def tell(done):
+        now[0] += 1
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
+    with open_run(tmp_path, "federate", {}) as run:
+        federated(run, fed, Story(), tell, {})
+    assert len(saved) == savings and takes * len(saved) <= 1000 / 20
+
+
+def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
+    whole, *_ = follow(tmp_path / "whole")
+    tried, fsync = [], os.fsync
+
+    def full(descriptor):
+        if "unfinished" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            tried.append(descriptor)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    model, story, rounds = follow(tmp_path / "full")
+    assert rounds == 4 and len(tried) == 3 and not list(tmp_path.glob("full/unfinished/*"))
+    assert all(torch.equal(value, model[name]) for name, value in whole.items())
+    assert "no round is kept; the run goes on" in caplog.text and story.rows
+
+
+def test_an_earlier_round_outlives_a_disk_that_fills_up(tmp_path, monkeypatch, caplog):
+    with pytest.raises(Killed):
+        follow(tmp_path, kill_after=2)
+    (kept,) = tmp_path.glob("unfinished/*.safetensors")
+    before = kept.read_bytes()
+
+    def full(*_):
+        raise NoSpace("out", "no space left")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(Killed):
+        follow(tmp_path, kill_after=3)
+    assert kept.read_bytes() == before and "an earlier round is kept" in caplog.text
 
 
 def test_anothers_state_is_refused():

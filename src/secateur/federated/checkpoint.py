@@ -7,13 +7,14 @@ rows and figures so far. Chance needs no saving: it depends on the seed and the 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from secateur.artifacts import Result, decode, encode, explained, key_of, write
+from secateur.artifacts import NoSpace, Result, decode, explained, key_of, save
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.federated.followed import Done, Followed, Standing
 from secateur.interfaces import Params
@@ -21,8 +22,11 @@ from secateur.rows import Row
 from secateur.runs import Run
 from secateur.watching import forget
 
+log = logging.getLogger(__name__)
+
 STAGE = "federate"
 EVERY = 30.0  # seconds between two savings, or more: saving takes at most a twentieth of the time
+FULL = 600.0  # seconds before a full disk is tried again
 SPEED = 3e8  # bytes a second that are saved, until it is measured
 
 
@@ -102,14 +106,28 @@ def _run(
             continue
         start = time.monotonic()
         story.seconds = earlier + start - begun
-        with explained(place):
-            place.parent.mkdir(exist_ok=True)
-        write(place, encode(Result(tensors, {"federation": data, "story": story.plain()}), key))
+        kept = _save(place, Result(tensors, {"federation": data, "story": story.plain()}), key, federation.number)
         saved = time.monotonic()
-        speed = max(size, 1) / max(saved - start, 1e-9)
-        cost = 20 * (saved - start)
+        speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
+        cost = max(20 * (saved - start), 0 if kept else FULL)
     story.seconds = earlier + time.monotonic() - begun
     return Result(federation.model(), story.plain())
+
+
+def _save(place: Path, result: Result, key: str, number: int) -> bool:
+    """Whether there was space for it: a full disk keeps the last round that was saved, and does not end a run."""
+    try:
+        with explained(place):
+            place.parent.mkdir(exist_ok=True)
+        save(place, result, key)
+    except NoSpace:
+        size = sum(value.nbytes for value in result.tensors.values()) / 1e9
+        last = "an earlier round is kept" if place.exists() else "no round is kept"
+        log.warning(
+            "no space left in %s to save round %d (%.1f GB): %s; the run goes on", place.parent, number, size, last
+        )
+        return False
+    return True
 
 
 def _resume(place: Path, key: str, federation: Followed[Any], story: Story) -> None:
