@@ -17,17 +17,29 @@ What the paper leaves open is read so, and each reading is a field or a test:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor
-from torch.func import grad, grad_and_value
+from torch.func import grad_and_value
 from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
-from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent, whole_mask
+from secateur.defenses.priprune_passes import (
+    BETA_1,
+    BETA_2,
+    EPSILON,
+    FIRST,
+    LOGITS,
+    SECOND,
+    STEPS,
+    TURNS,
+    Lesson,
+    LossOf,
+    passes_for,
+)
+from secateur.defenses.withholding import nothing_saved, whole_mask
 from secateur.errors import WrongInput, unknown
 from secateur.federated.local import Sent
 from secateur.interfaces import Batch, Mask, Params
@@ -35,10 +47,6 @@ from secateur.pruning.masks import one_of
 
 Normalise = Literal["layer", "global"]
 Learns = Literal["turn", "step"]
-LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
-LOGITS, FIRST, SECOND = "logits.", "first.", "second."  # of a state's names: a, and Adam's moments of it
-STEPS, TURNS = "steps", "turns"
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 # lambda (acc, pri, sha) by data and base pruning, as the paper's Appendix has them
 PRESETS = {
@@ -115,24 +123,24 @@ class PriPrune:
         learning_rate: float,
     ) -> Sent:
         """Algorithm 3 on batches (steps, B, ...): pure, and as it is under vmap."""
-        keep = whole_mask(received, mask)
-        weights = reloaded(received, state, keep)
+        keep, passes = whole_mask(received, mask), passes_for(received, state)
+        weights = passes.reloaded(received, state, keep)
         temperature = (self.temperature * self.cooling ** state[TURNS]).clamp_min(self.coolest)
         summed: Params = {}
-        losses, last, steps = [], summed, len(batches.labels)
-        for number in range(steps):
+        losses, stepwise, final = [], self.learns == "step", len(batches.labels) - 1
+        for number in range(final + 1):
             examples = batches.inputs[number], batches.labels[number]
             last, value = grad_and_value(loss)(weights, *examples)
             summed = {name: summed[name] + slope if summed else slope for name, slope in last.items()}
             losses.append(value.detach())
-            if self.learns == "step" or number == steps - 1:
-                chance = {name: noise[name][number if self.learns == "step" else 0] for name in keep}
-                steep = last if self.learns == "step" else summed
-                state = state | self._learnt(state, loss, weights, steep, keep, examples, chance, temperature)
-            weights = _descended(weights, last, keep, learning_rate)
-        withheld = {name: (state[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
-        state = state | saved(weights, withheld) | {TURNS: state[TURNS] + 1}
-        return Sent(sent(weights, withheld, keep), withheld, state, summed, last, torch.stack(losses).mean(0))
+            chance = {name: noise[name][number if stepwise else 0] for name in keep}
+            lesson = Lesson(loss, weights, last if stepwise else summed, keep, examples, chance, temperature)
+            if number < final:
+                state = state | passes.learnt(self, state, lesson) if stepwise else state
+                weights = passes.descended(weights, last, keep, learning_rate)
+        values, withheld, found = passes.ended(self, state, lesson, last, learning_rate)
+        state = state | found | {TURNS: state[TURNS] + 1}
+        return Sent(values, withheld, state, summed, last, torch.stack(losses).mean(0))
 
     def objective(
         self,
@@ -161,17 +169,15 @@ class PriPrune:
         """What stands before - log alpha in Eq. 17; it sums to 1 over the network."""
         sizes = {name: value.abs() for name, value in gradient.items()}
         sums = {name: value.sum() for name, value in sizes.items()}
-        if self.normalise == "global":
-            whole = torch.stack(list(sums.values())).sum()
-            return {name: value / _not_zero(whole) for name, value in sizes.items()}
-        total = sum(value.numel() for value in sizes.values())
-        return {name: value * (value.numel() / total / _not_zero(sums[name])) for name, value in sizes.items()}
+        factors = self.factors(sums, {name: value.numel() for name, value in sizes.items()})
+        return {name: value * factors[name] for name, value in sizes.items()}
 
-    def _learnt(self, state: Params, *others: Any) -> Params:
-        """What a state becomes by one step of alpha down `objective`."""
-        names = [name.removeprefix(LOGITS) for name in state if name.startswith(LOGITS)]
-        slopes = grad(self.objective)({name: state[LOGITS + name] for name in names}, *others)
-        return self.stepped(state, slopes)
+    def factors(self, sums: Params, numbers: dict[str, int]) -> Params:
+        """What |g| is multiplied by there, of its sum in every layer and the layer's number of weights."""
+        total, whole = sum(numbers.values()), torch.stack(list(sums.values())).sum()
+        if self.normalise == "global":
+            return {name: 1 / _not_zero(whole) for name in sums}
+        return {name: numbers[name] / total / _not_zero(value) for name, value in sums.items()}
 
     def stepped(self, state: Params, slopes: Params) -> Params:
         """One step of Adam on a."""
@@ -184,12 +190,6 @@ class PriPrune:
             logits = torch.addcdiv(state[LOGITS + name], first * (self.step / (1 - BETA_1**steps)), length, value=-1)
             found |= {FIRST + name: first, SECOND + name: second, LOGITS + name: logits}
         return found
-
-
-def _descended(weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
-    """One step of SGD; what the base pruned stays 0."""
-    steps = {name: torch.where(keep[name], value, 0) if name in keep else value for name, value in grads.items()}
-    return {name: torch.sub(value, steps[name], alpha=rate) for name, value in weights.items()}
 
 
 def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool = True) -> Tensor:
