@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
 from secateur.jacobian import kernels
-from secateur.jacobian.flows import Flow, laid_out
+from secateur.jacobian.flows import Flow, Thin, laid_out
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -35,3 +35,17 @@ def test_a_pass_over_the_memory_equals_operations_of_torch(features, batch, shap
         for found, expected in pairs:
             assert found.is_contiguous(memory_format=torch.channels_last) and found.dtype == torch.float32
             assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+@pytest.mark.parametrize(("size", "steps"), [((5, 4), (2, 2)), ((7, 6), (3, 1)), ((4, 8), (1, 4))])
+def test_a_part_with_values_at_some_places(size, steps, rng):
+    thin = Thin(
+        pictures(22, (70, *(-(-side // step) for side, step in zip(size, steps, strict=True))), rng), size, steps
+    )
+    dense, normal, mask = (pictures(count, (70, *size), rng) for count in (22, 2, 2))
+    exact = Flow((dense.double(), thin._replace(values=thin.values.double())), mask.double())
+    for found, expected in [
+        (kernels.summed((dense, thin), mask), exact.whole()),
+        (kernels.centred((dense, thin), mask, normal), exact.centred(normal.double())),
+    ]:
+        assert float((found - expected).norm() / expected.norm()) < 1e-6

@@ -17,10 +17,18 @@ from torch import Tensor
 from secateur.triton_kernels import loaded
 
 
+class Thin(NamedTuple):
+    """Pictures with values at every so many places, and nothing between them."""
+
+    values: Tensor  # (K B, C, h, w)
+    size: tuple[int, ...]
+    steps: tuple[int, ...]  # down and right
+
+
 class Flow(NamedTuple):
     """The sum of the parts, times a slope that all K features share."""
 
-    parts: tuple[Tensor, ...]  # one or two of (K B, ...)
+    parts: tuple[Tensor | Thin, ...]  # one or two of (K B, ...), a thin one last
     slope: Tensor | None = None  # broadcasts to (B, ...)
 
     def scaled(self, slope: Tensor) -> Flow:
@@ -30,28 +38,45 @@ class Flow(NamedTuple):
     def joined(self, other: Flow) -> Flow:
         """The sum of two, later."""
         if self.slope is None and other.slope is None and len(self.parts) == len(other.parts) == 1:
-            return Flow(self.parts + other.parts)
+            one, two = self.parts + other.parts
+            return Flow((two, one) if isinstance(one, Thin) else (one, two))
         return Flow((self.whole(), other.whole()))
 
     def whole(self) -> Tensor:
         """(K B, ...), now."""
-        if self.slope is None:
-            return self.parts[0] if len(self.parts) == 1 else self.parts[0] + self.parts[1]
-        if kernels := kernels_for(self.parts[0]):
-            found: Tensor = kernels.summed(self.parts, self.slope)
+        first, *second = filled(self.parts[0]), *self.parts[1:]
+        if self.slope is not None and (kernels := kernels_for(first)):
+            found: Tensor = kernels.summed((first, *second), self.slope)
             return found
-        total = self.parts[0] if len(self.parts) == 1 else self.parts[0] + self.parts[1]
-        return (parted(total, len(self.slope)) * self.slope).flatten(0, 1)
+        total = first + filled(second[0]) if second else first
+        return total if self.slope is None else (parted(total, len(self.slope)) * self.slope).flatten(0, 1)
+
+    def apart(self) -> tuple[Tensor, Tensor | None]:
+        """(K B, C, ...) but for a slope that is one factor a channel, (1, C, 1, 1), and that: weights can take it."""
+        if self.slope is None or self.slope.numel() > self.slope.shape[1]:
+            return self.whole(), None
+        return Flow(self.parts).whole(), self.slope
 
     def centred(self, normal: Tensor) -> Tensor:
         """Of g: g - mean(g) - x mean(g x), by feature and channel, for BatchNorm's normalised inputs x (B, C, ...)."""
-        if kernels := kernels_for(self.parts[0]):
-            found: Tensor = kernels.centred(self.parts, self.slope, normal)
+        first = filled(self.parts[0])
+        if kernels := kernels_for(first):
+            found: Tensor = kernels.centred((first, *self.parts[1:]), self.slope, normal)
             return found
         whole = parted(self.whole(), len(normal))  # (K, B, C, ...)
         places = [axis for axis in range(1, whole.ndim) if axis != 2]
         mean, along = whole.mean(places, keepdim=True), (whole * normal).mean(places, keepdim=True)
         return (whole - mean).addcmul_(normal, along, value=-1).flatten(0, 1)
+
+
+def filled(part: Tensor | Thin) -> Tensor:
+    """With zeros where there is nothing."""
+    if isinstance(part, Tensor):
+        return part
+    values, (down, right) = part.values, part.steps
+    whole = laid_out(values.new_zeros(*values.shape[:2], *part.size))
+    whole[:, :, ::down, ::right] = values
+    return whole
 
 
 def parted(x: Tensor, rows: int) -> Tensor:

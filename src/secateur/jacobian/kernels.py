@@ -8,35 +8,54 @@ features share, slopes and normalised inputs (P, C), is loaded once for some of 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
+from secateur.jacobian.flows import Thin
+
+Parts = tuple[Tensor] | tuple[Tensor, Tensor | Thin]
 FEATURES, PLACES, CHANNELS = 8, 8, 64  # of a tile
+WARPS = 4  # that share one
 STRETCH = 512  # places that one program adds up
 
 
 @triton.jit
-def _tile(first, second, slope, k, p, c, K, P, C, TWO: tl.constexpr):
-    """(features, places, channels) of the sum of the parts times the slope, where it lies, and what is inside."""
+def _tile(
+    first, second, slope, k, p, c, K, P, C, height, width,
+    TWO: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """(features, places, channels) of the sum of the parts times the slope, where it lies, and what is inside.
+
+    The second part has values at every so many places down and right.
+    """
     inside = (k < K)[:, None, None] & (p < P)[None, :, None] & (c < C)[None, None, :]
     shared = p[:, None] * C + c[None, :]
     inside_shared = (p < P)[:, None] & (c < C)[None, :]
     at = k.to(tl.int64)[:, None, None] * (P * C) + shared[None, :, :]
     value = tl.load(first + at, mask=inside, other=0).to(tl.float32)
     if TWO:
-        value += tl.load(second + at, mask=inside, other=0).to(tl.float32)
+        if DOWN * RIGHT > 1:
+            y, x = (p // width) % height, p % width
+            high, wide = tl.cdiv(height, DOWN), tl.cdiv(width, RIGHT)
+            place = (p // (height * width) * high + y // DOWN) * wide + x // RIGHT
+            there = place[:, None] * C + c[None, :]
+            places = P // (height * width) * high * wide
+            at_second = k.to(tl.int64)[:, None, None] * (places * C) + there[None, :, :]
+            filled = inside & ((y % DOWN == 0) & (x % RIGHT == 0))[None, :, None]
+            value += tl.load(second + at_second, mask=filled, other=0).to(tl.float32)
+        else:
+            value += tl.load(second + at, mask=inside, other=0).to(tl.float32)
     factor = tl.load(slope + shared, mask=inside_shared, other=0).to(tl.float32)
     return value * factor[None, :, :], at, inside, shared, inside_shared
 
 
 @triton.jit
 def _sums(
-    first, second, slope, normal, out, K, P, C,
-    TWO: tl.constexpr, STRETCH: tl.constexpr, G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    first, second, slope, normal, out, K, P, C, height, width,
+    TWO: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, STRETCH: tl.constexpr,
+    G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Over a stretch of places: the sums of g and of g x, into (2, stretches, K, C)."""
     k = tl.program_id(2) * G + tl.arange(0, G)
@@ -45,7 +64,7 @@ def _sums(
     along = tl.zeros((G, R, W), dtype=tl.float32)
     for step in range(0, STRETCH, R):
         p = tl.program_id(0) * STRETCH + step + tl.arange(0, R)
-        value, _, _, shared, inside = _tile(first, second, slope, k, p, c, K, P, C, TWO)
+        value, _, _, shared, inside = _tile(first, second, slope, k, p, c, K, P, C, height, width, TWO, DOWN, RIGHT)
         x = tl.load(normal + shared, mask=inside, other=0).to(tl.float32)
         total += value
         along += value * x[None, :, :]
@@ -57,14 +76,17 @@ def _sums(
 
 @triton.jit
 def _written(
-    first, second, slope, normal, means, out, K, P, C,
-    TWO: tl.constexpr, CENTRED: tl.constexpr, G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    first, second, slope, normal, means, out, K, P, C, height, width,
+    TWO: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, CENTRED: tl.constexpr,
+    G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """The sum of the parts times the slope; centred: less mean(g) and x mean(g x), which are in (2, K, C)."""
     k = tl.program_id(2) * G + tl.arange(0, G)
     c = tl.program_id(1) * W + tl.arange(0, W)
     p = tl.program_id(0) * R + tl.arange(0, R)
-    value, at, inside, shared, inside_shared = _tile(first, second, slope, k, p, c, K, P, C, TWO)
+    value, at, inside, shared, inside_shared = _tile(
+        first, second, slope, k, p, c, K, P, C, height, width, TWO, DOWN, RIGHT
+    )
     if CENTRED:
         x = tl.load(normal + shared, mask=inside_shared, other=0).to(tl.float32)
         of = means + k[:, None] * C + c[None, :]
@@ -75,33 +97,45 @@ def _written(
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def summed(parts: Sequence[Tensor], slope: Tensor) -> Tensor:
+def summed(parts: Parts, slope: Tensor) -> Tensor:
     """(K B, C, H, W): the sum of the parts times the slope."""
     return _write(parts, _like(slope, parts[0], len(slope)))
 
 
-def centred(parts: Sequence[Tensor], slope: Tensor | None, normal: Tensor) -> Tensor:
+def centred(parts: Parts, slope: Tensor | None, normal: Tensor) -> Tensor:
     """(K B, C, H, W): g - mean(g) - x mean(g x), where g is the sum of the parts times the slope."""
     shared = torch.ones_like(normal) if slope is None else _like(slope, parts[0], len(normal))
+    second, steps = _second(parts)
     (K, P, C), (G, R, W) = _sizes(parts[0], normal), _tiles(normal)
     stretches = triton.cdiv(P, STRETCH)
     sums = torch.empty(2, stretches, K, C, device=normal.device)
     with torch.cuda.device_of(normal):
         grid = stretches, triton.cdiv(C, W), triton.cdiv(K, G)
-        _sums[grid](parts[0], parts[-1], shared, normal, sums, K, P, C, len(parts) == 2, STRETCH, G, R, W)
+        _sums[grid](
+            parts[0], second, shared, normal, sums, K, P, C, *normal.shape[2:],
+            len(parts) == 2, *steps, STRETCH, G, R, W, num_warps=WARPS,
+        )  # fmt: skip
     return _write(parts, shared, normal, sums.sum(1).div_(P))
 
 
-def _write(parts: Sequence[Tensor], slope: Tensor, normal: Tensor | None = None, means: Tensor | None = None) -> Tensor:
+def _write(parts: Parts, slope: Tensor, normal: Tensor | None = None, means: Tensor | None = None) -> Tensor:
+    second, steps = _second(parts)
     out = torch.empty_like(parts[0], memory_format=torch.channels_last)
     (K, P, C), (G, R, W) = _sizes(parts[0], slope), _tiles(slope)
     centring = (out, out) if normal is None else (normal, means)
     with torch.cuda.device_of(out):
         grid = triton.cdiv(P, R), triton.cdiv(C, W), triton.cdiv(K, G)
         _written[grid](
-            parts[0], parts[-1], slope, *centring, out, K, P, C, len(parts) == 2, normal is not None, G, R, W
-        )
+            parts[0], second, slope, *centring, out, K, P, C, *out.shape[2:],
+            len(parts) == 2, *steps, normal is not None, G, R, W, num_warps=WARPS,
+        )  # fmt: skip
     return out
+
+
+def _second(parts: Parts) -> tuple[Tensor, tuple[int, ...]]:
+    """The last part and at every how many places, down and right, it has a value."""
+    last = parts[-1]
+    return (last.values, last.steps) if isinstance(last, Thin) else (last, (1, 1))
 
 
 def _like(slope: Tensor, part: Tensor, batch: int) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 
-from secateur.jacobian.flows import Flow, laid_out, parted
+from secateur.jacobian.convolutions import Geometry, by_input
+from secateur.jacobian.flows import Flow, Thin, laid_out, parted
 
 Pool = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
 Back = Callable[[Flow], Sequence[Flow]]  # of the output -> of every input
@@ -23,18 +24,23 @@ Rule = Callable[[Any, Tensor, Sent], tuple[Tensor, Back] | None]  # None: this o
 
 
 def convolution(module: nn.Conv2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
-    """By the transposed convolution; no gradient of a weight is ever taken."""
+    """By the transposed convolution or its like; no gradient of a weight is ever taken."""
     if x.ndim != 4 or isinstance(module.padding, str) or module.padding_mode != "zeros":
         return None
-    stride, padding, dilation, weight = module.stride, module.padding, module.dilation, laid_out(sent(module.weight))
-    geometry = zip(x.shape[2:], module.kernel_size, dilation, padding, stride, strict=True)
-    extra = [(size + 2 * pad - by * (window - 1) - 1) % step for size, window, by, pad, step in geometry]  # left over
+    weight, size = laid_out(sent(module.weight)), x.shape[2:]
+    settings = module.stride, module.padding, module.dilation
+    output = F.conv2d(x, weight, sent(module.bias), *settings, module.groups)
+    geometry = Geometry(size, module.kernel_size, *settings, module.groups)
+    thin = module.kernel_size == (1, 1) and module.padding == (0, 0) and module.stride != (1, 1)
+    if thin:
+        geometry = geometry._replace(size=output.shape[2:], stride=(1, 1))
 
     def back(flow: Flow) -> Sequence[Flow]:
-        gradient = F.conv_transpose2d(flow.whole(), weight, None, stride, padding, extra, module.groups, dilation)
-        return [Flow((laid_out(gradient),))]
+        whole, factor = flow.apart()
+        gradient = by_input(whole, weight if factor is None else weight * factor.transpose(0, 1), geometry)
+        return [Flow((Thin(gradient, size, module.stride) if thin else gradient,))]
 
-    return F.conv2d(x, weight, sent(module.bias), stride, padding, dilation, module.groups), back
+    return output, back
 
 
 def linear(module: nn.Linear, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
