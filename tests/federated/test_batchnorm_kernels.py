@@ -27,13 +27,16 @@ def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, s
     )
     out, found = batchnorm_kernels.normalised(x, weight, bias, 0.5, skip if skips else None, relu)
     mean, _, inverse, scale = found
-    pairs = [(out, exact), *zip(found, moments, strict=True)]
     by = bias if relu else None
+    back = batchnorm_kernels.returned(g, x, mean, inverse, scale, by)
     expected = batchnorm.returned(g.double(), x.double(), moments, None if by is None else by.double())
-    pairs += zip(batchnorm_kernels.returned(g, x, mean, inverse, scale, by), expected, strict=True)
+    pairs = [(out, exact), *zip(found, moments, strict=True), *zip(back, expected, strict=True)]
     assert out.dtype == torch.float32 and out.is_contiguous()
     for one, other in pairs:
-        assert float((one - other).norm()) <= 2e-6 * float(other.norm()) + 1e-12
+        # The gradient of x is what of g * scale is left without its mean: of one place exactly nothing, and as far from
+        # it as float32 is from what was summed.
+        summed = g * scale[:, None] if other is expected[0] else other
+        assert float((one - other).norm()) <= 2e-6 * float(summed.norm()) + 1e-12
 
 
 def test_what_is_not_a_number_stays_so_that_a_training_can_tell(rng):
