@@ -102,7 +102,8 @@ class Withhold:
         return {}
 
     def withheld(self, weights, gradient, mask, rng=None, noise=None):
-        return {n: keep & (gradient[n].abs() >= gradient[n].abs().flatten().median()) for n, keep in mask.items()}
+        steep = {n: g.abs() >= g.abs().flatten().median() for n, g in gradient.items() if g.ndim > 1}
+        return {n: where & mask[n] if n in mask else where for n, where in steep.items()}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Noisy:
     """A turn of its own: SGD, and each entry is withheld where its noise is above 0; counts its rounds."""
 
     def init(self, params):
-        return {"rounds": torch.zeros(())}
+        return {"rounds": torch.zeros((), device=next(iter(params.values())).device)}
 
     def noise(self, params, steps, rng):
         return {n: torch.randn(steps, *v.shape, generator=rng, device=rng.device) for n, v in params.items()}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.withholding import Withholding, top
+from secateur.defenses.selection import largest
+from secateur.defenses.withholding import Withholding
 
 
 @method("defense", "largest", "priprune", acts_on="client", adaptive=("support",))
@@ -18,9 +19,9 @@ class Largest(Withholding):
     Acts on: a federation's client, on top of any base pruning.
     """
 
-    def choose(self, steepness: Tensor, chance: Tensor, keep: Tensor) -> Tensor:
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
         """By |gradient|."""
-        return top(steepness, keep, self.number(keep))
+        return largest(steepness, number)
 
 
 @method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support",))

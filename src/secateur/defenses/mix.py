@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import method
 from secateur.defenses.random_share import uniform
-from secateur.defenses.withholding import Withholding, top, whole_part
+from secateur.defenses.selection import largest
+from secateur.defenses.withholding import Withholding, whole_part
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
@@ -33,12 +35,11 @@ class Mix(Withholding):
         """Uniform draws."""
         return uniform(weights, rng)
 
-    def choose(self, steepness: Tensor, chance: Tensor, keep: Tensor) -> Tensor:
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
         """By |gradient|, then by the draws."""
-        number = self.number(keep)
         first = whole_part(self.largest * number)
-        steepest = keep & top(steepness, keep, first)
-        return steepest | top(chance, keep & ~steepest, number - first)
+        steepest = largest(steepness, first)
+        return steepest | largest(torch.where(steepest, -1, chance), number - first)
 
 
 @method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support",))

@@ -8,7 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.withholding import Withholding, top
+from secateur.defenses.selection import largest
+from secateur.defenses.withholding import Withholding
 from secateur.interfaces import Params
 
 
@@ -24,9 +25,9 @@ class RandomShare(Withholding):
         """Uniform draws."""
         return uniform(weights, rng)
 
-    def choose(self, steepness: Tensor, chance: Tensor, keep: Tensor) -> Tensor:
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
         """By the draws."""
-        return top(chance, keep, self.number(keep))
+        return largest(chance, number)
 
 
 @method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support",))

@@ -14,9 +14,11 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Generator, Tensor
 
-from secateur.defenses.selection import largest
+from secateur import tree
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params
+from secateur.joining import apart, joined
+from secateur.lanes import magnitudes, mixed, parted
 from secateur.pruning.masks import Scope, one_of
 
 Of = Literal["all", "kept"]
@@ -53,36 +55,33 @@ class Withholding:
         """Which weights of a client are not sent. With `noise` it draws nothing, and runs under vmap."""
         if noise is None:
             noise = self.noise(weights, rng) if rng is not None else {}
-        whole = whole_mask(weights, mask)
-        groups = [[name] for name in whole] if self.scope == "layer" else [list(whole)]
+        whole = whole_mask(weights, mask) if mask else {}
+        able = [name for name, value in weights.items() if value.ndim > 1]
         found: Mask = {}
-        for names in groups:
-            keep, steepness, chance = (
-                torch.cat([tree[name].flatten() for name in names]) if names[0] in tree else torch.empty(0)
-                for tree in (whole, gradient, noise)
-            )
-            chosen = keep & self.choose(steepness.abs(), chance.to(keep.device), keep)
-            parts = torch.split_with_sizes(chosen, [whole[name].numel() for name in names])
-            found |= {name: part.view(whole[name].shape) for name, part in zip(names, parts, strict=True)}
+        for names in [[name] for name in able] if self.scope == "layer" else [able]:
+            like, kept = ([each[name] for name in names if name in each] for each in (weights, whole))
+            given = ([each[name].to(like[0].device) for name in names if name in each] for each in (gradient, noise))
+            steepness, chance = (magnitudes(values, kept) if values else torch.empty(0) for values in given)
+            keep = joined(kept) if kept else None
+            chosen = self.choose(steepness, chance, self.number(sum(value.numel() for value in like), keep))
+            found |= dict(zip(names, apart(chosen if keep is None else keep & chosen, like), strict=True))
         return found
 
     @abstractmethod
-    def choose(self, steepness: Tensor, chance: Tensor, keep: Tensor) -> Tensor:
-        """(n,) which to withhold, of |gradient|, uniform draws and what the base kept; what it did not never counts."""
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
+        """(n,) which to withhold, by |gradient| or uniform draws, both -1 where the base kept nothing.
 
-    def number(self, keep: Tensor) -> int | Tensor:
-        """How many of these are withheld."""
-        return whole_part(self.rate * (keep.numel() if self.of == "all" else keep.sum().double()))
+        Where fewer are kept than the number it may choose others too: these do not count.
+        """
+
+    def number(self, size: int, keep: Tensor | None) -> int | Tensor:
+        """How many of `size` weights are withheld, of which the base kept all or some, (n,)."""
+        return whole_part(self.rate * (size if keep is None or self.of == "all" else keep.sum().double()))
 
 
 def whole_part(value: float | Tensor) -> int | Tensor:
     """Of a share that is not exact in binary: .3 * 10 must count as 3."""
     return (value + 1e-9).floor().long() if isinstance(value, Tensor) else int(value + 1e-9)
-
-
-def top(values: Tensor, among: Tensor, number: int | Tensor) -> Tensor:
-    """(n,) the `number` largest values, those that are not `among` last; the number may be one that nobody reads."""
-    return largest(torch.where(among, values, -1), number)
 
 
 def whole_mask(weights: Params, mask: Mask) -> Mask:
@@ -114,8 +113,22 @@ def nothing_saved(weights: Params) -> Params:
 
 def saved(weights: Params, withheld: Mask) -> Params:
     """The state after a round: what was withheld, and its values."""
-    values = {SAVED + name: torch.where(where, weights[name], 0) for name, where in withheld.items()}
-    return {WITHHELD + name: where for name, where in withheld.items()} | values
+    return _state(withheld, {name: torch.where(where, weights[name], 0) for name, where in withheld.items()})
+
+
+def _state(withheld: Mask, values: Params) -> Params:
+    flags = {WITHHELD + name: where for name, where in withheld.items()}
+    return flags | {SAVED + name: value for name, value in values.items()}
+
+
+def divided(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Params]:
+    """What is sent of weights that are 0 where the base prunes, and the state, empty where nothing is kept.
+
+    The same as `sent` and `saved`, of one client or of many, stacked.
+    """
+    parts = {name: parted(where, weights[name], keeps) for name, where in withheld.items()}
+    shared = weights | {name: outside for name, (_, outside) in parts.items()}
+    return shared, _state(withheld, {name: inside for name, (inside, _) in parts.items()}) if keeps else {}
 
 
 def reloaded(received: Params, state: Params, mask: Mask) -> Params:
@@ -124,12 +137,16 @@ def reloaded(received: Params, state: Params, mask: Mask) -> Params:
     The mask that mixes the two is the last round's, so that nothing is taken from home that was not saved there; what
     the base prunes by now is 0.
     """
-    begun = {}
-    for name, value in received.items():
-        if WITHHELD + name in state:
-            value = torch.where(state[WITHHELD + name], state[SAVED + name], value)
-        begun[name] = torch.where(mask[name], value, 0) if name in mask else value
-    return begun
+    return tree.masked(received | put_back(received, state), mask)
+
+
+def put_back(received: Params, state: Params) -> Params:
+    """The tensors of which something was withheld, with it in its place; of one client or of many, stacked."""
+    return {
+        name: mixed(state[WITHHELD + name], state[SAVED + name], value)
+        for name, value in received.items()
+        if WITHHELD + name in state
+    }
 
 
 class Rates(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from secateur.errors import unknown
 from secateur.interfaces import Mask, Params
+from secateur.lanes import add_weighted
 
 AVERAGINGS = ("weighted", "uniform", "coverage")
 
@@ -66,11 +67,14 @@ class Average:
         """The same of many clients at once, everything (clients, ...)."""
         weights = torch.where(alive, torch.ones_like(sizes) if self.how == "uniform" else sizes, 0)
         for name, total in self.total.items():
-            total.add_(weighted_sum(values[name], weights))
+            add_weighted(total, values[name], weights)
         self.weight = self.weight + weights.sum()
         for name, total in self.covered.items():
             where = None if own is None else own.get(name)
-            total.add_(weights.sum() if where is None else weighted_sum(where, weights))
+            if where is None:
+                total.add_(weights.sum())
+            else:
+                add_weighted(total, where, weights)
 
     @torch.no_grad()
     def result(self, before: Params) -> Params:
@@ -91,11 +95,6 @@ class Average:
 def zeros(like: Params, exact: bool = False) -> Params:
     """Where sums begin; in float64 where they are to be exact."""
     return {name: torch.zeros_like(value, dtype=torch.float64 if exact else None) for name, value in like.items()}
-
-
-def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Of (clients, ...) values; who weighs 0 adds nothing, whatever the values are: 0 * NaN is NaN, and not summed."""
-    return (values * weights.view(-1, *[1] * (values.ndim - 1))).nansum(0)
 
 
 def alive_of(values: Params) -> Tensor:

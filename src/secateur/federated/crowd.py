@@ -24,6 +24,7 @@ from secateur.federated.local import Local, OwnTurn, Sent, Trained, added, gradi
 from secateur.federated.products import Products
 from secateur.functional import Ask, Functional
 from secateur.interfaces import Batch, Mask, Params
+from secateur.lanes import copies
 from secateur.precision import tf32
 from secateur.prediction import arranged
 
@@ -78,14 +79,17 @@ class Crowd:
         with tf32(True):
             return self._trained(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
 
-    def many(self, many: Given, start: Params | None, choose: Choose | None) -> tuple[Trained | Sent, Mask | None]:
-        """The same of many, stacked."""
+    def many(self, many: Given, start: Params, choose: Choose | None) -> tuple[Trained | Sent, Mask | None]:
+        """The same of many, stacked: from the server's model, but for tensors of their own in `start`, which change."""
         assert isinstance(many.rows, Tensor)
         inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
         batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
-        received, buffers = (repeated(each, len(inputs)) for each in (self.model.params, self.model.buffers))
+        count, params, fresh = len(inputs), self.model.params, self.own is None
+        begun, buffers = (repeated(each, count) for each in (params, self.model.buffers))
+        if fresh:
+            begun = {name: start[name] if name in start else copies(value, count) for name, value in params.items()}
         with tf32(True), Products():
-            return self._trained(vmap, many, start or received, buffers, batches, choose)
+            return self._trained(vmap, many, begun, buffers, batches, choose, fresh)
 
     def _trained(
         self,
@@ -95,6 +99,7 @@ class Crowd:
         buffers: Params,
         batches: Sequence[tuple[Tensor, Tensor]],
         choose: Choose | None,
+        fresh: bool = False,
     ) -> tuple[Trained | Sent, Mask | None]:
         """In a round where clients choose masks of their own they do so before their last step (FedDST).
 
@@ -106,9 +111,9 @@ class Crowd:
         if choose is None:
             if self.own is not None:
                 return self._own_turn(each, given, batches, None), None
-            return train(objective, start, buffers, model.mask, steps, local, self.summing), None
+            return train(objective, start, buffers, model.mask, steps, local, self.summing, fresh), None
         first = [] if self.own is not None else steps[:-1]
-        before = train(objective, start, buffers, model.mask, first, local, summing=True)
+        before = train(objective, start, buffers, model.mask, first, local, summing=True, fresh=fresh)
         last = before.last or gradient(objective, before.params, before.buffers, steps[-1])
         mask = each(lambda *found: model.mask | choose(*found))(before.params, last)
         if self.own is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.interfaces import Params
+from secateur.lanes import put_rows, rows_at
 
 
 class Homes(MutableMapping[int, Params]):
@@ -33,14 +34,14 @@ class Homes(MutableMapping[int, Params]):
 
     def at(self, places: Tensor) -> Params:
         """The states of these places, stacked."""
-        return {name: value.index_select(0, places) for name, value in self.held.items()}
+        return {name: rows_at(value, places) for name, value in self.held.items()}
 
     @torch.no_grad()
     def keep(self, places: Tensor, state: Params, alive: Tensor) -> None:
         """Take over the stacked states of those that are `alive` (clients,)."""
         kept = torch.where(alive, places, self.spare)
         for name, value in self.held.items():
-            value.index_copy_(0, kept, state[name])
+            put_rows(value, kept, state[name])
 
     def __getitem__(self, client: int) -> Params:
         place = self.places[client]

@@ -1,8 +1,8 @@
 """A client's local training, for one client and for many as one axis.
 
-`train` is pure at its boundary: it clones what it starts from and returns new tensors. All that it does outside of the
-objective works entry by entry, so that the same lines train one client, or many whose tensors are stacked along a first
-axis and whose objective is under vmap. crowd.py chooses which.
+`train` is pure at its boundary: it clones what it starts from, unless that is `fresh`, and returns new tensors. All
+that it does outside of the objective works entry by entry, so that the same lines train one client, or many whose
+tensors are stacked along a first axis and whose objective is under vmap. crowd.py chooses which.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OwnTurn(Protocol):
     """A defense that trains by itself: its mask and the weights together."""
 
     def init(self, params: Params) -> Params:
-        """A client's state before its first round."""
+        """A client's state before its first round, on the device of the parameters."""
         ...
 
     def noise(self, params: Params, steps: int, rng: Generator) -> Params:
@@ -122,12 +122,14 @@ def train(
     batches: Sequence[tuple[Tensor, ...]],
     local: Local,
     summing: bool = False,
+    fresh: bool = False,
 ) -> Trained:
     """SGD from `start`, a step for each of `batches` (inputs, labels, noise of the network ...).
 
-    What the mask drops is zero from the start on. `summing` adds up the dense gradients.
+    What the mask drops is zero from the start on. `summing` adds up the dense gradients. `fresh`: nobody else needs
+    `start`, which is changed.
     """
-    params = {name: value.requires_grad_() for name, value in tree.clone(start).items()}
+    params = {name: value.requires_grad_() for name, value in (start if fresh else tree.clone(start)).items()}
     held, leaves = tree.clone(buffers), list(params.values())
     dropped = [(params[name], ~keep) for name, keep in mask.items()]
     _drop(dropped)
@@ -142,10 +144,10 @@ def train(
         grads = list(torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True))
         losses.append(loss.detach())
         with torch.no_grad():
-            if summing:
-                summed = [grad.clone() for grad in grads] if len(losses) == 1 else summed
-                if len(losses) > 1:
-                    torch._foreach_add_(summed, grads)
+            if summing and len(losses) > 2:
+                torch._foreach_add_(summed, grads)
+            elif summing:  # two gradients may share their memory: these are never changed
+                summed = list(torch._foreach_add(summed, grads)) if summed else grads
             moments = _descend(leaves, grads, moments, local)
             _drop(dropped)
     return Trained(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from secateur.federated.turns import Update
 from secateur.interfaces import Mask, Params
+from secateur.lanes import nonzeros
 from secateur.wire import encode, encode_mask
 
 
@@ -37,7 +38,7 @@ def values_of(update: Update, squares: bool, lanes: int = 1) -> Tensor:
     """
     parts = [update.values, update.buffers, *([squares_of(update)] if squares else [])]
     whole = [value for part in parts for value in part.values()]
-    return torch.stack([torch.count_nonzero(v.reshape(lanes, -1), 1) * v.element_size() for v in whole]).sum(0)
+    return torch.stack([nonzeros(v.reshape(lanes, -1)) * v.element_size() for v in whole]).sum(0)
 
 
 def value_bytes(tensors: Params) -> int:

@@ -8,13 +8,14 @@ import torch
 from torch import Generator, Tensor, nn, vmap
 
 from secateur import tree
-from secateur.federated.averaging import Average, alive_of, weighted_sum, zeros
+from secateur.federated.averaging import Average, alive_of, zeros
 from secateur.federated.crowd import Model
 from secateur.federated.messages import squares_of
 from secateur.federated.terms import Terms
 from secateur.federated.turns import Update
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
+from secateur.lanes import add_weighted
 
 SAMPLES = 200  # that a base pruning sees before the first round
 
@@ -110,7 +111,7 @@ class Server:
         if update.summed:
             weights = torch.where(alive, sizes, 0)
             for name, total in self.squares.items():
-                total.add_(weighted_sum(update.summed[name].square(), weights))
+                add_weighted(total, update.summed[name], weights, squared=True)
         return alive
 
     def _counted(self, update: Update) -> Mask | None:

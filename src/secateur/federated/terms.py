@@ -39,6 +39,7 @@ class Withholding(Protocol):
     ) -> Mask:
         """True where an entry is not sent; `gradient` is the dense mean over the local steps.
 
+        What the base pruning drops is never withheld; names that its mask does not have are kept whole.
         With `noise` it draws nothing, and runs under vmap.
         """
         ...

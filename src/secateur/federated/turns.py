@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn, vmap
 
 from secateur import tree
 from secateur.chance import derive
-from secateur.defenses.withholding import Rates, entries_sent, nothing_saved, reloaded, saved, sent
+from secateur.defenses.withholding import Rates, divided, entries_sent, nothing_saved, put_back
 from secateur.federated.base import BasePruning
 from secateur.federated.crowd import Choose, Crowd, Given, Model, Noise, Rows
 from secateur.federated.local import Sent, Trained
@@ -27,7 +27,7 @@ class Update(NamedTuple):
 
     values: Params  # weights or gradients, exactly 0 where withheld or pruned
     buffers: Params
-    sent: Mask | None  # which entries were sent; None: all that the server's mask keeps
+    sent: Mask | None  # which entries were sent, where an average counts them; None: all that the server's mask keeps
     own_mask: Mask | None  # that the client chose itself, whatever it withholds; None: the server's
     summed: Params  # the dense gradients, of which PruneFL's clients send the squares; 0 where these spare the withheld
     state: Params  # stays at home
@@ -81,9 +81,11 @@ class Turns:
 
     def many(self, many: Given, number: int, choose: Choose | None) -> Update:
         """The same of many, stacked; nothing draws but what is given."""
-        start = vmap(self.start)(many.state) if self.reloads else None
+        start = put_back(self.server.model.params, many.state) if self.reloads else {}
         made, chosen = self.crowd.many(many, start, choose)
         kind, nothing = type(made), Generator()
+        if isinstance(made, Trained) and self.terms.withholding is not None and self.terms.upload is None:
+            return self._withhold(made, chosen, many, vmap)
 
         def sent(made: Any, chosen: Mask | None, *given: Any) -> tuple[Any, ...]:
             update = self.update(kind(*made), chosen, Given(*given), number, nothing)
@@ -110,7 +112,8 @@ class Turns:
     @torch.no_grad()
     def start(self, state: Params) -> Params | None:
         """Where a client begins: at what it received, with what it withheld last time put back."""
-        return reloaded(self.server.model.params, state, self.server.model.mask) if self.reloads else None
+        received = self.server.model.params
+        return received | put_back(received, state) if self.reloads else None
 
     def choosing(self, number: int) -> Choose | None:
         """What clients do with their masks in this round; None: nothing."""
@@ -125,7 +128,7 @@ class Turns:
         """What a client sends of what it trained, under a mask that it chose itself or under the server's."""
         mask = self.server.model.mask if chosen is None else chosen
         if isinstance(made, Sent):
-            sending = entries_sent(made.withheld, mask)
+            sending = entries_sent(made.withheld, mask) if self.terms.averaging == "coverage" else None
             summed = self._shared(made.summed, made.withheld)
             return Update(made.values, {}, sending, chosen, summed, made.state, made.withheld)
         if self.terms.sends_gradients:
@@ -137,16 +140,23 @@ class Turns:
             made = self._noised(made, one, number, rng)
         return self._withhold(made, chosen, one)
 
-    def _withhold(self, made: Trained, chosen: Mask | None, one: Given) -> Update:
+    def _withhold(
+        self, made: Trained, chosen: Mask | None, given: Given, each: Callable[..., Any] = lambda function, *_: function
+    ) -> Update:
+        """Of one client, or where `each` is vmap of many: only what a rule does by itself is under it."""
         rule, mask = self.terms.withholding, self.server.model.mask if chosen is None else chosen
         assert rule is not None
-        gradient = {name: value / len(one.rows) for name, value in made.summed.items()}
-        keep = self.server.mask if chosen is None else chosen
-        withheld = rule.withheld(made.params, gradient, keep, noise=one.chance)
-        state = saved(made.params, withheld) if rule.pseudo else {}
-        values = sent(made.params, withheld, mask)
-        summed = self._shared(made.summed, withheld)
-        return Update(values, made.buffers, entries_sent(withheld, mask), chosen, summed, state, withheld)
+        steps = given.rows.shape[-2] if isinstance(given.rows, Tensor) else len(given.rows)
+        gradient = made.summed if steps == 1 else {name: value / steps for name, value in made.summed.items()}
+        own = None if chosen is None else 0  # the axis of masks
+
+        def choose(weights: Params, gradient: Params, mask: Mask, noise: Params) -> Mask:
+            return rule.withheld(weights, gradient, mask, noise=noise)
+
+        withheld = each(choose, (0, 0, own, 0))(made.params, gradient, mask, given.chance)
+        covered = each(entries_sent, (0, own))(withheld, mask) if self.terms.averaging == "coverage" else None
+        values, state = divided(made.params, withheld, rule.pseudo)
+        return Update(values, made.buffers, covered, chosen, self._shared(made.summed, withheld), state, withheld)
 
     def _shared(self, summed: Params, withheld: Mask) -> Params:
         """The gradients of which squares leave the client."""

@@ -1,0 +1,138 @@
+"""Passes over the tensors of many clients, (lanes, ...) each.
+
+On a GPU a round waits for its memory: what operations of torch do in several passes, or in slow ones, is one kernel.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _DisableFuncTorch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from secateur.triton_kernels import loaded
+
+COUNTED = 2**24  # the whole numbers that float32 has without a gap
+
+
+def rows_at(held: Tensor, places: Tensor) -> Tensor:
+    """(lanes, ...) the rows of (rows, ...) at these places (lanes,)."""
+    kernels = _kernels_for(held)
+    return held.index_select(0, places) if kernels is None else kernels.rows_at(held, places)
+
+
+def put_rows(held: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Write (lanes, ...) rows to these places (lanes,); of several at one place any is left."""
+    if kernels := _kernels_for(held):
+        kernels.put_rows(held, places, rows)
+    else:
+        held.index_copy_(0, places, rows)
+
+
+def copies(value: Tensor, count: int) -> Tensor:
+    """(count, ...) copies of a tensor."""
+    if kernels := _kernels_for(value):
+        found: Tensor = kernels.copies(value, count)
+        return found
+    return value.expand(count, *value.shape).clone(memory_format=torch.contiguous_format)
+
+
+def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool = False) -> None:
+    """Add the sum of (lanes, ...) values, or of their squares, by weights (lanes,).
+
+    Who weighs 0 adds nothing, whatever the values are: 0 * NaN is NaN, and not summed.
+    """
+    if total.is_contiguous() and (kernels := _kernels_for(total)):
+        kernels.add_weighted(total, values, weights, squared)
+        return
+    values = values.square() if squared else values
+    total.add_((values * weights.view(-1, *[1] * (values.ndim - 1))).nansum(0))
+
+
+def nonzeros(values: Tensor) -> Tensor:
+    """(lanes,) how many entries of (lanes, ...) are not 0."""
+    rows = values.reshape(len(values), -1)
+    if rows.is_cuda and rows.dtype in (torch.float32, torch.float64) and rows.shape[1] <= COUNTED:
+        number: Tensor = torch.linalg.vector_norm(rows, 0, 1)  # count_nonzero passes three times
+        return number.long()
+    return torch.count_nonzero(rows, 1)
+
+
+def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:
+    """(lanes, ...) the values where this is said, else the others (...), which are the same for all; or of one lane."""
+    kernels = _kernels_for(where, values, others) if values.ndim > others.ndim else None
+    return torch.where(where, values, others) if kernels is None else kernels.mixed(where, values, others)
+
+
+def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
+    """(lanes, ...) the values with zeros but where this is said, unless it is not `both`; and with zeros there."""
+    if kernels := _kernels_for(where, values):
+        found: tuple[Tensor, Tensor] = kernels.parted(where, values, both)
+        return found
+    outside = torch.where(where, 0, values)
+    return torch.where(where, values, 0) if both else outside, outside
+
+
+def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
+    """(n,) tensors without their signs end to end, and -1 where they are not kept; no `keeps`: all are.
+
+    Of one client, and under vmap of many.
+    """
+    if all(value.is_cuda for value in values):
+        found: Tensor = torch.ops.secateur.magnitudes(list(values), list(keeps))
+        return found
+    return _magnitudes(values, keeps)
+
+
+def _magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
+    return _all_magnitudes([value[None] for value in values], [keep[None] for keep in keeps])[0]
+
+
+def _all_magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
+    """(lanes, N) of (lanes, ...) each."""
+    if kernels := _kernels_for(*values, *keeps):
+        found: Tensor = kernels.magnitudes(values, keeps)
+        return found
+    sizes = torch.cat([value.flatten(1) for value in values], 1).abs()
+    return torch.where(torch.cat([keep.flatten(1) for keep in keeps], 1), sizes, -1) if keeps else sizes
+
+
+def _stacked(
+    info: Any, dims: tuple[list[int | None], ...], values: list[Tensor], keeps: list[Tensor]
+) -> tuple[Tensor, int]:
+    """Under vmap the many are lanes of one call."""
+
+    def lanes(tensors: list[Tensor], dims: list[int | None]) -> list[Tensor]:
+        first = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
+        return [each.expand(info.batch_size, *each.shape[1:]) for each in first]
+
+    return _all_magnitudes(lanes(values, dims[0]), lanes(keeps, dims[1])), 0
+
+
+_library = torch.library.Library("secateur", "FRAGMENT")
+_library.define("magnitudes(Tensor[] values, Tensor[] keeps) -> Tensor")
+_library.impl("magnitudes", _magnitudes, "CompositeExplicitAutograd")
+torch.library.register_vmap("secateur::magnitudes", _stacked, lib=_library)
+
+
+def _kernels_for(*tensors: Tensor) -> ModuleType | None:
+    """The kernels, where these are plain tensors on a GPU that has them."""
+    if not all(tensor.is_cuda for tensor in tensors) or any(map(is_functorch_wrapped_tensor, tensors)):
+        return None
+    return _kernels()
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    def probe(kernels: ModuleType) -> None:
+        with _DisableFuncTorch():
+            kernels.copies(torch.zeros(1, device="cuda"), 1)
+
+    return loaded("secateur.lanes_kernels", probe, "rounds of a federation")

@@ -1,0 +1,146 @@
+"""Triton kernels of lanes.py: every one passes over the memory once.
+
+All tensors are rows, one a lane, whose entries lie end to end; a stride of 0 is one row that all lanes share.
+"""
+
+# A kernel's arguments have no types to write down: Triton reads annotations its own way.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+from torch import Tensor
+
+BLOCK = 4096  # entries of a program
+
+
+@triton.jit
+def _copied(source, into, of, to, n, source_stride, into_stride, OF: tl.constexpr, TO: tl.constexpr, B: tl.constexpr):
+    """OF and TO: lanes read and write rows of these numbers, else each its own."""
+    at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
+    first = tl.load(of + lane).to(tl.int64) if OF else lane
+    second = tl.load(to + lane).to(tl.int64) if TO else lane
+    value = tl.load(source + first * source_stride + at, mask=at < n)
+    tl.store(into + second * into_stride + at, value, mask=at < n)
+
+
+@triton.jit
+def _added(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: tl.constexpr):
+    """What weighs 0 is not read, and so adds nothing whatever it is."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    found = tl.load(total + at, mask=at < n)
+    row = values + at
+    for lane in range(0, lanes):
+        weight = tl.load(weights + lane)
+        value = tl.load(row, mask=at < tl.where(weight != 0, n, 0), other=0).to(found.dtype)
+        found += weight * (value * value if SQUARED else value)
+        row += stride
+    tl.store(total + at, found, mask=at < n)
+
+
+@triton.jit
+def _mixed(where, values, others, into, n, where_stride, stride, B: tl.constexpr):
+    at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
+    chosen = tl.load(where + lane * where_stride + at, mask=at < n, other=0) != 0
+    value = tl.load(values + lane * stride + at, mask=at < n)
+    other = tl.load(others + at, mask=at < n)
+    tl.store(into + lane * n + at, tl.where(chosen, value, other), mask=at < n)
+
+
+@triton.jit
+def _parted(where, values, inside, outside, n, where_stride, stride, BOTH: tl.constexpr, B: tl.constexpr):
+    at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
+    chosen = tl.load(where + lane * where_stride + at, mask=at < n, other=0) != 0
+    value = tl.load(values + lane * stride + at, mask=at < n)
+    tl.store(outside + lane * n + at, tl.where(chosen, 0.0, value), mask=at < n)
+    if BOTH:
+        tl.store(inside + lane * n + at, tl.where(chosen, value, 0.0), mask=at < n)
+
+
+@triton.jit
+def _sized(values, keep, into, n, stride, keep_stride, into_stride, MASKED: tl.constexpr, B: tl.constexpr):
+    at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
+    found = tl.abs(tl.load(values + lane * stride + at, mask=at < n))
+    if MASKED:
+        found = tl.where(tl.load(keep + lane * keep_stride + at, mask=at < n, other=0) != 0, found, -1.0)
+    tl.store(into + lane * into_stride + at, found, mask=at < n)
+
+
+def rows_at(held: Tensor, places: Tensor) -> Tensor:
+    """(lanes, ...) the rows of these numbers."""
+    into = held.new_empty(len(places), *held.shape[1:])
+    _copy(held, into, len(places), of=places)
+    return into
+
+
+def put_rows(held: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Write the rows to these numbers; of equal numbers any one is left."""
+    _copy(rows, held, len(places), to=places)
+
+
+def copies(value: Tensor, count: int) -> Tensor:
+    """(count, ...) copies."""
+    into = value.new_empty(count, *value.shape)
+    _copy(value.expand_as(into), into, count)
+    return into
+
+
+def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool) -> None:
+    """Add the lanes' values by their weights, or the squares of them."""
+    (rows, stride), n = _rows(values), total.numel()
+    weights, block = weights.to(total.dtype).contiguous(), BLOCK // 4  # so many programs as fill a GPU
+    if n:
+        with torch.cuda.device_of(total):
+            _added[(triton.cdiv(n, block),)](total, rows, weights, n, stride, len(weights), squared, block)
+
+
+def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:
+    """(lanes, ...) the values where this is said, else the others, which are the same for all."""
+    into = values.new_empty(values.shape)
+    (flags, where_stride), (rows, stride) = _rows(where), _rows(values)
+    _each(_mixed, into, flags, rows, others.contiguous(), into, others.numel(), where_stride, stride)
+    return into
+
+
+def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
+    """(lanes, ...) the values with zeros but where this is said, unless it is not `both`; and with zeros there."""
+    outside = values.new_empty(values.shape)
+    inside = torch.empty_like(outside) if both else outside
+    (flags, where_stride), (rows, stride) = _rows(where), _rows(values)
+    _each(_parted, outside, flags, rows, inside, outside, outside[0].numel(), where_stride, stride, both)
+    return inside, outside
+
+
+def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
+    """(lanes, N) the tensors without their signs end to end, -1 where they are not kept."""
+    sizes = [value[0].numel() for value in values]
+    into = values[0].new_empty(len(values[0]), sum(sizes))
+    for i, part in enumerate(into.split(sizes, 1)):
+        rows, stride = _rows(values[i])
+        keep, keep_stride = _rows(keeps[i]) if keeps else (rows, 0)
+        _each(_sized, part, rows, keep, part, sizes[i], stride, keep_stride, part.stride(0), bool(keeps))
+    return into
+
+
+def _copy(source: Tensor, into: Tensor, lanes: int, of: Tensor | None = None, to: Tensor | None = None) -> None:
+    (rows, stride), (target, into_stride) = _rows(source), _rows(into)
+    numbers = [rows if each is None else each.contiguous() for each in (of, to)]
+    given = (rows, target, *numbers, into[0].numel(), stride, into_stride, of is not None, to is not None)
+    _each(_copied, into[:1].expand(lanes, *into.shape[1:]), *given)
+
+
+def _each(kernel, like: Tensor, *given: object) -> None:
+    """Run a kernel over every lane's entries."""
+    if like.numel():
+        with torch.cuda.device_of(like):
+            kernel[triton.cdiv(like[0].numel(), BLOCK), len(like)](*given, BLOCK)
+
+
+def _rows(value: Tensor) -> tuple[Tensor, int]:
+    """A tensor whose rows' entries lie end to end, and how far apart the rows are."""
+    value = value if value[0].is_contiguous() else value.contiguous()
+    return value.view(torch.uint8) if value.dtype == torch.bool else value, value.stride(0)

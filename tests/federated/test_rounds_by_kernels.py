@@ -1,0 +1,52 @@
+"""Rounds whose passes over the memory are kernels, which Triton's interpreter runs, against operations of torch."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+from tiny_rules import Half, Moving, Stale, federation, run
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from secateur import lanes
+from secateur.config import defense
+from secateur.federated.faults import Faults
+from secateur.federated.terms import protection_of
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or torch.cuda.is_available(), reason="left out: nothing to interpret"
+)
+CASES = {
+    "plain": {},
+    "pseudo-largest": protection_of(defense("pseudo-largest")),
+    "mix": protection_of(defense("mix")) | {"base": Half(), "averaging": "coverage"},
+    "pseudo-mix": protection_of(defense("pseudo-mix")) | {"base": Moving()},
+    "squares": protection_of(defense("pseudo-random")) | {"base": Stale()},
+    "priprune": protection_of(defense("priprune:sharing=0.02")) | {"base": Half()},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rounds(case, monkeypatch):
+    from secateur import lanes_kernels
+
+    called = []
+
+    def kernels_for(*given):
+        called.append(given)
+        return None if any(map(is_functorch_wrapped_tensor, given)) else lanes_kernels
+
+    terms = CASES[case] | {"faults": Faults(nan=0.2, drop_out=0.1)}
+    one = federation(way="stacked", **terms)
+    rows = run(one)
+    monkeypatch.setattr(lanes, "_kernels_for", kernels_for)
+    many = federation(way="stacked", **terms)
+    assert [(row.metric, row.value) for row in run(many)] == [(row.metric, pytest.approx(row.value)) for row in rows]
+    assert called and one.states.keys() == many.states.keys()
+    for name, value in one.model().items():
+        torch.testing.assert_close(many.model()[name], value, rtol=0, atol=1e-9)
+    for client, state in one.states.items():
+        for name, value in state.items():
+            torch.testing.assert_close(many.states[client][name], value, rtol=0, atol=1e-9)
