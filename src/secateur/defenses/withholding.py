@@ -17,7 +17,6 @@ from torch import Generator, Tensor
 from secateur import tree
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params
-from secateur.joining import apart, joined
 from secateur.lanes import magnitudes, mixed, parted
 from secateur.pruning.masks import Scope, one_of
 
@@ -62,9 +61,10 @@ class Withholding:
             like, kept = ([each[name] for name in names if name in each] for each in (weights, whole))
             given = ([each[name].to(like[0].device) for name in names if name in each] for each in (gradient, noise))
             steepness, chance = (magnitudes(values, kept) if values else torch.empty(0) for values in given)
-            keep = joined(kept) if kept else None
-            chosen = self.choose(steepness, chance, self.number(sum(value.numel() for value in like), keep))
-            found |= dict(zip(names, apart(chosen if keep is None else keep & chosen, like), strict=True))
+            keep, sizes = torch.cat([each.flatten() for each in kept]) if kept else None, [v.numel() for v in like]
+            chosen = self.choose(steepness, chance, self.number(sum(sizes), keep))
+            parts = torch.split_with_sizes(chosen if keep is None else keep & chosen, sizes)
+            found |= {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
         return found
 
     @abstractmethod
