@@ -97,6 +97,7 @@ def test_names_keep_the_settings_that_differ():
     rows = [{"base_pruning": "snip:every=2:rate=0.3", "defense": f"largest:of=all:rate={rate}"} for rate in (1, 2)]
     assert list(titles(rows).values()) == ["snip, largest:rate=1", "snip, largest:rate=2"]
     assert name({"base_pruning": "snip", "defense": "none", "broadcast": "dense"}) == "snip, broadcast dense"
+    assert name({"base_pruning": "snip", "defense": "dp", "view": "sum"}) == "snip, only the sum seen, dp"
 
 
 def test_leakage_by_pruning_rate():

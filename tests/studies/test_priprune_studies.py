@@ -1,6 +1,7 @@
 """Studies of priprune: what is run at each scale, tables from rows made by hand, tiny ones from the command line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,6 +87,9 @@ def test_the_papers_setting():
     assert (config.model, config.batch_size, config.clients, config.partition) == ("vgg-11", 1, 100, "iid")
     assert (config.rounds, config.attack_clients, config.broadcast) == (1000, 5, "dense")
     assert str(config.defense[0]) == "priprune:alpha=0.1:privacy=10.0"
+    (own,) = setting.configs(Federations(("snip",), ("priprune+dp",), view="sum"))
+    assert str(own.config.defense[0]) == "priprune:accuracy=10.0:privacy=1.0:sharing=2e-06+dp"
+    assert own.config.view == "sum" and config.view == "update"
 
 
 def test_a_smaller_network_shares_as_much():
@@ -236,6 +240,35 @@ def test_what_alpha_decides():
     _, findings = priprune_ours.alpha(seen(*rows))
     assert said(findings, "alpha_0", "10 points") == "supported" and said(findings, "its step") == "not supported"
     assert said(findings, "the temperature") == "not supported"
+
+
+def test_all_defenses_on_one_axis_and_the_sum_of_a_round():
+    """PriPrune with dp is another defense than PriPrune; a sum has one value a round, a client of it another."""
+    learnt, own = "priprune:accuracy=10.0:privacy=1.0", {"base": "snip"}
+    summed = [
+        replace(each, extra=each.extra | {"client": None} if each.attack else each.extra)
+        for defense, nmi in (("none", (0.2, 0.215)), (learnt, (0.12, 0.135)))
+        for each in federation(0.9, nmi, defense=defense, view="sum", **own)
+    ]
+    found = seen(
+        federation(0.9, (0.4, 0.41), **own),
+        federation(0.9, (0.20, 0.215), defense=learnt, **own),
+        federation(0.5, (0.25, 0.26), defense=f"{learnt}+dp", **own),
+        federation(0.5, (0.1, 0.11), attack="sgi:adaptive=support", defense=f"{learnt}+dp", **own),
+        summed,
+    )
+    assert len(found.courses) == 5 and found.one(defense="priprune+dp").defense == f"{learnt}+dp"
+    lines, findings = priprune_ours.defenses(found)
+    assert [line.labels["view"] for line in lines] == ["update"] * 4 + ["sum"] * 2
+    assert lines[-1].cells["NMI"].value == pytest.approx(0.1275)
+    assert said(findings, "hides more than every other") == said(findings, "best balance") == "supported"
+    assert said(findings, "sees only the sum") == said(findings, "hides as much as PriPrune") == "supported"
+    assert "2 of 2 yes" in findings[-2].measured
+
+
+def test_no_sum_was_measured():
+    _, findings = priprune_ours.defenses(seen(federation(0.9, (0.4, 0.41), base="snip")))
+    assert said(findings, "sees only the sum") == said(findings, "hides as much as PriPrune") == "undecided"
 
 
 # From the command line -----------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class Federated:
 
     @property
     def base(self) -> str:
-        """What was pruned and broadcast, whatever the defense."""
-        return f"{self.labels['base_pruning']}, {self.labels['broadcast']}"
+        """What was pruned, broadcast and seen, whatever the defense."""
+        return f"{self.labels['base_pruning']}, {self.labels['broadcast']}, {self.labels.get('view', 'update')}"
 
 
 def is_federated(row: Row) -> bool:

@@ -19,6 +19,7 @@ def name(labels: Labels) -> str:
     """
     base = "no pruning" if labels["base_pruning"] == "none" else str(labels["base_pruning"])
     base += ", broadcast dense" if labels.get("broadcast") == "dense" else ""
+    base += ", only the sum seen" if labels.get("view") == "sum" else ""
     return base if labels["defense"] == "none" else f"{base}, {labels['defense']}"
 
 

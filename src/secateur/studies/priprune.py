@@ -20,7 +20,8 @@ SIZES = tuple(SCALES)
 PAPER = "priprune"
 FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Fig. 3
 WITHHOLDING = tuple(f"{form}{name}" for form in ("", "pseudo-") for name in ("largest", "random", "mix"))
-UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp")
+UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp", "priprune+dp")
+SUMMED = ("none", "pseudo-largest", "priprune")  # under secure aggregation too
 MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # of 30 %: 0, 10, 20 and 30 % largest
 BOTH = (GI, SGI)  # where one would do, so that a folder shares its federations with Fig. 3
 REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's, and one that knows what a client sent last
@@ -138,11 +139,18 @@ def alpha() -> FederatedStudy:
 def defenses() -> FederatedStudy:
     """All defenses of what a client sends on one axis: accuracy, leakage, bytes (not in priprune).
 
-    On SNIP: PruneFL's clients also send squared gradients, which DP does not cover.
+    On SNIP: PruneFL's clients also send squared gradients, which DP does not cover. Some are run under secure
+    aggregation as well, where the server sees only the sum of a round's clients.
     """
     attacks = (SGI, f"{SGI}:adaptive=support")
     every = ("none", *WITHHOLDING, "priprune", *UPLOADS)
-    return FederatedStudy(priprune_ours.defenses, lambda scale: [Federations(("snip",), every, attacks=attacks)])
+    return FederatedStudy(
+        priprune_ours.defenses,
+        lambda scale: [
+            Federations(("snip",), every, attacks=attacks),
+            Federations(("snip",), SUMMED, attacks=attacks, view="sum"),
+        ],
+    )
 
 
 def _both(scale: Scale) -> list[Federations]:

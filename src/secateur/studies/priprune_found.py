@@ -29,6 +29,7 @@ class Federation(NamedTuple):
     model: str
     data: str
     batch: int  # examples of a local step
+    view: str = "update"  # what the server sees: of every client, or "sum", the average alone
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Seen:
             if not is_federated(row) or row.value is None or not math.isfinite(row.value):
                 continue
             client = row.extra["client"]
+            if row.extra.get("view") == "sum" and row.attack is not None:
+                client = -1  # all of a round's clients as one
             if (row.attack is None) != (client is None):  # bytes of one client; several attacked ones pooled
                 continue
             attack = None if row.attack is None else attack_of(row.attack)
@@ -111,10 +114,10 @@ class Seen:
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
 
     def select(self, **wanted: Any) -> Iterator[Federation]:
-        """The federations of which all this is true; a defense is asked for by its name."""
+        """The federations of which all this is true; a defense is asked for by its name, or names (priprune+dp)."""
         for each in self.courses:
             if all(
-                value == (name_of(each.defense) if name == "defense" else getattr(each, name))
+                value == (names_of(each.defense) if name == "defense" else getattr(each, name))
                 for name, value in wanted.items()
             ):
                 yield each
@@ -132,7 +135,18 @@ def federation_of(row: Row) -> Federation:
     """Whose row it is."""
     base, broadcast = name_of(row.extra["base_pruning"]), row.extra["broadcast"]
     place = row.model, row.dataset, row.extra["local_batch"]
-    return Federation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *place)
+    seen = row.extra.get("view", "update")
+    return Federation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *place, seen)
+
+
+def names_of(defense: str) -> str:
+    """A defense without its settings, also of several that act together.
+
+    Example:
+        >>> names_of("priprune:accuracy=10.0:privacy=1.0+dp:delta=0.1"), names_of("none")
+        ('priprune+dp', 'none')
+    """
+    return "+".join(map(name_of, defense.split("+")))
 
 
 def attack_of(attack: str) -> str:

@@ -10,7 +10,7 @@ from secateur.studies.priprune_found import ACCURACY, CHANCE, LOSS, NMI, PSNR, W
 from secateur.studies.tables import Cells, Line, sparkline
 
 Paper = Callable[[Federation], str]
-PLACES = ("data", "model", "batch", "broadcast", "base", "rate", "defense")
+PLACES = ("data", "model", "batch", "broadcast", "view", "base", "rate", "defense")
 CURVE = 20  # points of a curve in a line of text
 
 

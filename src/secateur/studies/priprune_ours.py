@@ -5,8 +5,8 @@ from __future__ import annotations
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
 from secateur.studies.measured import mean
-from secateur.studies.priprune_defended import SGI, Cases, best_balance, setting
-from secateur.studies.priprune_found import NMI, WITHHELD, Federation, Seen
+from secateur.studies.priprune_defended import LITTLE, SGI, Cases, best_balance, setting
+from secateur.studies.priprune_found import NMI, WITHHELD, Course, Federation, Seen
 from secateur.studies.priprune_lines import lines
 from secateur.studies.tables import Line
 
@@ -38,16 +38,51 @@ def alpha(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def defenses(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Every defense of what a client sends on one axis, each under its strongest attacker."""
-    bare, learnt = found.one(defense="none"), found.one(defense="priprune")
-    others = [each for each in found.courses if each not in (bare, learnt)]
+    """Every defense of what a client sends on one axis, each under its strongest attacker; and the sum of a round's."""
+    bare, learnt = (found.one(defense=name, view="update") for name in ("none", "priprune"))
+    alone = list(found.select(view="update"))
+    others = [each for each in alone if each not in (bare, learnt)]
     cases: Cases = {each.defense: worst(found, each, learnt) for each in others}
     paid: Cases = {each.defense: found.gain(learnt, each) for each in others}
     return lines(found), [
         judge("ours: PriPrune hides more than every other defense", cases, "every", unit=""),
         judge("ours: PriPrune is more accurate than every other defense", paid, "every"),
-        best_balance(found, learnt, [each for each in found.courses if each != learnt]),
+        best_balance(found, learnt, [each for each in alone if each != learnt]),
+        *aggregated(found, learnt),
     ]
+
+
+def aggregated(found: Seen, learnt: Federation | None) -> list[Finding]:
+    """What secure aggregation hides by itself and of each defense, the pictures of all its clients, round by round."""
+    sums = list(found.select(view="sum"))
+    less: Cases = {each.defense: in_rounds(found, each._replace(view="update"), each) for each in sums}
+    bare = found.one(defense="none", view="sum")
+    enough: Cases = {"NMI": None if learnt is None or bare is None else in_rounds(found, learnt, bare)}
+    return [
+        judge("ours: a server that sees only the sum of a round's clients finds less of each", less, "every", unit=""),
+        judge(
+            f"ours: the sum of clients without a defense hides as much as PriPrune alone (to {LITTLE:g} of NMI)",
+            enough,
+            "every",
+            -LITTLE,
+            unit="",
+        ),
+    ]
+
+
+def in_rounds(found: Seen, one: Federation, other: Federation) -> Estimate | None:
+    """One's NMI less the other's under the strongest attackers, both as means of their rounds' victims."""
+    if not {one, other} <= found.courses.keys():
+        return None
+    return found.apart(*(by_round(found.course(each, NMI, found.strongest(each))) for each in (one, other)))
+
+
+def by_round(course: Course) -> Course:
+    """The mean over the clients of each round."""
+    rounds: dict[tuple[int, int, int], list[float]] = {}
+    for (seed, number, _), value in course.items():
+        rounds.setdefault((seed, number, -1), []).append(value)
+    return {key: sum(values) / len(values) for key, values in rounds.items()}
 
 
 def worst(found: Seen, one: Federation | None, other: Federation | None) -> Estimate | None:

@@ -32,6 +32,7 @@ class Federations:
     data: str = FEMNIST
     attacks: tuple[str, ...] = ("sgi",)
     broadcast: Literal["masked", "dense"] = "masked"
+    view: Literal["update", "sum"] = "update"  # what the server sees: every client's update, or their sum
     brief: bool = False  # few rounds: only the attack is of interest
     model: str | None = None  # None: what stands for the data set's own
     batch_size: int | None = None
@@ -107,6 +108,7 @@ class Setting:
             "learning_rate": scale.learning_rate,
             "loss": "binary",
             "broadcast": step.broadcast,
+            "view": step.view,
             "evaluate_every": max(1, rounds // scale.evaluated),
             "attack": attacks,
             "attack_every": rounds // attacked,
@@ -115,14 +117,16 @@ class Setting:
 
     def _defense(self, text: str, step: Federations, base: str, data: Dataset) -> str:
         """A defense as it is written; priprune with the paper's lambdas for this data and base, and what is set."""
-        name, _, more = text.partition(":")
+        alone, plus, joined = text.partition("+")
+        name, _, more = alone.partition(":")
         if name != "priprune":
             return text
         printed = dict(zip(LAMBDAS, PRESETS.get((step.data, base), PRESETS[step.data, "prunefl"]), strict=True))
         own: dict[str, Any] = printed | dict(pair.split("=") for pair in more.split(":") if pair)
         own["sharing"] = float(own["sharing"]) * self._lighter(step, data)
         usual = PriPrune()
-        return ":".join([name, *(f"{k}={float(v):g}" for k, v in own.items() if float(v) != getattr(usual, k))])
+        changed = [f"{k}={float(v):g}" for k, v in own.items() if float(v) != getattr(usual, k)]
+        return ":".join([name, *changed]) + plus + joined
 
     def _lighter(self, step: Federations, data: Dataset) -> int:
         """How many times fewer weights a stand-in has: alpha rests at privacy / (sharing * weights)."""
