@@ -22,7 +22,7 @@ BLOCK, STRETCH = 1024, 16_384  # entries of a program, and of one that adds them
 
 def reload(received: Tensor, saved: Tensor, withheld: Tensor, keep: Tensor) -> Tensor:
     """The weights at which a turn begins."""
-    saved, withheld = _by_lane(saved, withheld)
+    saved, withheld = _by_lane(saved, withheld, beside=(received, keep))
     out, (received, keep) = torch.empty_like(saved), (received.contiguous(), keep.contiguous())
     given = received, saved, withheld.view(torch.int8), keep.view(torch.int8), out
     _launch(kernels.reload, out, *given, APART=_own(received), OWN=_own(keep))
@@ -39,18 +39,19 @@ def draw(weight: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
 
 def magnitude(gradient: Tensor, keep: Tensor) -> Tensor:
     """(lanes,) the sum of |g| of what is kept."""
-    (gradient,), keep = _by_lane(gradient), keep.contiguous()
+    (gradient,), keep = _by_lane(gradient, beside=(keep,)), keep.contiguous()
     lanes, size = len(gradient), gradient[0].numel()
-    out = gradient.new_zeros(-(-size // STRETCH), lanes)
-    with torch.cuda.device_of(gradient):
+    out = gradient.new_empty(-(-size // STRETCH), lanes)
+    if out.numel():
         how = {"OWN": _own(keep), "STRETCH": STRETCH, "BLOCK": BLOCK}
-        kernels.magnitude[(out.numel(),)](gradient, keep.view(torch.int8), out, size, lanes, **how)
+        with torch.cuda.device_of(gradient):
+            kernels.magnitude[(out.numel(),)](gradient, keep.view(torch.int8), out, size, lanes, **how)
     return out.sum(0)
 
 
 def descend(weight: Tensor, gradient: Tensor, keep: Tensor, rate: float) -> Tensor:
     """One step of SGD of what is kept."""
-    (weight, gradient), keep = _by_lane(weight, gradient), keep.contiguous()
+    (weight, gradient), keep = _by_lane(weight, gradient, beside=(keep,)), keep.contiguous()
     out = torch.empty_like(weight)
     _launch(kernels.descend, out, weight, gradient, keep.view(torch.int8), out, scalars=(rate,), OWN=_own(keep))
     return out
@@ -69,7 +70,8 @@ def learn(
     sharing: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of Adam on a: a and its two moments. `numbers` (lanes, 4) as the kernel says."""
-    *given, numbers = _by_lane(logits, first, second, noise, weight, pull, gradient, numbers)
+    parts = logits, first, second, noise, weight, pull, gradient, numbers
+    *given, numbers = _by_lane(*parts, beside=(keep,))
     made = tuple(torch.empty_like(given[0]) for _ in range(3))
     nothing = given[0]
     _learn(given, keep, numbers, nothing, made, (nothing,) * 3, (sharing, 0.0), LAST=False)
@@ -91,7 +93,8 @@ def end(
     rate: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same, the weights' own step, and of them what is sent, what is withheld, and what is saved."""
-    *given, numbers, last = _by_lane(logits, first, second, noise, weight, pull, gradient, numbers, last)
+    parts = logits, first, second, noise, weight, pull, gradient, numbers, last
+    *given, numbers, last = _by_lane(*parts, beside=(keep,))
     made, like = tuple(torch.empty_like(given[0]) for _ in range(3)), given[4]
     left = torch.empty_like(like), torch.empty_like(like, dtype=torch.bool), torch.empty_like(like)
     values, withheld, saved = left
@@ -115,9 +118,9 @@ def _learn(
     _launch(kernels.learn, made[0], *tensors, scalars=scalars, OWN=_own(keep), LAST=LAST, **adam)
 
 
-def _by_lane(*tensors: Tensor) -> list[Tensor]:
-    """As they lie in memory, lane after lane."""
-    lanes = max(map(len, tensors))
+def _by_lane(*tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> list[Tensor]:
+    """As they lie in memory, lane after lane; those beside them may be shared."""
+    lanes = max(map(len, tensors + beside))
     return [tensor.expand(lanes, *tensor.shape[1:]).contiguous() for tensor in tensors]
 
 
