@@ -1,10 +1,10 @@
 """The kernels of ranking.py: a segmented radix select.
 
-The tensors lie in a row, each a segment, and every lane (a user, a client) has such a row. Of each segment two ranks
-are looked for. Four steps count the digits of the entries that may still be the one of a rank, from the highest digit
-down; whichever program is the last of its segment then finds the digit where the rank lies. Where more entries are
-equal to that one than are wanted, they are counted program by program, since ties go by position; and at last every
-entry is told its band.
+The tensors lie in a row, each a segment, and every lane (a user, a client) has such a row; or they lie anywhere, and
+only the result is a row. Of each segment two ranks are looked for. Four steps count the digits of the entries that may
+still be the one of a rank, from the highest digit down; whichever program is the last of its segment then finds the
+digit where the rank lies. Where more entries are equal to that one than are wanted, they are counted program by
+program, since ties go by position; and at last every entry is told its band.
 
 The first two digits are counted in shared memory, where fewer bins are faster; later so few entries are left that each
 is added by itself, and their digits may be longer.
@@ -28,12 +28,16 @@ COLUMNS = tl.constexpr(7)  # of the table
 
 
 @triton.jit
-def _place(table, entries, WIDE: tl.constexpr):
-    """This program's segment, where its entries begin, how many they are, and how many with the gap behind them."""
+def _place(table, shifts, entries, WIDE: tl.constexpr):
+    """This program's segment, where its entries begin and where in the row, how many they are, and with the gap behind.
+
+    A tensor that lies elsewhere is read over its end, but never out of the WIDE entries that its last one is among.
+    """
     row = table + tl.program_id(0).to(tl.int64) * COLUMNS
-    start = tl.program_id(1).to(tl.int64) * entries + tl.load(row + 1)
+    segment, start = tl.load(row), tl.program_id(1).to(tl.int64) * entries + tl.load(row + 1)
+    origin, start = tl.multiple_of(start + tl.load(shifts + segment), WIDE), tl.multiple_of(start, WIDE)
     here, slot = tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
-    return tl.load(row), tl.multiple_of(start, WIDE), here, tl.multiple_of(slot, WIDE)
+    return segment, origin, start, here, tl.multiple_of(slot, WIDE)
 
 
 @triton.jit
@@ -78,6 +82,7 @@ def _descend(counted, bound, left, SHIFT: tl.constexpr, DIGITS: tl.constexpr):
 def count(
     values,
     table,
+    shifts,
     ranks,
     counted,
     found,
@@ -94,7 +99,7 @@ def count(
     PART: tl.constexpr,
 ):
     """One digit of both ranks, a and b. Where they have the same bound so far, its digits are counted once, for a."""
-    segment, start, here, slot = _place(table, entries, WIDE)
+    segment, origin, _, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     place = lane * segments + segment
     own = table + tl.program_id(0).to(tl.int64) * COLUMNS
@@ -116,7 +121,7 @@ def count(
         if FIRST | (a_open & (a_alike > few)) | (alone & (b_alike > few)):
             a_counts, b_counts = tl.zeros((DIGITS,), tl.int32), tl.zeros((DIGITS,), tl.int32)
             for at in range(0, here, TILE):
-                _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, TILE)
+                _, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, TILE)
                 digits, inside = (keys >> SHIFT) & (DIGITS - 1), offsets < here
                 if FIRST:
                     a_counts += tl.histogram(digits, DIGITS, mask=inside)
@@ -129,7 +134,7 @@ def count(
             tl.atomic_add(row + BINS + bins, b_counts, mask=b_counts > 0, sem="relaxed")
         else:
             for at in range(0, here, PART):
-                _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
+                _, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, PART)
                 spots, inside = row + ((keys >> SHIFT) & (DIGITS - 1)), offsets < here
                 if a_open:
                     tl.atomic_add(spots, 1, mask=inside & (((keys ^ a) & known) == 0), sem="relaxed")
@@ -157,10 +162,19 @@ def count(
 
 @triton.jit(do_not_specialize=["entries", "segments"])
 def ties(
-    values, table, found, equal, entries, segments, MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr
+    values,
+    table,
+    shifts,
+    found,
+    equal,
+    entries,
+    segments,
+    MAGNITUDES: tl.constexpr,
+    WIDE: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """How many entries of a program equal a bound, of bounds where not all of them are meant."""
-    segment, start, here, slot = _place(table, entries, WIDE)
+    segment, origin, _, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state = found + (lane * segments + segment) * 6
     a, b = tl.load(state), tl.load(state + 3)
@@ -168,7 +182,7 @@ def ties(
         a_ties = 0
         b_ties = 0
         for at in range(0, here, PART):
-            _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
+            _, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, PART)
             a_ties += tl.sum(((keys == a) & (offsets < here)).to(tl.int32), 0)
             b_ties += tl.sum(((keys == b) & (offsets < here)).to(tl.int32), 0)
         row = equal + lane * tl.num_programs(0) + tl.program_id(0)
@@ -202,6 +216,7 @@ def _meant(keys, inside, bound, left, seen, split):
 def mark(
     values,
     table,
+    shifts,
     found,
     equal,
     result,
@@ -213,7 +228,7 @@ def mark(
     PART: tl.constexpr,
 ):
     """Every entry's band: how many of the ranks it lies below; or the entry itself in band 1, else 0."""
-    segment, start, here, slot = _place(table, entries, WIDE)
+    segment, origin, start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state, row = found + (lane * segments + segment) * 6, equal + lane * tl.num_programs(0)
     a, a_left, a_split = tl.load(state), tl.load(state + 1), tl.load(state + 1) < tl.load(state + 2)
@@ -221,7 +236,7 @@ def mark(
     first = tl.load(table + tl.program_id(0).to(tl.int64) * COLUMNS + 6).to(tl.int32)
     a_seen, b_seen = _earlier(row, first, a_split), _earlier(row + lanes * tl.num_programs(0), first, b_split)
     for at in range(0, slot, PART):
-        value, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
+        value, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, PART)
         above, a_seen = _meant(keys, offsets < here, a, a_left, a_seen, a_split)
         down_to, b_seen = _meant(keys, offsets < here, b, b_left, b_seen, b_split)
         if KEPT:

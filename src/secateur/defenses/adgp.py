@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.selection import Sizes, counts, end_to_end, slices, top_and_between
+from secateur.defenses.selection import Sizes, end_to_end, ranks_of, slices, top_and_between
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params, Turning
 
@@ -50,13 +50,14 @@ class AlignedDualGradientPruning:
         """What is sent when `inside` was broadcast; None: this client is the one that broadcasts."""
         if inside is None and not self.chosen:
             raise WrongInput("inside", "must be given to a user that does not broadcast: another's positions")
-        inside = self.positions(grads) if inside is None else inside
+        if inside is None:
+            return self.compress(grads), state
         _check(inside, grads)
         return end_to_end(self._sent, grads, inside)[0], state
 
     def compress(self, grads: Params) -> Params:
         """What a client that broadcasts sends of any gradient, for an attacker who applies it to a trial's."""
-        return end_to_end(self._sent, grads, self.positions(grads))[0]
+        return end_to_end(lambda sizes, flat: self._sent(sizes, flat, *self._shared(sizes, flat)), grads)[0]
 
     def positions(self, grads: Params) -> Mask:
         """I, as an honest user broadcasts it."""
@@ -68,9 +69,9 @@ class AlignedDualGradientPruning:
     def _sent(self, sizes: Sizes, flat: Tensor, inside: Tensor) -> tuple[Tensor]:
         """The k largest that are inside and not among the largest k1; outside ones rank below a magnitude of 0."""
         magnitudes = flat.detach().abs()
-        (top,) = slices(sizes, magnitudes, tuple((counts(size, self.k1, 0)[0],) for size in sizes))
+        (top,) = slices(sizes, magnitudes, tuple((first,) for first, _ in ranks_of(sizes, self.k1, 0)))
         allowed = inside & ~top
-        numbers = tuple((counts(size, 0, 1 - self.k)[1],) for size in sizes)
+        numbers = tuple((kept,) for _, kept in ranks_of(sizes, 0, 1 - self.k))
         (found,) = slices(sizes, torch.where(allowed, magnitudes, -1), numbers)
         return (torch.where(found & allowed, flat, 0),)
 

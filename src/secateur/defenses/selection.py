@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
-from secateur.joining import apart, copied, has_slope, joined, shaped
+from secateur.joining import apart, have_slopes, joined, layout
 from secateur.triton_kernels import loaded
 
 Sizes = tuple[int, ...]  # of tensors that lie end to end
@@ -49,13 +49,12 @@ def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
     """
     values = [[tree[name] for name in trees[0]] for tree in trees]
     if _by_kernel(*values[0]):
-        sizes = tuple(value.numel() for value in values[0])
-        rows = [apart(row, values[0]) for row in rule(sizes, *map(joined, values))]
+        laid = layout(values[0])
+        rows = [apart(row, laid) for row in rule(laid.sizes, *(joined(own, laid) for own in values))]
     else:
         each = zip(*([value.flatten() for value in own] for own in values), strict=True)
-        rows = [
-            shaped(row, values[0]) for row in zip(*(rule((parts[0].numel(),), *parts) for parts in each), strict=True)
-        ]
+        found = zip(*(rule((parts[0].numel(),), *parts) for parts in each), strict=True)
+        rows = [[part.view_as(value) for part, value in zip(row, values[0], strict=True)] for row in found]
     return tuple(dict(zip(trees[0], row, strict=True)) for row in rows)
 
 
@@ -66,22 +65,13 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
         return (torch.where(top_and_between(sizes, flat, top, bottom)[1], flat, 0),)
 
     values = list(grads.values())
-    if not _by_kernel(*values) or any(map(has_slope, values)):
+    if not _by_kernel(*values) or have_slopes(values):
         return end_to_end(rule, grads)[0]
-    from secateur.ranking import VECTOR, kept
+    from secateur.ranking import VECTOR, kept_of
 
-    slots: list[tuple[str | None, Tensor]] = []
-    for name, value in grads.items():
-        slots.append((name, value))
-        slots += [(None, value.new_empty(gap))] if (gap := -value.numel() % VECTOR) else []
-    like, sizes = [value for _, value in slots], tuple(value.numel() for value in values)
-    ranks = _ranks(sizes, top, bottom)
-    if any(map(is_functorch_wrapped_tensor, values)):
-        parts = apart(kept(joined(like)[None], sizes, ranks, VECTOR)[0], like)
-    else:
-        row, parts = copied(like)
-        kept(row[None], sizes, ranks, VECTOR, into=row[None])
-    return {name: part for (name, _), part in zip(slots, parts, strict=True) if name is not None}
+    laid = layout(values, VECTOR)
+    row = kept_of(values, laid, ranks_of(laid.sizes, top, bottom))
+    return dict(zip(grads, apart(row, laid), strict=True))
 
 
 def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:
@@ -89,7 +79,7 @@ def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: floa
     if _by_kernel(rows):
         from secateur.ranking import kept
 
-        return kept(rows, sizes, _ranks(sizes, top, bottom), aligned)
+        return kept(rows, sizes, ranks_of(sizes, top, bottom), aligned)
 
     def one(row: Tensor) -> Tensor:
         parts = zip(torch.split_with_sizes(row, [size + -size % aligned for size in sizes]), sizes, strict=True)
@@ -111,12 +101,13 @@ def top_and_between(sizes: Sizes, flat: Tensor, top: float, bottom: float) -> tu
         >>> top_and_between((5,), torch.tensor([-5.0, 1.0, 3.0, -3.0, 4.0]), 0.2, 0.4)[1].tolist()
         [False, False, True, False, True]
     """
-    values, ranks = flat.detach(), _ranks(sizes, top, bottom)
+    values, ranks = flat.detach(), ranks_of(sizes, top, bottom)
     return _banded(sizes, values, ranks, True) if _by_kernel(values) else slices(sizes, values.abs(), ranks)
 
 
 @cache  # it is asked in every step, and takes longer than the launches
-def _ranks(sizes: Sizes, top: float, bottom: float) -> tuple[tuple[int, int], ...]:
+def ranks_of(sizes: Sizes, top: float, bottom: float) -> tuple[tuple[int, int], ...]:
+    """Of every tensor, how many entries are dropped from the top, and how many are dropped or kept."""
     numbers = (counts(size, top, bottom) for size in sizes)
     return tuple((first, first + kept) for first, kept in numbers)
 
@@ -160,8 +151,10 @@ def _banded(sizes: Sizes, values: Tensor, ranks: tuple[tuple[int, ...], ...], ma
 
 
 def _by_kernel(*values: Tensor) -> bool:
-    """Whether these lie on a GPU that has a kernel for them."""
-    return all(value.is_cuda and value.dtype == torch.float32 for value in values) and _triton()
+    """Whether these lie on one GPU, which has a kernel for them."""
+    if not values or not values[0].is_cuda or {value.dtype for value in values} != {torch.float32}:
+        return False
+    return len({value.get_device() for value in values}) == 1 and _triton()
 
 
 @cache
