@@ -61,18 +61,9 @@ def test_by_hand():
     assert lanes.magnitudes([values, values[0]], [where, where[0]]).tolist() == [1, -1, -1, -1, 1, -1]
     assert lanes.copies(values, 2).tolist() == [values.tolist()] * 2
     for dtype in (torch.float32, torch.int64):
-        assert lanes.nonzeros(torch.tensor([[1, 0, -1], [0, 0, 0]], dtype=dtype)).tolist() == [2, 0]
-
-
-def test_as_many_are_counted_as_there_are():
-    """A norm that counts in float32 would lose ones beyond 2^24; what is not a number is not 0."""
-    values = torch.ones(2, 1000, device=DEVICE)
-    values[0, 3], values[1, :10] = torch.nan, 0
-    assert lanes.nonzeros(values).tolist() == [1000, 990]
-    assert torch.linalg.vector_norm(values, 0, 1).tolist() == [1000, 990]  # what a GPU does
-    if DEVICE == "cuda":
-        assert lanes.nonzeros(torch.ones(1, lanes.COUNTED, device=DEVICE)).item() == lanes.COUNTED
-        assert lanes.nonzeros(torch.ones(1, lanes.COUNTED + 1, device=DEVICE)).item() == lanes.COUNTED + 1
+        sums, counts = lanes.looked(torch.tensor([[2, 0, -1], [0, 0, 0]], dtype=dtype))
+        assert sums.tolist() == [1, 0] and counts.tolist() == [2, 0]
+    assert [each.tolist() for each in lanes.looked(torch.tensor([[2.0, 1e-30], [1.0, 1.0]]), True)] == [[4, 2], [1, 2]]
 
 
 @needs_triton
@@ -112,6 +103,9 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
         for lane in range(1, shape[0]):
             expected += weights[lane] * (each[lane].square() if squared else each[lane])
         alike(found, expected)
+    for squared in (False, True):
+        for one, other in zip(kernels.looked(values, squared), lanes.looked(values.cpu(), squared), strict=True):
+            alike(one.cpu(), other)
     alike(kernels.mixed(where, values, others), torch.where(where, values, others))
     row = flags(rng, shape[0], 2, *shape[1:])
     for hidden in (where, row[:, 1]):  # of which the second is not end to end

@@ -19,8 +19,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur.triton_kernels import loaded
 
-COUNTED = 2**24  # the whole numbers that float32 has without a gap
-
 
 def rows_at(held: Tensor, places: Tensor) -> Tensor:
     """(lanes, ...) the rows of (rows, ...) at these places (lanes,)."""
@@ -56,13 +54,16 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool =
     total.add_((values * weights.view(-1, *[1] * (values.ndim - 1))).nansum(0))
 
 
-def nonzeros(values: Tensor) -> Tensor:
-    """(lanes,) how many entries of (lanes, ...) are not 0."""
-    rows = values.reshape(len(values), -1)
-    if rows.is_cuda and rows.dtype in (torch.float32, torch.float64) and rows.shape[1] <= COUNTED:
-        number: Tensor = torch.linalg.vector_norm(rows, 0, 1)  # count_nonzero passes three times
-        return number.long()
-    return torch.count_nonzero(rows, 1)
+def looked(values: Tensor, squared: bool = False) -> tuple[Tensor, Tensor]:
+    """(lanes,) the sum of the entries of (lanes, ...), or of their squares, and how many of these are not 0.
+
+    A NaN or an infinity does not leave a sum: it is finite where all entries are.
+    """
+    if values.is_floating_point() and (kernels := _kernels_for(values)):
+        found: tuple[Tensor, Tensor] = kernels.looked(values, squared)
+        return found
+    rows = (values.square() if squared else values).reshape(len(values), -1)
+    return rows.sum(1), torch.count_nonzero(rows, 1)
 
 
 def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:

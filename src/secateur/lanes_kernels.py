@@ -43,6 +43,17 @@ def _added(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: t
 
 
 @triton.jit
+def _looked(values, sums, counts, n, stride, SQUARED: tl.constexpr, B: tl.constexpr):
+    """Into (lanes, programs): the sum of a program's entries, and how many of them are not 0."""
+    at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
+    value = tl.load(values + lane * stride + at, mask=at < n, other=0)
+    value = value * value if SQUARED else value
+    into = lane * tl.num_programs(0) + tl.program_id(0)
+    tl.store(sums + into, tl.sum(value, 0))
+    tl.store(counts + into, tl.sum((value != 0).to(tl.int32), 0))
+
+
+@triton.jit
 def _mixed(where, values, others, into, n, where_stride, stride, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     chosen = tl.load(where + lane * where_stride + at, mask=at < n, other=0) != 0
@@ -96,6 +107,15 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool) 
     if n:
         with torch.cuda.device_of(total):
             _added[(triton.cdiv(n, block),)](total, rows, weights, n, stride, len(weights), squared, block)
+
+
+def looked(values: Tensor, squared: bool) -> tuple[Tensor, Tensor]:
+    """(lanes,) the sum of a lane's entries, or of their squares, and how many of these are not 0."""
+    (rows, stride), n = _rows(values), values[0].numel()
+    sums = values.new_empty(len(values), triton.cdiv(n, BLOCK))
+    counts = torch.empty_like(sums, dtype=torch.int32)
+    _each(_looked, values, rows, sums, counts, n, stride, squared)
+    return sums.sum(1), counts.sum(1)
 
 
 def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ def test_masks_of_their_own_by_hand(averaging, way):
     if way == "stacked":  # a third that is not heard
         parts = [tree.stack([*part, part[0]]) if part[0] else {} for part in list(zip(*updates, strict=True))[:-1]]
         heard, sizes = torch.tensor([True, True, False]), torch.tensor([1.0, 3.0, 50.0]).double()
-        assert torch.equal(server.add_stacked(gathered, Update(*parts), sizes, heard), heard)
+        server.add_stacked(gathered, Update(*parts), sizes, heard)
     else:
         for update, size in zip(updates, (1, 3), strict=True):
             server.add(gathered, update, size, None if way == "waits" else torch.tensor(True))

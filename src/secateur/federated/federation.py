@@ -168,7 +168,7 @@ class Federation:
                 server.add(gathered, update, len(self.terms.shares[client]), alive)
                 self._keep(client, update.state, alive)
             varies = self.turns.varies or bool(server.squares) or update.own_mask is not None
-            size = values_of(update, bool(server.squares)).squeeze(0) if varies else None
+            size = values_of(update, bool(server.squares)) if varies else None
             one = Arrived(client, rows, {}, {}, alive, size)
             arrived.append(self._shown(one, update, looked, sizing and not arrived, evaluating))
         return gathered, arrived

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from secateur.federated.turns import Update
 from secateur.interfaces import Mask, Params
-from secateur.lanes import nonzeros
+from secateur.lanes import looked
 from secateur.wire import encode, encode_mask
 
 
@@ -31,14 +33,26 @@ def squares_of(update: Update) -> Params:
     return {name: value.square() for name, value in update.summed.items()}
 
 
-def values_of(update: Update, squares: bool, lanes: int = 1) -> Tensor:
-    """(lanes,) how many bytes of its messages are values: those of the entries that are not 0; of stacked updates each.
+class Looked(NamedTuple):
+    """What can be seen of updates in passing; it stays on the device, which is not asked in the middle of a round."""
 
-    They stay on the device, as a GPU is not asked for them in the middle of a round.
-    """
+    finite: Tensor  # (lanes,) whether all their numbers are: the squares too, which are of what is not sent as well
+    size: Tensor  # (lanes,) how many bytes of their messages are values: those of the entries that are not 0
+
+
+def look(update: Update, squares: bool) -> Looked:
+    """At stacked updates, once over all that leaves the clients."""
+    parts = [(value, False) for part in (update.values, update.buffers) for value in part.values()]
+    parts += [(value, True) for value in update.summed.values()] if squares else []
+    sums, counts = zip(*(looked(*part) for part in parts), strict=True)
+    sizes = [count * value.element_size() for count, (value, _) in zip(counts, parts, strict=True)]
+    return Looked(torch.stack([each.isfinite() for each in sums]).all(0), torch.stack(sizes).sum(0))
+
+
+def values_of(update: Update, squares: bool) -> Tensor:
+    """() the bytes of one client's."""
     parts = [update.values, update.buffers, *([squares_of(update)] if squares else [])]
-    whole = [value for part in parts for value in part.values()]
-    return torch.stack([nonzeros(v.reshape(lanes, -1)) * v.element_size() for v in whole]).sum(0)
+    return torch.stack([torch.count_nonzero(v) * v.element_size() for part in parts for v in part.values()]).sum()
 
 
 def value_bytes(tensors: Params) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn, vmap
+from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.federated.averaging import Average, alive_of, zeros
+from secateur.federated.averaging import Average, zeros
 from secateur.federated.crowd import Model
 from secateur.federated.messages import squares_of
 from secateur.federated.terms import Terms
@@ -99,9 +99,8 @@ class Server:
             self.add_squares(squares_of(update), size, alive)
 
     @torch.no_grad()
-    def add_stacked(self, gathered: Gathered, update: Update, sizes: Tensor, heard: Tensor) -> Tensor:
-        """The same of many, everything (clients, ...), of those that are heard and finite; returns who these are."""
-        alive = heard & vmap(alive_of)(self.numbers(update))
+    def add_stacked(self, gathered: Gathered, update: Update, sizes: Tensor, alive: Tensor) -> None:
+        """The same of many, everything (clients, ...), of those that are `alive`."""
         gathered.values.add_stacked(update.values, sizes, self._counted(update), alive)
         if update.buffers:
             gathered.statistics.add_stacked(self._floating(update.buffers), sizes, None, alive)
@@ -112,7 +111,6 @@ class Server:
             weights = torch.where(alive, sizes, 0)
             for name, total in self.squares.items():
                 add_weighted(total, update.summed[name], weights, squared=True)
-        return alive
 
     def _counted(self, update: Update) -> Mask | None:
         """The entries that an average by entry counts as the client's."""

@@ -19,7 +19,7 @@ from secateur.federated.crowd import Choose, Given, Noise
 from secateur.federated.faults import Fault
 from secateur.federated.graphs import Captured
 from secateur.federated.homes import Homes
-from secateur.federated.messages import values_of
+from secateur.federated.messages import look
 from secateur.federated.sampling import Drawn
 from secateur.federated.server import Gathered, Server
 from secateur.federated.turns import Turns, Update
@@ -29,7 +29,7 @@ from secateur.interfaces import Params
 class Stacked(NamedTuple):
     """What a round is given; every tensor has the clients first.
 
-    In a graph of fixed shapes the silent train too, and are not heard. Who goes astray sends NaN.
+    In a graph of fixed shapes the silent train too, and are not heard. Who goes astray counts as one that sent NaN.
     """
 
     rows: Tensor  # (clients, steps, B)
@@ -78,15 +78,13 @@ class Together:
         places, sizes, heard, astray = given.told.unbind(1)
         state = self.homes.at(places)
         update = self.turns.many(Given(given.rows, state, given.noise, given.chance), number, choose)
-        first, value = next(iter(update.values.items()))
-        wrong = astray.bool().view(-1, *[1] * (value.ndim - 1))
-        spoilt = update._replace(values=update.values | {first: torch.where(wrong, torch.nan, value)})
-        gathered = self.server.gathering(own_masks=choose is not None)
-        alive = self.server.add_stacked(gathered, spoilt, sizes.to(value.dtype), heard.bool())
-        self.homes.keep(places, update.state, alive)
         squares = bool(self.server.squares)
+        seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
+        alive = heard.bool() & ~astray.bool() & seen.finite
+        self.server.add_stacked(gathered, update, sizes.to(next(iter(update.values.values())).dtype), alive)
+        self.homes.keep(places, update.state, alive)
         varies = self.turns.varies or squares or choose is not None
-        return Made(update, alive, values_of(update, squares, len(heard)) if varies else None, gathered)
+        return Made(update, alive, seen.size if varies else None, gathered)
 
     def _given(self, number: int, drawn: Drawn, heard: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
         rows = torch.stack([one if isinstance(one, Tensor) else torch.stack([*one]) for one in drawn.rows])
