@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from secateur.runs import comparable, load_rows
 
@@ -24,15 +25,34 @@ SUBMODELS = ["--submodels", "fdropout,local", "--rounds", "30", "--clients", "8"
 SUBMODELS += ["--batch-size", "32", "--defense", "none", "--attack", "yeom", "--attack-history", "3"]
 SUBMODELS += ["--evaluate-every", "10", "--set", "examples=400"]
 
+LEARNT = ["--model", "lenet-zhu", "--rounds", "40", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
+LEARNT += ["--batch-size", "4", "--base-pruning", "prunefl:every=16:iterations=16:samples=20"]
+LEARNT += ["--defense", "priprune:sharing=.02:step=.1", "--attack", "sgi:iterations=10:follows=true"]
+LEARNT += ["--attack-every", "20", "--set", "faults.drop_out=.1"]
+STATES = (".logits.", ".first.", ".second.", ".turns", ".withheld.", ".saved.")  # of PriPrune's clients
+
 
 def start(folder, settings):
     command = [sys.executable, str(SCRIPT), "--out", str(folder), *settings]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
+def names(kept):
+    """The tensors in a file that have something in them."""
+    with safe_open(kept, "pt") as file:
+        return {name for name in file.keys() if file.get_tensor(name).any()}  # noqa: SIM118
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("settings", "attacked"), [(SETTINGS, {20, 40, 60}), (SUBMODELS, {30})])
-def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked):
+@pytest.mark.parametrize(
+    ("settings", "attacked", "keeps"),
+    [
+        (SETTINGS, {20, 40, 60}, ("client.", "server.mask.")),
+        (SUBMODELS, {30}, ()),
+        (LEARNT, {20, 40}, ("client.", "server.squares.", *STATES)),
+    ],
+)
+def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked, keeps):
     begun = time.monotonic()
     process = start(tmp_path / "whole", settings)
     _, said = process.communicate()
@@ -41,7 +61,7 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked)
     whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
     assert {row["round"] for row in whole if row["attack"] is not None} == attacked
 
-    moments, killed, caught = random.Random(0), 0, 0
+    moments, killed, caught, known = random.Random(0), 0, 0, set()
     while killed < 6:
         process = start(folder, settings)
         try:
@@ -50,13 +70,15 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked)
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
-            caught += bool(list(folder.glob("unfinished/*.safetensors")))
+            for kept in folder.glob("unfinished/*.safetensors"):
+                caught, known = caught + 1, known | names(kept)
         else:  # it got through: compare, and begin anew for the kills that are left
             assert process.returncode == 0, process.stderr.read()
             assert comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
         process.stderr.close()
     assert caught
+    assert all(any(part in name for name in known) for part in keeps)
     process = start(folder, settings)
     _, said = process.communicate()
     assert process.returncode == 0, said
