@@ -1,6 +1,7 @@
 """Triton kernels of lanes.py: every one passes over the memory once.
 
-All tensors are rows, one a lane, whose entries lie end to end; a stride of 0 is one row that all lanes share.
+All tensors are rows, one a lane, whose entries lie end to end; a stride of 0 is one row that all lanes share. Flags are
+read by four where rows are that far apart: were it sixteen, as bytes could be, threads would read their floats apart.
 """
 
 # A kernel's arguments have no types to write down: Triton reads annotations its own way.
@@ -53,31 +54,31 @@ def _looked(values, sums, counts, n, stride, SQUARED: tl.constexpr, B: tl.conste
     tl.store(counts + into, tl.sum((value != 0).to(tl.int32), 0))
 
 
-@triton.jit
-def _mixed(where, values, others, into, n, where_stride, stride, B: tl.constexpr):
+@triton.jit(do_not_specialize=["fours"])
+def _mixed(where, values, others, into, n, fours, stride, W: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
-    chosen = tl.load(where + lane * where_stride + at, mask=at < n, other=0) != 0
+    chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     value = tl.load(values + lane * stride + at, mask=at < n)
     other = tl.load(others + at, mask=at < n)
     tl.store(into + lane * n + at, tl.where(chosen, value, other), mask=at < n)
 
 
-@triton.jit
-def _parted(where, values, inside, outside, n, where_stride, stride, BOTH: tl.constexpr, B: tl.constexpr):
+@triton.jit(do_not_specialize=["fours"])
+def _parted(where, values, inside, outside, n, fours, stride, W: tl.constexpr, BOTH: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
-    chosen = tl.load(where + lane * where_stride + at, mask=at < n, other=0) != 0
+    chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     value = tl.load(values + lane * stride + at, mask=at < n)
     tl.store(outside + lane * n + at, tl.where(chosen, 0.0, value), mask=at < n)
     if BOTH:
         tl.store(inside + lane * n + at, tl.where(chosen, value, 0.0), mask=at < n)
 
 
-@triton.jit
-def _sized(values, keep, into, n, stride, keep_stride, into_stride, MASKED: tl.constexpr, B: tl.constexpr):
+@triton.jit(do_not_specialize=["fours"])
+def _sized(values, keep, into, n, stride, into_stride, fours, W: tl.constexpr, MASKED: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     found = tl.abs(tl.load(values + lane * stride + at, mask=at < n))
     if MASKED:
-        found = tl.where(tl.load(keep + lane * keep_stride + at, mask=at < n, other=0) != 0, found, -1.0)
+        found = tl.where(tl.load(keep + lane * fours * W + at, mask=at < n, other=0) != 0, found, -1.0)
     tl.store(into + lane * into_stride + at, found, mask=at < n)
 
 
@@ -121,8 +122,8 @@ def looked(values: Tensor, squared: bool) -> tuple[Tensor, Tensor]:
 def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:
     """(lanes, ...) the values where this is said, else the others, which are the same for all."""
     into = values.new_empty(values.shape)
-    (flags, where_stride), (rows, stride) = _rows(where), _rows(values)
-    _each(_mixed, into, flags, rows, others.contiguous(), into, others.numel(), where_stride, stride)
+    (flags, *fours), (rows, stride) = _flags(where), _rows(values)
+    _each(_mixed, into, flags, rows, others.contiguous(), into, others.numel(), fours[0], stride, fours[1])
     return into
 
 
@@ -130,8 +131,8 @@ def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
     """(lanes, ...) the values with zeros but where this is said, unless it is not `both`; and with zeros there."""
     outside = values.new_empty(values.shape)
     inside = torch.empty_like(outside) if both else outside
-    (flags, where_stride), (rows, stride) = _rows(where), _rows(values)
-    _each(_parted, outside, flags, rows, inside, outside, outside[0].numel(), where_stride, stride, both)
+    (flags, *fours), (rows, stride) = _flags(where), _rows(values)
+    _each(_parted, outside, flags, rows, inside, outside, outside[0].numel(), fours[0], stride, fours[1], both)
     return inside, outside
 
 
@@ -141,8 +142,8 @@ def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     into = values[0].new_empty(len(values[0]), sum(sizes))
     for i, part in enumerate(into.split(sizes, 1)):
         rows, stride = _rows(values[i])
-        keep, keep_stride = _rows(keeps[i]) if keeps else (rows, 0)
-        _each(_sized, part, rows, keep, part, sizes[i], stride, keep_stride, part.stride(0), bool(keeps))
+        keep, *fours = _flags(keeps[i]) if keeps else (rows, 0, 1)
+        _each(_sized, part, rows, keep, part, sizes[i], stride, part.stride(0), *fours, bool(keeps))
     return into
 
 
@@ -158,6 +159,13 @@ def _each(kernel, like: Tensor, *given: object) -> None:
     if like.numel():
         with torch.cuda.device_of(like):
             kernel[triton.cdiv(like[0].numel(), BLOCK), len(like)](*given, BLOCK)
+
+
+def _flags(value: Tensor) -> tuple[Tensor, int, int]:
+    """The same of flags, the distance as a multiple of four where it is one, and that four."""
+    rows, stride = _rows(value)
+    wide = 4 if stride % 4 == 0 else 1
+    return rows, stride // wide, wide
 
 
 def _rows(value: Tensor) -> tuple[Tensor, int]:
