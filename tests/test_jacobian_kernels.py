@@ -29,7 +29,13 @@ def test_a_pass_over_the_memory_equals_operations_of_torch(features, batch, shap
     factor = torch.rand(1, shape[0], 1, 1, generator=rng).to(DEVICE)
     for slope in (mask, factor, mask * factor, None):
         exact = Flow(tuple(part.double() for part in given), None if slope is None else slope.double())
-        pairs = [(kernels.centred(given, slope, normal), exact.centred(normal.double()))]
+        (alone, none), (centred, kept) = (kernels.centred(given, slope, normal, keep) for keep in (False, True))
+        assert none is None
+        pairs = [
+            (alone, exact.centred(normal.double())),
+            (centred, exact.centred(normal.double())),
+            (kept, exact.whole()),
+        ]
         if slope is not None:
             pairs.append((kernels.summed(given, slope), exact.whole()))
         for found, expected in pairs:
@@ -46,6 +52,6 @@ def test_a_part_with_values_at_some_places(size, steps, rng):
     exact = Flow((dense.double(), thin._replace(values=thin.values.double())), mask.double())
     for found, expected in [
         (kernels.summed((dense, thin), mask), exact.whole()),
-        (kernels.centred((dense, thin), mask, normal), exact.centred(normal.double())),
+        (kernels.centred((dense, thin), mask, normal)[0], exact.centred(normal.double())),
     ]:
         assert float((found - expected).norm() / expected.norm()) < 1e-6

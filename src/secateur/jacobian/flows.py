@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,10 +25,27 @@ class Thin(NamedTuple):
     steps: tuple[int, ...]  # down and right
 
 
+class Shared:
+    """The whole of a flow that several layers need, taken when the first of them asks."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.left: Flow | None = flow
+        self.found: Tensor | None = None
+
+    def whole(self) -> Tensor:
+        """(K B, ...), now."""
+        return self.take(self.left.whole()) if self.left else cast(Tensor, self.found)
+
+    def take(self, found: Tensor) -> Tensor:
+        """The whole is this; what it was made of is let go."""
+        self.left, self.found = None, found
+        return found
+
+
 class Flow(NamedTuple):
     """The sum of the parts, times a slope that all K features share."""
 
-    parts: tuple[Tensor | Thin, ...]  # one or two of (K B, ...), a thin one last
+    parts: tuple[Tensor | Thin | Shared, ...]  # one or two of (K B, ...), a thin one last
     slope: Tensor | None = None  # broadcasts to (B, ...)
 
     def scaled(self, slope: Tensor) -> Flow:
@@ -44,11 +61,11 @@ class Flow(NamedTuple):
 
     def whole(self) -> Tensor:
         """(K B, ...), now."""
-        first, *second = filled(self.parts[0]), *self.parts[1:]
+        first, *others = parts = self._at_hand()
         if self.slope is not None and (kernels := kernels_for(first)):
-            found: Tensor = kernels.summed((first, *second), self.slope)
+            found: Tensor = kernels.summed(parts, self.slope)
             return found
-        total = first + filled(second[0]) if second else first
+        total = first + filled(others[0]) if others else first
         return total if self.slope is None else (parted(total, len(self.slope)) * self.slope).flatten(0, 1)
 
     def apart(self) -> tuple[Tensor, Tensor | None]:
@@ -59,20 +76,30 @@ class Flow(NamedTuple):
 
     def centred(self, normal: Tensor) -> Tensor:
         """Of g: g - mean(g) - x mean(g x), by feature and channel, for BatchNorm's normalised inputs x (B, C, ...)."""
-        first = filled(self.parts[0])
-        if kernels := kernels_for(first):
-            found: Tensor = kernels.centred((first, *self.parts[1:]), self.slope, normal)
-            return found
+        first = self.parts[0] if self.slope is None and len(self.parts) == 1 else None
+        shared = first if isinstance(first, Shared) else None
+        flow = (shared and shared.left) or self
+        parts = flow._at_hand()
+        if kernels := kernels_for(parts[0]):
+            found, kept = kernels.centred(parts, flow.slope, normal, keep=flow is not self)
+            if shared and kept is not None:
+                shared.take(kept)
+            return cast(Tensor, found)
         whole = parted(self.whole(), len(normal))  # (K, B, C, ...)
         places = [axis for axis in range(1, whole.ndim) if axis != 2]
         mean, along = whole.mean(places, keepdim=True), (whole * normal).mean(places, keepdim=True)
         return (whole - mean).addcmul_(normal, along, value=-1).flatten(0, 1)
 
+    def _at_hand(self) -> tuple[Tensor, *tuple[Tensor | Thin, ...]]:
+        """The parts, of which only a second may be thin."""
+        others = (part.whole() if isinstance(part, Shared) else part for part in self.parts[1:])
+        return filled(self.parts[0]), *others
 
-def filled(part: Tensor | Thin) -> Tensor:
+
+def filled(part: Tensor | Thin | Shared) -> Tensor:
     """With zeros where there is nothing."""
-    if isinstance(part, Tensor):
-        return part
+    if not isinstance(part, Thin):
+        return part.whole() if isinstance(part, Shared) else part
     values, (down, right) = part.values, part.steps
     whole = laid_out(values.new_zeros(*values.shape[:2], *part.size))
     whole[:, :, ::down, ::right] = values

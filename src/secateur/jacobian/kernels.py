@@ -15,7 +15,7 @@ from torch import Tensor
 
 from secateur.jacobian.flows import Thin
 
-Parts = tuple[Tensor] | tuple[Tensor, Tensor | Thin]
+Parts = tuple[Tensor, *tuple[Tensor | Thin, ...]]
 FEATURES, PLACES, CHANNELS = 8, 8, 64  # of a tile
 WARPS = 4  # that share one
 STRETCH = 512  # places that one program adds up
@@ -24,7 +24,7 @@ STRETCH = 512  # places that one program adds up
 @triton.jit
 def _tile(
     first, second, slope, k, p, c, K, P, C, height, width,
-    TWO: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
+    TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
     """(features, places, channels) of the sum of the parts times the slope, where it lies, and what is inside.
 
@@ -47,45 +47,61 @@ def _tile(
             value += tl.load(second + at_second, mask=filled, other=0).to(tl.float32)
         else:
             value += tl.load(second + at, mask=inside, other=0).to(tl.float32)
-    factor = tl.load(slope + shared, mask=inside_shared, other=0).to(tl.float32)
-    return value * factor[None, :, :], at, inside, shared, inside_shared
+    if SLOPE:
+        value *= tl.load(slope + shared, mask=inside_shared, other=0).to(tl.float32)[None, :, :]
+    return value, at, inside, shared, inside_shared
+
+
+@triton.jit
+def _where(K, C, G: tl.constexpr, W: tl.constexpr):
+    """The features and channels of this program and its place among the rest.
+
+    Programs of other features come next to each other, as they load the same slopes and normalised inputs.
+    """
+    groups, widths = tl.cdiv(K, G), tl.cdiv(C, W)
+    program = tl.program_id(0)
+    k = (program % groups) * G + tl.arange(0, G)
+    c = (program // groups % widths) * W + tl.arange(0, W)
+    return k, c, program // (groups * widths)
 
 
 @triton.jit
 def _sums(
-    first, second, slope, normal, out, K, P, C, height, width,
-    TWO: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, STRETCH: tl.constexpr,
-    G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    first, second, slope, normal, whole, out, K, P, C, height, width,
+    TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, KEEP: tl.constexpr,
+    STRETCH: tl.constexpr, G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Over a stretch of places: the sums of g and of g x, into (2, stretches, K, C)."""
-    k = tl.program_id(2) * G + tl.arange(0, G)
-    c = tl.program_id(1) * W + tl.arange(0, W)
+    """Over a stretch of places: the sums of g and of g x, into (2, stretches, K, C); g itself where it is kept."""
+    k, c, stretch = _where(K, C, G, W)
     total = tl.zeros((G, R, W), dtype=tl.float32)
     along = tl.zeros((G, R, W), dtype=tl.float32)
     for step in range(0, STRETCH, R):
-        p = tl.program_id(0) * STRETCH + step + tl.arange(0, R)
-        value, _, _, shared, inside = _tile(first, second, slope, k, p, c, K, P, C, height, width, TWO, DOWN, RIGHT)
-        x = tl.load(normal + shared, mask=inside, other=0).to(tl.float32)
+        p = stretch * STRETCH + step + tl.arange(0, R)
+        value, at, inside, shared, inside_shared = _tile(
+            first, second, slope, k, p, c, K, P, C, height, width, TWO, SLOPE, DOWN, RIGHT
+        )
+        if KEEP:
+            tl.store(whole + at, value.to(whole.dtype.element_ty), mask=inside)
+        x = tl.load(normal + shared, mask=inside_shared, other=0).to(tl.float32)
         total += value
         along += value * x[None, :, :]
     inside = (k < K)[:, None] & (c < C)[None, :]
-    into = out + (tl.program_id(0) * K + k[:, None]) * C + c[None, :]
+    into = out + (stretch * K + k[:, None]) * C + c[None, :]
     tl.store(into, tl.sum(total, 1), mask=inside)
-    tl.store(into + tl.num_programs(0) * K * C, tl.sum(along, 1), mask=inside)
+    tl.store(into + tl.cdiv(P, STRETCH) * K * C, tl.sum(along, 1), mask=inside)
 
 
 @triton.jit
 def _written(
     first, second, slope, normal, means, out, K, P, C, height, width,
-    TWO: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, CENTRED: tl.constexpr,
+    TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, CENTRED: tl.constexpr,
     G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """The sum of the parts times the slope; centred: less mean(g) and x mean(g x), which are in (2, K, C)."""
-    k = tl.program_id(2) * G + tl.arange(0, G)
-    c = tl.program_id(1) * W + tl.arange(0, W)
-    p = tl.program_id(0) * R + tl.arange(0, R)
+    k, c, row = _where(K, C, G, W)
+    p = row * R + tl.arange(0, R)
     value, at, inside, shared, inside_shared = _tile(
-        first, second, slope, k, p, c, K, P, C, height, width, TWO, DOWN, RIGHT
+        first, second, slope, k, p, c, K, P, C, height, width, TWO, SLOPE, DOWN, RIGHT
     )
     if CENTRED:
         x = tl.load(normal + shared, mask=inside_shared, other=0).to(tl.float32)
@@ -99,35 +115,37 @@ def _written(
 
 def summed(parts: Parts, slope: Tensor) -> Tensor:
     """(K B, C, H, W): the sum of the parts times the slope."""
-    return _write(parts, _like(slope, parts[0], len(slope)))
+    return _write(parts, _like(slope, parts[0], len(slope)), None, None, len(slope))
 
 
-def centred(parts: Parts, slope: Tensor | None, normal: Tensor) -> Tensor:
-    """(K B, C, H, W): g - mean(g) - x mean(g x), where g is the sum of the parts times the slope."""
-    shared = torch.ones_like(normal) if slope is None else _like(slope, parts[0], len(normal))
+def centred(parts: Parts, slope: Tensor | None, normal: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
+    """(K B, C, H, W): g - mean(g) - x mean(g x), where g is the sum of the parts times the slope; g, if it is kept."""
+    shared = None if slope is None else _like(slope, parts[0], len(normal))
+    (K, P, C), (G, R, W) = _sizes(parts[0], len(normal)), _tiles(parts[0])
     second, steps = _second(parts)
-    (K, P, C), (G, R, W) = _sizes(parts[0], normal), _tiles(normal)
+    whole = torch.empty_like(parts[0], memory_format=torch.channels_last) if keep else None
     stretches = triton.cdiv(P, STRETCH)
     sums = torch.empty(2, stretches, K, C, device=normal.device)
+    given = [parts[0] if each is None else each for each in (shared, normal, whole)]
     with torch.cuda.device_of(normal):
-        grid = stretches, triton.cdiv(C, W), triton.cdiv(K, G)
-        _sums[grid](
-            parts[0], second, shared, normal, sums, K, P, C, *normal.shape[2:],
-            len(parts) == 2, *steps, STRETCH, G, R, W, num_warps=WARPS,
+        _sums[stretches * triton.cdiv(C, W) * triton.cdiv(K, G),](
+            parts[0], second, *given, sums, K, P, C, *normal.shape[2:],
+            len(parts) == 2, slope is not None, *steps, keep, STRETCH, G, R, W, num_warps=WARPS,
         )  # fmt: skip
-    return _write(parts, shared, normal, sums.sum(1).div_(P))
+    if whole is not None:
+        parts, shared = (whole,), None
+    return _write(parts, shared, normal, sums.sum(1).div_(P), len(normal)), whole
 
 
-def _write(parts: Parts, slope: Tensor, normal: Tensor | None = None, means: Tensor | None = None) -> Tensor:
-    second, steps = _second(parts)
+def _write(parts: Parts, slope: Tensor | None, normal: Tensor | None, means: Tensor | None, batch: int) -> Tensor:
     out = torch.empty_like(parts[0], memory_format=torch.channels_last)
-    (K, P, C), (G, R, W) = _sizes(parts[0], slope), _tiles(slope)
-    centring = (out, out) if normal is None else (normal, means)
+    (K, P, C), (G, R, W) = _sizes(out, batch), _tiles(out)
+    second, steps = _second(parts)
+    given = [out if each is None else each for each in (slope, normal, means)]
     with torch.cuda.device_of(out):
-        grid = triton.cdiv(P, R), triton.cdiv(C, W), triton.cdiv(K, G)
-        _written[grid](
-            parts[0], second, slope, *centring, out, K, P, C, *out.shape[2:],
-            len(parts) == 2, *steps, normal is not None, G, R, W, num_warps=WARPS,
+        _written[triton.cdiv(P, R) * triton.cdiv(C, W) * triton.cdiv(K, G),](
+            parts[0], second, *given, out, K, P, C, *out.shape[2:],
+            len(parts) == 2, slope is not None, *steps, normal is not None, G, R, W, num_warps=WARPS,
         )  # fmt: skip
     return out
 
@@ -143,10 +161,10 @@ def _like(slope: Tensor, part: Tensor, batch: int) -> Tensor:
     return slope.expand(batch, *part.shape[1:]).contiguous(memory_format=torch.channels_last)
 
 
-def _sizes(part: Tensor, shared: Tensor) -> tuple[int, int, int]:
+def _sizes(part: Tensor, batch: int) -> tuple[int, int, int]:
     """K, P and C."""
-    return len(part) // len(shared), shared.numel() // shared.shape[1], shared.shape[1]
+    return len(part) // batch, batch * part.shape[2] * part.shape[3], part.shape[1]
 
 
-def _tiles(shared: Tensor) -> tuple[int, int, int]:
-    return FEATURES, PLACES, min(CHANNELS, triton.next_power_of_2(shared.shape[1]))
+def _tiles(part: Tensor) -> tuple[int, int, int]:
+    return FEATURES, PLACES, min(CHANNELS, triton.next_power_of_2(part.shape[1]))

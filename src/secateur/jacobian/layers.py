@@ -15,7 +15,7 @@ from torch.func import vjp, vmap
 from torch.nn import functional as F
 
 from secateur.jacobian.convolutions import Geometry, by_input
-from secateur.jacobian.flows import Flow, Thin, laid_out, parted
+from secateur.jacobian.flows import Flow, Shared, Thin, laid_out, parted
 
 Pool = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
 Back = Callable[[Flow], Sequence[Flow]]  # of the output -> of every input
@@ -62,7 +62,7 @@ def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, sent: Sent) ->
     if not own:
         return output, lambda flow: [flow.scaled(slope)]
     normal = laid_out((x - mean.view(shape)) * factor.view(shape))
-    return output, lambda flow: [Flow((flow.scaled(slope).centred(normal),))]
+    return output, lambda flow: [Flow((flow.centred(normal),), slope)]
 
 
 def relu(module: nn.ReLU, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
@@ -134,11 +134,11 @@ def plain_copy(x: Tensor) -> Tensor:
 
 
 def added(first: Tensor, second: Tensor) -> tuple[Tensor, Back]:
-    """To both; the sum of what came is taken here, once for the two."""
+    """To both; the sum of what came is taken once for the two."""
 
     def back(flow: Flow) -> Sequence[Flow]:
-        whole = Flow((flow.whole(),))
-        return [whole, whole]
+        plain = flow.slope is None and len(flow.parts) == 1
+        return [flow if plain else Flow((Shared(flow),))] * 2
 
     return first + second, back
 
