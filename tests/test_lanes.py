@@ -107,6 +107,10 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
         for one, other in zip(kernels.looked(values, squared), lanes.looked(values.cpu(), squared), strict=True):
             alike(one.cpu(), other)
     alike(kernels.mixed(where, values, others), torch.where(where, values, others))
+    for hidden in (where, where[0]):  # of each lane, and of all
+        found = values.clone()
+        kernels.erase(hidden, found)
+        alike(found, values.masked_fill(hidden, 0))
     row = flags(rng, shape[0], 2, *shape[1:])
     for hidden in (where, row[:, 1]):  # of which the second is not end to end
         for both in (True, False):

@@ -81,6 +81,15 @@ def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
     return torch.where(where, values, 0) if both else outside, outside
 
 
+def erase(where: Tensor, values: Tensor) -> None:
+    """Set (lanes, ...) values to 0 where this is said, for all lanes alike (...) or for each; or those of one."""
+    kernels = _kernels_for(where, values) if values.is_contiguous() and values.ndim else None
+    if kernels is None:
+        values.masked_fill_(where, 0)
+    else:
+        kernels.erase(where, values)
+
+
 def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     """(n,) tensors without their signs end to end, and -1 where they are not kept; no `keeps`: all are.
 

@@ -74,6 +74,14 @@ def _parted(where, values, inside, outside, n, fours, stride, W: tl.constexpr, B
 
 
 @triton.jit(do_not_specialize=["fours"])
+def _erased(where, values, n, fours, stride, W: tl.constexpr, B: tl.constexpr):
+    at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
+    chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
+    row = values + lane * stride + at
+    tl.store(row, tl.where(chosen, 0.0, tl.load(row, mask=at < n)), mask=at < n)  # parts of a sector are no faster
+
+
+@triton.jit(do_not_specialize=["fours"])
 def _sized(values, keep, into, n, stride, into_stride, fours, W: tl.constexpr, MASKED: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     found = tl.abs(tl.load(values + lane * stride + at, mask=at < n))
@@ -134,6 +142,12 @@ def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
     (flags, *fours), (rows, stride) = _flags(where), _rows(values)
     _each(_parted, outside, flags, rows, inside, outside, outside[0].numel(), fours[0], stride, fours[1], both)
     return inside, outside
+
+
+def erase(where: Tensor, values: Tensor) -> None:
+    """Set the values to 0 where this is said, which may be shared."""
+    flags, fours, wide = _flags(where.expand_as(values))
+    _each(_erased, values, flags, values, values[0].numel(), fours, values.stride(0), wide)
 
 
 def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from secateur import tree
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Loss, Mask, Params
+from secateur.lanes import erase
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
 
@@ -192,4 +193,4 @@ def _descend(leaves: list[Tensor], grads: list[Tensor], moments: list[Tensor], l
 @torch.no_grad()
 def _drop(dropped: Sequence[tuple[Tensor, Tensor]]) -> None:
     for leaf, where in dropped:
-        leaf.masked_fill_(where, 0)
+        erase(where, leaf.detach())
