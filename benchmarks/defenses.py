@@ -112,10 +112,10 @@ def verdict(case: Case, value: float, limit: float, least: bool = False) -> Row:
 
 def selection(case: Case) -> Iterator[Row]:
     """DGP's selection against torch.topk, and its upload against a training step."""
-    shares = DualGradientPruning().shares
+    defense = DualGradientPruning()
 
     def ours() -> object:
-        return end_to_end(lambda sizes, flat: (top_and_between(sizes, flat, *shares)[1],), case.grads)
+        return end_to_end(lambda sizes, flat: (top_and_between(sizes, flat, *defense.shares)[1],), case.grads)
 
     def topk(ordered: bool) -> object:
         kept = [(value.abs().flatten(), counts(value.numel(), 0, 0.8)[1]) for value in case.grads.values()]
@@ -133,7 +133,7 @@ def selection(case: Case) -> Iterator[Row]:
     found |= {"torch.topk unsorted s": unordered, "ratio to unsorted": dgp / unordered}
     yield found | verdict(case, dgp / plain, 1.5)
     fewer = 3 if case.device == "cpu" else None
-    upload, whole = case.seconds(lambda: DualGradientPruning().compress(case.grads), step, repeats=fewer)
+    upload, whole = case.seconds(lambda: defense.compress(case.grads), step, repeats=fewer)
     found = {"what": "share of a step", "model": case.model, "dgp s": upload, "step s": whole, "ratio": upload / whole}
     yield found | verdict(case, upload / whole, 0.05)
 

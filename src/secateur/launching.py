@@ -1,0 +1,147 @@
+"""How the kernels of ranking.py are launched, for little of the host's time: it has less of it than a GPU.
+
+Written for tensors on a GPU; Triton's interpreter does the same on a CPU.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secateur.radix import BINS, count, mark, ties
+
+BITS = (7, 7, 9, 9)  # of the digits
+TILE, PART, WARPS = 1024, 512, 4  # entries that a program has at once in a histogram and elsewhere
+PLAIN = 4  # calls before one is recorded: kernels are compiled by then, and a few calls are not worth it
+_compiled: dict[tuple[Any, ...], list[Any]] = {}  # kernels in order; none where only Triton can launch them
+
+
+class Task(NamedTuple):
+    """What is known before any value is."""
+
+    table: Tensor  # (programs, columns)
+    ranks: Tensor  # (lanes or 1, segments, 1 or 2)
+    lanes: int
+    entries: int  # of a lane
+    magnitudes: bool
+    kept: bool  # entries are wanted, not their bands
+    wide: int  # entries that are read at once
+
+    def scratch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Memory for the digits' counts, for what is found of every rank, and for the ties of every program."""
+        places, programs = self.lanes * self.ranks.shape[1], len(self.table)
+        sizes = (places * (2 * BINS.value + 1), places * 6, 2 * self.lanes * programs)
+        counted, found, equal = (self.table.new_empty(size, dtype=torch.int32) for size in sizes)
+        return counted, found, equal
+
+    def result(self) -> Tensor:
+        """(lanes, entries), still empty."""
+        return self.table.new_empty((self.lanes, self.entries), dtype=torch.float32 if self.kept else torch.int8)
+
+
+Steps = Callable[[Task, Sequence[Any]], Iterator[tuple[Any, tuple[Any, ...]]]]
+
+
+def select(task: Task, values: Tensor, shifts: Tensor) -> Tensor:
+    """(lanes, entries) of (lanes, entries), in seven launches; `shifts`: what a segment lies behind its place there."""
+    result = task.result()
+    if result.numel():
+        counted, found, equal = task.scratch()
+        counted.zero_()
+        with torch.cuda.device_of(values):
+            _launch(_search, task, (values, task.table, shifts, task.ranks, counted, found, equal))
+            _launch(_mark, task, (values, task.table, shifts, found, equal, result))
+    return result
+
+
+class Gathered:
+    """The same of one lane's tensors wherever they lie: a CUDA graph finds their ranks, one launch in place of six.
+
+    It works in memory of its own, so it is for one stream. What it returns is new.
+    """
+
+    def __init__(self, task: Task, starts: list[int]) -> None:
+        self.task, self.starts = task, np.array(starts, np.int64)  # where segments begin in the row
+        self.lock, self.left = Lock(), PLAIN if task.table.is_cuda else 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.origin = task.table.new_empty(1, dtype=torch.float32)  # what addresses are told from
+        self.shifts = task.table.new_zeros(len(starts))
+        self.scratch = task.scratch()
+
+    def __call__(self, addresses: np.ndarray) -> Tensor:
+        """(1, entries) of contiguous tensors at addresses that are multiples of `wide` entries."""
+        task, (_, found, equal) = self.task, self.scratch
+        result = task.result()
+        if not result.numel():
+            return result
+        shifts = torch.from_numpy((addresses - self.origin.data_ptr()) // 4 - self.starts)
+        with self.lock, torch.cuda.device_of(result):
+            self.shifts.copy_(shifts, non_blocking=True)
+            self._find()
+            _launch(_mark, task, (self.origin, task.table, self.shifts, found, equal, result))
+        return result
+
+    def _find(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self._search()
+        self.left -= 1
+        if self.left == 0:
+            self._record()
+
+    def _record(self) -> None:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.shifts.device)
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._search()
+        except RuntimeError:  # such as other work that forbids it just now: launches do as well
+            return
+        self.graph = graph
+
+    def _search(self) -> None:
+        self.scratch[0].zero_()
+        _launch(_search, self.task, (self.origin, self.task.table, self.shifts, self.task.ranks, *self.scratch))
+
+
+def _launch(steps: Steps, task: Task, memory: tuple[Tensor, ...]) -> None:
+    """Kernels in order: by Triton, which looks each up by all its arguments, or as they were found before."""
+    grid = (len(task.table), task.lanes, 1)
+    addresses = [tensor.data_ptr() for tensor in memory]
+    key = (steps, task.table.device, task.ranks.dtype, task.ranks.shape[2], *task[4:])
+    alike = not any(address % 16 for address in addresses) and task.entries < 2**31  # else they are compiled otherwise
+    if alike and _compiled.get(key):
+        try:
+            for ready, (_, given) in zip(_compiled[key], steps(task, addresses), strict=True):
+                ready[grid](*given)
+            return
+        except TypeError:  # a Triton that takes other arguments
+            _compiled[key] = []
+    made = [kernel[grid](*given, num_warps=WARPS) for kernel, given in steps(task, memory)]
+    if alike and None not in made:  # as the interpreter's are
+        _compiled.setdefault(key, made)
+
+
+def _search(task: Task, memory: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """What finds the ranks, with all arguments."""
+    values, table, shifts, ranks, counted, found, equal = memory
+    shared, segments, each = task.ranks.shape
+    stride, shift = segments * each if shared > 1 else 0, 32
+    for step, bits in enumerate(BITS):
+        shift -= bits
+        # Entries that are added one by one lie in threads one by one: else all would change places first.
+        how = (shift, 1 << bits, step == 0, each, task.magnitudes, task.wide if step < 2 else 1, TILE, PART)
+        yield count, (values, table, shifts, ranks, counted, found, task.entries, segments, stride, *how)
+    yield ties, (values, table, shifts, found, equal, task.entries, segments, task.magnitudes, task.wide, PART)
+
+
+def _mark(task: Task, memory: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """What tells every entry."""
+    yield mark, (*memory, task.entries, task.ranks.shape[1], task.kept, task.magnitudes, task.wide, PART)
