@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from secateur import tree
 from secateur.jacobian import trace
-from secateur.jacobian.flows import Flow
+from secateur.jacobian.flows import Flow, Lone, Shared, Thin
 from secateur.jacobian.network import Network
 from secateur.jacobian.trace import Untraceable
 from secateur.jacobian.walk import features
@@ -34,7 +34,7 @@ def differences(net, layer, inputs, batchnorm, wanted=4):
     leaf = inputs.clone().requires_grad_()
     truth = network.given(layer, leaf)
     rows = torch.linspace(0, truth.shape[1] - 1, wanted).long().unique()
-    gradients = back(torch.eye(truth.shape[1], dtype=truth.dtype)[rows, None].expand(-1, *truth.shape))
+    gradients = back(rows)
     one_by_one = [torch.autograd.grad(truth[:, row].sum(), leaf, retain_graph=True)[0] for row in rows]
     assert gradients.shape == (len(rows), *inputs.shape)
     pairs = (found, truth.detach()), (gradients, torch.stack(one_by_one))
@@ -169,7 +169,7 @@ def test_features_that_the_inputs_do_not_move_have_gradients_of_zero(rng):
     net, inputs = Own(lambda net, x: net.first(x.detach()).flatten(1)).double(), torch.randn(3, 2, 9, 8).double()
     net(inputs)
     _, back = features(Network(net, {}, "eval"), "last", inputs)
-    assert not back(torch.ones(2, 3, net.last.in_features).double()).any()
+    assert not back(torch.arange(2)).any()
 
 
 def test_a_rows_network_with_batchnorm(rng):
@@ -229,3 +229,22 @@ def test_a_flow_by_hand():
     # less the mean 8, and x (1, -1) times the mean -4 of g x
     assert flow.centred(torch.tensor([[1.0], [-1.0]])).tolist() == [[0], [0]]
     assert flow.joined(flow).whole().tolist() == [[8], [24]]
+
+
+def test_a_flow_in_one_channel_by_hand():
+    # two features of two examples, in the channels 2 and 0 of three; the slopes of these channels are (1, 4) and (3, 5)
+    lone = Lone(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([2, 0]), 3)
+    assert lone.whole().tolist() == [[0, 0, 1], [0, 0, 2], [3, 0, 0], [4, 0, 0]]
+    flow = Flow((lone,), torch.tensor([[3.0, 9.0, 1.0], [5.0, 9.0, 4.0]]))
+    assert flow.lone().values.flatten().tolist() == [1, 8, 9, 20]
+    assert flow.lone().whole().equal(flow.whole()) and Flow((torch.ones(4, 3),)).lone() is None
+    normal = torch.tensor([[1.0, 0.0, -1.0], [-1.0, 0.0, 1.0]])
+    assert flow.centred(normal).whole().equal(Flow((flow.whole(),)).centred(normal))
+
+
+def test_a_thin_part_comes_last_and_a_shared_one_is_taken_once():
+    thin, ones = Thin(torch.ones(1, 1, 1, 2), (2, 3), (2, 2)), torch.ones(1, 1, 2, 3)
+    flow = Flow((thin,)).joined(Flow((ones,)))
+    assert flow.parts[1] is thin and flow.whole().tolist() == [[[[2, 1, 2], [1, 1, 1]]]]
+    shared = Shared(flow)
+    assert shared.whole() is shared.whole() and shared.left is None

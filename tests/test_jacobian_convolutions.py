@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from secateur.jacobian import convolutions
-from secateur.jacobian.convolutions import Geometry, by_columns, by_input, by_phases, transposed, turned, ways
+from secateur.jacobian.convolutions import (
+    Geometry,
+    by_columns,
+    by_input,
+    by_phases,
+    from_one_channel,
+    transposed,
+    turned,
+    ways,
+)
+from secateur.jacobian.flows import Lone
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -38,6 +48,18 @@ def test_every_way_is_right(size, window, stride, padding, dilation, groups, cha
         found = way(gradient, weight, geometry)
         assert found.shape == truth.shape and torch.allclose(found, truth, rtol=1e-10, atol=1e-10), way
         assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("window", "padding"), [((3, 3), (1, 1)), ((2, 3), (0, 2)), ((1, 1), (1, 0))])
+def test_gradients_in_one_channel_for_each_feature(window, padding):
+    geometry = Geometry((5, 4), window, (1, 1), padding, (1, 1), 1)
+    gradient, weight, _ = example(geometry, 3, 6)
+    channel = torch.tensor([4, 0, 5])
+    lone = Lone(gradient[:, channel].transpose(0, 1).reshape(6, 1, *gradient.shape[2:]), channel, 6)
+    found = from_one_channel(lone.values, weight[channel], geometry)
+    assert torch.allclose(found, transposed(lone.whole(), weight, geometry), rtol=1e-10, atol=1e-10)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert from_one_channel(lone.values, weight[channel], geometry._replace(stride=(2, 1))) is None
 
 
 @pytest.mark.parametrize(

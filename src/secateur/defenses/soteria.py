@@ -74,11 +74,11 @@ def scores(turning: Turning, layer: str) -> Tensor:
         if found.ndim != 2:
             shape = tuple(found.shape)
             raise WrongInput("layer", f"{layer} has inputs of the shape {shape}; soteria needs (batch, features)")
-        every = torch.eye(found.shape[1], dtype=found.dtype, device=found.device)
+        every = torch.arange(found.shape[1], device=found.device)
 
         def norms(some: Tensor) -> Tensor:
-            """(K, B) of some features, (K, F) one-hot."""
-            slopes = back(some[:, None].expand(-1, *found.shape))  # (K, B, ...)
+            """(K, B) of some features (K,)."""
+            slopes = back(some)  # (K, B, ...)
             size: Tensor = torch.linalg.vector_norm(slopes, dim=tuple(range(2, slopes.ndim)))
             return size
 

@@ -104,7 +104,7 @@ def by_phases(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
         )
         some = weight[:, :, rows.first :: down, columns.first :: right]
         into = out[:, :, at[0] :: down, at[1] :: right]
-        if some.numel():
+        if some.numel() and into.numel():
             found = F.conv2d(gradient, _round(some), None, 1, (rows.padding, columns.padding))
             into.copy_(found[:, :, rows.found, columns.found])
         else:
@@ -117,6 +117,18 @@ def by_columns(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     size, window, stride, padding, dilation, _ = geometry
     columns = weight.flatten(1).T.expand(len(gradient), -1, -1) @ gradient.flatten(2)  # (N, I window, h w)
     return laid_out(F.fold(columns, size, window, dilation, padding, stride))
+
+
+def from_one_channel(values: Tensor, weight: Tensor, geometry: Geometry) -> Tensor | None:
+    """Of gradients (K B, 1, h, w), by weights (K, I, ...) of one channel for each feature; None for other strides."""
+    if geometry.stride != (1, 1) or geometry.dilation != (1, 1) or geometry.groups > 1:
+        return None
+    down, right = (window - 1 - pad for window, pad in zip(geometry.window, geometry.padding, strict=True))
+    padded = F.pad(values, (right, right, down, down))
+    windows = padded.unfold(2, geometry.window[0], 1).unfold(3, geometry.window[1], 1)  # (K B, 1, H, W, window)
+    taps = weight.flip(2, 3).flatten(2).transpose(1, 2)  # (K, window, I)
+    found = windows.reshape(len(weight), -1, taps.shape[1]) @ taps
+    return laid_out(found.view(len(values), *geometry.size, -1).permute(0, 3, 1, 2))
 
 
 class _Phase(NamedTuple):

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from secateur.triton_kernels import loaded
 
@@ -23,6 +24,32 @@ class Thin(NamedTuple):
     values: Tensor  # (K B, C, h, w)
     size: tuple[int, ...]
     steps: tuple[int, ...]  # down and right
+
+    def whole(self) -> Tensor:
+        """(K B, C, H, W)."""
+        whole = laid_out(self.values.new_zeros(*self.values.shape[:2], *self.size))
+        whole[:, :, :: self.steps[0], :: self.steps[1]] = self.values
+        return whole
+
+
+class Lone(NamedTuple):
+    """Values in one channel for each feature, and nothing in the others, as where a feature's gradient sets out."""
+
+    values: Tensor  # (K B, 1, ...)
+    channel: Tensor  # (K,)
+    channels: int
+
+    def of(self, shared: Tensor) -> Tensor:
+        """(K, B, 1, ...) what the features' channels have in (B, C, ...)."""
+        every = shared.expand(-1, self.channels, *shared.shape[2:])
+        return every[:, self.channel].transpose(0, 1).unsqueeze(2)
+
+    def whole(self) -> Tensor:
+        """(K B, C, ...)."""
+        hot = F.one_hot(self.channel, self.channels).to(self.values.dtype)
+        hot = hot.repeat_interleave(len(self.values) // len(hot), 0)
+        values = self.values.movedim(1, -1)
+        return laid_out((values * hot.view(len(hot), *[1] * (values.ndim - 2), -1)).movedim(-1, 1))
 
 
 class Shared:
@@ -45,7 +72,7 @@ class Shared:
 class Flow(NamedTuple):
     """The sum of the parts, times a slope that all K features share."""
 
-    parts: tuple[Tensor | Thin | Shared, ...]  # one or two of (K B, ...), a thin one last
+    parts: tuple[Tensor | Thin | Lone | Shared, ...]  # one or two of (K B, ...), a thin one last
     slope: Tensor | None = None  # broadcasts to (B, ...)
 
     def scaled(self, slope: Tensor) -> Flow:
@@ -68,14 +95,26 @@ class Flow(NamedTuple):
         total = first + filled(others[0]) if others else first
         return total if self.slope is None else (parted(total, len(self.slope)) * self.slope).flatten(0, 1)
 
+    def lone(self) -> Lone | None:
+        """The whole, if it is in one channel for each feature."""
+        first = self.parts[0]
+        if not isinstance(first, Lone) or len(self.parts) > 1:
+            return None
+        if self.slope is None:
+            return first
+        values = parted(first.values, len(first.values) // len(first.channel))
+        return first._replace(values=(values * first.of(self.slope)).flatten(0, 1))
+
     def apart(self) -> tuple[Tensor, Tensor | None]:
         """(K B, C, ...) but for a slope that is one factor a channel, (1, C, 1, 1), and that: weights can take it."""
         if self.slope is None or self.slope.numel() > self.slope.shape[1]:
             return self.whole(), None
         return Flow(self.parts).whole(), self.slope
 
-    def centred(self, normal: Tensor) -> Tensor:
+    def centred(self, normal: Tensor) -> Tensor | Lone:
         """Of g: g - mean(g) - x mean(g x), by feature and channel, for BatchNorm's normalised inputs x (B, C, ...)."""
+        if lone := self.lone():
+            return lone._replace(values=centred(parted(lone.values, len(normal)), lone.of(normal)))
         first = self.parts[0] if self.slope is None and len(self.parts) == 1 else None
         shared = first if isinstance(first, Shared) else None
         flow = (shared and shared.left) or self
@@ -85,25 +124,24 @@ class Flow(NamedTuple):
             if shared and kept is not None:
                 shared.take(kept)
             return cast(Tensor, found)
-        whole = parted(self.whole(), len(normal))  # (K, B, C, ...)
-        places = [axis for axis in range(1, whole.ndim) if axis != 2]
-        mean, along = whole.mean(places, keepdim=True), (whole * normal).mean(places, keepdim=True)
-        return (whole - mean).addcmul_(normal, along, value=-1).flatten(0, 1)
+        return centred(parted(self.whole(), len(normal)), normal)
 
     def _at_hand(self) -> tuple[Tensor, *tuple[Tensor | Thin, ...]]:
         """The parts, of which only a second may be thin."""
-        others = (part.whole() if isinstance(part, Shared) else part for part in self.parts[1:])
+        others = (part if isinstance(part, Thin) else filled(part) for part in self.parts[1:])
         return filled(self.parts[0]), *others
 
 
-def filled(part: Tensor | Thin | Shared) -> Tensor:
+def filled(part: Tensor | Thin | Lone | Shared) -> Tensor:
     """With zeros where there is nothing."""
-    if not isinstance(part, Thin):
-        return part.whole() if isinstance(part, Shared) else part
-    values, (down, right) = part.values, part.steps
-    whole = laid_out(values.new_zeros(*values.shape[:2], *part.size))
-    whole[:, :, ::down, ::right] = values
-    return whole
+    return part if isinstance(part, Tensor) else part.whole()
+
+
+def centred(g: Tensor, x: Tensor) -> Tensor:
+    """(K B, C, ...) g - mean(g) - x mean(g x) of g (K, B, C, ...) over examples and places."""
+    places = [axis for axis in range(1, g.ndim) if axis != 2]
+    mean, along = g.mean(places, keepdim=True), (g * x).mean(places, keepdim=True)
+    return (g - mean).addcmul_(x, along, value=-1).flatten(0, 1)
 
 
 def parted(x: Tensor, rows: int) -> Tensor:

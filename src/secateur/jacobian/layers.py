@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 
-from secateur.jacobian.convolutions import Geometry, by_input
+from secateur.jacobian.convolutions import Geometry, by_input, from_one_channel
 from secateur.jacobian.flows import Flow, Shared, Thin, laid_out, parted
 
 Pool = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
@@ -36,8 +36,12 @@ def convolution(module: nn.Conv2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back]
         geometry = geometry._replace(size=output.shape[2:], stride=(1, 1))
 
     def back(flow: Flow) -> Sequence[Flow]:
-        whole, factor = flow.apart()
-        gradient = by_input(whole, weight if factor is None else weight * factor.transpose(0, 1), geometry)
+        gradient = None
+        if lone := flow.lone():
+            gradient = from_one_channel(lone.values, weight[lone.channel], geometry)
+        if gradient is None:
+            whole, factor = flow.apart()
+            gradient = by_input(whole, weight if factor is None else weight * factor.transpose(0, 1), geometry)
         return [Flow((Thin(gradient, size, module.stride) if thin else gradient,))]
 
     return output, back
@@ -96,8 +100,9 @@ def pool(module: Pool, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
         share = laid_out(F.max_unpool2d(torch.ones_like(output), at, window, output_size=x.shape[2:]))
 
     def back(flow: Flow) -> Sequence[Flow]:
-        spread = F.interpolate(flow.whole(), scale_factor=window, mode="nearest")
-        return [Flow((laid_out(spread),), share)]
+        lone = flow.lone()
+        spread = F.interpolate(lone.values if lone else flow.whole(), scale_factor=window, mode="nearest")
+        return [Flow((lone._replace(values=spread) if lone else laid_out(spread),), share)]
 
     return output, back
 
@@ -105,7 +110,14 @@ def pool(module: Pool, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
 def flatten(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
     """To where every number was."""
     output: Tensor = module(x)
-    return output, lambda flow: [Flow((laid_out(flow.whole().reshape(-1, *x.shape[1:])),))]
+    shape, single = x.shape[1:], output.ndim == 2 and output.shape[1] == x.shape[1]  # places of a picture
+
+    def back(flow: Flow) -> Sequence[Flow]:
+        if single and (lone := flow.lone()):
+            return [Flow((lone._replace(values=lone.values.view(-1, 1, *shape[1:])),))]
+        return [Flow((laid_out(flow.whole().reshape(-1, *shape)),))]
+
+    return output, back
 
 
 def identity(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
@@ -138,7 +150,7 @@ def added(first: Tensor, second: Tensor) -> tuple[Tensor, Back]:
 
     def back(flow: Flow) -> Sequence[Flow]:
         plain = flow.slope is None and len(flow.parts) == 1
-        return [flow if plain else Flow((Shared(flow),))] * 2
+        return [flow if plain else Flow((flow.lone() or Shared(flow),))] * 2
 
     return first + second, back
 

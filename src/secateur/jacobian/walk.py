@@ -14,14 +14,14 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from secateur.jacobian.flows import Flow, laid_out, parted
+from secateur.jacobian.flows import Flow, Lone, laid_out, parted
 from secateur.jacobian.layers import RULES, Back, Rule, added, by_vjp, flatten, identity, plain_copy
 from secateur.jacobian.network import Network
 from secateur.jacobian.trace import Traced, Untraceable, traced
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 CHANGING = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
-Pull = Callable[[Tensor], Tensor]  # gradients (K, B, F) by the features -> (K, B, ...) by the inputs
+Pull = Callable[[Tensor], Tensor]  # features (K,) -> their gradients by the inputs (K, B, ...)
 
 
 class Step(NamedTuple):
@@ -40,7 +40,12 @@ def features(network: Network, layer: str, inputs: Tensor) -> tuple[Tensor, Pull
         return walk.forward(inputs), walk.back
     except Untraceable:
         found, back = by_vjp(partial(network.given, layer), [inputs])
-        return found, lambda gradients: parted(back(Flow((gradients.flatten(0, 1),)))[0].whole(), len(inputs))
+        return found, lambda rows: parted(back(setting_out(rows, found))[0].whole(), len(inputs))
+
+
+def setting_out(rows: Tensor, found: Tensor) -> Flow:
+    """The gradients of some features by all of them, found (B, F)."""
+    return Flow((Lone(found.new_ones(len(rows) * len(found), 1), rows, found.shape[1]),))
 
 
 class Walk:
@@ -67,13 +72,13 @@ class Walk:
         found = self.values[self.trace.end]
         if not isinstance(found, Tensor):
             raise Untraceable
-        self.values = {}
+        self.values, self.found = {}, found
         return found
 
     @torch.no_grad()
-    def back(self, gradients: Tensor) -> Tensor:
-        """Gradients (K, B, F) by the features as (K, B, ...) by the inputs."""
-        flows = {self.trace.end: Flow((laid_out(gradients.flatten(0, 1)),))}
+    def back(self, rows: Tensor) -> Tensor:
+        """(K, B, ...) the gradients of some features (K,) by the inputs."""
+        flows = {self.trace.end: setting_out(rows, self.found)}
         for output, inputs, back in reversed(self.steps):
             if (flow := flows.pop(output, None)) is not None:
                 for node, part in zip(inputs, back(flow), strict=True):
