@@ -99,7 +99,7 @@ def count(
     PART: tl.constexpr,
 ):
     """One digit of both ranks, a and b. Where they have the same bound so far, its digits are counted once, for a."""
-    segment, origin, _, here, slot = _place(table, shifts, entries, WIDE)
+    segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     place = lane * segments + segment
     own = table + tl.program_id(0).to(tl.int64) * COLUMNS
@@ -174,7 +174,7 @@ def ties(
     PART: tl.constexpr,
 ):
     """How many entries of a program equal a bound, of bounds where not all of them are meant."""
-    segment, origin, _, here, slot = _place(table, shifts, entries, WIDE)
+    segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state = found + (lane * segments + segment) * 6
     a, b = tl.load(state), tl.load(state + 3)
