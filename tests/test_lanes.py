@@ -60,10 +60,29 @@ def test_by_hand():
     assert lanes.magnitudes([values, values[0]], []).tolist() == [1, 2, 3, 4, 1, 2]
     assert lanes.magnitudes([values, values[0]], [where, where[0]]).tolist() == [1, -1, -1, -1, 1, -1]
     assert lanes.copies(values, 2).tolist() == [values.tolist()] * 2
-    for dtype in (torch.float32, torch.int64):
-        sums, counts = lanes.looked(torch.tensor([[2, 0, -1], [0, 0, 0]], dtype=dtype))
-        assert sums.tolist() == [1, 0] and counts.tolist() == [2, 0]
-    assert [each.tolist() for each in lanes.looked(torch.tensor([[2.0, 1e-30], [1.0, 1.0]]), True)] == [[4, 2], [1, 2]]
+
+
+def looks(look, device):
+    """Everything is seen: numbers that are not finite, or have no finite square, and zeros."""
+    values = torch.tensor([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0], [1e30, 1e-30, 0.0]], device=device)
+    whole, none = torch.tensor([3, 0, 7], device=device), torch.empty(3, 0, device=device)
+    wrong = torch.tensor([[1.0, torch.nan], [1.0, 1.0], [torch.inf, -torch.inf]], device=device)
+    found = look([(values, False), (whole, False), (none, False)])
+    assert [each.tolist() for each in found] == [[True, True, True], [2 * 4 + 8, 0, 2 * 4 + 8]]
+    assert [each.tolist() for each in look([(values, True)])] == [[True, True, False], [8, 0, 4]]
+    assert [each.tolist() for each in look([(wrong.double(), False), (values, False)])] == [
+        [False, True, False],
+        [16 + 8, 16, 16 + 8],
+    ]
+
+
+def test_a_look():
+    looks(lanes.looked, "cpu")
+
+
+@needs_triton
+def test_a_look_by_the_kernel(kernels):
+    looks(kernels.looked, DEVICE)
 
 
 @needs_triton
@@ -103,9 +122,9 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
         for lane in range(1, shape[0]):
             expected += weights[lane] * (each[lane].square() if squared else each[lane])
         alike(found, expected)
-    for squared in (False, True):
-        for one, other in zip(kernels.looked(values, squared), lanes.looked(values.cpu(), squared), strict=True):
-            alike(one.cpu(), other)
+    parts = [(values, False), (others.expand(shape), True)]
+    for one, other in zip(kernels.looked(parts), lanes.looked([(v.cpu(), s) for v, s in parts]), strict=True):
+        assert torch.equal(one.cpu(), other)
     alike(kernels.mixed(where, values, others), torch.where(where, values, others))
     for hidden in (where, where[0]):  # of each lane, and of all
         found = values.clone()

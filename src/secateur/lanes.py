@@ -54,16 +54,17 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool =
     total.add_((values * weights.view(-1, *[1] * (values.ndim - 1))).nansum(0))
 
 
-def looked(values: Tensor, squared: bool = False) -> tuple[Tensor, Tensor]:
-    """(lanes,) the sum of the entries of (lanes, ...), or of their squares, and how many of these are not 0.
+def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
+    """(lanes,) whether all entries of (lanes, ...) tensors are finite, and the bytes of those that are not 0.
 
-    A NaN or an infinity does not leave a sum: it is finite where all entries are.
+    Of those with True their squares. Sums tell: a NaN or an infinity does not leave one.
     """
-    if values.is_floating_point() and (kernels := _kernels_for(values)):
-        found: tuple[Tensor, Tensor] = kernels.looked(values, squared)
+    if kernels := _kernels_for(*(value for value, _ in parts)):
+        found: tuple[Tensor, Tensor] = kernels.looked(parts)
         return found
-    rows = (values.square() if squared else values).reshape(len(values), -1)
-    return rows.sum(1), torch.count_nonzero(rows, 1)
+    rows = [(value.square() if squared else value).reshape(len(value), -1) for value, squared in parts]
+    sizes = [torch.count_nonzero(row, 1) * row.element_size() for row in rows]
+    return torch.stack([row.sum(1).isfinite() for row in rows]).all(0), torch.stack(sizes).sum(0)
 
 
 def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:

@@ -44,14 +44,15 @@ def _added(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: t
 
 
 @triton.jit
-def _looked(values, sums, counts, n, stride, SQUARED: tl.constexpr, B: tl.constexpr):
-    """Into (lanes, programs): the sum of a program's entries, and how many of them are not 0."""
+def _looked(values, astray, sizes, n, stride, into_stride, SIZE: tl.constexpr, SQUARED: tl.constexpr, B: tl.constexpr):
+    """Whether the sum of a program's entries is not finite, and the bytes of those that are not 0."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     value = tl.load(values + lane * stride + at, mask=at < n, other=0)
     value = value * value if SQUARED else value
-    into = lane * tl.num_programs(0) + tl.program_id(0)
-    tl.store(sums + into, tl.sum(value, 0))
-    tl.store(counts + into, tl.sum((value != 0).to(tl.int32), 0))
+    into = lane * into_stride + tl.program_id(0)
+    finite = tl.abs(tl.sum(value, 0)) < float("inf")
+    tl.store(astray + into, tl.where(finite, 0, 1))
+    tl.store(sizes + into, tl.sum((value != 0).to(tl.int32), 0) * SIZE)
 
 
 @triton.jit(do_not_specialize=["fours"])
@@ -118,13 +119,17 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool) 
             _added[(triton.cdiv(n, block),)](total, rows, weights, n, stride, len(weights), squared, block)
 
 
-def looked(values: Tensor, squared: bool) -> tuple[Tensor, Tensor]:
-    """(lanes,) the sum of a lane's entries, or of their squares, and how many of these are not 0."""
-    (rows, stride), n = _rows(values), values[0].numel()
-    sums = values.new_empty(len(values), triton.cdiv(n, BLOCK))
-    counts = torch.empty_like(sums, dtype=torch.int32)
-    _each(_looked, values, rows, sums, counts, n, stride, squared)
-    return sums.sum(1), counts.sum(1)
+def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
+    """(lanes,) whether all entries are finite, or their squares, and the bytes of those that are not 0."""
+    numbers = [value[0].numel() for value, _ in parts]
+    programs = [triton.cdiv(n, BLOCK) for n in numbers]
+    found = parts[0][0].new_empty(2, len(parts[0][0]), sum(programs), dtype=torch.int32)
+    places = zip(*(each.split(programs, 1) for each in found), strict=True)
+    for (value, squared), n, into in zip(parts, numbers, places, strict=True):
+        rows, stride = _rows(value)
+        _each(_looked, value, rows, *into, n, stride, found.shape[2], value.element_size(), squared)
+    astray, sizes = found.sum(2)
+    return astray == 0, sizes
 
 
 def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class Homes(MutableMapping[int, Params]):
 
     def at(self, places: Tensor) -> Params:
         """The states of these places, stacked."""
+        places = places.contiguous()
         return {name: rows_at(value, places) for name, value in self.held.items()}
 
     @torch.no_grad()

@@ -44,9 +44,7 @@ def look(update: Update, squares: bool) -> Looked:
     """At stacked updates, once over all that leaves the clients."""
     parts = [(value, False) for part in (update.values, update.buffers) for value in part.values()]
     parts += [(value, True) for value in update.summed.values()] if squares else []
-    sums, counts = zip(*(looked(*part) for part in parts), strict=True)
-    sizes = [count * value.element_size() for count, (value, _) in zip(counts, parts, strict=True)]
-    return Looked(torch.stack([each.isfinite() for each in sums]).all(0), torch.stack(sizes).sum(0))
+    return Looked(*looked(parts))
 
 
 def values_of(update: Update, squares: bool) -> Tensor:
