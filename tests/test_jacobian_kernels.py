@@ -27,7 +27,7 @@ def test_a_pass_over_the_memory_equals_operations_of_torch(features, batch, shap
     given = tuple(pictures(features * batch, shape, rng) for _ in range(parts))
     normal, mask = pictures(batch, shape, rng), (pictures(batch, shape, rng) > 0).float()
     factor = torch.rand(1, shape[0], 1, 1, generator=rng).to(DEVICE)
-    for slope in (mask, factor, mask * factor, None):
+    for slope in (mask, factor, None):
         exact = Flow(tuple(part.double() for part in given), None if slope is None else slope.double())
         (alone, none), (centred, kept) = (kernels.centred(given, slope, normal, keep) for keep in (False, True))
         assert none is None

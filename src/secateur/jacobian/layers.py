@@ -1,12 +1,14 @@
 """How the layers of a network take the gradients of many features back, each by what it alone knows.
 
 A rule runs a layer on the batch and returns its output and the way back. What has no rule goes by torch.func.
-A layer's settings are its module's; its tensors are asked for, as those that were sent count.
+A layer's settings are its module's; its tensors are asked for, as those that were sent count. What only the way back
+needs is made there, once: a GPU waits for the host while the batch goes forward, and no longer afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,22 +60,27 @@ def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, sent: Sent) ->
     shape = 1, -1, *[1] * (x.ndim - 2)
     mean, var, weight = sent(module.running_mean), sent(module.running_var), sent(module.weight)
     own = mean is None
-    output = F.batch_norm(x, mean, var, weight, sent(module.bias), own, 0.0, module.eps)
-    if own:
-        var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
-    factor = torch.rsqrt(var + module.eps)
-    slope = (factor if weight is None else factor * weight).view(shape)
+    output, centre, factor = torch.native_batch_norm(x, weight, sent(module.bias), mean, var, own, 0.0, module.eps)
+
+    @cache
+    def slope() -> Tensor:
+        inverse = factor if own else torch.rsqrt(var + module.eps)
+        return (inverse if weight is None else inverse * weight).view(shape).to(x.dtype)
+
+    @cache
+    def normal() -> Tensor:
+        return laid_out((x - centre.view(shape)) * factor.view(shape)).to(x.dtype)
+
     if not own:
-        return output, lambda flow: [flow.scaled(slope)]
-    normal = laid_out((x - mean.view(shape)) * factor.view(shape))
-    return output, lambda flow: [Flow((flow.centred(normal),), slope)]
+        return output, lambda flow: [flow.scaled(slope())]
+    return output, lambda flow: [Flow((flow.centred(normal()),), slope())]
 
 
 def relu(module: nn.ReLU, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
     """Where it is on."""
     output = F.relu(x)
-    slope = (output > 0).to(x.dtype)
-    return output, lambda flow: [flow.scaled(slope)]
+    slope = cache(lambda: (output > 0).to(x.dtype))
+    return output, lambda flow: [flow.scaled(slope())]
 
 
 def activation(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:

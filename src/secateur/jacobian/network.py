@@ -30,12 +30,21 @@ class Network:
         return self._instead.get(id(own), own)
 
     @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """By name."""
+        return dict(self.net.named_modules())
+
+    @cached_property
     def _instead(self) -> dict[int, Tensor | None]:
         """By the identity of the structure's tensors, as a tensor may be tied to two places under one name."""
-        named = chain(self.net.named_parameters(), self.net.named_buffers())
-        instead = {id(own): self.sent.get(name, own).detach() for name, own in named}
-        norms = [each for each in self.net.modules() if self.batchnorm == "batch" and isinstance(each, _BatchNorm)]
-        return instead | {id(own): None for norm in norms for own in norm.buffers(recurse=False)}
+        instead: dict[int, Tensor | None] = {}
+        for place, module in self.modules.items():
+            unused = self.batchnorm == "batch" and isinstance(module, _BatchNorm)
+            for name, own in chain(module._parameters.items(), module._buffers.items()):
+                if own is not None and id(own) not in instead:  # a tied one is sent under its first name
+                    now = self.sent.get(f"{place}.{name}" if place else name, own)
+                    instead[id(own)] = None if unused and name in module._buffers else now.detach()
+        return instead
 
     def copied(self, module: nn.Module) -> nn.Module:
         """One of its modules, or all of it, that draws nothing and keeps no statistics; its tensors are not copied."""

@@ -32,7 +32,7 @@ def traced(network: Network, layer: str) -> Traced:
     Assumed is that its forward then takes the same steps: where it branches by a number of its own, such as
     `if self.depth > 3`, a number that is changed later is not seen. Settings of the layers are no part of the steps.
     """
-    modules = tuple((name, id(module), type(module)) for name, module in network.net.named_modules())
+    modules = tuple((name, id(module), type(module)) for name, module in network.modules.items())
     kept, key = _seen.setdefault(network.net, {}), (layer, network.batchnorm)
     if key not in kept or kept[key][0] != modules:
         kept[key] = modules, _trace(network, layer)

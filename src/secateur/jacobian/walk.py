@@ -53,7 +53,6 @@ class Walk:
 
     def __init__(self, network: Network, trace: Traced) -> None:
         self.network, self.trace = network, trace
-        self.modules = dict(network.net.named_modules())
         self.steps: list[Step] = []
         self.values: dict[fx.Node, Any] = {}
 
@@ -129,7 +128,7 @@ class Walk:
         return call(*args, **kwargs)
 
     def _module(self, node: fx.Node) -> nn.Module | None:
-        return self.modules[str(node.target)] if node.op == "call_module" else None
+        return self.network.modules[str(node.target)] if node.op == "call_module" else None
 
     def _check_in_place(self, node: fx.Node) -> None:
         """Refuse what changes a value that something else may look at."""
