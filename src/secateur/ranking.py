@@ -36,7 +36,8 @@ def bands(values: Tensor, lengths: tuple[int, ...], ranks: Tensor | Ranks, magni
     knows. Of equal entries the earlier counts as larger. So band 0 are the largest, band 1 those between two ranks.
     `magnitudes`: entries are ranked without their signs.
     """
-    return _selected(values, _places(lengths, 1, values.device), ranks, magnitudes, False, 1)
+    aligned = 1 if any(length % VECTOR for length in lengths) else VECTOR
+    return _selected(values, _places(lengths, aligned, values.device), ranks, magnitudes, False, aligned)
 
 
 def kept(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int) -> Tensor:
