@@ -39,12 +39,12 @@ def by_input(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     return (fastest(gradient, weight, geometry) if timed else transposed)(gradient, weight, geometry)
 
 
-known: dict[tuple[Geometry, torch.Size, torch.dtype, torch.device], Way] = {}
+known: dict[tuple[Geometry, torch.Size, int, torch.dtype, torch.device], Way] = {}
 
 
 def fastest(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Way:
-    """The way that took the least time when such a gradient came first."""
-    key = geometry, weight.shape, gradient.dtype, gradient.device
+    """The way that took the least time when such a gradient, of up to twice or half as many rows, came first."""
+    key = geometry, weight.shape, len(gradient).bit_length(), gradient.dtype, gradient.device
     if key not in known:
         known[key] = min(ways(weight, geometry), key=lambda way: milliseconds(way, gradient, weight, geometry))
     return known[key]
