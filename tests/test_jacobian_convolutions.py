@@ -15,6 +15,7 @@ from secateur.jacobian.convolutions import (
     from_one_channel,
     transposed,
     turned,
+    turned_and_padded,
     ways,
 )
 from secateur.jacobian.flows import Lone
@@ -65,9 +66,9 @@ def test_gradients_in_one_channel_for_each_feature(window, padding):
 @pytest.mark.parametrize(
     ("stride", "window", "padding", "channels", "expected"),
     [
-        (1, 3, 1, (4, 4), {transposed, turned}),
+        (1, 3, 1, (8, 4), {transposed, turned}),
         (2, 3, 1, (4, 4), {transposed, by_phases}),
-        (1, 3, 1, (3, 64), {transposed, turned, by_columns}),  # a stem: 27 columns of 64 channels
+        (1, 3, 1, (3, 64), {transposed, turned, turned_and_padded, by_columns}),  # a stem: 27 columns of 64 channels
         (1, 1, 1, (4, 3), {transposed}),  # padded by more than the window reaches
     ],
 )

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from secateur.jacobian.flows import laid_out
 
 Sides = tuple[int, ...]  # two
+ALIGNED = 8  # channels
 
 
 class Geometry(NamedTuple):
@@ -58,6 +59,8 @@ def ways(weight: Tensor, geometry: Geometry) -> Iterator[Way]:
     reach = [by * (window - 1) for by, window in zip(geometry.dilation, geometry.window, strict=True)]
     if geometry.stride == (1, 1) and all(most >= pad for most, pad in zip(reach, geometry.padding, strict=True)):
         yield turned
+        if weight.shape[1] % ALIGNED:
+            yield turned_and_padded
     if geometry.stride != (1, 1) and geometry.dilation == (1, 1):
         yield by_phases
     if weight[0].numel() <= len(weight):  # else the columns are larger than the gradient
@@ -91,6 +94,13 @@ def turned(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     reach = zip(geometry.dilation, geometry.window, geometry.padding, strict=True)
     padding = [by * (window - 1) - pad for by, window, pad in reach]
     return laid_out(F.conv2d(gradient, _round(weight), None, 1, padding, geometry.dilation))
+
+
+def turned_and_padded(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The same with further input channels of zeros, up to as many as tensor cores take at once."""
+    channels = weight.shape[1]
+    wide = laid_out(F.pad(weight, (0, 0, 0, 0, 0, -channels % ALIGNED)))
+    return laid_out(turned(gradient, wide, geometry)[:, :channels])
 
 
 def by_phases(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

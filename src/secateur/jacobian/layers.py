@@ -60,7 +60,8 @@ def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, sent: Sent) ->
     shape = 1, -1, *[1] * (x.ndim - 2)
     mean, var, weight = sent(module.running_mean), sent(module.running_var), sent(module.weight)
     own = mean is None
-    output, centre, factor = torch.native_batch_norm(x, weight, sent(module.bias), mean, var, own, 0.0, module.eps)
+    found, centre, factor = torch.native_batch_norm(x, weight, sent(module.bias), mean, var, own, 0.0, module.eps)
+    output = laid_out(found)  # some versions forget the layout
 
     @cache
     def slope() -> Tensor:
