@@ -19,6 +19,7 @@ Parts = tuple[Tensor, *tuple[Tensor | Thin, ...]]
 FEATURES, PLACES, CHANNELS = 8, 8, 64  # of a tile
 WARPS = 4  # that share one
 STRETCH = 512  # places that one program adds up
+SIZES = ["K", "P", "height", "width"]  # alike to a compiled kernel; by C it knows how rows lie in memory
 
 
 @triton.jit
@@ -65,7 +66,7 @@ def _where(K, C, G: tl.constexpr, W: tl.constexpr):
     return k, c, program // (groups * widths)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _sums(
     first, second, slope, normal, whole, out, K, P, C, height, width,
     TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, KEEP: tl.constexpr,
@@ -91,7 +92,7 @@ def _sums(
     tl.store(into + tl.cdiv(P, STRETCH) * K * C, tl.sum(along, 1), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _written(
     first, second, slope, normal, means, out, K, P, C, height, width,
     TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, CENTRED: tl.constexpr,
