@@ -18,7 +18,7 @@ from secateur.jacobian.flows import Thin
 Parts = tuple[Tensor, *tuple[Tensor | Thin, ...]]
 FEATURES, PLACES, CHANNELS = 8, 8, 64  # of a tile
 WARPS = 4  # that share one
-STRETCH = 512  # places that one program adds up
+STRETCH = 128  # places that one program adds up
 SIZES = ["K", "P", "height", "width"]  # alike to a compiled kernel; by C it knows how rows lie in memory
 
 
