@@ -11,6 +11,7 @@ from torch import nn
 import secateur
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
+from secateur.chance import derive
 from secateur.config import defense, inversion
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
@@ -28,7 +29,7 @@ from secateur.interfaces import Gradient, Weights
 ONE = Local(1, None, 4, 0.1)
 
 
-def attacked(attack="ig:iterations=2", orders=None, net=None, labels="inferred", way="auto", **terms):
+def attacked(attack="ig:iterations=2", orders=None, net=None, labels="inferred", way="auto", at_once=None, **terms):
     """A federation with an attacker, run to its end; and what was told."""
     given = {"rounds": 4, "per_round": 3, "local": ONE, "shares": shares(), "evaluate_every": 4} | terms
     orders, agreed, net = orders or Orders(every=4), Terms(**given), net or plain_net()
@@ -39,6 +40,7 @@ def attacked(attack="ig:iterations=2", orders=None, net=None, labels="inferred",
     check_attacks(choices, known, bright(), agreed)
     check_orders(orders, agreed, 0)
     attacker = Attacker(choices, known, told, story, orders, kept, tells_labels=labels == "oracle", images=False)
+    attacker.at_once = at_once or attacker.at_once
     return federation(net, way=way, observers=[attacker], data=bright(), **given), attacker, story
 
 
@@ -86,6 +88,53 @@ def test_named_clients_and_those_that_took_no_part():
         (n, len([c for m, c in there if m == n])) for n in range(1, 5) if len([c for m, c in there if m == n]) < 2
     }
     assert all("took no part" in row.note for row in told)
+
+
+@pytest.mark.parametrize("labels", ["inferred", "oracle"])
+def test_clients_of_several_rounds_are_one_call_and_what_each_would_be_alone(labels, monkeypatch):
+    from secateur.attacks.inversion.ig import IG
+
+    calls, whole = [], IG.reconstruct
+
+    def counting(self, targets, knowledge, rng, watch):
+        calls.append(len(targets))
+        yield from whole(self, targets, knowledge, rng, watch)
+
+    monkeypatch.setattr(IG, "reconstruct", counting)
+    terms = {"labels": labels, "orders": Orders(every=1, who=2), "rounds": 5}
+    fed, _, many = attacked(("ig:iterations=4", "sgi:iterations=4"), at_once=6, **terms)
+    run(fed)
+    assert calls == [6, 6, 4, 4]  # of three rounds, and of the two that are left when all are over
+
+    def placed(seed, what, *more):
+        """As many draws later as there were targets before in the same call."""
+        if what != "reconstruct":
+            return derive(seed, what, *more)
+        first = 1 if more[0] <= 3 else 4
+        rng = derive(seed, what, first)
+        for _ in range(2 * (more[0] - first)):
+            torch.randint(2**62, (), generator=rng)
+        return rng
+
+    monkeypatch.setattr("secateur.federated.attacker.derive", placed)
+    fed, _, alone = attacked(("ig:iterations=4", "sgi:iterations=4"), at_once=1, **terms)
+    run(fed)
+    one, other = (
+        sorted(story.rows, key=lambda row: str([row.attack, row.metric, row.extra])) for story in (alone, many)
+    )
+    assert [(r.attack, r.metric, r.extra) for r in one] == [(r.attack, r.metric, r.extra) for r in other]
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.timing or mine.value == theirs.value or mine.value == pytest.approx(theirs.value, rel=1e-6)
+
+
+def test_who_waits_is_attacked_before_a_state_is_taken():
+    fed, attacker, story = attacked(orders=Orders(every=1), at_once=100)
+    rounds = fed.rounds()
+    next(rounds), next(rounds)
+    assert len(attacker.waiting) == 2 and not psnrs(story)
+    fed.state()
+    assert not attacker.waiting and {number for number, _ in psnrs(story)} == {1, 2}
+    assert len([*rounds]) == 2 and {number for number, _ in psnrs(story)} == {1, 2, 3, 4}
 
 
 def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):

@@ -80,6 +80,9 @@ def test_rows_say_who_has_data_of_its_own():
 class Greedy(Every):
     """Would have everybody tampered with."""
 
+    def finish(self):
+        pass
+
     def victims(self, number, clients):
         return clients
 

@@ -1,6 +1,8 @@
 """A curious server inside the run: any inversion attack on clients' updates, round after round.
 
 The chosen clients of a round are one axis: one call of the attack, a target each, whose start is drawn in their order.
+On a GPU the clients of several rounds are too, each with the model that it was sent: an attack on few pictures is
+bound by the launching of kernels. So they wait for each other, `at_once` of them, to the end or the next checkpoint.
 
 With a `history` a target is several rounds of one client. This attacker takes it that the client trained on the same
 rows in the same order in all of them, as it does with `fixed_batches`, or where its one batch is all it has; what is
@@ -22,6 +24,7 @@ from secateur import gallery, tree
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.exposure import attack_labels
+from secateur.federated.aimed import Aimed, alike
 from secateur.federated.captions import is_active, told_of, who
 from secateur.federated.checkpoint import Story
 from secateur.federated.following import Following, follows
@@ -35,6 +38,8 @@ from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
 from secateur.rows import Row
 from secateur.watching import Onlooker
+
+AT_ONCE = 10  # clients that wait for each other on a GPU
 
 
 class Attacker:
@@ -55,6 +60,7 @@ class Attacker:
         caution: str | None = None,
         compress: Callable[[Params], Params] | None = None,
         followed: Mapping[int, set[int]] | None = None,  # by round whose sent weights are to be remembered
+        at_once: int | None = None,  # None: each round by itself on a CPU, AT_ONCE on a GPU
     ) -> None:
         self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
@@ -64,6 +70,8 @@ class Attacker:
         self.compress = compress  # the clients' own, for an attacker who applies it again
         self.caution = caution  # what a reader must know of these attacks against this defense
         self.leak: float | None = None  # the highest PSNR so far
+        self.waiting: list[Aimed] = []
+        self.at_once = at_once or (AT_ONCE if known.mean.device.type == "cuda" else 1)
 
     def looks(self, number: int) -> bool:
         """At attacked rounds, and at those that a later attack will use."""
@@ -75,44 +83,69 @@ class Attacker:
         return self.orders.chosen(clients) if active and self.orders.attacks(number) else ()
 
     def __call__(self, look: Look) -> None:
-        """Attack a round, and remember what is for later."""
+        """Attack a round, or let it wait for others, and remember what is for later."""
         if self.orders.attacks(look.round):
             for attack in self.attacks:
-                self._attack(attack, look)
+                self._aim(attack, look)
+            if sum(len(aimed.seen) for aimed in self.waiting) >= self.at_once * len(self.attacks):
+                self.finish()
         self.memory.add(look)
         self.following.add(look)
 
-    def _attack(self, attack: Choice, look: Look) -> None:
-        known, seed, begun, made = self.known, self.labels["seed"], time.monotonic(), attack.make()
-        seen = self._chosen(look)
+    def finish(self) -> None:
+        """Attack all that wait."""
+        groups, self.waiting = alike(self.waiting), []
+        for group in groups:
+            self._attack(group)
+
+    def _aim(self, attack: Choice, look: Look) -> None:
+        """Take down what an attack sees of a round."""
+        known, made, seen = self.known, attack.make(), self._chosen(look)
         if is_active(attack):
-            tampering = derive(seed, "tamper", attack.name, look.round)
+            tampering = derive(self.labels["seed"], "tamper", attack.name, look.round)
             net, sent = made.tamper(known.net, look.sent, known, tampering)
             seen, known = look.asked(net, sent), replace(known, net=net)
         self._tell_missing(attack, look, seen)
         if not seen:
             return
+        compress = self.compress
+        if compress is not None and getattr(made, "adaptive", "none") == "reapply":  # after the base pruning's mask
+            known = replace(known, compression=lambda grads: compress(tree.masked(grads, look.mask)))
         truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
-        known = self._told(known, truths, look if getattr(made, "adaptive", "none") == "reapply" else None)
         views = [self.following.view(one) if follows(made) else one.view for one in seen]
         pasts = [[past.view for past in self._history(attack, one)] for one in seen]
         targets = [[view, *past] for view, past in zip(views, pasts, strict=True)]
+        told, more = self._told(known, truths), {"round": look.round, "attacked": 1}
+        labels = [self._labels(attack, one, told, more | {"client": one.client}) for one in seen]
+        pooled = self._pooled(attack, seen, told, look.round) if len(seen) > 1 else None
+        self.waiting.append(Aimed(attack, look.round, known, seen, truths, targets, labels, pooled))
+
+    def _attack(self, group: Sequence[Aimed]) -> None:
+        """One call on all targets of a group."""
+        attack, first, begun = group[0].attack, group[0], time.monotonic()
+        made, truths = attack.make(), [truth for aimed in group for truth in aimed.truths]
+        known, targets = self._told(first.known, truths), [views for aimed in group for views in aimed.targets]
         found: dict[int, Reconstruction] = {}
-        rng = derive(seed, "reconstruct", look.round)  # all attacks begin at the same pictures
-        with progress(f"{attack} on {who(seen)} in round {look.round}", _length(made), rate=True) as advance:
+        rng = derive(self.labels["seed"], "reconstruct", first.round)  # all attacks begin at the same pictures
+        when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
+        everybody = [one for aimed in group for one in aimed.seen]
+        with progress(f"{attack} on {who(everybody)} in {when}", _length(made), rate=True) as advance:
             found |= made.reconstruct(targets, known, rng, Onlooker(advance))
-        seconds = (time.monotonic() - begun) / len(seen)
-        outcomes = [judge([t], [found.get(i)], known, seconds, self.scoring) for i, t in enumerate(truths)]
-        for one, truth, outcome in zip(seen, truths, outcomes, strict=True):
-            self._tell(attack, one, truth, outcome, known)
-        if len(seen) > 1:
-            more = {"round": look.round, "client": None, "attacked": len(seen)}
-            labels = self._labels(attack, seen[0], known, more)
-            every = [self._labels(attack, one, known, more)["extra"] for one in seen]
-            labels["extra"] |= {
-                name: min(e[name] for e in every) for name in ("history", "same_rows") if name in every[0]
-            }
-            self.story.rows += self._rows(labels, joined(outcomes))
+        seconds, number = (time.monotonic() - begun) / len(targets), iter(range(len(targets)))
+        for aimed in group:
+            outcomes = [judge([t], [found.get(next(number))], known, seconds, self.scoring) for t in aimed.truths]
+            for one, truth, outcome, labels in zip(aimed.seen, aimed.truths, outcomes, aimed.labels, strict=True):
+                self._tell(attack, one, truth, outcome, known, labels)
+            if aimed.pooled is not None:
+                self.story.rows += self._rows(aimed.pooled, joined(outcomes))
+
+    def _pooled(self, attack: Choice, seen: Sequence[Seen], known: Knowledge, number: int) -> dict[str, Any]:
+        """The labels of all clients of a round together: what they have in common."""
+        more = {"round": number, "client": None, "attacked": len(seen)}
+        labels = self._labels(attack, seen[0], known, more)
+        every = [self._labels(attack, one, known, more)["extra"] for one in seen]
+        labels["extra"] |= {name: min(e[name] for e in every) for name in ("history", "same_rows") if name in every[0]}
+        return labels
 
     def _rows(self, labels: dict[str, Any], outcome: Outcome) -> list[Row]:
         rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
@@ -123,15 +156,8 @@ class Attacker:
         clients = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
         return [seen for seen in look.seen if seen.client is None or seen.client in clients]
 
-    def _told(self, known: Knowledge, truths: Sequence[Batch], compressed: Look | None) -> Knowledge:
-        """What the attacker is told of a round's clients, who all have as many examples.
-
-        The clients' compression is told to who applies it again; the mask of a base pruning comes before it.
-        """
-        compress = self.compress
-        if compressed is not None and compress is not None:
-            mask = compressed.mask
-            known = replace(known, compression=lambda grads: compress(tree.masked(grads, mask)))
+    def _told(self, known: Knowledge, truths: Sequence[Batch]) -> Knowledge:
+        """What the attacker is told of clients who all have as many examples."""
         labels = torch.stack([truth.labels for truth in truths]) if self.tells_labels else None
         size = truths[0].size
         return replace(known, labels=labels, batch_size=size, local_batch=size // known.local_steps)
@@ -139,8 +165,9 @@ class Attacker:
     def _history(self, attack: Choice, seen: Seen) -> list[Past]:
         return [] if is_active(attack) else self.memory.of(seen.client)
 
-    def _tell(self, attack: Choice, seen: Seen, truth: Batch, outcome: Outcome, known: Knowledge) -> None:
-        labels = self._labels(attack, seen, known, {"round": seen.round, "client": seen.client, "attacked": 1})
+    def _tell(
+        self, attack: Choice, seen: Seen, truth: Batch, outcome: Outcome, known: Knowledge, labels: dict[str, Any]
+    ) -> None:
         rows = self._rows(labels, outcome)
         self.story.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
@@ -174,7 +201,8 @@ class Attacker:
         return attack_labels(self.labels, self.labels["extra"] | more | told, attack)
 
     def state(self) -> tuple[Params, Any]:
-        """What was remembered."""
+        """What was remembered; nobody waits any longer, so that nothing of it need be kept."""
+        self.finish()
         tensors, data = self.memory.state()
         return tensors | self.following.state(), data
 

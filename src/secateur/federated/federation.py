@@ -88,6 +88,7 @@ class Federation:
         """From where it stands to the last one."""
         while self.number < self.terms.rounds:
             yield self._round(self.number + 1)
+        self.panel.finish()
 
     def model(self) -> Params:
         """The server's model as it is now: a state_dict of copies, exactly 0 where the mask drops."""

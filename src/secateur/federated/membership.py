@@ -120,6 +120,9 @@ class Asker:
         extra |= {"known": known_count(size), "history": rounds, "shown": len(seen.clients)}
         return self.labels | {"attack": attack, "adaptive": False, "extra": extra}
 
+    def finish(self) -> None:
+        """Nothing was put off."""
+
     def state(self) -> tuple[Params, Any]:
         """What was remembered."""
         tensors: Params = {}

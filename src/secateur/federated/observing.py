@@ -66,6 +66,10 @@ class Observer(Protocol):
         """Look at a round, after its updates have come in and before the server's step."""
         ...
 
+    def finish(self) -> None:
+        """After the last round: whatever was put off."""
+        ...
+
     def state(self) -> tuple[Params, Any]:
         """What was kept of earlier rounds: tensors, and plain values."""
         ...
@@ -93,6 +97,9 @@ class Every:
         """Client by client."""
         for seen in look.seen:
             self.function(seen)
+
+    def finish(self) -> None:
+        """Nothing was put off."""
 
     def state(self) -> tuple[Params, Any]:
         """Nothing is kept."""
@@ -172,6 +179,11 @@ class Panel:
         view = ServerView(sent, as_sent(federation.terms, sent, tree.clone(values)))
         clients = tuple(one.client for one in arrived)
         return Seen(number, None, view, federation.examples(rows), rows, statistics, clients)
+
+    def finish(self) -> None:
+        """After the last round."""
+        for each in self.observers:
+            each.finish()
 
     def state(self) -> tuple[Params, list[Any]]:
         """What all of them keep."""
