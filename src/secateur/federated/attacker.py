@@ -92,6 +92,11 @@ class Attacker:
         self.memory.add(look)
         self.following.add(look)
 
+    @property
+    def waits(self) -> bool:
+        """Whether clients wait for others."""
+        return bool(self.waiting)
+
     def finish(self) -> None:
         """Attack all that wait."""
         groups, self.waiting = alike(self.waiting), []

@@ -220,8 +220,8 @@ class Federation:
         self.states[client] = {name: torch.where(alive, value, before[name]) for name, value in state.items()}
 
     def observed(self, number: int) -> bool:
-        """Whether somebody looks at a round's updates."""
-        return self.panel.looks(number)
+        """Whether somebody looked at a round's updates, and did not put off what is to be done with them."""
+        return self.panel.looks(number) and not self.panel.waits
 
     def examples(self, rows: Rows) -> Batch:
         """The examples of all steps in their order."""

@@ -120,6 +120,8 @@ class Asker:
         extra |= {"known": known_count(size), "history": rounds, "shown": len(seen.clients)}
         return self.labels | {"attack": attack, "adaptive": False, "extra": extra}
 
+    waits = False
+
     def finish(self) -> None:
         """Nothing was put off."""
 

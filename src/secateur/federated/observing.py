@@ -66,8 +66,13 @@ class Observer(Protocol):
         """Look at a round, after its updates have come in and before the server's step."""
         ...
 
+    @property
+    def waits(self) -> bool:
+        """Whether it put something off."""
+        ...
+
     def finish(self) -> None:
-        """After the last round: whatever was put off."""
+        """Do it; at the latest after the last round."""
         ...
 
     def state(self) -> tuple[Params, Any]:
@@ -97,6 +102,8 @@ class Every:
         """Client by client."""
         for seen in look.seen:
             self.function(seen)
+
+    waits = False
 
     def finish(self) -> None:
         """Nothing was put off."""
@@ -135,6 +142,11 @@ class Panel:
     def looks(self, number: int) -> bool:
         """Whether somebody looks at a round."""
         return any(each.looks(number) for each in self.observers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something was put off."""
+        return any(each.waits for each in self.observers)
 
     def victims(self, number: int, clients: Sequence[int]) -> set[int]:
         """Who is sent another model in this round."""
