@@ -90,6 +90,9 @@ def test_the_papers_setting():
     (own,) = setting.configs(Federations(("snip",), ("priprune+dp",), view="sum"))
     assert str(own.config.defense[0]) == "priprune:accuracy=10.0:privacy=1.0:sharing=2e-06+dp"
     assert own.config.view == "sum" and config.view == "update"
+    covered = Setting(scale_of("full", ["coverage=true"]), {}, [0], ("femnist",), data)
+    (own,) = covered.configs(Federations())
+    assert config.averaging == "weighted" and own.config.averaging == "coverage"
 
 
 def test_a_smaller_network_shares_as_much():

@@ -45,6 +45,7 @@ class Scale:
     per_round: int = 10
     batch_size: int | None = None  # of a local step; None: the paper's for its data
     learning_rate: float = 0.25
+    coverage: bool = False  # average over those who sent an entry; the paper prints that a withheld 0 counts
     iterations: int = 10_000  # of gi and sgi
     attack_rate: float = 0.01
     evaluated: int = 40  # rounds

@@ -107,6 +107,7 @@ class Setting:
             "batch_size": step.batch_size or scale.batch_size or place.batch_size,
             "learning_rate": scale.learning_rate,
             "loss": "binary",
+            "averaging": "coverage" if scale.coverage else "weighted",
             "broadcast": step.broadcast,
             "view": step.view,
             "evaluate_every": max(1, rounds // scale.evaluated),

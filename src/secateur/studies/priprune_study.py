@@ -139,7 +139,7 @@ def _facts(size: Scale, rows: Sequence[Row], ready: Sequence[Ready]) -> dict[str
     facts |= {} if size.examples is None else {"examples": size.examples}
     clients = told(str(row.extra["clients"]) for row in rows if "clients" in row.extra)
     facts |= {"clients": f"{size.per_round} of {' or '.join(clients)} a round"}
-    facts |= {"batch": told(c.batch_size for c in configs), "loss": configs[0].loss}
+    facts |= {"batch": told(c.batch_size for c in configs), "loss": configs[0].loss, "averaging": configs[0].averaging}
     facts |= {"rounds": told(c.rounds for c in configs), "attacked every": told(c.attack_every for c in configs)}
     facts |= {"victims": told(c.attack_clients for c in configs)}
     return facts | {"iterations": size.iterations, "attack rate": size.attack_rate}
