@@ -25,7 +25,7 @@ from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
 from secateur.federated.crowd import Given, Rows, even
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
-from secateur.federated.homes import Homes
+from secateur.federated.homes import Homes, check_room
 from secateur.federated.judge import Judge
 from secateur.federated.ledger import Ledger, Measure
 from secateur.federated.messages import values_of
@@ -78,8 +78,11 @@ class Federation:
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
         self.states: MutableMapping[int, Params] = {}  # of clients that have been sampled; never the server's to see
         self.together: Together | None = None
+        fresh, clients = self.turns.init(), min(len(terms.shares), terms.rounds * terms.per_round)
+        if not self.exact:  # else they are kept elsewhere
+            check_room(fresh, clients, self.device)
         if self.turns.stacks and not self.exact:
-            homes = Homes(self.turns.init(), min(len(terms.shares), terms.rounds * terms.per_round))
+            homes = Homes(fresh, clients)
             self.states, self.together = homes, Together(self.server, self.turns, homes, seed)
         self.number = 0  # rounds that are done
         self.waits = self.device.type != "cuda"  # whether a round may ask for numbers

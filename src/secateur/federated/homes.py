@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, MutableMapping, Sequence
 
 import torch
 from torch import Tensor
 
+from secateur.errors import WrongInput
 from secateur.interfaces import Params
 from secateur.lanes import put_rows, rows_at
+
+log = logging.getLogger(__name__)
 
 
 class Homes(MutableMapping[int, Params]):
@@ -65,3 +70,19 @@ class Homes(MutableMapping[int, Params]):
 
     def __len__(self) -> int:
         return len(self.places)
+
+
+def check_room(fresh: Params, clients: int, device: torch.device) -> None:
+    """Refuse states that cannot all be in memory, which a run would find out after hours; warn where it is tight."""
+    needed, there = clients * sum(value.nbytes for value in fresh.values()), _memory(device)
+    told = f"the states of {clients} clients take {needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f}"
+    if needed > there:
+        raise WrongInput("clients", f"{told}; take fewer clients, fewer rounds, a smaller model or another defense")
+    if needed > there / 2:
+        log.warning("%s", told)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
