@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from alone import pictures
-from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, run, shares
+from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
 from secateur import tree
 from secateur.config import defense
@@ -176,6 +176,17 @@ def test_a_look_that_has_no_noise_fails():
     noise = own.noise(weights, 2, torch.Generator().manual_seed(0))
     with pytest.raises(IndexError):
         own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1)
+
+
+def test_a_parameter_may_be_called_as_a_look():
+    net, named = plain_net(), torch.nn.Sequential()
+    for place, part in enumerate(net):
+        named.add_module(f"look{place}", part)
+    own = PrivateTurn(LEARNT, DifferentialPrivacy())
+    one, other = (federation(each, local=ONE, own=own) for each in (net, named))
+    run(one), run(other)
+    for mine, theirs in zip(one.model().values(), other.model().values(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_priprune_pays_for_two_looks_a_turn():

@@ -18,7 +18,7 @@ from secateur.federated.local import OwnTurn, Sent
 from secateur.interfaces import Batch, Mask, Params
 
 LOOKS = 2  # at the examples, in a turn of one local step
-LOOK = "look"  # of a noise's names
+LOOK = "look/"  # of a noise's names, and of no parameter's
 
 
 @dataclass(frozen=True)
