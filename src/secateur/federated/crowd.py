@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
+from secateur.defenses.private_turn import PrivateTurn
 from secateur.errors import WrongInput, unknown
 from secateur.federated.local import Local, OwnTurn, Sent, Trained, added, gradient, train
 from secateur.federated.products import Products
-from secateur.functional import Ask, Functional
+from secateur.functional import Ask, Functional, noise_asks
 from secateur.interfaces import Batch, Mask, Params
 from secateur.lanes import copies
 from secateur.precision import tf32
@@ -161,9 +163,14 @@ class Crowd:
 
 
 def check_network(net: nn.Module, own: OwnTurn | None) -> None:
-    """Refuse a network whose statistics a turn of its own does not follow."""
-    if own is not None and any(isinstance(module, _BatchNorm) for module in net.modules()):
-        raise WrongInput("defense", f"{type(own).__name__} knows no BatchNorm; give a model without, such as conv-2")
+    """Refuse a network whose statistics, or chance, a turn of its own does not follow."""
+    if own is None:
+        return
+    name = type(own.inner if isinstance(own, PrivateTurn) else own).__name__
+    if any(isinstance(module, _BatchNorm) for module in net.modules()):
+        raise WrongInput("defense", f"{name} knows no BatchNorm; give a model without, such as conv-2")
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in net.modules()) or noise_asks(net, 1):
+        raise WrongInput("defense", f"{name} knows no network that draws; leave dropout and precode out")
 
 
 def even(rows: Sequence[Rows]) -> bool:
