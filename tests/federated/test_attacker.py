@@ -137,6 +137,16 @@ def test_who_waits_is_attacked_before_a_state_is_taken():
     assert len([*rounds]) == 2 and {number for number, _ in psnrs(story)} == {1, 2, 3, 4}
 
 
+def test_who_waits_is_forgotten_where_an_earlier_state_is_loaded():
+    fed, attacker, story = attacked(orders=Orders(every=1), at_once=100)
+    begun = fed.state()
+    next(fed.rounds())
+    assert attacker.waits
+    fed.load(*begun)
+    run(fed)
+    assert [row.extra["round"] for row in story.rows if row.metric == "psnr"] == [1, 2, 3, 4]
+
+
 def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
     calls = []
     from secateur.attacks.inversion.ig import IG

@@ -212,7 +212,8 @@ class Attacker:
         return tensors | self.following.state(), data
 
     def load(self, tensors: Params, data: Any) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave; who waits is of rounds that are yet to come."""
+        self.waiting = []
         self.memory.load(tensors, data)
         self.following.load(tensors)
 
