@@ -121,6 +121,18 @@ def uploads_in_a_row_are_each_their_own(device):
         assert all(torch.equal(sent[name].cpu(), value) for name, value in wanted.items())
 
 
+def an_upload_in_inference_mode_can_be_followed_by_others(device):
+    grads = {"w": torch.randn(31)}
+    expected = plainly(kept_between, grads, 0.05, 0.75)["w"]
+    with torch.inference_mode():
+        inside = kept_between(tree.to(grads, device), 0.05, 0.75)["w"].cpu()
+    outside = kept_between(tree.to(grads, device), 0.05, 0.75)["w"].cpu()
+    assert torch.equal(inside, expected) and torch.equal(outside, expected)
+    several = torch.stack([grads["w"]] * 2).to(device)
+    slope = vmap(grad(lambda one: kept_between({"w": one}, 0.05, 0.75)["w"].square().sum()))(several)
+    assert torch.equal(slope.cpu(), torch.stack([2 * expected] * 2))
+
+
 def plainly(function, *given):
     """By the plain path, whatever the kernel is switched to."""
     before, selection._by_kernel = selection._by_kernel, lambda *values: False
@@ -285,6 +297,7 @@ def interpreted():
     with AsIfOnAGpu():
         users_are_lanes("cpu")
         rows_keep_what_tensors_keep("cpu", (300, 1, 64, 127, 257))
+        an_upload_in_inference_mode_can_be_followed_by_others("cpu")
         kernels_are_looked_up_once()
     methods_choose_as_on_a_cpu("cpu", AsIfOnAGpu)
 
@@ -312,6 +325,7 @@ def test_the_kernel_equals_the_plain_path():
     users_are_lanes("cuda")
     rows_keep_what_tensors_keep("cuda", (300, 1, 64, 8193, 100_000))
     uploads_in_a_row_are_each_their_own("cuda")
+    an_upload_in_inference_mode_can_be_followed_by_others("cuda")
     methods_choose_as_on_a_cpu("cuda", AsItIs)
 
 

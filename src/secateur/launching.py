@@ -71,9 +71,10 @@ class Gathered:
         self.task, self.starts = task, np.array(starts, np.int64)  # where segments begin in the row
         self.lock, self.left = Lock(), PLAIN if task.table.is_cuda else 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.origin = task.table.new_empty(1, dtype=torch.float32)  # what addresses are told from
-        self.shifts = task.table.new_zeros(len(starts))
-        self.scratch = task.scratch()
+        with torch.inference_mode(False):  # what is made in that mode may be changed in it alone
+            self.origin = task.table.new_empty(1, dtype=torch.float32)  # what addresses are told from
+            self.shifts = task.table.new_zeros(len(starts))
+            self.scratch = task.scratch()
 
     def __call__(self, addresses: np.ndarray) -> Tensor:
         """(1, entries) of contiguous tensors at addresses that are multiples of `wide` entries."""
@@ -100,7 +101,8 @@ class Gathered:
     def _record(self) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.shifts.device)
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            # The stream by itself too: a graph that fails does not give back the one that was current.
+            with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._search()
         except RuntimeError:  # such as other work that forbids it just now: launches do as well
             return
