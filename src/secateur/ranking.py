@@ -8,7 +8,7 @@ Written in Triton, which torch's CUDA builds bring along: import this file only 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -63,7 +63,7 @@ def kept_of(tensors: Sequence[Tensor], laid: Layout, ranks: Ranks) -> Tensor:
     return kept(joined(tensors, laid)[None], laid.sizes, ranks, VECTOR)[0]
 
 
-@cache
+@lru_cache(64)  # each has memory of the device
 def _gathered(lengths: tuple[int, ...], ranks: Ranks, device: torch.device, stream: object) -> Gathered:
     slots = [-(-length // VECTOR) * VECTOR for length in lengths]
     table, _ = _places(lengths, VECTOR, device)
@@ -101,8 +101,9 @@ def _places(lengths: tuple[int, ...], aligned: int, device: torch.device) -> Pla
         ]
         start += slot
     with _DisableFuncTorch():
+        # Copied, which waits, where torch.zeros would not: the next to read them may be another stream.
         table = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, COLUMNS.value)
-        return table, torch.zeros(len(lengths), dtype=torch.int64, device=device)
+        return table, torch.tensor([0] * len(lengths), dtype=torch.int64, device=device)
 
 
 @cache
