@@ -330,6 +330,23 @@ def test_the_kernel_equals_the_plain_path():
 
 
 @needs_cuda
+def test_every_stream_has_memory_of_its_own():
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    grads = [{"w": torch.randn(300, 100), "b": torch.randn(64)} for _ in streams]
+    there = [tree.to(each, "cuda") for each in grads]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(8):  # launches first, then graphs
+        for stream, each in zip(streams, there, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(kept_between(each, 0.05, 0.75))
+    torch.cuda.synchronize()
+    expected = [kept_between(each, 0.05, 0.75) for each in grads]
+    for sent, wanted in zip(found, expected * 8, strict=True):
+        assert all(torch.equal(sent[name].cpu(), value) for name, value in wanted.items())
+
+
+@needs_cuda
 def test_a_graph_holds_it():
     grads = {"w": torch.randn(300, 100, device="cuda"), "b": torch.randn(64, device="cuda")}
     kept_between(grads, 0.05, 0.75)
