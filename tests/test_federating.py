@@ -123,6 +123,16 @@ def test_a_dry_run_says_what_it_would_do(tmp_path, capsys):
     assert "6 clients (iid)" in capsys.readouterr().out and not (tmp_path / "run").exists()
 
 
+def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
+    told = "what pseudo-largest withholds counts as 0 in the average"
+    for averaging, defense, there in (("weighted", "none,pseudo-largest", True), ("coverage", "pseudo-largest", False)):
+        more = ["--averaging", averaging, "--defense", defense, "--dry-run"]
+        assert main(["federate", "--out", str(tmp_path / "run"), *TINY, *more]) == 0
+        assert (told in capsys.readouterr().out) == there
+    assert main(["federate", "--out", str(tmp_path / "run"), *TINY, "--defense", "priprune", "--dry-run"]) == 0
+    assert "counts as 0" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [

@@ -7,6 +7,7 @@ federated/checkpoint.py what a killed run goes on from.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,8 @@ from secateur.runs import Row, Run, open_run
 if TYPE_CHECKING:
     from secateur.federated.flower.link import Link
 
+log = logging.getLogger(__name__)
+
 CLIENTS = 20  # where nothing else is said
 
 
@@ -55,6 +58,8 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
         return run_submodels(config, out, link)
     data, device = loaded(config)
     check_federate(config, data, device)
+    if (told := zeros_count(config)) is not None:
+        log.warning("%s", told)
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
             for base in config.base_pruning:
@@ -100,6 +105,15 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
             check_observers(config, net, data, terms, seed)
 
 
+def zeros_count(config: Federate) -> str | None:
+    """What a reader must know of fixed rates: by the average that priprune prints little or nothing is learnt."""
+    fixed = [str(each) for each in config.defense if "withholding" in protection_of(each)]
+    if not fixed or config.averaging == "coverage":
+        return None
+    how = "counts as 0 in the average, as priprune prints it, which may leave nothing learnt"
+    return f"what {', '.join(fixed)} withholds {how}; --averaging coverage leaves it out"
+
+
 def plan(config: Federate) -> list[str]:
     """What the job would do, a line each; what it would refuse before it begins is refused here too."""
     if config.submodels:
@@ -117,6 +131,7 @@ def plan(config: Federate) -> list[str]:
     lines.append(f"  {terms.method}, {terms.averaging} average, the model is broadcast {terms.broadcast}")
     lines.append(f"  prune with {', '.join(map(str, config.base_pruning))}")
     lines.append(f"  defend with {', '.join(map(str, config.defense))}")
+    lines += [f"  {told}"] if (told := zeros_count(config)) is not None else []
     return lines + told_orders(config, terms)
 
 
