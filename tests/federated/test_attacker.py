@@ -1,5 +1,6 @@
 """Attackers inside a federation: whom they attack and when, with how many rounds, and what they are shown."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,44 @@ def test_clients_of_several_rounds_are_one_call_and_what_each_would_be_alone(lab
     assert [(r.attack, r.metric, r.extra) for r in one] == [(r.attack, r.metric, r.extra) for r in other]
     for mine, theirs in zip(one, other, strict=True):
         assert mine.timing or mine.value == theirs.value or mine.value == pytest.approx(theirs.value, rel=1e-6)
+
+
+def test_rounds_of_several_sizes_are_a_call_each(monkeypatch):
+    from secateur.attacks.inversion.ig import IG
+
+    calls, whole = {}, IG.reconstruct
+
+    def counting(self, targets, knowledge, rng, watch):
+        calls[knowledge.batch_size] = len(targets)
+        yield from whole(self, targets, knowledge, rng, watch)
+
+    monkeypatch.setattr(IG, "reconstruct", counting)
+    terms = {"view": "sum", "faults": Faults(drop_out=0.3), "rounds": 6}
+    fed, attacker, story = attacked(orders=Orders(every=1), at_once=100, **terms)
+    rounds = fed.rounds()
+    for _ in range(6):
+        next(rounds)
+    sizes = Counter(len(aimed.truths[0].labels) for aimed in attacker.waiting)
+    assert next(rounds, None) is None and not attacker.waits
+    assert len(sizes) > 1 and calls == sizes and len(psnrs(story, pooled=True)) == 6
+
+
+@pytest.mark.parametrize("attack", ["rob", "ig:iterations=1:adaptive=reapply"])
+def test_what_knows_something_of_its_round_is_a_call_of_its_own(attack, monkeypatch):
+    """A model that was tampered with, a base pruning's mask before a compression."""
+    terms = {} if attack == "rob" else {"upload": upload_of(defense("dgp")), "base": Half(every=2)}
+    fed, attacker, story = attacked(attack, Orders(every=1, who=2), at_once=100, **terms)
+    kind, calls = type(inversion(attack).make()), []
+    whole = kind.reconstruct
+
+    def counting(self, targets, *given):
+        calls.append(len(targets))
+        yield from whole(self, targets, *given)
+
+    monkeypatch.setattr(kind, "reconstruct", counting)
+    attacker.compress = None if attack == "rob" else fed.terms.upload.compress
+    run(fed)
+    assert calls == [2, 2, 2, 2] and len(psnrs(story)) == 8
 
 
 def test_who_waits_is_attacked_before_a_state_is_taken():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, federation, plain_net, run, shares
+from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur import tree
@@ -125,6 +125,20 @@ def test_withheld_weights_stay_at_home(pseudo):
         where = fed.states[0][WITHHELD + "0.weight"]
         assert torch.equal(start["0.weight"][where], fed.states[0][SAVED + "0.weight"][where])
         assert torch.equal(start["0.weight"][~where], fed.server.model.params["0.weight"][~where])
+
+
+@pytest.mark.parametrize("way", ["sequential", "stacked"])
+def test_a_rule_is_given_the_mean_gradient_of_the_steps(way):
+    begun = tree.state_of(plain_net())
+
+    class Right(Withhold):
+        def withheld(self, weights, gradient, mask, rng=None, noise=None):
+            path = LOCAL.steps * LOCAL.learning_rate
+            wrong = {n: (begun[n] - weights[n]) / path - g for n, g in gradient.items() if g.ndim > 1}
+            return {n: value.abs() < 1e-9 for n, value in wrong.items()}
+
+    fed = federation(way=way, rounds=1, withholding=Right(), evaluate_every=1)
+    assert {row.metric: row.value for row in run(fed)}["withheld_of_all"] == 1
 
 
 def test_how_much_is_withheld_is_told():
@@ -315,6 +329,7 @@ def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
         {"base": Stale(every=3)},
         {"base": Moving(every=2), "averaging": "coverage"},
         protection_of(defense("priprune")),
+        {"net": bn_net(), "withholding": Withhold()},
     ],
 )
 def test_every_way_tells_the_same_where_clients_go_astray(terms, nan):

@@ -269,6 +269,11 @@ def test_all_defenses_on_one_axis_and_the_sum_of_a_round():
     assert "2 of 2 yes" in findings[-2].measured
 
 
+def test_a_round_is_the_mean_of_its_victims():
+    course = {(0, 5, 1): 0.25, (0, 5, 3): 0.75, (0, 9, 1): 0.125, (1, 5, 1): 1.0}
+    assert priprune_ours.by_round(course) == {(0, 5, -1): 0.5, (0, 9, -1): 0.125, (1, 5, -1): 1.0}
+
+
 def test_no_sum_was_measured():
     _, findings = priprune_ours.defenses(seen(federation(0.9, (0.4, 0.41), base="snip")))
     assert said(findings, "sees only the sum") == said(findings, "hides as much as PriPrune") == "undecided"
