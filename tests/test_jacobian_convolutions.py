@@ -78,7 +78,7 @@ def test_which_ways_there_are_and_the_fastest_is_kept(stride, window, padding, c
     found, timed = list(ways(weight, geometry)), []
     assert set(found) == expected
     monkeypatch.setattr(convolutions, "known", {})
-    monkeypatch.setattr(convolutions, "milliseconds", lambda way, *_: timed.append(way) or -len(timed))
+    monkeypatch.setattr(convolutions, "milliseconds", lambda work, *_: timed.append(work.func) or -len(timed))
     assert convolutions.fastest(gradient, weight, geometry) is found[-1] and timed == found
     assert convolutions.fastest(gradient[[0, 0, 1]], weight, geometry) is found[-1] and timed == found
     convolutions.fastest(gradient[:1], weight, geometry)

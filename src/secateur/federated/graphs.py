@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from secateur.timing import capturing, cudnn_chooses
+
 log = logging.getLogger(__name__)
 
 WARMUPS = 3  # real steps before the capture: libraries set themselves up, and on every branch
@@ -65,7 +67,7 @@ class Captured(Generic[Given, Made]):
             form.left -= 1
             current = torch.cuda.current_stream(self.stream.device)
             self.stream.wait_stream(current)
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(self.stream), cudnn_chooses(by_timing=True):
                 made = self.function(given)
             current.wait_stream(self.stream)
             return made
@@ -79,7 +81,7 @@ class Captured(Generic[Given, Made]):
         form.given, graph = given.clone(), torch.cuda.CUDAGraph()
         # The graphs run one at a time and keep nothing in between, so they share their memory.
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            with cudnn_chooses(by_timing=True), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 form.made = self.function(form.given)
         except torch.OutOfMemoryError:
             raise
@@ -122,7 +124,10 @@ class Branches:
 
 
 class Aside:
-    """Work whose results are read only after its `with`: in branches beside the main one, or at once on a CPU."""
+    """Work whose results are read only after its `with`: in branches of a captured graph, beside the main one.
+
+    Elsewhere it is done at once: a CPU has no branches, and before a capture they would be in the way of timings.
+    """
 
     def __init__(self, count: int, device: torch.device) -> None:
         made = count if device.type == "cuda" else 0
@@ -141,7 +146,7 @@ class Aside:
 
     def __call__(self, jobs: Sequence[Callable[[], object]], *held: Tensor) -> None:
         """Do the jobs, the i-th always in the same branch; they read the tensors `held`."""
-        if not self.streams:
+        if not self.streams or not capturing():
             for job in jobs:
                 job()
             return

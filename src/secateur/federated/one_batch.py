@@ -22,6 +22,7 @@ from secateur.federated.steps import Found, Given
 from secateur.functional import Functional
 from secateur.interfaces import Loss, Params
 from secateur.precision import tf32
+from secateur.timing import cudnn_chooses
 
 BRANCHES = 5  # beside the backward
 TOLERANCE = 1e-3  # relative; two orders of the same float32 sums are apart by 1e-5
@@ -86,7 +87,7 @@ class OneBatch:
         """Whether a user's loss, gradient and buffers are what they are without the others."""
         buffers = statistics.copies()
         room = {name: value.new_zeros(self.users, *value.shape) for name, value in leaves.items()}
-        with tf32(False):
+        with tf32(False), cudnn_chooses(by_timing=False):
             own = by_user()
             try:
                 losses = self(leaves, statistics.views(buffers), given, room)

@@ -6,7 +6,6 @@ Batches are (users * B, ...), one user after the other. The gradients of the par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,9 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from secateur.federated.batchnorm import Moments, normalised, returned
+from secateur.federated.filter_gradients import Asked, fastest
 from secateur.federated.graphs import Aside
+from secateur.jacobian.convolutions import Geometry, by_input
 
 
 class Layer(NamedTuple):
@@ -33,7 +34,7 @@ class Layer(NamedTuple):
 
 
 class Conv2d(Function):
-    """F.conv2d; the users' gradients of the filters are calls of their own, beside the backward."""
+    """F.conv2d; the users' gradients of the filters are taken beside the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any, layer: Layer) -> Tensor:
@@ -46,23 +47,15 @@ class Conv2d(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         """With respect to x."""
         (x, weight), layer = ctx.saved_tensors, ctx.layer
-        stride, padding, dilation, groups = ctx.geometry
+        geometry = Geometry(x.shape[2:], weight.shape[2:], *ctx.geometry)
         # as x lies: a user's part of it is then whole, and no call copies it
         g = g.contiguous(memory_format=torch.channels_last if _channels_last(x) else torch.contiguous_format)
-
-        def back(g: Tensor, x: Tensor, which: Sequence[bool]) -> Any:
-            others = (None, stride, padding, dilation, False, [0, 0], groups, which)
-            return torch.ops.aten.convolution_backward(g, x, weight, *others)
-
-        def own(user: int, g: Tensor, x: Tensor) -> None:
-            layer.weight[user].copy_(back(g, x, [False, True, False])[1])
-
         if layer.weight is not None:
-            parts = zip(range(layer.users), g.chunk(layer.users), x.chunk(layer.users), strict=True)
-            layer.aside([partial(own, *each) for each in parts], g, x)
+            asked = Asked(g, x, weight, geometry, layer.weight)
+            layer.aside(fastest(asked, len(layer.aside.streams))(asked), g, x)
         if layer.bias is not None:
             layer.aside([lambda: layer.bias.copy_(layer.rows(g).sum(1))], g)
-        return back(g, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None, None, None, None, None
+        return by_input(g, weight, geometry) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class Linear(Function):

@@ -66,7 +66,7 @@ class Layers(TorchFunctionMode):
         layer = None if isinstance(padding, str) or input.ndim != 4 else self._layer(weight, bias)
         if layer is None:
             return None
-        geometry = [[each] * 2 if isinstance(each, int) else list(each) for each in (stride, padding, dilation)]
+        geometry = [(each,) * 2 if isinstance(each, int) else tuple(each) for each in (stride, padding, dilation)]
         return _called(Conv2d, input, weight, bias, (*geometry, groups), layer)[0]
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:

@@ -7,6 +7,7 @@ that it equals. Which is the faster depends on the shapes, so each is timed once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from secateur.jacobian.flows import laid_out
+from secateur.timing import capturing, milliseconds
 
 Sides = tuple[int, ...]  # two
 ALIGNED = 8  # channels
@@ -40,14 +42,18 @@ def by_input(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     return (fastest(gradient, weight, geometry) if timed else transposed)(gradient, weight, geometry)
 
 
-known: dict[tuple[Geometry, torch.Size, int, torch.dtype, torch.device], Way] = {}
+known: dict[tuple[Geometry, torch.Size, int, torch.dtype, torch.device, bool], Way] = {}
 
 
 def fastest(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Way:
     """The way that took the least time when such a gradient, of up to twice or half as many rows, came first."""
-    key = geometry, weight.shape, len(gradient).bit_length(), gradient.dtype, gradient.device
+    exact = not torch.backends.cudnn.allow_tf32
+    key = geometry, weight.shape, len(gradient).bit_length(), gradient.dtype, gradient.device, exact
     if key not in known:
-        known[key] = min(ways(weight, geometry), key=lambda way: milliseconds(way, gradient, weight, geometry))
+        if capturing():
+            return transposed
+        given = gradient, weight, geometry
+        known[key] = min(ways(weight, geometry), key=lambda way: milliseconds(partial(way, *given), gradient.device))
     return known[key]
 
 
@@ -65,20 +71,6 @@ def ways(weight: Tensor, geometry: Geometry) -> Iterator[Way]:
         yield by_phases
     if weight[0].numel() <= len(weight):  # else the columns are larger than the gradient
         yield by_columns
-
-
-def milliseconds(way: Way, gradient: Tensor, weight: Tensor, geometry: Geometry, times: int = 3) -> float:
-    """Of the GPU, once cuDNN has chosen."""
-    way(gradient, weight, geometry)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(gradient.device):
-        start.record()
-        for _ in range(times):
-            way(gradient, weight, geometry)
-        end.record()
-        end.synchronize()
-    taken: float = start.elapsed_time(end) / times
-    return taken
 
 
 def transposed(gradient: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from secateur.precision import tf32
+from secateur.timing import cudnn_chooses
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,5 @@ class _Captured:
 @contextmanager
 def fast() -> Iterator[None]:
     """TF32 products and timed cuDNN algorithms, for all that is called inside."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    try:
-        with tf32(True):
-            cudnn.benchmark = True
-            yield
-    finally:
-        cudnn.benchmark = before
+    with tf32(True), cudnn_chooses(by_timing=True):
+        yield
