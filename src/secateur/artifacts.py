@@ -30,6 +30,7 @@ _MARK = b'\\"checksum\\":\\"'  # JSON inside a JSON string; the metadata comes f
 _ZEROS = b"0" * 64
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL"}
 _TYPES |= {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"}  # as safetensors names them
+_TYPES |= {"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
 
 @dataclass(frozen=True, eq=False)
