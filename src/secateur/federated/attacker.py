@@ -3,6 +3,7 @@
 The chosen clients of a round are one axis: one call of the attack, a target each, whose start is drawn in their order.
 On a GPU the clients of several rounds are too, each with the model that it was sent: an attack on few pictures is
 bound by the launching of kernels. So they wait for each other, `at_once` of them, to the end or the next checkpoint.
+Who is in one call decides where each begins, and checkpoints come by the clock: another run's attacks begin elsewhere.
 
 With a `history` a target is several rounds of one client. This attacker takes it that the client trained on the same
 rows in the same order in all of them, as it does with `fixed_batches`, or where its one batch is all it has; what is

@@ -88,7 +88,7 @@ class Federation:
         self.waits = self.device.type != "cuda"  # whether a round may ask for numbers
 
     def rounds(self) -> Iterator[Round]:
-        """From where it stands to the last one."""
+        """From where it stands to the last one, and what observers put off; of who stops before, `state` does that."""
         while self.number < self.terms.rounds:
             yield self._round(self.number + 1)
         self.panel.finish()
