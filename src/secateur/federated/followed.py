@@ -88,7 +88,7 @@ class Followed(Protocol[Done]):
         ...
 
     def observed(self, number: int) -> bool:
-        """Whether somebody looks at a round's updates."""
+        """Whether somebody looked at a round's updates, and is done with them: it is worth saving."""
         ...
 
     def model(self) -> Params:
