@@ -33,7 +33,7 @@ def captured_milliseconds(work: Callable[[], object], device: torch.device) -> f
             work()
         finally:
             graph.capture_end()
-        return milliseconds(graph.replay, device)
+        return milliseconds(graph.replay, device, times=10)
 
 
 def capturing() -> bool:

@@ -56,6 +56,20 @@ def test_filters_that_lie_channels_last_are_taken_as_they_lie():
     assert all(torch.equal(value, plain[name]) for name, value in flat.turned(rows).items())
 
 
+def test_rows_of_either_kind_are_paired_entry_by_entry():
+    flat, tensors = Flat(drawn()), drawn((3,))
+    turned, plain = flat.new(3), flat.new(3)
+    for user in range(3):
+        flat.join_turned({name: value[user] for name, value in tensors.items()}, turned[user])
+    for into, value in flat.pairs(plain, turned):
+        into.copy_(value)
+    assert torch.equal(plain, flat.join(tensors))
+    one = flat.new(1)[0]
+    for into, value in flat.pairs(one, turned[1]):
+        into.copy_(value)
+    assert torch.equal(one, plain[1])
+
+
 def test_buffers_are_averaged_counted_or_taken():
     net = nn.Sequential(small(), nn.BatchNorm1d(3, momentum=None, dtype=torch.float64))
     net.register_buffer("own", torch.tensor([1.0, 2.0]))

@@ -53,6 +53,12 @@ class Flat:
             found[name] = found[name].reshape(*lead, out, *size, into).movedim(-1, len(lead) + 1)
         return found
 
+    def pairs(self, plain: Tensor, turned: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The same entries of rows of either kind: filter by filter, and the rest, which lies alike."""
+        to, of = self.views(plain), self.turned(turned)
+        rest = plain[..., self.tail :], turned[..., self.tail :]
+        return [*((to[name], of[name]) for name in self.filters), rest]
+
     def each(self, rows: Tensor) -> list[Tensor]:
         """Every tensor of every row by itself, row by row."""
         named = self.views(rows).values()

@@ -64,26 +64,32 @@ class Stacked:
 
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
         """Lines 5 to 9 of Algorithm 2."""
+        if isinstance(self.plan.upload, SendAll):
+            return self._send_all()
         self._accumulate()
         inside = self._broadcast(chosen)
-        if isinstance(self.plan.upload, SendAll):  # nothing is missing, and one average is that of both
-            sent, average = self.whole, self.whole.mean(0)
-            before, missing, found = self.norms[:, None], torch.zeros_like(self.norms)[:, None], average
-        else:
-            before, found = self._squares(self.whole), self.found.mean(0)
-            sent = self._send(inside, turning(0))
-            missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
-            average = sent.mean(0)
+        before, found = self._squares(self.whole), self.found.mean(0)
+        sent = self._send(inside, turning(0))
+        missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
         self.tally.sent_by_all(sent)
         self.tally.step(measured(self.norms.square(), before, missing), square({"": found}))
-        return Exchanged([self.flat.views(row) for row in sent], inside, self.flat.views(average))
+        return Exchanged([self.flat.views(row) for row in sent], inside, self.flat.views(sent.mean(0)))
+
+    def _send_all(self) -> Exchanged:
+        """Nothing is missing, one average is that of both, and it alone is put into plain strides."""
+        found = self.found.mean(0)
+        average = torch.empty_like(found)
+        for into, value in self.flat.pairs(average, found):
+            into.copy_(value)
+        for never, value in self.flat.pairs(self.tally.rows, self.found):
+            never.logical_and_(value == 0)
+        squares = self.norms.square()
+        self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": found}))
+        return Exchanged([self.flat.turned(row) for row in self.found], None, self.flat.views(average))
 
     def _accumulate(self) -> None:
         """Gradient + residual with error feedback, else the gradient, in plain strides."""
-        to, tail = self.flat.views(self.whole), self.flat.tail
-        of = self.flat.turned(self.found)
-        pairs = [(to[name], of[name]) for name in self.flat.filters] + [(self.whole[:, tail:], self.found[:, tail:])]
-        for into, value in pairs:
+        for into, value in self.flat.pairs(self.whole, self.found):
             into.add_(value) if self.feedback else into.copy_(value)
 
     def _broadcast(self, chosen: Tensor) -> Mask | None:
