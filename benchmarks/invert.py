@@ -84,7 +84,7 @@ class Case:
         """Our pictures of all targets, in the model's units."""
         attack = replace(IG(), iterations=iterations, engine=engine, tv=tv, tv_average=True, labels="oracle")
         targets = [[view] for view in self.views]
-        found = dict(attack.reconstruct(targets, self.knowledge, derive(0, "attack"), Silent()))
+        found = dict(attack.reconstruct(targets, self.knowledge, [derive(0, "attack")] * len(targets), Silent()))
         return torch.cat([found[i].batch.inputs for i in range(len(targets))])
 
     def problem(self, iterations: int, targets: int, tv: float = TV) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class Tiny:
     def tamper(self, net, state, knowledge, rng):
         return net, state
 
-    def reconstruct(self, targets, knowledge, rng, watch):
-        noise = torch.randn(len(targets), *knowledge.input_shape, generator=rng)
+    def reconstruct(self, targets, knowledge, chance, watch):
+        noise = torch.stack([torch.randn(*knowledge.input_shape, generator=rng) for rng in chance])
         aims = torch.stack([self.read(views[0], knowledge) for views in targets])
         state = {"step": torch.zeros(1, dtype=torch.int64), "x": noise}
         state = watch.load() or state

@@ -118,7 +118,7 @@ class Exposure:
             keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
             tampering, starts = chance_of(seed, attack, group.start)
             knowledge, views = client.seen(made, [self.targets[i] for i in group], tampering, group.start)
-            for index, reconstruction in made.reconstruct(views, knowledge, starts, keeper):
+            for index, reconstruction in made.reconstruct(views, knowledge, [starts] * len(views), keeper):
                 found[index] = reconstruction
                 draw([index], [reconstruction])
         return packed([found.get(i) for i in range(len(group))], keeper.seconds)

@@ -225,11 +225,12 @@ class InversionAttack(Protocol):
         ...
 
     def reconstruct(
-        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Every target's pictures as they are finished, with the target's index; a target is one round or several.
 
-        An attack takes one draw of `rng` for each target, in order, or none at all.
+        `chance` has a generator for each target, which may be one for all: an attack takes one draw for each target, in
+        order, or none at all.
         """
         ...
 

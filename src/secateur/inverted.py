@@ -182,5 +182,5 @@ def _reconstructed(
     with progress(f"{attack} on {many}", getattr(made, "iterations", None), rate=True) as advance:
         tampering, starts = chance_of(seed, attack)
         knowledge, views = client.seen(made, targets, tampering)
-        found = dict(made.reconstruct(views, knowledge, starts, Onlooker(advance)))
+        found = dict(made.reconstruct(views, knowledge, [starts] * len(views), Onlooker(advance)))
     return [found.get(i) for i in range(len(targets))], knowledge, time.monotonic() - begun

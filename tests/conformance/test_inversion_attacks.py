@@ -102,7 +102,8 @@ class Scene:
 
     def run(self, targets=None, rng=None):
         rng = rng or torch.Generator().manual_seed(0)
-        found = dict(self.attack.reconstruct(targets or self.targets, self.known, rng, Quiet()))
+        targets = targets or self.targets
+        found = dict(self.attack.reconstruct(targets, self.known, [rng] * len(targets), Quiet()))
         return [found[i] for i in range(len(found))]
 
 

@@ -12,7 +12,6 @@ from torch import nn
 import secateur
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
-from secateur.chance import derive
 from secateur.config import defense, inversion
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
@@ -97,27 +96,15 @@ def test_clients_of_several_rounds_are_one_call_and_what_each_would_be_alone(lab
 
     calls, whole = [], IG.reconstruct
 
-    def counting(self, targets, knowledge, rng, watch):
+    def counting(self, targets, knowledge, chance, watch):
         calls.append(len(targets))
-        yield from whole(self, targets, knowledge, rng, watch)
+        yield from whole(self, targets, knowledge, chance, watch)
 
     monkeypatch.setattr(IG, "reconstruct", counting)
     terms = {"labels": labels, "orders": Orders(every=1, who=2), "rounds": 5}
     fed, _, many = attacked(("ig:iterations=4", "sgi:iterations=4"), at_once=6, **terms)
     run(fed)
     assert calls == [6, 6, 4, 4]  # of three rounds, and of the two that are left when all are over
-
-    def placed(seed, what, *more):
-        """As many draws later as there were targets before in the same call."""
-        if what != "reconstruct":
-            return derive(seed, what, *more)
-        first = 1 if more[0] <= 3 else 4
-        rng = derive(seed, what, first)
-        for _ in range(2 * (more[0] - first)):
-            torch.randint(2**62, (), generator=rng)
-        return rng
-
-    monkeypatch.setattr("secateur.federated.attacker.derive", placed)
     fed, _, alone = attacked(("ig:iterations=4", "sgi:iterations=4"), at_once=1, **terms)
     run(fed)
     one, other = (
@@ -133,9 +120,9 @@ def test_rounds_of_several_sizes_are_a_call_each(monkeypatch):
 
     calls, whole = {}, IG.reconstruct
 
-    def counting(self, targets, knowledge, rng, watch):
+    def counting(self, targets, knowledge, chance, watch):
         calls[knowledge.batch_size] = len(targets)
-        yield from whole(self, targets, knowledge, rng, watch)
+        yield from whole(self, targets, knowledge, chance, watch)
 
     monkeypatch.setattr(IG, "reconstruct", counting)
     terms = {"view": "sum", "faults": Faults(drop_out=0.3), "rounds": 6}
@@ -192,9 +179,9 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
 
     whole = IG.reconstruct
 
-    def counting(self, targets, knowledge, rng, watch):
+    def counting(self, targets, knowledge, chance, watch):
         calls.append(len(targets))
-        yield from whole(self, targets, knowledge, rng, watch)
+        yield from whole(self, targets, knowledge, chance, watch)
 
     monkeypatch.setattr(IG, "reconstruct", counting)
     fed, _, story = attacked("ig:iterations=4", Orders(at=(2,), who="all"))
@@ -202,10 +189,10 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
     assert calls == [3]
     for place, client in enumerate(fed.sampler.clients(2)):  # alone: the draws of those before it are taken first
 
-        def skipping(self, targets, knowledge, rng, watch, place=place):
+        def skipping(self, targets, knowledge, chance, watch, place=place):
             for _ in range(place):
-                torch.randint(2**62, (), generator=rng)
-            yield from whole(self, targets, knowledge, rng, watch)
+                torch.randint(2**62, (), generator=chance[0])
+            yield from whole(self, targets, knowledge, chance, watch)
 
         monkeypatch.setattr(IG, "reconstruct", skipping)
         alone, _, other = attacked("ig:iterations=4", Orders(at=(2,), who=(client,)))

@@ -48,12 +48,12 @@ def cosines(rule, monkeypatch, **more):
         clients[:] = [one.client for one in chosen(look)]
         return chosen(look)
 
-    def reconstruct(self, targets, known, rng, watch):
+    def reconstruct(self, targets, known, chance, watch):
         for client, views in zip(clients, targets, strict=True):
             seen = aim_at(self, views, known, 0).observed[0]
             parts = ([v[name][seen[name] != 0] for name in seen] for v in (seen, true[client]))
             found.setdefault(self.follows, []).append(float(torch.cosine_similarity(*map(torch.cat, parts), 0)))
-        return whole(self, targets, known, rng, watch)
+        return whole(self, targets, known, chance, watch)
 
     fed.turns.crowd.summing, fed._updates, attacker._chosen = True, noted, whom
     monkeypatch.setattr(GradientMatching, "reconstruct", reconstruct)

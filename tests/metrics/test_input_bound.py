@@ -95,7 +95,7 @@ def test_a_real_attack_finds_a_gradient_nearer_to_the_true_one_than_what_was_sen
     gradients = [gradient_update(net, state, truth).values for truth in truths]
     sent = [upload.compress(gradient) for gradient in gradients]
     views = [[ServerView(state, Gradient(each))] for each in sent]
-    found = dict(IG(iterations=150, tv=1e-3).reconstruct(views, known, rng, Silent()))
+    found = dict(IG(iterations=150, tv=1e-3).reconstruct(views, known, [rng] * len(views), Silent()))
     bounds = []
     for i, (truth, gradient) in enumerate(zip(truths, gradients, strict=True)):
         guess = found[i].batch.inputs

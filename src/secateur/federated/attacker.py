@@ -3,7 +3,7 @@
 The chosen clients of a round are one axis: one call of the attack, a target each, whose start is drawn in their order.
 On a GPU the clients of several rounds are too, each with the model that it was sent: an attack on few pictures is
 bound by the launching of kernels. So they wait for each other, `at_once` of them, to the end or the next checkpoint.
-Who is in one call decides where each begins, and checkpoints come by the clock: another run's attacks begin elsewhere.
+Where a target begins is drawn by its own round, whoever else is in the call.
 
 With a `history` a target is several rounds of one client. This attacker takes it that the client trained on the same
 rows in the same order in all of them, as it does with `fixed_batches`, or where its one batch is all it has; what is
@@ -132,11 +132,12 @@ class Attacker:
         made, truths = attack.make(), [truth for aimed in group for truth in aimed.truths]
         known, targets = self._told(first.known, truths), [views for aimed in group for views in aimed.targets]
         found: dict[int, Reconstruction] = {}
-        rng = derive(self.labels["seed"], "reconstruct", first.round)  # all attacks begin at the same pictures
+        begins = [derive(self.labels["seed"], "reconstruct", aimed.round) for aimed in group]  # alike for all attacks
+        chance = [rng for rng, aimed in zip(begins, group, strict=True) for _ in aimed.targets]
         when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
         everybody = [one for aimed in group for one in aimed.seen]
         with progress(f"{attack} on {who(everybody)} in {when}", _length(made), rate=True) as advance:
-            found |= made.reconstruct(targets, known, rng, Onlooker(advance))
+            found |= made.reconstruct(targets, known, chance, Onlooker(advance))
         seconds, number = (time.monotonic() - begun) / len(targets), iter(range(len(targets)))
         for aimed in group:
             outcomes = [judge([t], [found.get(next(number))], known, seconds, self.scoring) for t in aimed.truths]

@@ -1,8 +1,7 @@
 """A federation as one stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
 
 What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters, and the
-rows and figures so far. Chance needs no saving: it depends on the seed and the round's number; but that of attacks on
-a GPU also on who waits together (attacker.py), so that their rows are equal only on a CPU.
+rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_r_gap_solves_a_frozen_layer_by_its_weights_alone(rng):
             pass
 
     RGap().check(knowledge, view)
-    ((_, found),) = RGap().reconstruct([[view]], knowledge, rng, Silent())
+    ((_, found),) = RGap().reconstruct([[view]], knowledge, [rng], Silent())
     assert torch.allclose(found.batch.inputs, x)
     net[3].requires_grad_(False)
     net[0].requires_grad_(True)

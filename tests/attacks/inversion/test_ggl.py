@@ -36,7 +36,9 @@ def view_of(net, batch, **more):
 def attacked(attack, targets, knowledge, seed=0, watch=None):
     for views in targets:
         attack.check(knowledge, views[0])
-    found = dict(attack.reconstruct(targets, knowledge, torch.Generator().manual_seed(seed), watch or Diary()))
+    found = dict(
+        attack.reconstruct(targets, knowledge, [torch.Generator().manual_seed(seed)] * len(targets), watch or Diary())
+    )
     return [found[i] for i in range(len(targets))]
 
 

@@ -19,7 +19,7 @@ QUICK = GradientMatching(iterations=60, sign=True, schedule="steps", engine="pla
 
 
 def run(attack, targets, known, seed=0, watch=None):
-    found = dict(attack.reconstruct(targets, known, scenes.rng(seed), watch or scenes.Diary()))
+    found = dict(attack.reconstruct(targets, known, [scenes.rng(seed)] * len(targets), watch or scenes.Diary()))
     return [found[i] for i in range(len(targets))]
 
 
@@ -65,7 +65,7 @@ def test_targets_together_are_what_they_are_one_by_one(change):
     together = run(attack, targets, known)
     rng = scenes.rng()
     for i, target in enumerate(targets):
-        ((_, alone),) = attack.reconstruct([target], known, rng, scenes.Diary())
+        ((_, alone),) = attack.reconstruct([target], known, [rng], scenes.Diary())
         torch.testing.assert_close(alone.batch.inputs, together[i].batch.inputs, rtol=1e-9, atol=1e-9)
 
 

@@ -60,7 +60,7 @@ def mount(net, shape, classes, rng, targets=1, change=unchanged, dtype=torch.dou
         views.append([ServerView(state, Gradient({name: change(name, value) for name, value in values.items()}))])
     attack = attack or RGap()
     attack.check(knowledge, views[0][0])
-    found = dict(attack.reconstruct(views, knowledge, rng, Silent()))
+    found = dict(attack.reconstruct(views, knowledge, [rng] * len(views), Silent()))
     return truth, [found[i] for i in range(targets)]
 
 
@@ -117,7 +117,7 @@ def seen_through_cnn6():
         for change in changes.values()
     ]
     watch = Silent()
-    found = dict(RGap().reconstruct(views, knowledge_of(net, (3, 32, 32), 10), rng, watch))
+    found = dict(RGap().reconstruct(views, knowledge_of(net, (3, 32, 32), 10), [rng] * len(views), watch))
     assert watch.steps == 3
     return truth, dict(zip(changes, found.values(), strict=True))
 
@@ -276,7 +276,7 @@ def test_weights_after_one_step_and_the_best_of_two_rounds(rng):
     broken = Gradient({name: torch.randn_like(value) for name, value in update.values.items()})
     knowledge = knowledge_of(net, (1, 12, 12), 4, learning_rate=0.1)
     views = [ServerView(state, broken), ServerView(state, update)]
-    ((_, found),) = RGap().reconstruct([views], knowledge, rng, Silent())
+    ((_, found),) = RGap().reconstruct([views], knowledge, [rng], Silent())
     assert found.trial == 1
     assert float((found.batch.inputs - x).abs().max()) < 1e-6
 

@@ -29,7 +29,7 @@ def attacked(name, model, pictures, labels, update=gradient_update, known=None, 
     truths = [Batch((one[None] - 0.5) / 0.25, label[None]) for one, label in zip(pictures, labels, strict=True)]
     targets = [[ServerView(state, update(net, state, truth))] for truth in truths]
     attack = find("inversion", name)(**numbers)
-    found = dict(attack.reconstruct(targets, knowledge, derive(0, "attack"), scenes.Diary()))
+    found = dict(attack.reconstruct(targets, knowledge, [derive(0, "attack")] * len(targets), scenes.Diary()))
     assert all(torch.equal(found[i].batch.labels, truth.labels) for i, truth in enumerate(truths))
     return [(psnr(knowledge, found[i], truth), found[i].loss) for i, truth in enumerate(truths)]
 

@@ -53,7 +53,7 @@ def mount(attack, shape, batches, rng, dtype=torch.double, update=gradient_updat
     knowledge = dataclasses.replace(first, net=tampered)
     views = [ServerView(state, update(tampered, state, batch)) for batch in batches]
     attack.check(knowledge, views[0])
-    found = dict(attack.reconstruct([[view] for view in views], knowledge, rng, Silent()))
+    found = dict(attack.reconstruct([[view] for view in views], knowledge, [rng] * len(views), Silent()))
     return state, [found[i] for i in range(len(batches))]
 
 

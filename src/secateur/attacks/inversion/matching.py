@@ -77,11 +77,11 @@ class GradientMatching:
         return net, state
 
     def reconstruct(
-        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """All targets at once; one draw of `rng` for each makes them what they would be one by one."""
+        """All targets at once; one draw for each makes them what they would be one by one."""
         aims = [aim_at(self, views, knowledge, i) for i, views in enumerate(targets)]
-        seeds = [int(torch.randint(2**62, (), generator=rng, device=rng.device)) for _ in aims]
+        seeds = [int(torch.randint(2**62, (), generator=rng, device=rng.device)) for rng in chance]
         groups = grouped(aims)
         trials = [self.trials([aims[i] for i in group], [seeds[i] for i in group], knowledge) for group in groups]
         states = [one.begin() for one in trials]

@@ -75,7 +75,7 @@ class RGap:
         return net, state
 
     def reconstruct(
-        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
         """One target after the other; what depends on the sent model alone is computed once."""
         grams = Grams()

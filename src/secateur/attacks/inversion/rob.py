@@ -102,7 +102,7 @@ class Rob:
         return tampered, imprint | {f"net.{name}": value for name, value in state.items()}
 
     def reconstruct(
-        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, rng: Generator, watch: Watch
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Every target's pictures: of several rounds those of the one that shows most, then of the least loss."""
         classes = range(knowledge.classes)

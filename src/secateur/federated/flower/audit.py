@@ -88,7 +88,7 @@ class Auditor:
         begun, seed = time.monotonic(), labels["seed"]
         rng = derive(seed, "reconstruct", attack.name, labels["extra"]["round"], self.targets)
         with progress(f"{attack} in round {labels['extra']['round']}", getattr(made, "iterations", None)) as advance:
-            found = dict(made.reconstruct([[view]], known, rng, Onlooker(advance)))
+            found = dict(made.reconstruct([[view]], known, [rng], Onlooker(advance)))
         outcome = judge([truth], [found.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
         self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
