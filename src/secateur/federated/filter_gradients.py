@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from secateur.federated.graphs import Aside
 from secateur.jacobian.convolutions import Geometry
 from secateur.precision import tf32
-from secateur.timing import captured_milliseconds, capturing
+from secateur.timing import captured_milliseconds, capturing, cudnn_chooses
 
 MOST = 2**28  # entries of the columns
 
@@ -84,7 +84,8 @@ def as_groups(asked: Asked) -> Jobs:
     def all_users() -> None:
         out, inputs, *window = asked.weight.shape
         like = asked.weight.new_empty(users * out, *window, inputs).movedim(-1, 1)  # nobody reads its entries
-        found = _backward(beside(asked.gradient), beside(asked.x), like, geometry, users * geometry.groups)
+        with cudnn_chooses(by_timing=False):  # of its many slow algorithms for groups, which may take seconds
+            found = _backward(beside(asked.gradient), beside(asked.x), like, geometry, users * geometry.groups)
         asked.into.copy_(found.view(asked.into.shape))
 
     return [all_users]
@@ -100,7 +101,7 @@ def by_columns(asked: Asked) -> Jobs:
         with tf32(torch.backends.cudnn.allow_tf32):
             columns = _windows(asked).reshape(users, gradient.shape[1], -1)
             if into[0].is_contiguous():
-                torch.bmm(gradient.mT, columns, out=into.flatten(2))
+                torch.bmm(gradient.mT, columns, out=into.view(users, out, -1))
             else:
                 into.copy_((gradient.mT @ columns).view(into.shape))
 
