@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from secateur.timing import capturing, cudnn_chooses
+from secateur.timing import capturing
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Captured(Generic[Given, Made]):
             form.left -= 1
             current = torch.cuda.current_stream(self.stream.device)
             self.stream.wait_stream(current)
-            with torch.cuda.stream(self.stream), cudnn_chooses(by_timing=True):
+            with torch.cuda.stream(self.stream):
                 made = self.function(given)
             current.wait_stream(self.stream)
             return made
@@ -81,7 +81,7 @@ class Captured(Generic[Given, Made]):
         form.given, graph = given.clone(), torch.cuda.CUDAGraph()
         # The graphs run one at a time and keep nothing in between, so they share their memory.
         try:
-            with cudnn_chooses(by_timing=True), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 form.made = self.function(form.given)
         except torch.OutOfMemoryError:
             raise

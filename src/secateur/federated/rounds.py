@@ -20,6 +20,7 @@ from secateur.federated.tally import Tally
 from secateur.functional import Functional, split
 from secateur.interfaces import Params, Turning
 from secateur.prediction import arranged
+from secateur.timing import cudnn_chooses
 
 
 class Rounds:
@@ -83,7 +84,8 @@ class Rounds:
     def gradients(self, given: Round) -> Found:
         """Line 4: every user's gradient at the shared model, which stays as it is."""
         leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
-        return self._at_once(given, leaves) or self._by_user(given, leaves)
+        with cudnn_chooses(by_timing=True):  # in the steps before a capture: no replay comes here
+            return self._at_once(given, leaves) or self._by_user(given, leaves)
 
     def _at_once(self, given: Round, leaves: Params) -> Found | None:
         """By one backward, where that is right."""
