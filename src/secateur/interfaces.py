@@ -61,6 +61,7 @@ class TrainsWithPenalty(Protocol):
 
 # Training ------------------------------------------------------------------------------------------------------
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits, labels) -> scalar
+LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
 Transform = Callable[[Tensor, Generator], Tensor]  # inputs -> inputs
 Penalty = Callable[[Params], Tensor]  # parameters -> scalar
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar
@@ -21,9 +20,7 @@ from secateur.defenses.noise import normal
 from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, unknown
 from secateur.functional import noise_asks
-from secateur.interfaces import Batch, Params, Turning
-
-LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
+from secateur.interfaces import Batch, LossOf, Params, Turning
 
 
 @method("defense", "dp", "dgp", acts_on="upload", adaptive=(), requires=OPACUS)

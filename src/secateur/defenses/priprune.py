@@ -36,13 +36,12 @@ from secateur.defenses.priprune_passes import (
     STEPS,
     TURNS,
     Lesson,
-    LossOf,
     passes_for,
 )
 from secateur.defenses.withholding import nothing_saved, whole_mask
 from secateur.errors import WrongInput, unknown
 from secateur.federated.local import Sent
-from secateur.interfaces import Batch, Mask, Params
+from secateur.interfaces import Batch, LossOf, Mask, Params
 from secateur.pruning.masks import one_of
 
 Normalise = Literal["layer", "global"]

@@ -5,7 +5,6 @@ There a turn is bound by the memory that it passes over: operations take some 65
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,13 +15,12 @@ from torch._C import _DisableFuncTorch
 from torch.func import grad
 
 from secateur.defenses.withholding import SAVED, WITHHELD, reloaded, saved, sent
-from secateur.interfaces import Mask, Params
+from secateur.interfaces import LossOf, Mask, Params
 from secateur.triton_kernels import loaded
 
 if TYPE_CHECKING:
     from secateur.defenses.priprune import PriPrune
 
-LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
 LOGITS, FIRST, SECOND = "logits.", "first.", "second."  # of a state's names: a, and Adam's moments of it
 STEPS, TURNS = "steps", "turns"
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from secateur.defenses.dp import DifferentialPrivacy, LossOf, gradients
+from secateur.defenses.dp import DifferentialPrivacy, gradients
 from secateur.federated.local import OwnTurn, Sent
-from secateur.interfaces import Batch, Mask, Params
+from secateur.interfaces import Batch, LossOf, Mask, Params
 
 LOOKS = 2  # at the examples, in a turn of one local step
 LOOK = "look/"  # of a noise's names, and of no parameter's

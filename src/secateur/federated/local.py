@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from secateur import tree
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Loss, Mask, Params
+from secateur.interfaces import Batch, Loss, LossOf, Mask, Params
 from secateur.lanes import erase
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
@@ -103,7 +103,7 @@ class OwnTurn(Protocol):
 
     def turn(
         self,
-        loss: Callable[[Params, Tensor, Tensor], Tensor],
+        loss: LossOf,
         received: Params,
         mask: Mask,
         state: Params,

@@ -70,8 +70,11 @@ class UpdateStudy:
 
 def merged(steps: Sequence[Step], given: Mapping[str, Any]) -> tuple[Step, ...]:
     """A network or a data set that a user gives takes all places: steps that differ in nothing else are one."""
-    own = [name for name in ("model", "data") if given.get(name)]
-    return tuple({repr(replace(step, **dict.fromkeys(own, ""))): step for step in reversed(steps)}.values())[::-1]  # type: ignore[type-var]
+    own = dict.fromkeys((name for name in ("model", "data") if given.get(name)), "")
+    kept: dict[str, Step] = {}
+    for step in steps:
+        kept.setdefault(repr(replace(step, **own)), step)  # type: ignore[type-var]
+    return tuple(kept.values())
 
 
 def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step, ...], list[str]]:

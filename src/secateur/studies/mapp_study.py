@@ -24,6 +24,7 @@ from secateur.studies.mapp_found import Seen
 from secateur.studies.mapp_run import Hall
 from secateur.studies.mapp_setting import Case, Scale, loaded, scale_of
 from secateur.studies.mapp_sizes import asked
+from secateur.studies.scales import plain
 from secateur.studies.tables import Table
 
 ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."
@@ -61,10 +62,3 @@ class MappStudy:
         facts |= {"augmentation": "crop and flip" if size.augment else "none"}
         facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
         return Table(entry.summary, facts, [*lines, *asked(found)], findings, ONE if len(settings.seeds) == 1 else MANY)
-
-
-def plain(value: Any) -> Any:
-    """As YAML has it: tuples are lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, tuple | list) else value

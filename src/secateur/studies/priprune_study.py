@@ -27,6 +27,7 @@ from secateur.studies.measured import name_of
 from secateur.studies.priprune_found import Seen
 from secateur.studies.priprune_scale import Scale, scale_of
 from secateur.studies.priprune_setting import Federations, Ready, Setting
+from secateur.studies.scales import plain
 from secateur.studies.tables import Line, Table
 
 Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
@@ -99,13 +100,6 @@ def _key(text: str) -> str:
 def _among(texts: Sequence[str], wanted: str) -> tuple[str, ...]:
     names = [name.strip() for name in wanted.split(",")]
     return tuple(text for text in texts if text in names or name_of(text) in names)
-
-
-def plain(value: Any) -> Any:
-    """As YAML has it: tuples are lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def _run(

@@ -36,3 +36,10 @@ def laid_over(
             least = "from 0" if zero else "above 0"
             raise WrongInput("set", f"{text!r} is not allowed; give a {'whole ' if whole else ''}number {least}")
     return replace(scales[name], **given)
+
+
+def plain(value: Any) -> Any:
+    """As YAML has it: tuples are lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
