@@ -3,12 +3,12 @@
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from killing import finished, killed
 
 from secateur.runs import comparable, load_rows
 
@@ -23,33 +23,19 @@ def start(folder):
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
-def finish(folder):
-    process = start(folder)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-
-
 @pytest.mark.timeout(1200)
 def test_killed_many_times_and_still_the_same_rows(tmp_path):
-    begun = time.monotonic()
-    finish(tmp_path / "whole")
-    seconds = time.monotonic() - begun
+    finished(start(tmp_path / "whole"))
+    whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
 
-    moments, killed, folder = random.Random(0), 0, tmp_path / "killed"
-    whole = comparable(load_rows(tmp_path / "whole"))
-    while killed < 12:
-        process = start(folder)
-        try:
-            process.wait(timeout=moments.uniform(0.2, 0.9) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            killed += 1
+    moments, kills = random.Random(0), 0
+    while kills < 12:
+        if killed(start(folder), folder, "artifacts/*.safetensors", moments):
+            kills += 1
         else:  # it got through: compare, and begin anew for the kills that are left
             assert comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
-        process.stderr.close()
-    finish(folder)
+    finished(start(folder))
     assert comparable(load_rows(folder)) == whole
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
@@ -73,7 +59,7 @@ def test_two_runs_may_not_write_one_folder(tmp_path):
 
 def test_a_damaged_artifact_is_computed_again(tmp_path):
     folder = tmp_path / "run"
-    finish(folder)
+    finished(start(folder))
     before = comparable(load_rows(folder))
     damaged = sorted((folder / "artifacts").glob("prune-*"))[0]
     content = bytearray(damaged.read_bytes())

@@ -3,13 +3,12 @@
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from killing import finished, killed
 from safetensors import safe_open
 
 from secateur.runs import comparable, load_rows
@@ -17,6 +16,7 @@ from secateur.runs import comparable, load_rows
 pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("killable_federate.py")
+SAVED = "unfinished/*.safetensors"
 SETTINGS = ["--model", "lenet-zhu", "--rounds", "60", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
 SETTINGS += ["--batch-size", "4", "--base-pruning", "random,prunefl", "--defense", "pseudo-largest"]
 SETTINGS += ["--attack", "ig:iterations=10", "--attack-every", "20", "--set", "faults.drop_out=.1"]
@@ -53,36 +53,20 @@ def names(kept):
     ],
 )
 def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked, keeps):
-    begun = time.monotonic()
-    process = start(tmp_path / "whole", settings)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    seconds = time.monotonic() - begun
+    finished(start(tmp_path / "whole", settings))
     whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
     assert {row["round"] for row in whole if row["attack"] is not None} == attacked
 
-    moments, killed, caught, known = random.Random(0), 0, 0, set()
-    while killed < 6:
-        fresh, begun, process = not folder.exists(), time.monotonic(), start(folder, settings)
-        try:
-            process.wait(timeout=moments.uniform(0.3, 0.8) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            killed += 1
-            for kept in folder.glob("unfinished/*.safetensors"):
-                caught, known = caught + 1, known | names(kept)
+    moments, kills, missing = random.Random(0), 0, set(keeps)
+    while kills < 6 or missing:  # states come and go with the rounds: each was once what a federation went on from
+        assert kills < 40, missing
+        if killed(start(folder, settings), folder, SAVED, moments):
+            kills += 1
+            kept = {name for path in folder.glob(SAVED) for name in names(path)}
+            missing = {part for part in missing if not any(part in name for name in kept)}
         else:  # it got through: compare, and begin anew for the kills that are left
-            assert process.returncode == 0, process.stderr.read()
             assert comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
-            if fresh:
-                seconds = min(seconds, time.monotonic() - begun)  # the machine has more time now
-        process.stderr.close()
-    assert caught
-    assert all(any(part in name for name in known) for part in keeps)
-    process = start(folder, settings)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
+    finished(start(folder, settings))
     assert comparable(load_rows(folder)) == whole
     assert not (folder / "unfinished").exists()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from killing import finished, killed
 
 from secateur.report.page import write_page
 from secateur.runs import comparable, load_rows
@@ -33,40 +34,24 @@ def listen():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def finish(folder):
-    process = start(folder)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-
-
 @pytest.mark.timeout(1200)
 def test_killed_many_times_and_still_the_same_rows(tmp_path):
-    begun = time.monotonic()
-    finish(tmp_path / "whole")
-    seconds = time.monotonic() - begun
+    finished(start(tmp_path / "whole"))
     whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
 
-    moments, killed, caught = random.Random(0), 0, 0
-    while killed < 6 or caught < 2:  # twice at least in the middle of an attack, wherever chance lets the others fall
-        assert killed < 30
-        process = start(folder)
-        try:
-            process.wait(timeout=moments.uniform(0.3, 0.7) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            killed += 1
-            unfinished = list(folder.glob("unfinished/*.jsonl"))
-            caught += bool(unfinished)
-            if unfinished:  # a page shows what the attack had
+    moments, kills, caught = random.Random(0), 0, 0
+    while kills < 6 or caught < 2:  # twice at least in the middle of an attack, wherever chance lets the others fall
+        assert kills < 30
+        if killed(start(folder), folder, "unfinished/*.jsonl", moments):
+            kills += 1
+            if list(folder.glob("unfinished/*.jsonl")):  # a page shows what the attack had
+                caught += 1
                 page = write_page([folder], tmp_path / "page.html").read_text()
                 assert "unfinished</small>" in page
         else:  # it got through: compare, and begin anew for the kills that are left
-            assert process.returncode == 0, process.stderr.read()
             assert comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
-        process.stderr.close()
-    finish(folder)
+    finished(start(folder))
     assert comparable(load_rows(folder)) == whole
     assert not (folder / "unfinished").exists()
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
