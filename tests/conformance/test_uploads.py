@@ -68,6 +68,15 @@ def test_names_shapes_and_dtypes_are_the_gradients_and_the_state_keeps_its_own(t
         assert {name: (value.shape, value.dtype) for name, value in state.items()} == begun
 
 
+@pytest.mark.parametrize("text", [text for text in ALL if not text.startswith("soteria")])  # it asks for its layer
+def test_an_update_of_no_tensors_stays_one(text):
+    upload = upload_of(defense(text))
+    sent, state = upload({}, upload.init({}), client()[1])
+    assert sent == state == {}
+    if hasattr(upload, "compress"):
+        assert upload.compress({}) == {}
+
+
 @pytest.mark.parametrize("text", ALL)
 def test_nothing_that_is_given_changes(text):
     upload = upload_of(defense(text))

@@ -77,6 +77,11 @@ def test_a_broadcast_of_another_form_is_refused(inside):
         ADGP(OTHER, {}, None, inside=inside)
 
 
+def test_of_no_tensors_there_are_no_positions():
+    assert ADGP.positions({}) == {}
+    assert ADGP({}, {}, None, inside={}) == ({}, {})
+
+
 @pytest.mark.parametrize(("k1", "k"), [(0.2, 0.2), (-0.1, 0.2), (0.05, 0.6)])
 def test_wrong_shares_are_refused(k1, k):
     with pytest.raises(WrongInput, match="0 <= k1 < k"):

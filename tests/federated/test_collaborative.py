@@ -337,6 +337,11 @@ def test_wrong_plans_are_refused(others, field):
     assert caught.value.field == field
 
 
+def test_a_network_without_a_trained_parameter_is_refused():
+    with pytest.raises(WrongInput, match="model: trains no parameter"):
+        training_of(plan_of("dgp+error-feedback"), small().requires_grad_(False))
+
+
 def test_a_loss_that_is_not_a_number_is_told():
     with pytest.raises(WrongInput, match="became NaN in epoch"):
         for _ in training_of(plan_of(SendAll(), rates=[1e200] * 3)).epochs():

@@ -62,6 +62,8 @@ class DifferentialPrivacy:
         self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """The noisy mean of the clipped gradients of the client's examples."""
+        if not grads:
+            return {}, state
         drawn = self.noise(grads, turning.rng) if noise is None else noise
         return self.noisy(per_example(turning, grads), drawn, turning.batch.size), state
 

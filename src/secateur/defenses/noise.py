@@ -45,6 +45,8 @@ class GaussianNoise:
 
 def normal(params: Params, rng: Generator) -> Params:
     """Standard normal draws in the form of `params`, on their device."""
+    if not params:
+        return {}
     draw = on_device(next(iter(params.values())).device, rng)
     return {
         name: torch.randn(value.shape, generator=draw, device=value.device, dtype=value.dtype)

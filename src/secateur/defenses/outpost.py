@@ -55,6 +55,8 @@ class Outpost:
         self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """The perturbed gradient, or the gradient as it is."""
+        if not grads:
+            return {}, state
         drawn = self.noise(grads, turning.rng) if noise is None else noise
         applies = drawn[CHANCE] < 1 / (1 + self.beta * turning.round)
         informative = self.informative(grads)

@@ -47,6 +47,8 @@ def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
     On a GPU the rule is called once, with all tensors of a tree end to end, as a launch for each of them takes longer
     than its work; else for each tensor by itself.
     """
+    if not trees[0]:  # an update of no tensors: there is nothing to call the rule with
+        return tuple({} for _ in trees)
     values = [[tree[name] for name in trees[0]] for tree in trees]
     if _by_kernel(*values[0]):
         laid = layout(values[0])
