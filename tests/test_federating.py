@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import alpha_dropout, dropout
 
 import secateur
 from secateur.cli import main
@@ -216,3 +217,25 @@ def test_from_python(tmp_path, rng):
         secateur.federate(net, (inputs[:40], labels[:40]), (inputs[40:], labels[40:]), membership="samia")
     with pytest.raises(secateur.WrongInput, match="as many of both"):
         secateur.federate(net, (inputs, labels[:3]))
+
+
+class Drawing(nn.Module):
+    """Draws in its forward, by a function that no module shows."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.last, self.draw = nn.Linear(36, 3), draw
+
+    def forward(self, inputs):
+        return self.last(self.draw(inputs.flatten(1), 0.5, self.training))
+
+
+@pytest.mark.parametrize("defense", ["priprune", "priprune+dp"])
+@pytest.mark.parametrize("draw, said", [(dropout, "no network that draws"), (alpha_dropout, "could not be repeated")])
+def test_a_network_that_draws_by_a_function_is_refused_where_a_turn_does_not_follow(defense, draw, said, rng):
+    train = torch.rand(40, 1, 6, 6, generator=rng), torch.arange(40) % 3
+    terms = {"clients": 4, "rounds": 1, "local": Local(1, None, 2, 0.1)}
+    with pytest.raises(secateur.WrongInput, match=said):
+        secateur.federate(Drawing(draw), train, defense=defense, **terms)
+    if draw is dropout:
+        secateur.federate(Drawing(draw), train, defense="pseudo-largest", **terms)  # others follow what it draws

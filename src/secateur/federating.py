@@ -100,7 +100,7 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
             if terms.faults.deadline is not None and terms.local.steps is not None:
                 _check_deadline(terms, seed)
             net = network_of(config, data, seed).to(device)
-            check_network(net, terms.own)
+            check_network(net, terms.own, data.inputs)
             check_spending(terms)
             check_observers(config, net, data, terms, seed)
 

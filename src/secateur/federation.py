@@ -134,7 +134,7 @@ def federate(
         **terms,
     )
     net, device = copy.deepcopy(model).to(device), torch.device(device)
-    check_network(net, agreed.own)
+    check_network(net, agreed.own, data.inputs)
     chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     told = labels_of(name, data.name, seed, base, guarded, agreed)
     story = Story()

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
+from secateur import tree
 from secateur.defenses.private_turn import PrivateTurn
 from secateur.errors import WrongInput, unknown
 from secateur.federated.local import Local, OwnTurn, Sent, Trained, added, gradient, train
 from secateur.federated.products import Products
-from secateur.functional import Ask, Functional, noise_asks
+from secateur.functional import Ask, Functional
 from secateur.interfaces import Batch, Mask, Params
 from secateur.lanes import copies
 from secateur.precision import tf32
@@ -63,7 +63,7 @@ class Crowd:
         if way not in WAYS:
             raise unknown("way", way, WAYS)
         device = data.inputs.device
-        check_network(net, own)
+        check_network(net, own, data.inputs)
         self.data, self.model, self.local, self.own = data, model, local, own
         self.function = Functional(net, training=True, device=device)
         self.stacks = way == "stacked" or (way == "auto" and device.type == "cuda")
@@ -162,14 +162,19 @@ class Crowd:
         return inputs.to(next(iter(self.model.params.values())).dtype)
 
 
-def check_network(net: nn.Module, own: OwnTurn | None) -> None:
-    """Refuse a network whose statistics, or chance, a turn of its own does not follow."""
+def check_network(net: nn.Module, own: OwnTurn | None, inputs: Tensor) -> None:
+    """Refuse a network whose statistics, or chance, a turn of its own does not follow.
+
+    A dry forward finds dropout that is called as a function too, which no module shows.
+    """
     if own is None:
         return
     name = type(own.inner if isinstance(own, PrivateTurn) else own).__name__
     if any(isinstance(module, _BatchNorm) for module in net.modules()):
         raise WrongInput("defense", f"{name} knows no BatchNorm; give a model without, such as conv-2")
-    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in net.modules()) or noise_asks(net, 1):
+    function = Functional(net, training=True, device=inputs.device)
+    params = tree.params_of(function.structure)
+    if function.asks(params, inputs[:1].to(next(iter(params.values())).dtype)):
         raise WrongInput("defense", f"{name} knows no network that draws; leave dropout and precode out")
 
 
