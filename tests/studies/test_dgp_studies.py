@@ -183,8 +183,10 @@ def test_bytes_beside_the_papers():
     assert said(findings, "on ResNet18") == "not supported"  # .33 is above .3215
     assert said(findings, "ADGP sends less") == "supported"
     seconds = [row("defense_seconds", x, d, study="cost") for d, x in {"soteria": 9.0, "dgp": 0.5}.items()]
+    seconds += [row("user_seconds", 12.0, "soteria", study="cost")]
     lines, findings = dgp_cost.table4(Seen(seconds))
     assert lines[0].paper == "862.567 s" and findings[0].verdict == "supported"
+    assert [lines[0].cells[title].value for title in ("seconds an epoch", "with the gradients")] == [9.0, 12.0]
 
 
 def test_quality_by_distance():
@@ -311,10 +313,11 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
 
 
 def test_steps_that_a_given_network_makes_the_same_are_one():
-    steps = catalogue.find("study", "dgp-fig4").make().steps
-    assert merged(steps, {}) == steps and len(steps) == 8
-    assert merged(steps, {"model": "lenet-zhu"}) == (steps[0], steps[4])  # two data sets
-    assert merged(steps, {"model": "lenet-zhu", "data": "digits"}) == steps[:1]
+    steps, full = catalogue.find("study", "dgp-fig4").make().steps, SCALES["full"]
+    assert merged(steps, full, {}) == steps and len(steps) == 8
+    assert merged(steps, full, {"model": "lenet-zhu"}) == (steps[0], steps[4])  # two data sets
+    assert merged(steps, full, {"model": "lenet-zhu", "data": "digits"}) == steps[:1]
+    assert merged(steps, SCALES["tiny"], {}) == steps[:4]  # digits stand for both data sets
 
 
 def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monkeypatch):

@@ -67,8 +67,8 @@ COLUMNS = 9  # the eight defenses of dgp Table 1, and ATS twice: against the use
 PARTS = {  # lines of a study of dgp by the part of the table that they stand in
     "dgp-table1": {RECOVERED: (COLUMNS - 1) + 3 * COLUMNS + 3, TRAINED: 8, LEFT_OUT: 1},  # no R-GAP under PRECODE
     "dgp-table2": {RECOVERED: 3 + 3, TRAINED: 5},
-    "dgp-table3": {"": 3 * 7},  # networks and defenses
-    "dgp-table4": {"": 3 * 7},
+    "dgp-table3": {"": 3 * 10},  # networks and defenses
+    "dgp-table4": {"": 3 * 10},
     "dgp-table5": {RECOVERED: 2 * 3 * 2},  # attacks, networks, defenses
     "dgp-table6": {RECOVERED: 2 * 3 * 2},
     "dgp-table7": {TRAINED: 3 * 2},

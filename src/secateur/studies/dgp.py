@@ -202,9 +202,8 @@ def membership() -> UpdateStudy:
 
 def _costs() -> tuple[Costed, ...]:
     """All defenses on what stands for each network, and the pruning ones on the paper's large ones themselves."""
-    every, pruning = ("none", "soteria", "precode", "top-k", "outpost", "dgp", "adgp"), ("none", "top-k", "dgp", "adgp")
-    large = [Costed(pruning, model, exact=True) for model in ("resnet18", "vgg11-bn")]
-    return (*(Costed(every, model) for model in NETWORKS), *large)
+    large = [Costed(("none", "top-k", "dgp", "adgp"), model, exact=True) for model in ("resnet18", "vgg11-bn")]
+    return (*(Costed((*DEFENSES, "adgp", "dp"), model) for model in NETWORKS), *large)
 
 
 def _on_networks(data: str = "cifar10") -> tuple[Attacked, ...]:

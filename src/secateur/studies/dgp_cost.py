@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import sub
 from typing import Any
@@ -17,13 +17,15 @@ from torch.nn.functional import cross_entropy
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.chance import derive
+from secateur.client import scale as pixel_scale
 from secateur.config import defense_of_updates
 from secateur.data.dataset import Dataset
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.error_feedback import upload_of
 from secateur.federated.sending import SendAll
 from secateur.functional import noise_of
-from secateur.interfaces import Batch, Params, Turning
+from secateur.guard import transform_of
+from secateur.interfaces import Batch, Params, Transform, Turning
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.metrics.membership import Estimate
 from secateur.rows import Row
@@ -40,6 +42,7 @@ BATCH = 32
 MEGABYTE = 2**20
 DENSE_SHARE = {"dgp": 0.6125, "adgp": 0.3215}  # of dense, what a code that can be decoded may take on ResNet18
 PATIENCE = 20.0  # seconds after which a slow call is not repeated
+TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradients"}  # by their titles in Table 4
 
 
 @dataclass(frozen=True)
@@ -49,47 +52,69 @@ class Costed:
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
-    exact: bool = False  # the paper's own network where the pictures allow it, whatever stands for it elsewhere
+    exact: bool = False  # the paper's own network beside what stands for it, where the pictures allow it
 
     def __call__(self, setting: Setting) -> None:
         """Measure; times are of this machine."""
-        data = setting.data(self)
-        model = self.model if self.exact and data.input_shape == (3, 32, 32) else setting.model(self)
+        data, model = setting.data(self), setting.model(self)
+        if self.exact:
+            model = self.model if model != self.model and data.input_shape == (3, 32, 32) else None
         if model is None:
             return
         steps = math.ceil(data.train_size / (setting.scale.users * BATCH))
         for defense in self.defenses:
             depends = {"model": model, "data": data.key, "defense": defense, "seed": setting.seed}
-            depends |= {"repeats": setting.scale.repeats, "device": setting.device.type}
+            depends |= {"repeats": setting.scale.repeats, "device": setting.device.type, "times": [*TIMES]}
             found = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
             labels = setting.labels(model, data, defense, "cost", steps=steps)
             sizes = {name: found[name] for name in ("bytes", "ratio", "paper_ratio")}
             rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
-            times = [steps * found[name] for name in ("seconds", "least", "most")]
-            ends = dict(zip(("value", "low", "high"), times, strict=True))
-            setting.run.add([*rows, Row(**labels, metric="defense_seconds", timing=True, **ends)])
+            for name in TIMES:
+                ends = {end: steps * seconds for end, seconds in found[name].items()}
+                rows.append(Row(**labels, metric=name, timing=True, **ends))
+            setting.run.add(rows)
 
 
 def _measure(setting: Setting, model: str, data: Dataset, defense: str) -> Result:
     """One user's update, with the positions that another broadcast under ADGP."""
     net = structure(setting, model, data, defense).to(setting.device)
     state = tree.state_of(net)
-    upload = upload_of(defense_of_updates(defense)) or SendAll()
-    turnings = [_turning(setting, net, state, data, user) for user in range(2)]
-    own, other = (gradient_update(net, each.sent, each.batch, "batch").values for each in turnings)
-    inside = upload.positions(other) if isinstance(upload, AlignedDualGradientPruning) else None
-    given: dict[str, Any] = {} if inside is None else {"inside": inside}
-    seconds: list[float] = []
+    chosen = defense_of_updates(defense)
+    upload = upload_of(chosen) or SendAll()
+    transform = transform_of(chosen, *pixel_scale(data.mean, data.std, data.inputs[: data.train_size]))
+    own, other = (_turning(setting, net, state, data, user) for user in range(2))
+    given: dict[str, Any] = {}
+    if isinstance(upload, AlignedDualGradientPruning):
+        given["inside"] = upload.positions(_gradient(other))
+    alone: list[float] = []
+    whole: list[float] = []
     begun = time.perf_counter()
-    while len(seconds) < setting.scale.repeats and (not seconds or time.perf_counter() - begun < PATIENCE):
-        _wait(setting.device)
-        start = time.perf_counter()
-        sent, _ = upload(own, upload.init(own), turnings[0], **given)
-        _wait(setting.device)
-        seconds.append(time.perf_counter() - start)
-    real, counted = communication(sent, inside), paper_accounting(sent, inside)
+    while len(whole) < setting.scale.repeats and (not whole or time.perf_counter() - begun < PATIENCE):
+        start = _now(setting.device)
+        turning = own if transform is None else _transformed(own, transform)
+        used = _now(setting.device)
+        grads = _gradient(turning)
+        learnt = _now(setting.device)
+        sent, _ = upload(grads, upload.init(grads), turning, **given)
+        end = _now(setting.device)
+        alone.append(used - start + end - learnt)
+        whole.append(end - start)
+    real, counted = communication(sent, **given), paper_accounting(sent, **given)
     sizes = {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
-    return Result(data=sizes | {"seconds": statistics.median(seconds), "least": min(seconds), "most": max(seconds)})
+    return Result(data=sizes | dict(zip(TIMES, map(_spread, (alone, whole)), strict=True)))
+
+
+def _gradient(turning: Turning) -> Params:
+    return gradient_update(turning.net, turning.sent, turning.batch, "batch").values
+
+
+def _transformed(turning: Turning, transform: Transform) -> Turning:
+    inputs = transform(turning.batch.inputs, turning.rng)
+    return replace(turning, batch=turning.batch._replace(inputs=inputs))
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {"value": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
 
 
 def _turning(setting: Setting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> Turning:
@@ -100,9 +125,10 @@ def _turning(setting: Setting, net: torch.nn.Module, state: Params, data: Datase
     return Turning(net, held, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
 
 
-def _wait(device: torch.device) -> None:
+def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
@@ -131,12 +157,15 @@ def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def table4(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Table 4: seconds of the defense alone, of one user's steps in an epoch."""
+    """Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
+
+    A defense that acts on the model, PRECODE, has none of its own: it makes the gradients longer.
+    """
     costs = found.courses.get("cost", {})
     lines = []
     for course, measures in costs.items():
         paper = TABLE_4.get(course.model, {}).get(base(course.defense))
-        cells: Cells = {"seconds an epoch": mean(measures["defense_seconds"])}
+        cells: Cells = {title: mean(measures.get(name, {})) for name, title in TIMES.items()}
         lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} s"))
     own = [course for course in costs if course.defense == "dgp"]
     slower = {x.model: _less(costs, x._replace(defense="soteria"), x, "defense_seconds") for x in own}

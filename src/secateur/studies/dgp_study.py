@@ -24,7 +24,7 @@ from secateur.studies.claims import Finding
 from secateur.studies.dgp_attacked import ADAPTIVE
 from secateur.studies.dgp_found import Seen
 from secateur.studies.dgp_privacy import left_out_lines
-from secateur.studies.dgp_setting import Scale, Setting, Step, load_all, scale_of
+from secateur.studies.dgp_setting import Scale, Setting, Step, load_all, scale_of, stand_in
 from secateur.studies.dgp_trained import Trained
 from secateur.studies.tables import Line, Table
 
@@ -44,8 +44,8 @@ class UpdateStudy:
     ) -> Table:
         """Run all steps for every seed into `out`, and make the table."""
         steps, others = chosen(self.steps, overrides or [])
-        steps = merged(steps, given)
         size = scale_of(scale, others)
+        steps = merged(steps, size, given)
         asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
         device, datasets = device_of(asked), load_all(steps, size, given)
         torch.set_num_threads(size.threads)
@@ -68,12 +68,12 @@ class UpdateStudy:
         return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
 
 
-def merged(steps: Sequence[Step], given: Mapping[str, Any]) -> tuple[Step, ...]:
-    """A network or a data set that a user gives takes all places: steps that differ in nothing else are one."""
-    own = dict.fromkeys((name for name in ("model", "data") if given.get(name)), "")
+def merged(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Steps that differ in nothing but what another network or data set stands for are one."""
     kept: dict[str, Step] = {}
     for step in steps:
-        kept.setdefault(repr(replace(step, **own)), step)  # type: ignore[type-var]
+        model, data = stand_in(step.model, scale, given), given.get("data") or scale.data[step.data]
+        kept.setdefault(repr(replace(step, model=model, data=data)), step)  # type: ignore[type-var]
     return tuple(kept.values())
 
 
