@@ -30,6 +30,7 @@ from secateur import tree
 from secateur.cluster import connected
 from secateur.errors import unknown
 from secateur.interfaces import Mask, Params
+from secateur.recording import recorded
 
 WAYS = ("auto", "sequential", "stacked", "eager", "ray")
 Objective = Callable[..., Tensor]  # (params, buffers, *tensors) -> scalar loss
@@ -132,7 +133,7 @@ class Lanes:
         graph = torch.cuda.CUDAGraph()
         # The graphs of one object run one at a time and keep nothing in between, so they share their memory.
         pool = next(iter(self._graphs.values())).graph.pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool, stream=side):
+        with recorded(graph, side, pool):
             losses = self._update(held)
         return _Graph(graph, [tensor for tensors in held for tensor in tensors], losses)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from secateur.radix import BINS, count, mark, ties
+from secateur.recording import recorded
 
 BITS = (7, 7, 9, 9)  # of the digits
 TILE, PART, WARPS = 1024, 512, 4  # entries that a program has at once in a histogram and elsewhere
@@ -101,8 +102,7 @@ class Gathered:
     def _record(self) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.shifts.device)
         try:
-            # The stream by itself too: a graph that fails does not give back the one that was current.
-            with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with recorded(graph, stream, mode="thread_local"):
                 self._search()
         except RuntimeError:  # such as other work that forbids it just now: launches do as well
             return

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from secateur.recording import recorded
+
 
 def milliseconds(work: Callable[[], object], device: torch.device, times: int = 3) -> float:
     """Of the GPU, once cuDNN has chosen."""
@@ -28,11 +30,8 @@ def captured_milliseconds(work: Callable[[], object], device: torch.device) -> f
     torch.cuda.synchronize(device)  # nothing runs beside
     with torch.cuda.stream(stream):
         work()
-        graph.capture_begin(capture_error_mode="thread_local")  # others may go on with their devices
-        try:
+        with recorded(graph, stream, mode="thread_local"):  # others may go on with their devices
             work()
-        finally:
-            graph.capture_end()
         return milliseconds(graph.replay, device, times=10)
 
 

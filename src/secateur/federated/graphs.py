@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from secateur.recording import attempted
 from secateur.timing import capturing
-
-log = logging.getLogger(__name__)
 
 WARMUPS = 3  # real steps before the capture: libraries set themselves up, and on every branch
 
@@ -78,18 +76,14 @@ class Captured(Generic[Given, Made]):
         return result
 
     def _capture(self, form: _Form[Given], given: Given) -> None:
-        form.given, graph = given.clone(), torch.cuda.CUDAGraph()
+        held = given.clone()
         # The graphs run one at a time and keep nothing in between, so they share their memory.
-        try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-                form.made = self.function(form.given)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # such as a network of the user's that waits for the device
-            log.warning("a step cannot be captured in a CUDA graph and runs without one: %s", str(error).split("\n")[0])
+        found = attempted(lambda: self.function(held), self.stream, self.pool)
+        if found is None:
             form.left = math.inf
             return
-        self.pool, form.graph = graph.pool(), graph
+        form.given, (form.graph, form.made) = held, found
+        self.pool = form.graph.pool()
 
 
 def _copy(into: list[Tensor], of: list[Tensor]) -> None:

@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
+from secateur.recording import recorded
 
 BYTE = 2**8  # a dropout mask takes 8 random bits, so that one draw of 64 makes eight
 HELD_OUT = 0.1  # of the rows, to stop on
@@ -175,7 +176,7 @@ class _Steps:
             if isinstance(self.drop, Dropout):
                 self.graph.register_generator_state(self.drop.rng)
             self.optimiser.zero_grad(set_to_none=True)
-            with torch.cuda.graph(self.graph):
+            with recorded(self.graph, torch.cuda.Stream()):  # type: ignore[no-untyped-call]
                 self._step(self.given)
         self.given.inputs.copy_(rows.inputs)
         self.given.labels.copy_(rows.labels)

@@ -7,7 +7,6 @@ engine, which is what the tensor cores want.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from secateur.precision import tf32
+from secateur.recording import attempted
 from secateur.timing import cudnn_chooses
-
-log = logging.getLogger(__name__)
 
 
 def captured(step: Callable[[], None], state: Mapping[str, Tensor], warmups: int = 3) -> Callable[[], None]:
@@ -53,16 +51,9 @@ class _Captured:
         current.wait_stream(self.stream)
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with fast(), torch.cuda.graph(graph, stream=self.stream):
-                self.step()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # such as a network of the user's that waits for the device
-            log.warning("a step cannot be captured in a CUDA graph and runs without one: %s", str(error).split("\n")[0])
-            return
-        self.graph = graph
+        with fast():
+            found = attempted(self.step, self.stream)
+        self.graph = found[0] if found else None
 
 
 @contextmanager
