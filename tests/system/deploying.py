@@ -151,7 +151,7 @@ class Deployment:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -164,7 +164,7 @@ class Deployment:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_for(self, found, what, seconds=120):
+    def wait_for(self, found, what, seconds=300):
         end = time.monotonic() + seconds
         while not (value := found()):
             if time.monotonic() > end:

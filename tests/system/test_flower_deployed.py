@@ -78,7 +78,7 @@ def test_deployed(tmp_path):
         settings |= {"attack": "ig", "iterations": 10}
         flower.run(APP, **settings, stage=str(tmp_path), held=HELD, stuck=HELD)
         flower.wait_for((tmp_path / "held").exists, f"the round before {HELD}", 500)
-        assert flower.processes["stranger"].wait(timeout=60) != 0
+        assert flower.processes["stranger"].wait(timeout=300) != 0
         assert "Failed to activate" in flower.said("stranger")
         flower.end("superlink")
         flower.superlink()

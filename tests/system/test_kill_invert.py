@@ -59,12 +59,12 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path):
 
 def test_control_c_writes_the_page(tmp_path):
     process = start(tmp_path / "run")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list((tmp_path / "run").glob("unfinished/*.jsonl")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130 and "stopped; what was finished is kept" in said and "Traceback" not in said
     page = (tmp_path / "run" / "report.html").read_text()
     assert "unfinished</small>" in page or 'id="recovered"' in page
