@@ -178,3 +178,24 @@ def test_a_client_with_few_rows_is_told_and_left_out():
 def test_what_cannot_be_asked_is_refused(terms, attacks, said):
     with pytest.raises(WrongInput, match=said):
         asked(attacks, **terms)
+
+
+def test_a_model_that_overflows_is_told_as_nothing_and_ends_no_run():
+    fed, _, story = asked(rounds=1, local=Local(1, None, 12, 1e200), orders=Orders(every=1, who="all"))
+    run(fed)
+    assert len(story.rows) == 8 and all(row.metric == "auc" and row.value is None for row in story.rows)
+    assert {row.note for row in story.rows} == {"the client's model answers with NaN or infinity"}
+
+
+def test_lira_leaves_out_others_that_overflow():
+    fed, asker, story = asked(("lira",), rounds=1, orders=Orders(every=1, who="all"))
+    answered, gone = asker._probabilities, []
+
+    def some(look, seen, batch):
+        gone[:] = gone or [seen.client]
+        return None if [seen.client] == gone else answered(look, seen, batch)
+
+    asker._probabilities = some
+    run(fed)
+    assert {client for (_, _, client), value in found(story).items() if value is None} == set(gone)
+    assert {len(past[0].others) for past in asker.past.values()} == {2}

@@ -401,6 +401,13 @@ def test_a_client_that_diverges_by_itself_is_lost():
     assert all(torch.equal(value, before[name]) for name, value in fed.model().items())
 
 
+def test_weights_that_are_finite_but_overflow_do_not_end_the_run():
+    rows = run(federation(rounds=2, local=Local(1, None, 4, 1e200), evaluate_every=1))
+    assert [(row.round, row.value) for row in rows if row.metric == "test_accuracy"] == [(1, 0.0), (2, 0.0)]
+    assert not [row for row in rows if row.metric == "test_loss"]
+    assert [(row.round, row.value) for row in rows if row.metric == "lost_clients"] == [(2, 3)]
+
+
 @pytest.mark.parametrize("value", [torch.nan, 1e200])  # the second has no finite square
 @pytest.mark.parametrize("way, waits", [("sequential", True), ("sequential", False), ("stacked", False)])
 def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(way, waits, value):

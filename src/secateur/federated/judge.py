@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Loss, Params
 from secateur.prediction import logits
 
@@ -16,11 +17,14 @@ class Judge:
         self.dtype = next(net.parameters()).dtype
 
     def __call__(self, state: Params) -> dict[str, float]:
-        """Of one model; nothing where there is no test part, or where the model's numbers are not finite."""
+        """Of one model; nothing where there is no test part; none are right where weights or outputs are not finite."""
         if not self.test.size:
             return {}
         if not all(bool(value.isfinite().all()) for value in state.values()):
             return {"test_accuracy": 0.0}
-        found = logits(self.net, state, self.test.inputs.to(self.dtype))
+        try:
+            found = logits(self.net, state, self.test.inputs.to(self.dtype))
+        except WrongInput:  # weights that are still finite may overflow: a federation that diverged goes on as well
+            return {"test_accuracy": 0.0}
         right = (found.argmax(1) == self.test.labels).double().mean()
         return {"test_loss": float(self.loss(found, self.test.labels)), "test_accuracy": float(right)}

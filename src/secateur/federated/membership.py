@@ -79,25 +79,36 @@ class Asker:
         outside = torch.arange(self.train_size, len(self.batch.labels))
         made = asked_about(members, outside, derive(self.labels["seed"], "membership", *seen.clients))
         if isinstance(made, str):
-            for attack in self.attacks if asked else ():
-                self.story.rows.append(Row(**self._labels(attack, look, seen, 0), metric="auc", value=None, note=made))
+            self._tell_nothing(look, seen, asked, made)
             return
         batch = self.batch.take(torch.cat([made.known, made.members, made.nonmembers])).to(self.device)
         own = self._probabilities(look, seen, batch)
+        if own is None:
+            self._tell_nothing(look, seen, asked, "the client's model answers with NaN or infinity")
+            return
         if asked and "yeom" in self.attacks:
             self._tell("yeom", look, seen, made, negative_cross_entropy(own, batch.labels), 1)
         if "lira" in self.attacks and seen.client is not None:
             others = [self._probabilities(look, other, batch) for other in look.seen if other is not seen]
-            now = Observed(margin(own, batch.labels), _stacked([margin(p, batch.labels) for p in others], own))
+            margins = [margin(each, batch.labels) for each in others if each is not None]
+            now = Observed(margin(own, batch.labels), _stacked(margins, own))
             rounds = [now, *self.past.get(seen.client, [])][: self.orders.history]
             self.past[seen.client] = rounds
             if asked:
                 self._tell("lira", look, seen, made, scores(rounds), len(rounds))
 
-    def _probabilities(self, look: Look, seen: Seen, batch: Batch) -> Tensor:
+    def _tell_nothing(self, look: Look, seen: Seen, asked: bool, note: str) -> None:
+        for attack in self.attacks if asked else ():
+            self.story.rows.append(Row(**self._labels(attack, look, seen, 0), metric="auc", value=None, note=note))
+
+    def _probabilities(self, look: Look, seen: Seen, batch: Batch) -> Tensor | None:
+        """What a client's model answers; None where that is not finite, as of finite weights that are too large."""
         state = look.sent | sent_model(look, seen, self.terms.local.learning_rate) | seen.buffers
         dtype = next(iter(seen.view.update.values.values())).dtype
-        return logits(self.net, state, batch.inputs.to(dtype)).softmax(1)
+        try:
+            return logits(self.net, state, batch.inputs.to(dtype)).softmax(1)
+        except WrongInput:
+            return None
 
     def _tell(self, attack: str, look: Look, seen: Seen, made: Trial, found: Tensor | None, rounds: int) -> None:
         labels = self._labels(attack, look, seen, rounds) | {"adaptive": False}
