@@ -46,6 +46,10 @@ rules() { # 5: Fig. 6, real and pseudo-pruning, then the mixes of A4 and the rat
 theory() { # 6: Figs. 2, 4 and 5
   for name in fig2 fig4 fig5; do mnist $name $name; done
 }
+# what the paper leaves open, a federation each; beside rate_priprune, and with COVERAGE=1 for the average
+for reading in alpha=0.1 alpha=0.9 step=0.001 step=0.1 temperature=1 temperature=20 normalise=global; do
+  eval "reading_${reading%=*}_${reading##*[=.]}() { mnist alpha-$reading alpha --set defenses=priprune:$reading; }"
+done
 ours() { # 7: what the paper leaves unstated, all defenses on one axis, and Table A1
   for name in alpha defenses tablea1; do mnist $name $name; done
 }

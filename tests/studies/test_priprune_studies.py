@@ -101,6 +101,16 @@ def test_a_smaller_network_shares_as_much():
     assert str(own.config.defense[0]) == "priprune:sharing=4e-05"
 
 
+def test_a_reading_that_is_a_word_is_written_as_it_is():
+    setting = Setting(SCALES["full"], {}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))})
+    defenses = ("priprune:normalise=global", "priprune:normalise=layer:step=.010")
+    (own,) = setting.configs(Federations(("snip",), defenses))
+    assert [str(each) for each in own.config.defense] == [
+        "priprune:accuracy=10.0:normalise=global:privacy=1.0:sharing=2e-06",
+        "priprune:accuracy=10.0:privacy=1.0:sharing=2e-06",
+    ]
+
+
 def test_given_data_stand_for_what_they_look_like():
     data = {("x.npz", None): drawn((3, 32, 32))}
     both, alone = (
@@ -240,6 +250,7 @@ def test_what_alpha_decides():
     rates = {"alpha=0.1": 0.0, "alpha=0.9": 0.6, "step=0.1": 0.05, "temperature=1.0": 0.06, "sharing=2e-4": 0.05}
     rows = [federation(0.9, (0.4, 0.41))]
     rows += [federation(0.9, (0.3, 0.31), defense=f"priprune:{name}", withheld=(rate,)) for name, rate in rates.items()]
+    rows.append(federation(0.9, (0.3, 0.31), defense="priprune:normalise=global", withheld=(0.9,)))  # no other start
     _, findings = priprune_ours.alpha(seen(*rows))
     assert said(findings, "alpha_0", "10 points") == "supported" and said(findings, "its step") == "not supported"
     assert said(findings, "the temperature") == "not supported"

@@ -26,6 +26,7 @@ MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # of 30 %: 0, 10, 20 and 30 
 BOTH = (GI, SGI)  # where one would do, so that a folder shares its federations with Fig. 3
 REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's, and one that knows what a client sent last
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
+EQ_17 = "normalise=global"  # the other reading of what is illegible
 
 
 @method("study", "priprune-fig3", PAPER, scales=SIZES)
@@ -130,8 +131,8 @@ def figa5() -> FederatedStudy:
 
 @method("study", "priprune-alpha", PAPER, scales=SIZES)
 def alpha() -> FederatedStudy:
-    """What alpha's start, its step and the temperature decide, which priprune leaves unstated (not in priprune)."""
-    settings = tuple(f"priprune:{each}" for each in ALPHAS)
+    """What alpha's start, its step, the temperature and Eq. 17's reading decide, all left open (not in priprune)."""
+    settings = tuple(f"priprune:{each}" for each in (*ALPHAS, EQ_17))
     return FederatedStudy(priprune_ours.alpha, lambda scale: [Federations(defenses=("none", *settings))])
 
 

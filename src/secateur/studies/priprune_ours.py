@@ -94,5 +94,5 @@ def worst(found: Seen, one: Federation | None, other: Federation | None) -> Esti
 
 def only(each: Federation, name: str) -> bool:
     """Whether no other of what the paper leaves open is set."""
-    others = {"alpha", "step", "temperature"} - {name}
+    others = {"alpha", "step", "temperature", "normalise"} - {name}
     return not others & {pair.partition("=")[0] for pair in each.defense.split(":")[1:]}

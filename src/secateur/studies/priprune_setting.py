@@ -126,7 +126,7 @@ class Setting:
         own: dict[str, Any] = printed | dict(pair.split("=") for pair in more.split(":") if pair)
         own["sharing"] = float(own["sharing"]) * self._lighter(step, data)
         usual = PriPrune()
-        changed = [f"{k}={float(v):g}" for k, v in own.items() if float(v) != getattr(usual, k)]
+        changed = [f"{k}={_short(v)}" for k, v in own.items() if _short(v) != _short(getattr(usual, k))]
         return ":".join([name, *changed]) + plus + joined
 
     def _lighter(self, step: Federations, data: Dataset) -> int:
@@ -134,6 +134,14 @@ class Setting:
         model = self.given.get("model") or step.model or self.scale.places[step.data].model
         net = create(model, data.input_shape, data.classes, derive(0, "check"))
         return max(1, round(WEIGHTS[step.data] / tree.count(tree.params_of(net))))
+
+
+def _short(value: float | str) -> str:
+    """A hyper-parameter as a defense's text has it: a number without needless digits, a word as it is."""
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return str(value)
 
 
 def of_first_writers(data: Dataset, number: int) -> Dataset:
