@@ -103,6 +103,9 @@ def test_a_client_that_is_too_small_is_said_and_left_out(target, data):
     small = replace(target, rows=torch.arange(3))
     row = found(expose(small, data, [YEOM], LABELS), attack="yeom")
     assert row.value is None and row.note.startswith("excluded: 3 rows")
+    few = replace(target, rows=torch.arange(99))
+    row = found(expose(few, data, [YEOM], LABELS, asking=Asking(printed=True)), attack="yeom")
+    assert row.value is None and row.note == "excluded: of 99 rows 1 % is nobody that could be known"
 
 
 def test_the_server_has_no_shadow_clients_but_is_attacked(target, data):

@@ -255,7 +255,8 @@ def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
     assert again == printed and comparable(load_rows(out)) == rows
     page = (out / "report.html").read_text()
     assert "Federations over sub-models" in page and "Client by client" in page and "Who trains which cells" in page
-    assert {figure["submodels"] for figure in load_figures(out)} == {"fdropout", "mapp-fl-r"}  # the coupled ones
+    rules = {name + end for name in ("fdropout", "mapp-fl-r") for end in ("", ":coupling=independent")}
+    assert {figure["submodels"] for figure in load_figures(out)} == rules
 
 
 def test_stronger_attackers_and_other_defenses_run(tmp_path, capsys):

@@ -191,6 +191,27 @@ def test_what_cannot_be_cut_is_refused_with_the_layers_name():
         Structure(single, SHAPE).check(find("submodel", "heterofl")(), [0.5])
 
 
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_layers_that_share_a_tensor_are_refused_by_name(part):
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+    setattr(tied[4], part, getattr(tied[2], part))
+    with pytest.raises(WrongInput, match=rf"cannot be cut to sub-models: 4\.{part} is another layer's too"):
+        Structure(tied, SHAPE)
+
+
+def test_norms_without_weights_follow_their_layers():
+    made = [nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    net = drawn(nn.Sequential(*made, nn.Flatten(), nn.Linear(8, 3)))
+    structure = Structure(net, SHAPE)
+    cut = structure.cut(find("submodel", "heterofl")(), Asked(0, 1, 1), 0.25)
+    small = narrowed(net, structure, 0.25, False, SHAPE, 3)
+    assert cut.channels["1"].tolist() == [0, 1] and small[1].num_features == 2
+    inputs = torch.randn(5, *SHAPE, dtype=torch.float64)
+    found = functional_call(small, params_of(flat_of(dict(net.named_parameters()))[cut.index], cut.shapes), (inputs,))
+    hidden = net[:5](inputs)[:, :2]  # without scaling a channel of a small model is that of the server's
+    assert torch.allclose(found, hidden @ net[5].weight[:, :2].T + net[5].bias)
+
+
 def test_widths_and_groups_that_do_not_fit_are_refused():
     structure = Structure(chain([8, 16], False, False), SHAPE)
     with pytest.raises(WrongInput, match="leaves the layer 0 without channels; give at least 1/8"):

@@ -1,14 +1,18 @@
 """Who is attacked at the end of a federation over sub-models: everybody, by the last update that each one sent."""
 
+import pytest
 import tiny_submodels as tiny
 import torch
+from torch import nn
 
 from secateur.config.choices import choice, defense_of_clients
 from secateur.federated.checkpoint import Story
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.alone import Alone
 from secateur.federated.submodels.exposure import Asking, Exposer
+from secateur.federated.submodels.picture import picture
 from secateur.federated.submodels.terms import joined_of
+from secateur.models.resnet import Block
 
 LABELS = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
 YEOM = choice("attack", "yeom")
@@ -17,7 +21,7 @@ YEOM = choice("attack", "yeom")
 def watched(rule="mapp-fl", rounds=3, asking=None, **fields):
     """A federation, and who attacks it."""
     exposer = Exposer([YEOM], tiny.data(), LABELS, Story(), rounds, asking=asking or Asking(size=10, compare=False))
-    fields |= {"model": tiny.net(dtype=torch.float32)}
+    fields = {"model": tiny.net(dtype=torch.float32)} | fields
     terms = tiny.federation(rule, rounds=rounds, **fields).terms
     observers = [(exposer.pace(terms), exposer)]
     return tiny.federation(rule, rounds=rounds, observers=observers, **fields), exposer
@@ -44,7 +48,8 @@ def test_clients_that_were_not_in_the_last_round_are_attacked_by_their_last_upda
     found = attacked(federation, exposer)
     assert len(set(rounds.values())) > 1 and set(rounds) == set(range(5))
     assert {client: row.extra["answered"] for client, row in found.items() if client is not None} == rounds
-    assert None in found and len(exposer.channels) == 2  # cells are shown of the last round
+    (drawn,) = exposer.story.figures
+    assert None in found and len(drawn["trained"]) == 2  # cells are shown of the last round
 
 
 def test_a_client_that_is_lost_in_the_last_round_is_attacked_too(monkeypatch):
@@ -110,3 +115,61 @@ def test_clients_alone_are_attacked_without_a_server():
     exposer.finish(federation)
     rows = [row for row in exposer.story.rows if row.metric == "advantage"]
     assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and not exposer.story.figures
+
+
+@pytest.mark.parametrize("batchnorm", ["static", "reestimated"])
+def test_accuracy_is_that_of_the_rounds_by_the_statistics_that_were_chosen(batchnorm):
+    federation, exposer = watched(batchnorm=batchnorm)
+    judged = {m.client: m.value for m in tiny.told(federation) if m.metric == "test_accuracy" and m.round == 3}
+    exposer.finish(federation)
+    rows = [row for row in exposer.story.rows if row.metric == "test_accuracy"]
+    assert {row.extra["client"]: row.value for row in rows} == pytest.approx(judged)
+
+
+def test_a_model_whose_outputs_are_not_finite_is_said_and_stops_nothing():
+    federation, exposer = watched(rounds=1, model=tiny.net(norm=False, dtype=torch.float32))
+    tiny.told(federation)
+    for name, value in exposer.sent[1][0].items():
+        exposer.sent[1][0][name] = torch.full_like(value, 3e38)
+    exposer.finish(federation)
+    rows = {row.extra["client"]: row for row in exposer.story.rows if row.metric == "advantage"}
+    assert rows[1].value is None and rows[1].note.startswith("excluded: returned NaN or infinite outputs")
+    assert all(row.value is not None for client, row in rows.items() if client != 1)
+
+
+def residual():
+    """A stem and a block with a convolution on its shortcut."""
+    stem = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), Block(4, 8, 2)]
+    return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def flattened(hidden):
+    """A convolution whose pictures are the inputs of a linear layer."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.Flatten(), nn.Linear(16, hidden), nn.Linear(hidden, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "rule", "fields", "layer", "shape"),
+    [
+        (residual(), "heterofl", {}, "2.conv1", (8, 4)),
+        (residual(), "fdropout", {"coupling": "independent"}, "2.conv1", (8, 4)),
+        (flattened(8), "heterofl", {}, "2", (8, 16)),
+    ],
+)
+def test_the_picture_holds_the_cells_that_a_client_trains(model, rule, fields, layer, shape):
+    federation = tiny.federation(rule, model=model, fields=fields)
+    (drawn,) = picture(federation, [0, 3], LABELS)
+    assert (drawn["layer"], (drawn["outputs"], drawn["inputs"])) == (layer, shape)
+    large, small = drawn["trained"]
+    assert large["client"] == 0 and len(large["outputs"]) * len(large["inputs"]) == shape[0] * shape[1]
+    turn = federation.received(federation.terms.rounds, 3)
+    whole = torch.zeros(model.get_submodule(layer).weight.shape)
+    trained = turn.cut.put(f"{layer}.weight", whole, torch.ones(turn.cut.shapes[f"{layer}.weight"]))
+    wanted = trained.flatten(2).amax(2) if trained.ndim > 2 else trained
+    found = torch.zeros(shape)
+    found[torch.tensor(small["outputs"])[:, None], torch.tensor(small["inputs"])] = 1
+    assert torch.equal(found, wanted) and found.sum() == shape[0] * shape[1] / 4
+
+
+def test_a_layer_with_too_many_cells_is_not_drawn():
+    assert picture(tiny.federation("heterofl", model=flattened(5000)), [0, 3], LABELS) == []

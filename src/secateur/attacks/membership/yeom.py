@@ -144,7 +144,9 @@ def trial(rows: Tensor, outside: Tensor, rng: Generator, *, printed: bool = Fals
     """
     number, half = known_count(len(rows), printed), len(outside) // 2
     left = len(rows) - (0 if whole else number)
-    if number < 1 or left < 1 or half < 1 or len(outside) - half < number:
+    if number < 1:
+        raise WrongInput("client", f"of {len(rows)} rows 1 % is nobody that could be known")
+    if left < 1 or half < 1 or len(outside) - half < number:
         raise WrongInput("client", f"{len(rows)} rows and {len(outside)} others are too few to know {number} of both")
     asked = min(MOST, left, half)
     inside, others = (part[torch.randperm(len(part), generator=rng)] for part in (rows, outside))

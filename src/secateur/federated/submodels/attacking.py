@@ -22,6 +22,7 @@ from secateur.attacks.membership.yeom import Trial, mean_advantage, over_knowled
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
+from secateur.federated.submodels import testing
 from secateur.federated.submodels.shadow_clients import shadow_clients
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params, Transform
 from secateur.metrics.membership import Estimate, evaluate, share
@@ -44,6 +45,7 @@ class Target:
     rate: float = 1.0  # the share of the server's channels
     round: int | None = None  # in which a client sent its last update
     augment: Transform | None = None  # of its training's inputs, which its shadows do too; what is asked stays as it is
+    statistics: Tensor | None = None  # rows that BatchNorm's are re-estimated by to test it; None: each batch's own
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,15 @@ class Meeting:
 
     def accuracy(self) -> Row:
         """On the test part: of the model that a client was sent for its last update, or the server's last."""
-        state = self.target.sent[-1] if self.target.received is None else self.target.received
+        target, size = self.target, self.asking.size
+        state = tree.to(target.sent[-1] if target.received is None else target.received, self.device)
         test = self._batch(torch.arange(self.data.train_size, len(self.data.inputs)))
-        answer = scorer(self.target.net, state, self.device, self.asking.size)
-        right = share(answer(test.inputs).argmax(1) == test.labels)
+        if target.statistics is None:
+            found = testing.logits(target.net, state, test.inputs, size)
+        else:
+            own = self._batch(target.statistics).inputs
+            found = testing.reestimated(target.net, state, own, test.inputs, size)
+        right = share((found.argmax(1) == test.labels) & found.isfinite().all())  # as testing.judged does
         return Row(**self.labels, metric="test_accuracy", **right._asdict())
 
     def left_out(self, attack: Choice, reason: str) -> Row:

@@ -52,7 +52,7 @@ class Cut:
     index: Tensor  # (P_c,) the place of each of its numbers in the server's flat vector, on the network's device
     parts: dict[str, Tensor]  # by parameter: the same inside the server's flattened tensor
     shapes: dict[str, tuple[int, ...]]  # of the sub-model's parameters
-    channels: dict[str, Tensor]  # Conv or Linear -> the outputs that it keeps, in the server's numbers
+    channels: dict[str, Tensor]  # layer or norm -> the outputs that it keeps, in the server's numbers
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """The sub-model's part of a tensor that has the shape of the server's parameter `name`."""
@@ -63,6 +63,12 @@ class Cut:
         flat = whole.flatten().clone()
         flat[self.parts[name].to(whole.device)] = part.flatten()
         return flat.view(whole.shape)
+
+    def inputs(self, name: str, whole: int) -> Tensor:
+        """The input features that a Conv or Linear keeps, of as many as the server's has."""
+        rows, columns, *kernel = self.shapes[f"{name}.weight"]
+        size = math.prod(kernel)
+        return self.parts[f"{name}.weight"].view(rows, columns, size)[0, :, 0] // size % whole
 
 
 class _Layer(NamedTuple):
@@ -87,7 +93,9 @@ class Structure:
         }
         self.norms = {name: places[norm.reads.numpy()] for name, norm in found.norms.items()}
         owned = {f"{name}.{part}" for name in (*self.layers, *self.norms) for part in ("weight", "bias")}
-        for name, value in net.named_parameters():
+        for name, value in net.named_parameters(remove_duplicate=False):
+            if name not in self.shapes:
+                raise WrongInput("model", f"cannot be cut to sub-models: {name} is another layer's too")
             if name not in owned:
                 raise WrongInput("model", f"cannot be cut to sub-models: {name} belongs to no layer with channels")
             if not value.requires_grad:
@@ -160,7 +168,7 @@ class Structure:
             shapes[f"{name}.weight"] = (len(rows), len(columns), *shape[2:])
             parts[f"{name}.bias"] = rows
         for name, places in self.norms.items():
-            parts[f"{name}.weight"] = parts[f"{name}.bias"] = np.flatnonzero(outputs[places])
+            kept[name] = parts[f"{name}.weight"] = parts[f"{name}.bias"] = np.flatnonzero(outputs[places])
         offsets = dict(zip(self.shapes, np.cumsum([0, *self.sizes.values()]).tolist(), strict=False))
         own = {name: torch.from_numpy(parts[name]) for name in self.shapes}
         shapes = {name: shapes.get(name, (len(part),)) for name, part in own.items()}

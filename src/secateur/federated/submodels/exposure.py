@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from secateur import tree
 from secateur.attacks.membership.yeom import trial
@@ -17,6 +18,7 @@ from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story
 from secateur.federated.submodels.attacking import TURN, Asking, Meeting, Target
 from secateur.federated.submodels.federation import Seen, SubmodelFederation
+from secateur.federated.submodels.picture import picture
 from secateur.federated.submodels.terms import Terms
 from secateur.interfaces import Params
 from secateur.recipe import Recipe
@@ -52,9 +54,19 @@ def expose(
     except WrongInput as error:
         return [*rows, *(meeting.left_out(attack, error.message) for attack in attacks)]
     for attack in attacks:
-        rows += meeting.yeom(attack, asked) if attack.name == "yeom" else []
+        rows += _found(meeting, [attack], meeting.yeom(attack, asked)) if attack.name == "yeom" else []
     others = [attack for attack in attacks if attack.name != "yeom"]
-    return [*rows, *(meeting.shadowed(others, asked) if others else [])]
+    return [*rows, *(_found(meeting, others, meeting.shadowed(others, asked)) if others else [])]
+
+
+def _found(meeting: Meeting, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
+    """What attacks find; of a model whose outputs are not finite, that they find nothing."""
+    try:
+        return list(rows)
+    except WrongInput as error:
+        if error.field != "model":
+            raise
+        return [meeting.left_out(attack, error.message) for attack in attacks]
 
 
 class Last(NamedTuple):
@@ -85,7 +97,6 @@ class Exposer:
         self.asking, self.turn, self.device = asking or Asking(), turn, device
         self.sent: dict[int, list[Params]] = {}
         self.last: dict[int, Last] = {}
-        self.channels: dict[int, dict[str, Tensor]] = {}  # in the last round
 
     @property
     def every(self) -> int:
@@ -106,8 +117,6 @@ class Exposer:
         kept.append(known(seen))
         del kept[: -self.asking.updates]
         self.last[seen.client] = Last(seen.round, seen.received, seen.rows)
-        if seen.round == self.rounds:
-            self.channels[seen.client] = seen.channels
 
     def state(self) -> Params:
         """The updates that are kept, for a federation that is saved."""
@@ -138,7 +147,8 @@ class Exposer:
         for client, share in enumerate(federation.terms.shares):
             number, received, rows = self.last.get(client, Last(0, {}, share))
             net, rate, augment = federation.narrow(client).net, federation.rates[client], federation.terms.local.augment
-            self._expose(Target(client, net, self.sent.get(client, []), rows, received, rate, number, augment))
+            target = Target(client, net, self.sent.get(client, []), rows, received, rate, number, augment)
+            self._expose(federation, target, share)
 
     def finish(self, federation: SubmodelFederation) -> None:
         """Attack the clients, then the server's last model, whose members are all training data.
@@ -147,10 +157,14 @@ class Exposer:
         """
         self.attack_clients(federation)
         if not federation.terms.rule.alone:
-            self._expose(Target(None, federation.net, [federation.model()], torch.cat(list(federation.terms.shares))))
-            self.story.figures += cells(federation.net, self.channels, self.labels)
+            everybody = torch.cat(list(federation.terms.shares))
+            self._expose(federation, Target(None, federation.net, [federation.model()], everybody), everybody)
+            trained = [client for client, last in sorted(self.last.items()) if last.round == self.rounds]
+            self.story.figures += picture(federation, trained, self.labels)
 
-    def _expose(self, target: Target) -> None:
+    def _expose(self, federation: SubmodelFederation, target: Target, share: Tensor) -> None:
+        if federation.terms.batchnorm == "reestimated":
+            target = replace(target, statistics=share)
         self.story.rows += expose(
             target, self.data, self.attacks, self.labels, asking=self.asking, turn=self.turn, device=self.device
         )
@@ -164,29 +178,6 @@ def known(seen: Seen) -> Params:
     if seen.covered is None:
         return tree.clone(seen.sent)
     return {name: value.where(seen.covered[name], seen.received[name]) for name, value in seen.sent.items()}
-
-
-def cells(
-    net: nn.Module, channels: Mapping[int, Mapping[str, Tensor]], labels: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Who trained which cells of a layer in the last round, for the page: outputs and inputs of every client.
-
-    The layer is the first that is cut on both sides. Inputs are the outputs of the layer before it, which holds in a
-    chain whose channels are coupled; of others nothing is shown.
-    """
-    layers = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    chain = isinstance(net, nn.Sequential) and len(layers) > 2 and "independent" not in labels["extra"]["submodels"]
-    if not chain or not channels:
-        return []
-    (before, _), (name, module) = layers[:2]
-    trained = [
-        {"client": client, "outputs": kept[name].tolist(), "inputs": kept[before].tolist()}
-        for client, kept in sorted(channels.items())
-    ]
-    outputs, inputs = module.weight.shape[:2]
-    own = {"kind": "cells", "layer": name, "outputs": outputs, "inputs": inputs, "trained": trained}
-    flat = {key: value for key, value in labels.items() if key != "extra"} | labels["extra"]
-    return [flat | own]
 
 
 def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.federated.submodels.cutting import Asked, Cut, Structure
+from secateur.federated.submodels.cutting import Asked, Structure
 from secateur.federated.submodels.rules.heterofl import HeteroFL
 from secateur.models.create import check
 from secateur.models.mapp import Scaler
@@ -38,22 +38,15 @@ def narrowed(
     for name, layer in structure.layers.items():
         outputs, inputs = (torch.zeros(len(each), dtype=torch.bool) for each in layer)
         outputs[cut.channels[name]] = True
-        inputs[_columns(cut, name, len(inputs))] = True
+        inputs[cut.inputs(name, len(inputs))] = True
         shrink_layer(made, name, outputs, inputs)
     for name, places in structure.norms.items():
         kept = torch.zeros(len(places), dtype=torch.bool)
-        kept[cut.parts[f"{name}.weight"]] = True
+        kept[cut.channels[name]] = True
         shrink_norm(made, name, kept)
     _scale(made, rate, scaler, [name for name in structure.layers if name not in structure.outputs])
     check(made, input_shape, classes)
     return made
-
-
-def _columns(cut: Cut, name: str, inputs: int) -> Tensor:
-    """The input features that a layer keeps."""
-    rows, columns, *kernel = cut.shapes[f"{name}.weight"]
-    size = int(torch.tensor(kernel).prod()) if kernel else 1
-    return cut.parts[f"{name}.weight"].view(rows, columns, size)[0, :, 0] // size % inputs
 
 
 def _scale(net: nn.Module, rate: float, scaler: bool, layers: list[str]) -> None:
