@@ -53,7 +53,12 @@ USUAL = {  # what sub-models know nothing of must be left as it is
 
 def unless_empty(value: Any) -> Any:
     """Rules, comma-separated; `none` is one of them (FedAvg)."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if not parts:
+        raise WrongInput("submodels", "nothing is given; give rules such as mapp-fl, or none for FedAvg")
+    return parts
 
 
 class Submodels(Common):

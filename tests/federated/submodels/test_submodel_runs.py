@@ -111,11 +111,21 @@ def test_clients_of_many_writers():
         (["--submodels", "mapp-fl", "--averaging", "coverage"], "averaging"),
         (["--submodels", "map-fl"], "submodels: 'map-fl' is not known; did you mean 'mapp-fl'"),
         (["--submodels", "heterofl", "--set", "examples=300"], "has 1, and needs 2 rows for BatchNorm"),
+        (["--submodels", ","], "submodels: nothing is given; give rules such as mapp-fl"),
+        (["--submodels", "mapp-fl,none", "--advise"], "advise: none has no models of other sizes to attack"),
+        (["--submodels", "heterofl", "--advise", "--client-widths", ".5,.01"], "leaves the layer 0 without channels"),
     ],
 )
 def test_wrong_input_gets_one_sentence(flags, sentence, capsys):
     assert main(["federate", *flags, "--dry-run"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_the_plan_of_advice_is_of_pilots(capsys):
+    flags = ["--submodels", "mapp-fl", "--advise", "--client-widths", ".5,.25", "--set", "pilot_draws=3"]
+    assert main(["federate", *flags, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "each with 1, 0.5, 0.25 of the channels in turn" in said and "9 pilots of 10 rounds of" in said
 
 
 def test_from_python():

@@ -31,6 +31,17 @@ from secateur.rows import Row
 from secateur.runs import Run
 
 
+def check_pilots(rule: Choice, terms: Terms) -> None:
+    """Refuse rules that have nothing to advise."""
+    if terms.rule.whole or terms.rule.alone:
+        raise WrongInput("advise", f"{rule} has no models of other sizes to attack; give a rule such as mapp-fl")
+
+
+def sizes_of(config: Federate) -> list[float]:
+    """The shares of channels that every client tries, the largest first."""
+    return sorted({1.0, *config.client_widths}, reverse=True)
+
+
 def dealt(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[list[float]]:
     """Every pilot's sizes, a client each: in each draw every client has every width once.
 
@@ -49,11 +60,7 @@ def run_pilots(
     config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, terms: Terms, exposer: Exposer
 ) -> list[Row]:
     """Run the pilots of one federation and add what they advise to the run."""
-    if terms.rule.whole or terms.rule.alone or not exposer.attacks:
-        raise WrongInput("advise", f"{rule} has no models of other sizes to attack; give a rule such as mapp-fl")
-    seed = exposer.labels["seed"]
-    widths = sorted({1.0, *config.client_widths}, reverse=True)
-    rows: list[Row] = []
+    seed, widths, rows = exposer.labels["seed"], sizes_of(config), []
     groups = [[rates] for rates in dealt(len(terms.shares), widths, config.pilot_draws, seed)]
     if device.type == "cuda":
         groups = [[rates for (rates,) in groups]]

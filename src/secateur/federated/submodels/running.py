@@ -25,7 +25,7 @@ from secateur.federated.submodels.cutting import Structure
 from secateur.federated.submodels.exposure import Asking, Exposer
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.narrow import narrowed, static
-from secateur.federated.submodels.pilots import run_pilots
+from secateur.federated.submodels.pilots import check_pilots, run_pilots, sizes_of
 from secateur.federated.submodels.terms import Adam, Terms, check_rows, joined_of, rates_of
 from secateur.federated.submodels.together import Rounds, Together
 from secateur.federating import let_go, loaded, network_of, shares_of
@@ -64,9 +64,12 @@ def check_submodels(config: Federate, data: Dataset) -> None:
     for rule in config.submodels:
         for defense in config.defense:
             terms = terms_of(config, data, config.seeds[0], rule, defense)
-            structure.check(terms.rule, terms.used_rates)
+            if config.advise:
+                check_pilots(rule, terms)
+            rates = sizes_of(config) if config.advise else terms.used_rates
+            structure.check(terms.rule, rates)
             check_rows(net, terms)
-            for rate in set(terms.used_rates):
+            for rate in set(rates):
                 narrowed(net, structure, rate, terms.scaler, data.input_shape, data.classes)
 
 
@@ -77,12 +80,17 @@ def plan_submodels(config: Federate) -> list[str]:
     terms = terms_of(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
     sizes, rates = [len(rows) for rows in terms.shares], sorted(set(terms.rates), reverse=True)
     widths = ", ".join(f"{list(terms.rates).count(rate)} with {rate:g} of the channels" for rate in rates)
+    rounds = f"{terms.rounds} rounds"
+    if config.advise:
+        tried = sizes_of(config)
+        widths = f"each with {', '.join(f'{rate:g}' for rate in tried)} of the channels in turn"
+        rounds = f"{len(tried) * config.pilot_draws} pilots of {config.pilot_rounds} rounds"
     local = f"{terms.local.epochs} local epochs of batches of {terms.local.batch_size}"
     crops = "" if terms.local.augment is None else ", pictures cropped and flipped"
     return [
         f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:",
         f"  {len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each: {widths}",
-        f"  {terms.rounds} rounds of {local}, Adam with {terms.local.learning_rate:g}{crops}",
+        f"  {rounds} of {local}, Adam with {terms.local.learning_rate:g}{crops}",
         f"  {terms.averaging} average of each cell, uncovered: {terms.uncovered}, BatchNorm {terms.batchnorm}",
         f"  sub-models by {', '.join(map(str, config.submodels))}",
         f"  defend with {', '.join(map(str, config.defense))}",
