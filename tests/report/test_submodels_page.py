@@ -117,6 +117,14 @@ def test_the_page_shows_plane_cells_and_clients():
     assert "excluded: 3 rows are too few" in page and "Client by client" in page
 
 
+@pytest.mark.parametrize("groups", [9, 16])
+def test_every_group_has_a_picture(groups):
+    trained = [{"client": i, "outputs": [i], "inputs": [0, 1]} for i in range(groups)]
+    page = page_of(party(0, 0.7, 0.04), [cells() | {"outputs": groups, "inputs": 2, "trained": trained}])
+    (heat,) = embedded(page)["submodel_cells"]
+    assert len(heat["panels"]) == 1 + groups
+
+
 def test_a_federation_that_nobody_attacked_has_its_accuracy():
     rows = [row("test_accuracy", 0.5, round=1), row("test_accuracy", 0.9), row("client_accuracy", 0.7)]
     (found,) = submodels.not_attacked(rows)

@@ -12,7 +12,7 @@ from secateur.report.submodels import Federated, Party, federations, is_submodel
 from secateur.report.tradeoff import SYMBOLS
 from secateur.rows import Row
 
-GROUPS = 4  # different parts that are drawn each by itself
+GROUPS = 16  # different parts that are drawn each by itself: as many as groups of MaPP-FL at most
 FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
 
 

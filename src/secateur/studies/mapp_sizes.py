@@ -27,7 +27,7 @@ def correlations(found: Seen, smallest: int) -> Tabulated:
         paper = TABLE_3.get((data, federation.model))
         labels = {"network": federation.model, "parameters": PARAMETERS.get(federation.model, "")}
         lines.append(Line(labels, _correlated(result), "" if paper is None else f"{paper:.2f}"))
-    claim = "clients with less data are exposed more: r of log10 dataset size and advantage is negative"
+    claim = "clients with less data are exposed more: r of log10 dataset size and advantage is negative (-r is shown)"
     return lines, [judge(claim, cases, "every", unit="")]
 
 
