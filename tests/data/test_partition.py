@@ -99,7 +99,7 @@ def test_writer_groups_keep_writers_whole(writers, seed):
     rng = Generator().manual_seed(seed)
     count = len(writers.unique())
     if count <= 5:
-        with pytest.raises(WrongInput, match=f"^sizes: .* less than the {count} writers"):
+        with pytest.raises(WrongInput, match=f"^data: its {count} writers are too few for clients of 2, 3 and all"):
             writer_groups(writers, (2, 3), rng)
         return
     parts = writer_groups(writers, (2, 3), rng)

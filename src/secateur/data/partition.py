@@ -75,8 +75,11 @@ def by_writer(writers: Tensor) -> list[Tensor]:
 def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list[Tensor]:
     """Clients of `sizes` shuffled writers each and one of all other writers, biggest first (MaPP-FL's FEMNIST)."""
     rows = _by_value(writers)
-    if min(sizes, default=1) < 1 or sum(sizes) >= len(rows):
-        raise WrongInput("sizes", f"give positive numbers that add up to less than the {len(rows)} writers")
+    if min(sizes, default=1) < 1:
+        raise WrongInput("sizes", f"{min(sizes)} is not allowed; give whole numbers from 1")
+    if sum(sizes) >= len(rows):
+        said = f"its {len(rows)} writers are too few for clients of {', '.join(map(str, sizes))} and all others"
+        raise WrongInput("data", f"{said}; give at least {sum(sizes) + 1}")
     order = torch.randperm(len(rows), generator=rng).split_with_sizes([*sizes, len(rows) - sum(sizes)])
     return _biggest_first([torch.cat([rows[writer] for writer in group]) for group in order])
 
