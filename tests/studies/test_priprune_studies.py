@@ -254,6 +254,8 @@ def test_what_alpha_decides():
     _, findings = priprune_ours.alpha(seen(*rows))
     assert said(findings, "alpha_0", "10 points") == "supported" and said(findings, "its step") == "not supported"
     assert said(findings, "the temperature") == "not supported"
+    _, alone = priprune_ours.alpha(seen(rows[-1]))  # on a machine of its own
+    assert {said(alone, each) for each in ("alpha_0 ()", "its step ()", "the temperature ()")} == {"undecided"}
 
 
 def test_all_defenses_on_one_axis_and_the_sum_of_a_round():

@@ -24,7 +24,7 @@ def alpha(found: Seen) -> tuple[list[Line], list[Finding]]:
         }
         values = [rate.value for rate in own.values() if rate is not None]
         spread = max(values, default=0.0) - min(values, default=0.0)
-        case = Estimate(spread, spread, spread)
+        case = Estimate(spread, spread, spread) if len(values) > 1 else None  # one alone moves nothing
         title = {"alpha": "alpha_0", "step": "its step", "temperature": "the temperature"}[name]
         told = f"{title} ({', '.join(f'{value:g}' for value in sorted(own))})"
         findings.append(
