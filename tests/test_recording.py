@@ -185,6 +185,7 @@ def test_a_round_that_cannot_be_captured_goes_on_without(device):
 @needs_cuda
 def test_on_a_gpu_the_thread_is_where_it_was_and_work_goes_on():
     x, before = torch.ones(8, 8, device="cuda"), torch.cuda.current_stream()
+    x.mm(x)  # libraries set themselves up
     assert attempted(lambda: (x @ x).sum().item(), torch.cuda.Stream()) is None
     assert torch.cuda.current_stream() == before
     graph, made = attempted(lambda: x @ x, torch.cuda.Stream())
@@ -195,7 +196,7 @@ def test_on_a_gpu_the_thread_is_where_it_was_and_work_goes_on():
 @needs_cuda
 def test_the_products_of_a_graph_outlive_another_of_its_stream():
     stream, x = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
-    x.mm(x)
+    x.mm(x)  # libraries set themselves up
     kept, made = attempted(lambda: x @ x, stream)
     attempted(lambda: x @ x, stream)  # and is dropped
     torch.cuda.empty_cache()
