@@ -70,8 +70,10 @@ def test_a_client_that_never_answered_has_a_row_that_says_so():
     assert {row.note for row in silent} == {"excluded: none of its updates was seen"}
 
 
-def test_what_is_kept_of_earlier_rounds_survives_being_saved():
+@pytest.mark.parametrize("defense", ["none", "pseudo-largest:rate=0.5"])
+def test_what_is_kept_of_earlier_rounds_survives_being_saved(defense):
     fields = {"per_round": 2, "rounds": 6, "asking": Asking(size=10, compare=False, updates=2)}
+    fields |= joined_of(defense_of_clients(defense))
     whole, wanted = watched(**fields)
     attacked(whole, wanted)
     half, _ = watched(**fields)
@@ -117,9 +119,13 @@ def test_clients_alone_are_attacked_without_a_server():
     assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and not exposer.story.figures
 
 
-@pytest.mark.parametrize("batchnorm", ["static", "reestimated"])
-def test_accuracy_is_that_of_the_rounds_by_the_statistics_that_were_chosen(batchnorm):
-    federation, exposer = watched(batchnorm=batchnorm)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"batchnorm": "reestimated"}, joined_of(defense_of_clients("pseudo-largest:rate=0.5"))],
+    ids=["static", "reestimated", "withheld weights are put back"],
+)
+def test_accuracy_is_that_of_the_rounds(fields):
+    federation, exposer = watched(**fields)
     judged = {m.client: m.value for m in tiny.told(federation) if m.metric == "test_accuracy" and m.round == 3}
     exposer.finish(federation)
     rows = [row for row in exposer.story.rows if row.metric == "test_accuracy"]

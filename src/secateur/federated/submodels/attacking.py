@@ -45,6 +45,7 @@ class Target:
     rate: float = 1.0  # the share of the server's channels
     round: int | None = None  # in which a client sent its last update
     augment: Transform | None = None  # of its training's inputs, which its shadows do too; what is asked stays as it is
+    begun: Params | None = None  # what it trained from, where that is not what it was sent
     statistics: Tensor | None = None  # rows that BatchNorm's are re-estimated by to test it; None: each batch's own
 
 
@@ -82,9 +83,9 @@ class Meeting:
     labels: dict[str, Any]
 
     def accuracy(self) -> Row:
-        """On the test part: of the model that a client was sent for its last update, or the server's last."""
+        """On the test part: of the model that a client began its last turn with, or the server's last."""
         target, size = self.target, self.asking.size
-        state = tree.to(target.sent[-1] if target.received is None else target.received, self.device)
+        state = tree.to(target.begun or target.received or target.sent[-1], self.device)
         test = self._batch(torch.arange(self.data.train_size, len(self.data.inputs)))
         if target.statistics is None:
             found = testing.logits(target.net, state, test.inputs, size)

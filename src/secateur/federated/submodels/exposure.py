@@ -75,6 +75,7 @@ class Last(NamedTuple):
     round: int
     received: Params
     rows: Tensor
+    begun: Params | None = None  # where it trained from, if that is not what it received
 
 
 class Exposer:
@@ -116,7 +117,7 @@ class Exposer:
             kept.pop()
         kept.append(known(seen))
         del kept[: -self.asking.updates]
-        self.last[seen.client] = Last(seen.round, seen.received, seen.rows)
+        self.last[seen.client] = Last(seen.round, seen.received, seen.rows, seen.begun)
 
     def state(self) -> Params:
         """The updates that are kept, for a federation that is saved."""
@@ -128,6 +129,7 @@ class Exposer:
         }
         for client, last in self.last.items():
             state |= {f"{client}.last.round": torch.tensor(last.round), f"{client}.last.rows": last.rows}
+            state |= {f"{client}.begun.{name}": value for name, value in (last.begun or {}).items()}
         return state
 
     def load(self, state: Params) -> None:
@@ -138,16 +140,17 @@ class Exposer:
             found.setdefault(int(client), {}).setdefault(place, {})[name] = value
         self.sent, self.last = {}, {}
         for number, own in found.items():
-            last = own.pop("last")
+            last, begun = own.pop("last"), tree.to(own.pop("begun", {}), self.device)
             *kept, received = (tree.to(own[place], self.device) for place in sorted(own, key=int))
-            self.sent[number], self.last[number] = kept, Last(int(last["round"]), received, last["rows"])
+            self.sent[number] = kept
+            self.last[number] = Last(int(last["round"]), received, last["rows"], begun or None)
 
     def attack_clients(self, federation: SubmodelFederation) -> None:
         """Attack every client by its last updates; one that never answered says so."""
         for client, share in enumerate(federation.terms.shares):
-            number, received, rows = self.last.get(client, Last(0, {}, share))
+            number, received, rows, begun = self.last.get(client, Last(0, {}, share))
             net, rate, augment = federation.narrow(client).net, federation.rates[client], federation.terms.local.augment
-            target = Target(client, net, self.sent.get(client, []), rows, received, rate, number, augment)
+            target = Target(client, net, self.sent.get(client, []), rows, received, rate, number, augment, begun)
             self._expose(federation, target, share)
 
     def finish(self, federation: SubmodelFederation) -> None:

@@ -47,6 +47,7 @@ class Seen(NamedTuple):
     channels: dict[str, Tensor]  # layer -> the outputs that it keeps, in the server's numbers
     rows: Tensor  # of the data's train part: those that the client trains with
     covered: Params | None = None  # which entries came back; None: all
+    begun: Params | None = None  # its own: what it received with what it had withheld put back; None: what it received
 
 
 Observer = Callable[[Seen], None]
@@ -212,7 +213,6 @@ class SubmodelFederation:
         rate, message = self.rates[client], sent.message
         size = self.sizes.model(rate, values) if message is None else self.sizes.update(rate, message)
         self.ledger.traffic.up[client] += size
-        self._keep(client, sent.state)
         weight = 1.0 if self.terms.averaging == "uniform" else float(len(self.terms.shares[client]))
         covered = sent.covered
         if self.owned is not None:
@@ -220,7 +220,8 @@ class SubmodelFederation:
             covered = own if covered is None else own * covered
         cells.add(turn.cut.index, sent.flat, weight, covered)
         if self.observed(number):
-            self._observe(number, turn, sent)
+            self._observe(number, turn, sent)  # who began with what it had kept until now
+        self._keep(client, sent.state)
 
     def _made(self, rate: float, data: Dataset) -> Narrow:
         scaler = self.terms.scaler
@@ -254,10 +255,13 @@ class SubmodelFederation:
         net = self.narrow(client).net
         received, given = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
         rate, rows = self.rates[client], self.terms.shares[client]
-        covered = None if sent.covered is None else params_of(sent.covered.bool(), shapes)
+        covered = begun = None
+        if sent.covered is not None:
+            covered = params_of(sent.covered.bool(), shapes)
+            begun = tree.clone(params_of(self._begun(number, client)[2], shapes))
         for every, observer in self.observers:
             if number % every == 0:
-                observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows, covered))
+                observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows, covered, begun))
 
     def _remembering(self) -> list[tuple[int, Remembers]]:
         observers: list[Any] = [each for _, each in self.observers]
