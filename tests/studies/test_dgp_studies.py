@@ -252,6 +252,7 @@ def test_full_is_the_papers_setting():
     assert (full.targets, full.iterations, full.users, full.epochs, full.examples) == (20, 2500, 10, None, None)
     assert full.models["resnet18"] == "resnet18" and full.data["cifar100"] == "cifar100"
     assert scale_of("tiny", ["targets=1", "learning_rate=0.2"]).targets == 1
+    assert scale_of("tiny", ["learning_rate=2e-1", "augment=true", "in_out=0"]).learning_rate == 0.2
 
 
 def test_every_result_of_the_paper_is_a_study():
@@ -334,7 +335,13 @@ def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monke
         (["dgp-fig10"], "study: 'dgp-fig10' is not known"),
         (["dgp-fig2", "--scale", "huge"], "scale: 'huge' is not known"),
         (["dgp-fig2", "--scale", "tiny", "--set", "batch=3"], "is not possible in this study; allowed: examples"),
-        (["dgp-fig2", "--scale", "tiny", "--set", "targets=few"], "give a whole number"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "targets=few"], "give a whole number from 1"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "users=0"], "give a whole number from 1"),
+        (["dgp-table3", "--scale", "tiny", "--set", "repeats=0"], "give a whole number from 1"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "in_out=-1"], "give a whole number from 0"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "learning_rate=nan"], "give a number above 0"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "augment=maybe"], "give true or false"),
+        (["dgp-fig2", "--scale", "tiny", "--set", "targets=[1"], "is not readable"),
         (["dgp-fig2", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
         (["dgp-fig2", "--scale", "tiny", "--data", "breast_cancer"], "only pictures can be recovered"),
     ],

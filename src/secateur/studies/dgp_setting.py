@@ -85,7 +85,7 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
     """A scale by its name, with `field=value` laid over it."""
-    return laid_over(SCALES, name, overrides, FIXED, zero=True)
+    return laid_over(SCALES, name, overrides, FIXED, zero=("in_out",))
 
 
 class Step(Protocol):

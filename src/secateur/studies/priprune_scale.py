@@ -103,7 +103,7 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
     """A scale by its name, with `field=value` laid over it."""
-    made = laid_over(SCALES, name, overrides, FIXED, zero=False)
+    made = laid_over(SCALES, name, overrides, FIXED)
     for rounds, attacked in ((made.rounds, made.attacked), (made.brief_rounds, made.brief_attacked)):
         if attacked > rounds:
             raise WrongInput("set", f"{attacked} attacked rounds are not possible; there are {rounds} rounds")
