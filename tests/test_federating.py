@@ -138,6 +138,8 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
     "wrong, said",
     [
         (["--base-pruning", "snipp"], "snip"),
+        (["--base-pruning", "snip:rate=1"], "base_pruning.snip.rate: 1.0 is not allowed"),
+        (["--defense", "priprune:alpha=2"], "defense.priprune.alpha: 2.0 is not allowed"),
         (["--defense", "ppb"], "acts on"),
         (["--attack", "ig,rob"], "apart"),
         (["--attack", "ig", "--local-epochs", "1"], "not both"),

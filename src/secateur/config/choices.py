@@ -39,7 +39,11 @@ def choice(kind: str, value: Any) -> Choice:
             given[key] = TypeAdapter(hints[key]).validate_python(given[key])
         except ValidationError as error:
             raise sentence(error, f"{kind}.{name}.{key}", hints[key]) from None
-    entry(**given)  # what a method itself refuses, it refuses now
+    try:
+        entry(**given)  # what a method itself refuses, it refuses now
+    except WrongInput as error:  # a run file may have a field of the same name, such as alpha
+        field = f"{kind}.{name}.{error.field}" if error.field in given else error.field
+        raise WrongInput(field, error.message) from None
     return Choice(kind, name, tuple(sorted(given.items())))
 
 
