@@ -20,6 +20,7 @@ from secateur.federated.membership import Asker, check_membership, sent_model
 from secateur.federated.observing import Every
 from secateur.federated.orders import Orders
 from secateur.federated.sampling import sampler_of
+from secateur.federated.telling import teller
 from secateur.federated.terms import Terms
 
 ROWS = 60
@@ -199,3 +200,13 @@ def test_lira_leaves_out_others_that_overflow():
     run(fed)
     assert {client for (_, _, client), value in found(story).items() if value is None} == set(gone)
     assert {len(past[0].others) for past in asker.past.values()} == {2}
+
+
+def test_the_display_says_what_leaked_so_far():
+    fed, asker, story = asked(rounds=2, evaluate_every=1, orders=Orders(2, who="all"))
+    shown = []
+    tell = teller(asker.labels, Story(), [asker], lambda steps, said=None: shown.append(said))
+    for done in fed.rounds():
+        tell(done)
+    assert "AUC" not in shown[0]
+    assert shown[1].endswith(f"best AUC {max(found(story).values()):.2f}")

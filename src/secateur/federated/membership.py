@@ -57,6 +57,7 @@ class Asker:
         self.labels, self.story, self.orders, self.kept = labels, story, orders, kept
         self.batch, self.train_size, self.device = data.batch, data.train_size, device
         self.past: dict[int, list[Observed]] = {}  # by client, the latest first
+        self.leak: float | None = None  # the highest AUC so far
 
     def looks(self, number: int) -> bool:
         """At attacked rounds, and at those that a later attack will use."""
@@ -124,6 +125,7 @@ class Asker:
         measured = evaluate(Guesses(values, values > known.mean()), is_member, rng)
         measured["advantage"] = mean_advantage(known, inside, outside, rng)
         self.story.rows += [Row(**labels, metric=name, **each._asdict()) for name, each in measured.items()]
+        self.leak = max(measured["auc"].value, self.leak or 0.0)
 
     def _labels(self, attack: str, look: Look, seen: Seen, rounds: int) -> dict[str, Any]:
         size = sum(len(self.terms.shares[client]) for client in seen.clients)

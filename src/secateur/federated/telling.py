@@ -10,6 +10,7 @@ from secateur.federated.attacker import Attacker
 from secateur.federated.checkpoint import Story
 from secateur.federated.federation import Round
 from secateur.federated.ledger import Measure
+from secateur.federated.membership import Asker
 from secateur.federated.observing import Observer
 from secateur.federated.terms import Terms
 from secateur.progress import Advance
@@ -53,6 +54,6 @@ def _said(done: Round, observers: Sequence[Observer]) -> str:
     parts = [f"round {done.number}"]
     parts += [f"accuracy {found['test_accuracy']:.3f}"] if "test_accuracy" in found else []
     parts.append(f"{found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down")
-    leaks = [each.leak for each in observers if isinstance(each, Attacker) and each.leak is not None]
-    parts += [f"best PSNR {max(leaks):.1f}"] if leaks else []
+    leaks = [each for each in observers if isinstance(each, Attacker | Asker) and each.leak is not None]
+    parts += [f"best {'PSNR' if isinstance(each, Attacker) else 'AUC'} {each.leak:.2f}" for each in leaks]
     return ", ".join(parts)
