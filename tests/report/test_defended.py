@@ -4,6 +4,7 @@ import pytest
 
 from secateur.report.defended import Point, balance, facts, front, front_sentence, over_epochs, sheets, studied, worth
 from secateur.report.page import Source, render
+from secateur.report.studied import tables
 from secateur.rows import Row
 
 
@@ -18,8 +19,8 @@ def trained(defense, ratio, *accuracies):
     return [*rows, row("ratio", ratio, defense, epoch=len(accuracies), **labels)]
 
 
-def attacked(defense, attack, cw_ssim, **extra):
-    return row("cw_ssim", cw_ssim, defense, attack, target=None, labels="inferred", **extra)
+def attacked(defense, attack, cw_ssim, labels="inferred", **extra):
+    return row("cw_ssim", cw_ssim, defense, attack, target=None, labels=labels, **extra)
 
 
 def picture(attack, defense, target, item=0, **more):
@@ -40,6 +41,8 @@ def test_a_defense_is_worth_its_accuracy_its_worst_leak_and_its_bytes():
     assert found["dgp+error-feedback"] == Point("dgp+error-feedback", 0.88, 0.7, "ig", 0.6)  # the last epoch
     assert found["ats"].leak == 0.5  # of the raw picture
     assert found["none"].accuracy == 0.9
+    (none,) = [point for point in worth([*rows, attacked("none", "ig", 0.99, "oracle")]) if point.name == "none"]
+    assert none.leak == 0.99  # the attacker who was told the labels is no part of the other's mean
 
 
 def test_the_front_by_hand():
@@ -85,3 +88,16 @@ def test_the_page_of_a_study(with_attack):
     assert ("Accuracy, leakage and bytes of each defense" in html) == with_attack
     assert "Accuracy and gaps" not in html  # a training is no audited model
     assert facts(studied(rows)) == {"Network": "net", "Data": "digits"}
+    assert "What the updates give away" in html and "What training under each defense came to" in html
+
+
+def test_a_study_without_attacks_and_trainings_has_its_tables():
+    sizes = {"dgp": 0.6125, "adgp": 0.32}
+    rows = [row("ratio", ratio, defense, study="cost", steps=5) for defense, ratio in sizes.items()]
+    rows += [row("residual_mean", 3.5, "dgp", study="training", epoch=2, epochs=2)]
+    trained, cost = tables(rows)
+    assert [line.value("ratio") for line in cost.lines] == [0.6125, 0.32]
+    assert cost.places == {"defense": "defense"} and trained.measures == ["residual_mean"]
+    html = render([Source("study", rows, [], "", {})])
+    assert "What each defense costs" in html and "0.613" in html
+    assert "residual&#39;s norm" in html and "pruned models" not in html

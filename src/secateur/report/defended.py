@@ -106,7 +106,7 @@ def balance(rows: Sequence[Row]) -> list[View]:
 def worth(rows: Iterable[Row]) -> list[Point]:
     """Every defense that was trained with and attacked; means over networks and seeds."""
     trained = {"test_accuracy": dict[str, list[float]](), "ratio": dict[str, list[float]]()}
-    leaks: dict[str, dict[str, list[float]]] = {}
+    leaks: dict[str, dict[tuple[str, str], list[float]]] = {}
     for row in rows:
         name, extra = row.defense or "none", row.extra
         if row.value is None:
@@ -115,13 +115,14 @@ def worth(rows: Iterable[Row]) -> list[Point]:
             trained[row.metric].setdefault(name, []).append(row.value)
         # What a defense hides is the raw picture, so of ATS's two likenesses that one counts.
         elif row.metric == "cw_ssim" and row.attack and extra["target"] is None and extra.get("against") != "used":
-            leaks.setdefault(name, {}).setdefault(row.attack, []).append(row.value)
+            attacker = row.attack, str(extra.get("labels"))  # one who was told the labels is another
+            leaks.setdefault(name, {}).setdefault(attacker, []).append(row.value)
     points = []
     for name, accuracy in trained["test_accuracy"].items():
         attacked = leaks.get(name, leaks.get(name.removesuffix(FEEDBACK)))
         if attacked and name in trained["ratio"]:
-            leak, attacker = max((_mean(values), attack) for attack, values in attacked.items())
-            points.append(Point(name, _mean(accuracy), leak, split(attacker)[0], _mean(trained["ratio"][name])))
+            leak, (attack, _) = max((_mean(values), attacker) for attacker, values in attacked.items())
+            points.append(Point(name, _mean(accuracy), leak, split(attack)[0], _mean(trained["ratio"][name])))
     return points
 
 

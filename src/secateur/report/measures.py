@@ -64,6 +64,15 @@ BESIDE = {
     "attack_loss": "attack's loss",
     "seconds": "seconds",
 }
+STUDIED = {
+    "ratio": "of dense",
+    "paper_ratio": "of dense, as the paper counts",
+    "defense_seconds": "seconds an epoch",
+    "user_seconds": "seconds with the gradients",
+    "epoch_seconds": "seconds an epoch",
+    "residual_mean": "residual's norm",
+    "never_sent": "entries never sent",
+}
 TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
@@ -75,7 +84,7 @@ DECIBELS = "psnr"  # how the names of measures in dB begin
 
 def title(metric: str) -> str:
     """What a person calls a measure."""
-    return TITLES.get(metric, metric.replace("_", " "))
+    return (TITLES | STUDIED).get(metric, metric.replace("_", " "))
 
 
 def ordered(found: Iterable[str], known: Iterable[str]) -> list[str]:

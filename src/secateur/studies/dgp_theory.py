@@ -136,7 +136,7 @@ def _follow(targets: Sequence[Values]) -> dict[str, Estimate | None]:
 
 def _holds(targets: Sequence[Values], name: str, title: str) -> Finding:
     broken = _broken(targets, name)
-    kept = {"broken": None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)}
+    kept = {"rarer than that by": None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)}
     return judge(f"Proposition 1 holds, {title}: broken at most {100 * RARE:g} % of the time", kept, "every")
 
 
