@@ -75,6 +75,13 @@ def test_online_by_hand_from_in_out_models():
     assert found.note is None
 
 
+def test_a_gamma_that_nobody_reaches_is_said():
+    fitted = rmia(temperature=1.0, gamma=100.0).fit(four_models(), rng())
+    found = fitted.score(table(0.95, 0.1, 0.5), Candidates(rows(0, 1, 2), ids=torch.tensor([0, 1, 2])))
+    assert found.scores.tolist() == [0.0, 0.0, 0.0] and found.members.tolist() == [True, False, False]
+    assert found.note == "gamma 100 ranks all examples alike; give one nearer to 1"
+
+
 def test_a_given_population_is_judged_by_out_models_only():
     fitted = rmia(temperature=1.0, gamma=1.0).fit(four_models(), rng())
     candidates = Candidates(rows(0), ids=torch.tensor([0]), population=rows(1, 2))

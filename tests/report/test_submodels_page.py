@@ -117,6 +117,13 @@ def test_the_page_shows_plane_cells_and_clients():
     assert "excluded: 3 rows are too few" in page and "Client by client" in page
 
 
+def test_why_an_auc_is_what_it_is():
+    asked = {"scope": "client", "data_size": 100, "parameters": 25000, "batches": "mixed", "updates": 1}
+    rows = party(0, 0.7, 0.04)
+    auc = row("auc", 0.5, 0, attack="yeom", note="gamma 2 ranks all examples alike", **asked)
+    assert 'title="gamma 2 ranks all examples alike">0.500' in page_of([*rows, auc])
+
+
 @pytest.mark.parametrize("groups", [9, 16])
 def test_every_group_has_a_picture(groups):
     trained = [{"client": i, "outputs": [i], "inputs": [0, 1]} for i in range(groups)]

@@ -98,7 +98,7 @@ def _plane(found: Sequence[Federated]) -> Panel:
         f"Accuracy and membership advantage of the average client: {told}.",
         traces,
         480,
-        {"title": "test accuracy of the average client", "tickformat": ".0%", "zeroline": False, "nticks": 8},
+        {"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
         {"title": "advantage of the attack", "tickformat": ".1%", "zeroline": True, "zerolinecolor": GREY, "nticks": 8},
         showlegend=True,
     )

@@ -87,6 +87,9 @@ class Rmia:
         own = self._ask(box, candidates.batch)
         ratios = self._judge(way)(own, *self.references.of(candidates.batch, candidates.ids))
         shares = dominance(ratios, self._population(box, candidates.population, way), self.gamma)
+        if len(shares) > 1 and bool((shares == shares[0]).all()):
+            alike = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"
+            note = alike if note is None else f"{note}; {alike}"
         return Guesses(shares, ratios >= self.thresholds[way], note)
 
     def _population(self, box: BlackBox, given: Batch | None, way: str) -> Tensor:
