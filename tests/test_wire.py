@@ -273,6 +273,7 @@ def test_the_forged_messages_below_would_be_right_without_their_change():
         ({"shape": (3, 3)}, b"\xc0\x00" + VALUES, r"has the shape \(3, 3\); \(9,\) is expected"),
         ({"shape": (2**60, 2**60)}, b"\xc0\x00" + VALUES, "is expected"),
         ({"name": "v"}, b"\xc0\x00" + VALUES, "holds v, which is not expected"),
+        ({"name": "v\nall is well"}, b"\xc0\x00" + VALUES, r"holds 'v\\nall is well', which is not expected"),
     ],
 )
 def test_a_forged_table_is_refused(change, rest, sentence):

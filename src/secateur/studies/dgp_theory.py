@@ -136,8 +136,9 @@ def _follow(targets: Sequence[Values]) -> dict[str, Estimate | None]:
 
 def _holds(targets: Sequence[Values], name: str, title: str) -> Finding:
     broken = _broken(targets, name)
-    kept = {"rarer than that by": None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)}
-    return judge(f"Proposition 1 holds, {title}: broken at most {100 * RARE:g} % of the time", kept, "every")
+    room = None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)
+    claim = f"Proposition 1 holds, {title}: broken at most {100 * RARE:g} % of the time"
+    return judge(claim, {"rarer than that by": room}, "every")
 
 
 def _epsilon(targets: Sequence[Values], name: str) -> Estimate | None:

@@ -80,7 +80,7 @@ def unpack(data: bytes, shapes: Shapes) -> Table:
     stream, number = reader.number(), reader.number()
     if number > len(shapes):
         raise WrongInput("message", f"holds {number} tensors; {len(shapes)} are expected")
-    entries = tuple(_entry(reader) for _ in range(number))
+    entries = tuple(_entry(reader, shapes) for _ in range(number))
     if reader.rest:
         raise WrongInput("message", "is damaged: something follows its table")
     return Table(inside, stream, entries)
@@ -132,11 +132,14 @@ def _number(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def _entry(reader: Reader) -> Entry:
+def _entry(reader: Reader, shapes: Shapes) -> Entry:
     try:
         name = reader.take(reader.number()).decode()
     except UnicodeDecodeError as error:
         raise WrongInput("message", "is damaged: a tensor's name is not UTF-8") from error
+    if name not in shapes:  # a forger's name may hold lines of its own
+        told = name if name.isprintable() else ascii(name)
+        raise WrongInput("message", f"holds {told}, which is not expected")
     dtype, coding, dimensions = (reader.number() for _ in range(3))
     if dtype >= len(DTYPES):
         raise WrongInput("message", f"{name} has the unknown dtype {dtype}; allowed: 0 to {len(DTYPES) - 1}")
