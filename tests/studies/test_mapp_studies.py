@@ -91,6 +91,10 @@ def test_a_scale_can_be_changed_and_wrong_changes_are_refused():
     for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a", "augment=1", "rounds=true"):
         with pytest.raises(WrongInput, match="set"):
             scale_of("tiny", [wrong])
+    zeros = [f"{name}=0" for name in ("rounds", "updates", "shuffles", "patience", "threads", "at_once")]
+    for wrong in (*zeros, "large=0+11", "units=16+3", "shadows=3"):  # none is found out after hours of work
+        with pytest.raises(WrongInput, match="is not allowed; give"):
+            scale_of("tiny", [wrong])
 
 
 # Tables ----------------------------------------------------------------------------------------------------------

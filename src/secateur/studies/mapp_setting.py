@@ -8,7 +8,7 @@ so). Repeats share their dataset sizes and deal the images anew; those of Fig. 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
 
 SIZES_SEED = 41  # gives ten clients of CIFAR-10 the sizes of Table 2
 CLIENTS = 10
+UNITS = (8, 16, 32, 64)  # u of the networks that there are
 TESTED = 0.2  # of a data set without a test part
 
 
@@ -53,7 +54,7 @@ class Scale:
     """How large a study is run; the defaults are the paper's setting."""
 
     data: str = "cifar10"
-    units: tuple[int, ...] = (8, 16, 32, 64)  # of Fig. 1 and Table 3
+    units: tuple[int, ...] = UNITS  # of Fig. 1 and Table 3
     large: tuple[int, ...] = tuple(range(10))  # of Fig. 3 and Table 4
     examples: int | None = None  # at most so many of the data set's rows
     rounds: int = 150
@@ -111,13 +112,26 @@ def scale_of(name: str, overrides: list[str] | None) -> Scale:
         if not found or key not in known:
             raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
         numbers = [yaml.safe_load(part) for part in value.split("+")]
-        several, kind = key in ("units", "large"), bool if key == "augment" else int
-        if not all(type(each) is kind and each >= 0 for each in numbers) or (len(numbers) > 1 and not several):
-            whole = "whole numbers joined by +" if several else "a whole number from 0"
-            wanted = whole if kind is int else "true or false"
+        fits, wanted = _allowed(key)
+        several = key in ("units", "large")
+        if not all(map(fits, numbers)) or (len(numbers) > 1 and not several):
             raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
         given[key] = tuple(numbers) if several else numbers[0]
     return replace(SCALES[name], **given)
+
+
+def _allowed(key: str) -> tuple[Callable[[Any], bool], str]:
+    """Whether a field of a scale can have a value, and the same in words."""
+    if key == "augment":
+        return lambda given: isinstance(given, bool), "true or false"
+    if key == "units":
+        return lambda given: type(given) is int and given in UNITS, "8, 16, 32 or 64, several joined by +"
+    if key == "large":
+        wanted = f"whole numbers from 0 to {CLIENTS}, several joined by +"
+        return lambda given: type(given) is int and 0 <= given <= CLIENTS, wanted
+    if key == "shadows":
+        return lambda given: type(given) is int and given >= 2 and given % 2 == 0, "an even number from 2"
+    return lambda given: type(given) is int and given >= 1, "a whole number from 1"
 
 
 def loaded(scale: Scale, given: Mapping[str, Any]) -> Dataset:
