@@ -41,6 +41,13 @@ def test_the_worst_case_comes_first_whichever_attack_it_was():
     assert cards[0].guesses[0].lines == ["PSNR inf dB", "label 3"]
 
 
+def test_pictures_of_several_networks_or_batch_sizes_say_of_which():
+    found = [figure(0, 3.0), figure(0, 2.0, model="n"), figure(0, 1.0, batch_size=4)]
+    titles = ["m on d, batches of 1, target 0", "n on d, batches of 1, target 0"]
+    titles += ["m on d, batches of 4, target 0, picture 0"]
+    assert [card.title for card in inversion.gallery(found)] == titles
+
+
 def test_what_stands_under_a_picture():
     (card,) = inversion.gallery(
         [figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)]

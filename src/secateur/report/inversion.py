@@ -169,11 +169,11 @@ def facts(labelled: Iterable[Labels]) -> dict[str, str]:
 def gallery(figures: Iterable[Labels]) -> list[Card]:
     """One card a truth, the one that an attack came nearest to first."""
     cards: dict[Key, Card] = {}
-    for figure in figures:
-        if figure["kind"] != "picture":
-            continue
+    pictures = [figure for figure in figures if figure["kind"] == "picture"]
+    settings = {(setting(figure), figure["batch_size"]) for figure in pictures}
+    for figure in pictures:
         key = tuple((name, figure.get(name)) for name in CARD)
-        card = cards.setdefault(key, Card(_title(figure)))
+        card = cards.setdefault(key, Card(_title(figure, len(settings) > 1)))
         if figure["attack"] is None:
             card.truth = Picture("truth", figure["png"], [f"label {figure['label']}"])
             continue
@@ -237,11 +237,14 @@ def _guess(figure: Labels) -> Picture:
     return Picture(name({**figure, "attack": attack}), figure["png"], told + believed)
 
 
-def _title(figure: Labels) -> str:
-    parts = [_place(figure)]
-    parts += [f"picture {figure['item']}"] if figure["batch_size"] > 1 else []
+def _title(figure: Labels, several: bool) -> str:
+    size = figure["batch_size"]
+    parts = [setting(figure)] if several or figure.get("run") else []
+    parts += [f"batches of {size}"] if several else []
+    parts += [_place(figure)]
+    parts += [f"picture {figure['item']}"] if size > 1 else []
     parts += [f"seed {figure['seed']}"] if figure["seed"] else []
-    return ", ".join([*([setting(figure)] if figure.get("run") else []), *parts])
+    return ", ".join(parts)
 
 
 def _failed(line: Line) -> bool:
