@@ -46,6 +46,11 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "server_momentum": 0.0,
     "attack": [],
     "membership": [],
+    "attack_every": None,  # everybody is attacked by the last update
+    "attack_at": [],
+    "attack_clients": 1,
+    "iterations": None,
+    "labels": "inferred",
     "view": "update",
     "fixed_batches": False,
 }
