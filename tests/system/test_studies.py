@@ -84,7 +84,7 @@ PARTS = {  # lines of a study of dgp by the part of the table that they stand in
     "dgp-adgp": {RECOVERED: 4 * 4, LISTENED: 1, TRAINED: 3 + 1},  # one user lies
     "dgp-convergence": {"": 4 + 3},  # Theorem 2, and Lemma 1 where something is held back
     "dgp-residual": {RECOVERED: 2 + 1 + 3 * 2, TRAINED: 3, HELD: 3},
-    "dgp-membership": {"": 9 * 4},  # defenses and attacks
+    "dgp-membership": {"": 10 * 4},  # defenses and attacks
 }
 
 

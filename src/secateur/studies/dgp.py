@@ -197,7 +197,7 @@ def convergence() -> UpdateStudy:
 @method("study", "dgp-membership", PAPER, scales=SIZES)
 def membership() -> UpdateStudy:
     """Membership inference on the model trained under every defense of updates (not in dgp)."""
-    return UpdateStudy(dgp_membership.membership, (Members((*TRAINED, ADGP)),))
+    return UpdateStudy(dgp_membership.membership, (Members((*TRAINED, ADGP, "dp")),))
 
 
 def _costs() -> tuple[Costed, ...]:
