@@ -146,8 +146,12 @@ def test_from_python():
         observers=[(2, seen.append)],
         attack="yeom",
         uncovered="zero",
+        test_batch=10,
     )
-    accuracies = [row.extra["client"] for row in made.rows if row.metric == "test_accuracy" and row.attack is None]
-    assert None in accuracies and len(seen) == 5 and "0.weight" in made.state
+    last = [row for row in made.rows if row.metric == "test_accuracy" and row.extra["round"] == 2]
+    rounds, attacked = (
+        {r.extra["client"]: r.value for r in last if ("scope" in r.extra) is yes} for yes in (False, True)
+    )
+    assert None in rounds and len(seen) == 5 and "0.weight" in made.state and rounds == pytest.approx(attacked)
     with pytest.raises(WrongInput, match="base_pruning"):
         secateur.federate(tiny.net(dtype=None), train, submodels="mapp-fl", base_pruning="snip")

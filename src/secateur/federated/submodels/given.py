@@ -16,7 +16,7 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.checkpoint import Story
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.alone import Alone
-from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.exposure import Asking, Exposer
 from secateur.federated.submodels.federation import Observer, SubmodelFederation
 from secateur.federated.submodels.running import labels_of, teller
 from secateur.federated.submodels.terms import Adam, Terms, joined_of, rates_of
@@ -68,7 +68,8 @@ def federate_submodels(
     recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
     labels = labels_of(name, data, seed, rule, guarded, agreed)
     chosen = [choice("attack", each) for each in attacks]
-    exposer = Exposer(chosen, data, labels, story, rounds, turn=recipe, device=device)
+    asking = Asking(size=agreed.test_batch)
+    exposer = Exposer(chosen, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
     watching: list[tuple[int, Observer]] = [*observers, *([(exposer.pace(agreed), exposer)] if chosen else [])]
     federation = SubmodelFederation(model, data, agreed, seed, device, observers=watching)
     followed = Alone(federation) if agreed.rule.alone else federation
