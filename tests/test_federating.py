@@ -131,7 +131,8 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         assert main(["federate", "--out", str(tmp_path / "run"), *TINY, *more]) == 0
         assert (told in capsys.readouterr().out) == there
     assert main(["federate", "--out", str(tmp_path / "run"), *TINY, "--defense", "priprune", "--dry-run"]) == 0
-    assert "counts as 0" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "counts as 0" not in told and "priprune: its lambdas are for millions of weights" in told
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from secateur.chance import derive
 from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
+from secateur.defenses.priprune import PriPrune
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.crowd import check_network
@@ -58,7 +59,7 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
         return run_submodels(config, out, link)
     data, device = loaded(config)
     check_federate(config, data, device)
-    if (told := zeros_count(config)) is not None:
+    for told in cautions(config, data):
         log.warning("%s", told)
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
@@ -105,6 +106,17 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
             check_observers(config, net, data, terms, seed)
 
 
+def cautions(config: Federate, data: Dataset) -> list[str]:
+    """What a reader must know of the defenses beforehand."""
+    told = [found] if (found := zeros_count(config)) is not None else []
+    net = network_of(config, data, config.seeds[0])
+    weights = sum(value.numel() for value in net.parameters() if value.ndim > 1)
+    for part in filter(None, (each.acting_on("client") for each in config.defense)):
+        if isinstance(rule := part.make(), PriPrune) and (found := rule.caution(weights)) is not None:
+            told.append(f"{part}: {found}")
+    return told
+
+
 def zeros_count(config: Federate) -> str | None:
     """What a reader must know of fixed rates: by the average that priprune prints little or nothing is learnt."""
     fixed = [str(each) for each in config.defense if "withholding" in protection_of(each)]
@@ -131,7 +143,7 @@ def plan(config: Federate) -> list[str]:
     lines.append(f"  {terms.method}, {terms.averaging} average, the model is broadcast {terms.broadcast}")
     lines.append(f"  prune with {', '.join(map(str, config.base_pruning))}")
     lines.append(f"  defend with {', '.join(map(str, config.defense))}")
-    lines += [f"  {told}"] if (told := zeros_count(config)) is not None else []
+    lines += [f"  {told}" for told in cautions(config, data)]
     return lines + told_orders(config, terms)
 
 

@@ -383,3 +383,10 @@ def test_commands_without_clients_refuse_it():
     for kind in (Audit, Invert):
         with pytest.raises(WrongInput, match="use secateur federate"):
             read(kind, None, {"defense": "priprune"})
+
+
+def test_it_is_said_where_the_lambdas_are_for_a_larger_network():
+    assert PriPrune().caution(6_601_504) is None
+    assert PriPrune(sharing=2e-4).caution(600_000) is None  # alpha rests at .125 on average
+    assert PriPrune().caution(600_000).endswith("try sharing=0.0002")  # at 1.25
+    assert PriPrune(privacy=0.0).caution(100) is None and PriPrune(sharing=0.0).caution(100) is not None

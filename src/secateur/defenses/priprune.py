@@ -44,6 +44,9 @@ from secateur.federated.local import Sent
 from secateur.interfaces import Batch, LossOf, Mask, Params
 from secateur.pruning.masks import one_of
 
+MUCH = 0.5  # where alpha may rest on average
+CONV_2 = 6_601_504  # weights of the paper's network on FEMNIST
+
 Normalise = Literal["layer", "global"]
 Learns = Literal["turn", "step"]
 
@@ -101,6 +104,16 @@ class PriPrune:
         state |= {LOGITS + name: torch.full_like(params[name], begun) for name in names}
         state |= {part + name: torch.zeros_like(params[name]) for part in (FIRST, SECOND) for name in names}
         return state | {STEPS: first.new_zeros(()), TURNS: first.new_zeros(())}
+
+    def caution(self, weights: int) -> str | None:
+        """What is to be known where these lambdas would withhold much of so many weights; None where they do not."""
+        rests = self.privacy / (self.sharing * weights) if self.sharing and weights else math.inf
+        if self.privacy == 0 or rests <= MUCH:
+            return None
+        like = PriPrune.privacy / (PriPrune.sharing * CONV_2)  # of the paper's, on its network
+        advised = self.privacy / (like * max(1, weights))
+        much = f"its lambdas are for millions of weights, and would withhold much of {weights}"
+        return f"{much}; try sharing={advised:.1g}"
 
     def noise(self, params: Params, steps: int, rng: Generator) -> Params:
         """G(0) - G(1) of every weight, the samples first: a difference of Gumbel draws is one logistic draw."""
