@@ -19,7 +19,7 @@ from secateur.studies.mapp import _large
 from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
 from secateur.studies.mapp_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
 from secateur.studies.mapp_run import Hall
-from secateur.studies.mapp_setting import SCALES, Case, loaded, scale_of, shares_of, terms_of
+from secateur.studies.mapp_setting import SCALES, Case, loaded, scale_of, settled, shares_of, terms_of
 
 NARROW = 0.001
 
@@ -87,7 +87,6 @@ def test_the_papers_setting(cifar_labels):
 def test_a_scale_can_be_changed_and_wrong_changes_are_refused():
     scale = scale_of("full", ["rounds=60", "large=0+1+2+5+9"])
     assert (scale.rounds, scale.large) == (60, (0, 1, 2, 5, 9))
-    assert scale_of("full", ["augment=true"]).augment and not scale.augment
     for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a", "augment=1", "rounds=true"):
         with pytest.raises(WrongInput, match="set"):
             scale_of("tiny", [wrong])
@@ -271,6 +270,16 @@ def test_stronger_attackers_and_other_defenses_run(tmp_path, capsys):
         catalogue.find("study", "mapp-fig1").make().conduct(
             catalogue.find("study", "mapp-fig1"), "tiny", {"model": "cnn6"}, None, tmp_path / "refused"
         )
+
+
+def test_crops_and_flips_where_the_public_code_has_them_unless_one_says_otherwise():
+    digits = loaded(SCALES["tiny"], {})
+    cifar = replace(digits, name="cifar10")
+    for scale in SCALES:
+        assert settled(scale_of(scale, []), cifar).augment is True
+        assert settled(scale_of(scale, []), digits).augment is False
+        assert settled(scale_of(scale, ["augment=false"]), cifar).augment is False
+        assert settled(scale_of(scale, ["augment=true"]), digits).augment is True
 
 
 def test_crops_and_flips_are_stated(tmp_path, capsys):

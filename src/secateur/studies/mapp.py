@@ -1,7 +1,7 @@
 """The figures and tables of "Addressing Membership Inference Attack in Federated Learning with Model Compression".
 
 Each is a number of federations on one data set, and a table; `--data` gives the paper's other data sets, and
-`--set rounds=60 --set large=0+1+2` other sizes, and `--set augment=true` crops and flips.
+`--set rounds=60 --set large=0+1+2` other sizes, and `--set augment=false` leaves out the crops and flips on CIFAR-10.
 """
 
 from __future__ import annotations

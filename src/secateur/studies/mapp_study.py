@@ -22,7 +22,7 @@ from secateur.runs import open_run
 from secateur.studies.mapp_compared import Tabulated
 from secateur.studies.mapp_found import Seen
 from secateur.studies.mapp_run import Hall
-from secateur.studies.mapp_setting import Case, Scale, loaded, scale_of
+from secateur.studies.mapp_setting import Case, Scale, loaded, scale_of, settled
 from secateur.studies.mapp_sizes import asked
 from secateur.studies.scales import plain
 from secateur.studies.tables import Table
@@ -51,6 +51,7 @@ class MappStudy:
         wanted = {"seeds": given.get("seeds") or repeats, "device": given.get("device")}
         settings = read(Federate, None, {name: value for name, value in wanted.items() if value is not None})
         device, data = device_of(settings), loaded(size, given)
+        size = settled(size, data)
         torch.set_num_threads(size.threads)
         facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": data.name, "rounds": size.rounds}
         facts |= {} if size.examples is None else {"examples": size.examples}
