@@ -3,9 +3,8 @@
 Conv-2 with 4 and 8 channels and 32 hidden units; lambda_sha is as many times the paper's as its weights are fewer, so
 that alpha rests alike. 10 writers of QMNIST, 5 a round, 400 rounds of one local step of 20 pictures at rate .25 by
 PruneFL's loss. The base mask is one client's, by squared gradients at rate .3, and stays. With --attacks the server
-attacks one client in each of so many of the last rounds, 10 apart, by SGI with 100 iterations at rate .1; give the
-reading `none` as well, and leakage is paired with it. A federation takes half a minute. A READING is as
-priprune_rule.py says. Rounding decides after some hundred rounds: another machine may differ by a point or two.
+attacks one client in so many of the last rounds, 10 apart, by SGI with 100 iterations; leakage is paired with that of
+the reading `none`, if given. A READING is as priprune_rule.py says. Rounding grows: other machines end points apart.
 
     python results/priprune_readings.py [--data FOLDER] [--seeds 0,1] [--attacks N] [--out FILE.jsonl] READING...
 """
