@@ -1,11 +1,18 @@
 """Optional parts: whoever asks for one that is missing learns which extra brings it (test_needs.py: and when)."""
 
+import pickle
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from secateur.errors import WrongInput, require
+from secateur.errors import NotFinite, WrongInput, require
+
+
+@pytest.mark.parametrize("wrong", [WrongInput("sparsity", "is 2"), NotFinite()])
+def test_they_come_back_whole_from_another_process(wrong):
+    back = pickle.loads(pickle.dumps(wrong))
+    assert (type(back), str(back), back.field) == (type(wrong), str(wrong), wrong.field)
 
 
 def test_what_is_there_is_not_refused():

@@ -19,8 +19,18 @@ class WrongInput(Exception):
         self.field = field
         self.message = message
 
-    def __reduce__(self) -> tuple[type[WrongInput], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[WrongInput], tuple[str, ...]]:
         return WrongInput, (self.field, self.message)  # so that it comes back whole from another process
+
+
+class NotFinite(WrongInput):
+    """A model's outputs are NaN or infinite; where models are many, as in a federation, one such ends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("model", "returned NaN or infinite outputs; check its weights and the data's scale")
+
+    def __reduce__(self) -> tuple[type[WrongInput], tuple[()]]:
+        return NotFinite, ()
 
 
 def unknown(field: str, name: str, known: Iterable[str]) -> WrongInput:

@@ -9,7 +9,7 @@ from torch import Tensor, nn, vmap
 from torch.func import grad
 from torch.nn.functional import cross_entropy
 
-from secateur.errors import WrongInput
+from secateur.errors import NotFinite
 from secateur.functional import Functional, split
 from secateur.interfaces import Batch, Loss, Params
 from secateur.precision import full_precision
@@ -54,7 +54,7 @@ def answering(
         with full_precision(device):
             given = outputs(arranging, tensors, inputs, batch_size)
         if not given.isfinite().all():
-            raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
+            raise NotFinite
         return given
 
     return answer

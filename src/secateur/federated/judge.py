@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from secateur.errors import WrongInput
+from secateur.errors import NotFinite
 from secateur.interfaces import Batch, Loss, Params
 from secateur.prediction import logits
 
@@ -24,7 +24,7 @@ class Judge:
             return {"test_accuracy": 0.0}
         try:
             found = logits(self.net, state, self.test.inputs.to(self.dtype))
-        except WrongInput:  # weights that are still finite may overflow: a federation that diverged goes on as well
+        except NotFinite:  # weights that are still finite may overflow: a federation that diverged goes on as well
             return {"test_accuracy": 0.0}
         right = (found.argmax(1) == self.test.labels).double().mean()
         return {"test_loss": float(self.loss(found, self.test.labels)), "test_accuracy": float(right)}

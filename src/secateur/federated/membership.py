@@ -23,7 +23,7 @@ from secateur.attacks.membership.xent import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, known_count, mean_advantage, trial
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput, unknown
+from secateur.errors import NotFinite, WrongInput, unknown
 from secateur.federated.checkpoint import Story
 from secateur.federated.observing import Look, Seen
 from secateur.federated.orders import Orders
@@ -108,7 +108,7 @@ class Asker:
         dtype = next(iter(seen.view.update.values.values())).dtype
         try:
             return logits(self.net, state, batch.inputs.to(dtype)).softmax(1)
-        except WrongInput:
+        except NotFinite:
             return None
 
     def _tell(self, attack: str, look: Look, seen: Seen, made: Trial, found: Tensor | None, rounds: int) -> None:

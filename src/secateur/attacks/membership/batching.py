@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
-from secateur.errors import WrongInput, unknown
+from secateur.errors import NotFinite, unknown
 from secateur.functional import Functional, split
 from secateur.interfaces import Params
 from secateur.precision import full_precision
@@ -64,7 +64,7 @@ def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> 
         with full_precision(device):
             given = torch.cat([each(some) for some in torch.split(batches, AT_ONCE)]).flatten(0, 1)
         if not given.isfinite().all():
-            raise WrongInput("model", "returned NaN or infinite outputs; check its weights and the data's scale")
+            raise NotFinite
         return given
 
     return answer

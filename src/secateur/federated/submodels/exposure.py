@@ -14,7 +14,7 @@ from secateur.attacks.membership.yeom import trial
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
+from secateur.errors import NotFinite, WrongInput
 from secateur.federated.checkpoint import Story
 from secateur.federated.submodels.attacking import TURN, Asking, Meeting, Target
 from secateur.federated.submodels.federation import Seen, SubmodelFederation
@@ -63,9 +63,7 @@ def _found(meeting: Meeting, attacks: Sequence[Choice], rows: Iterator[Row]) -> 
     """What attacks find; of a model whose outputs are not finite, that they find nothing."""
     try:
         return list(rows)
-    except WrongInput as error:
-        if error.field != "model":
-            raise
+    except NotFinite as error:
         return [meeting.left_out(attack, error.message) for attack in attacks]
 
 
