@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import alpha_dropout, dropout
+from torch.nn.functional import alpha_dropout, cross_entropy, dropout
 
 import secateur
 from secateur.cli import main
 from secateur.config import Federate, read
+from secateur.errors import WrongInput
 from secateur.federated.federation import Federation
+from secateur.federated.judge import Judge
 from secateur.federated.local import Local
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federating import loaded, shares_of
+from secateur.interfaces import Batch
 from secateur.runs import comparable, load_figures, load_rows
 
 TINY = ["--model", "conv-1", "--rounds", "4", "--clients", "6", "--per-round", "3", "--local-steps", "1"]
@@ -188,6 +191,26 @@ def test_list_base_prunings(capsys):
     assert main(["list", "base-prunings", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert {"none", "random", "snip", "synflow", "grasp", "feddst", "prunefl"} <= names
+
+
+def test_from_python_it_is_said_too_where_lambdas_are_for_a_larger_network(rng, caplog):
+    examples = torch.rand(20, 1, 6, 6, generator=rng), torch.arange(20) % 3
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    for defense in ("priprune", "priprune:sharing=2"):
+        secateur.federate(net, examples, clients=2, rounds=1, local=Local(1, None, 2, 0.1), defense=defense)
+    (told,) = [record.getMessage() for record in caplog.records if "lambdas" in record.getMessage()]
+    assert told.startswith("priprune: its lambdas are for millions of weights, and would withhold much of 108")
+
+
+def test_a_test_part_that_a_network_refuses_is_no_accuracy_of_0():
+    class Refuses(nn.Linear):
+        def forward(self, inputs):
+            raise WrongInput("inputs", "are not mine")
+
+    net = Refuses(4, 3)
+    judge = Judge(net, Batch(torch.rand(2, 4), torch.tensor([0, 1])), cross_entropy)
+    with pytest.raises(WrongInput, match="are not mine"):
+        judge(net.state_dict())
 
 
 def test_from_python(tmp_path, rng):

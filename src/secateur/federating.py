@@ -23,10 +23,9 @@ from secateur.chance import derive
 from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
-from secateur.defenses.priprune import PriPrune
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story, depends_of, federated
-from secateur.federated.crowd import check_network
+from secateur.federated.crowd import caution, check_network
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
 from secateur.federated.ledger import Measure
@@ -110,10 +109,9 @@ def cautions(config: Federate, data: Dataset) -> list[str]:
     """What a reader must know of the defenses beforehand."""
     told = [found] if (found := zeros_count(config)) is not None else []
     net = network_of(config, data, config.seeds[0])
-    weights = sum(value.numel() for value in net.parameters() if value.ndim > 1)
-    for part in filter(None, (each.acting_on("client") for each in config.defense)):
-        if isinstance(rule := part.make(), PriPrune) and (found := rule.caution(weights)) is not None:
-            told.append(f"{part}: {found}")
+    for each in config.defense:
+        if (found := caution(net, protection_of(each).get("own"))) is not None:
+            told.append(f"{each}: {found}")
     return told
 
 

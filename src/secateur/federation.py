@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story
-from secateur.federated.crowd import check_network
+from secateur.federated.crowd import caution, check_network
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
 from secateur.federated.knowing import knowledge_of
@@ -34,6 +35,8 @@ from secateur.federated.terms import Terms, protection_of
 from secateur.interfaces import Batch, Params
 from secateur.progress import progress
 from secateur.rows import Row
+
+log = logging.getLogger(__name__)
 
 Examples = Batch | tuple[Tensor, Tensor]
 
@@ -135,6 +138,8 @@ def federate(
     )
     net, device = copy.deepcopy(model).to(device), torch.device(device)
     check_network(net, agreed.own, data.inputs)
+    if (warning := caution(net, agreed.own)) is not None:
+        log.warning("%s: %s", guarded, warning)
     chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     told = labels_of(name, data.name, seed, base, guarded, agreed)
     story = Story()

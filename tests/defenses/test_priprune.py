@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from tiny_client import RATE, WEIGHTS, drawn, loss
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.func import grad, vmap
+from torch.nn.functional import logsigmoid
 
 from secateur import tree
 from secateur.config import Audit, Invert, read
@@ -21,24 +21,6 @@ from secateur.federated.averaging import Average
 from secateur.federated.local import Local, train
 from secateur.interfaces import Batch
 from secateur.wire import decode, encode
-
-with torch.random.fork_rng():
-    NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
-WEIGHTS = ["0.weight", "3.weight"]
-RATE = 0.25
-
-
-def loss(params, inputs, labels):
-    return cross_entropy(functional_call(NET, params, (inputs,)), labels)
-
-
-def drawn(seed, steps=2, dtype=torch.float64):
-    """A received model, a base mask that drops some, and a client's batches."""
-    rng = torch.Generator().manual_seed(seed)
-    params = {n: torch.randn(v.shape, generator=rng, dtype=dtype) for n, v in NET.named_parameters()}
-    mask = {n: torch.rand(params[n].shape, generator=rng) < 0.7 for n in WEIGHTS}
-    inputs = torch.randn(steps, 4, 1, 4, 4, generator=rng, dtype=dtype)
-    return tree.masked(params, mask), mask, Batch(inputs, torch.randint(3, (steps, 4), generator=rng))
 
 
 def turned(rule, seed=0, state=None, rate=RATE, chance=1, received=None):

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call, grad
-from torch.nn.functional import cross_entropy
+from tiny_client import RATE, WEIGHTS, drawn, loss
+from torch.func import grad
 
-from secateur import tree
 from secateur.defenses.priprune import LOGITS, PriPrune
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch
 
 
 def imported(path):
@@ -27,31 +24,14 @@ def imported(path):
 
 
 RULE = imported(Path(__file__).parents[2] / "results" / "priprune_rule.py")
-with torch.random.fork_rng():
-    NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
-NAMES = ["0.weight", "3.weight"]
-RATE = 0.25
-
-
-def loss(params, inputs, labels):
-    return cross_entropy(functional_call(NET, params, (inputs,)), labels)
-
-
-def drawn(seed):
-    """A received model, a base mask and a client's batch."""
-    rng = torch.Generator().manual_seed(seed)
-    params = {n: torch.randn(v.shape, generator=rng, dtype=torch.float64) for n, v in NET.named_parameters()}
-    mask = {n: torch.rand(params[n].shape, generator=rng) < 0.7 for n in NAMES}
-    inputs = torch.randn(1, 4, 1, 4, 4, generator=rng, dtype=torch.float64)
-    return tree.masked(params, mask), mask, Batch(inputs, torch.randint(3, (1, 4), generator=rng))
 
 
 def state_of(rule, seed=0):
     """A state in which some weights were withheld and saved, and alpha lies on both sides of 1/2."""
-    params, mask, _ = drawn(seed)
+    params, mask, _ = drawn(seed, steps=1)
     rng = torch.Generator().manual_seed(9)
     state = rule.init(params)
-    for name in NAMES:
+    for name in WEIGHTS:
         a, home = (torch.randn(params[name].shape, generator=rng, dtype=torch.float64) for _ in range(2))
         held = (a > 0) & mask[name]
         state |= {LOGITS + name: a, WITHHELD + name: held, SAVED + name: torch.where(held, home, 0)}
@@ -59,9 +39,9 @@ def state_of(rule, seed=0):
 
 
 def turned(rule, state, seed=0, rate=RATE):
-    received, mask, batches = drawn(seed)
+    received, mask, batches = drawn(seed, steps=1)
     noise = rule.noise(received, 1, torch.Generator().manual_seed(5))
-    return rule.turn(loss, received, mask, state, batches, noise, rate), {n: noise[n][0] for n in NAMES}
+    return rule.turn(loss, received, mask, state, batches, noise, rate), {n: noise[n][0] for n in WEIGHTS}
 
 
 def test_the_usual_reading_is_priprune_turn_after_turn():
@@ -80,9 +60,9 @@ def test_the_usual_reading_is_priprune_turn_after_turn():
 
 def test_to_the_letter_the_weights_begin_where_the_fresh_sample_mixes():
     rule = RULE.reading("letter=true:step=0")
-    state, (received, mask, _) = state_of(rule), drawn(0)
+    state, (received, mask, _) = state_of(rule), drawn(0, steps=1)
     made, noise = turned(rule, state, rate=0.0)
-    for name in NAMES:
+    for name in WEIGHTS:
         sample = state[LOGITS + name] + noise[name] > 0
         begun = torch.where(sample, state[SAVED + name], received[name]) * mask[name]
         found = torch.where(made.withheld[name], made.state[SAVED + name], made.values[name])
@@ -92,12 +72,12 @@ def test_to_the_letter_the_weights_begin_where_the_fresh_sample_mixes():
 
 def test_by_mixing_l_acc_pulls_towards_what_was_saved_or_received():
     rule = RULE.reading("mixes=true:privacy=0:sharing=0:descent=sgd:step=.001:accuracy=3")
-    state, (received, _, batches) = state_of(rule), drawn(0)
+    state, (received, _, batches) = state_of(rule), drawn(0, steps=1)
     made, noise = turned(rule, state)
-    odds = {n: state[LOGITS + n] + noise[n] for n in NAMES}
-    mixed = {n: torch.where(odds[n] > 0, state[SAVED + n], received[n]) for n in NAMES}
+    odds = {n: state[LOGITS + n] + noise[n] for n in WEIGHTS}
+    mixed = {n: torch.where(odds[n] > 0, state[SAVED + n], received[n]) for n in WEIGHTS}
     pull = grad(loss)(received | mixed, batches.inputs[0], batches.labels[0])
-    for name in NAMES:
+    for name in WEIGHTS:
         soft = (odds[name] / rule.temperature).sigmoid()
         between = state[SAVED + name] - received[name]
         slope = 3 * pull[name] * between * soft * (1 - soft) / rule.temperature
@@ -107,11 +87,11 @@ def test_by_mixing_l_acc_pulls_towards_what_was_saved_or_received():
 
 
 def test_alpha_can_begin_at_a_place_of_its_own():
-    params, _, _ = drawn(0)
+    params, _, _ = drawn(0, steps=1)
     params = {name: value.float() for name, value in params.items()}
     one, other = (RULE.reading("drawn=true").begun(params, torch.Generator().manual_seed(s)) for s in (1, 2))
     plain = RULE.reading("alpha=.9").begun(params, torch.Generator())
-    for name in NAMES:
+    for name in WEIGHTS:
         alpha = one[LOGITS + name].sigmoid()
         assert alpha.unique().numel() == alpha.numel() and not torch.equal(one[LOGITS + name], other[LOGITS + name])
         assert torch.allclose(plain[LOGITS + name].sigmoid(), torch.tensor(0.9))

@@ -110,6 +110,9 @@ class Withhold:
 class Noisy:
     """A turn of its own: SGD, and each entry is withheld where its noise is above 0; counts its rounds."""
 
+    def caution(self, weights):
+        return None
+
     def init(self, params):
         return {"rounds": torch.zeros((), device=next(iter(params.values())).device)}
 

@@ -32,6 +32,10 @@ class PrivateTurn:
         """A client's state before its first round."""
         return self.inner.init(params)
 
+    def caution(self, weights: int) -> str | None:
+        """What is to be known of the turn."""
+        return self.inner.caution(weights)
+
     def noise(self, params: Params, steps: int, rng: Generator) -> Params:
         """The turn's own chance, and standard normal draws for every look."""
         drawn = self.inner.noise(params, steps, rng)

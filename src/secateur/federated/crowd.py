@@ -178,6 +178,11 @@ def check_network(net: nn.Module, own: OwnTurn | None, inputs: Tensor) -> None:
         raise WrongInput("defense", f"{name} knows no network that draws; leave dropout and precode out")
 
 
+def caution(net: nn.Module, own: OwnTurn | None) -> str | None:
+    """What is to be known before turns of their own train this network."""
+    return None if own is None else own.caution(sum(value.numel() for value in net.parameters() if value.ndim > 1))
+
+
 def even(rows: Sequence[Rows]) -> bool:
     """Whether all batches of all clients are of one size, and as many."""
     sizes = {tuple(len(batch) for batch in own) for own in rows}

@@ -97,6 +97,10 @@ class OwnTurn(Protocol):
         """A client's state before its first round, on the device of the parameters."""
         ...
 
+    def caution(self, weights: int) -> str | None:
+        """What is to be known before it trains a network of so many weights; None where there is nothing."""
+        ...
+
     def noise(self, params: Params, steps: int, rng: Generator) -> Params:
         """All chance of a turn, drawn on the generator's device, the steps first; empty where there is none."""
         ...
