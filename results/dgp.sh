@@ -21,17 +21,23 @@ train_dgp() { trained train-dgp dgp+error-feedback; }
 train_dgp_alone() { # without error feedback
   study_into train-dgp-alone dgp-fig4 --data cifar10 --model resnet18 --set steps=training --set defenses=dgp
 }
-short() { # the other columns in a tenth of the epochs, beside the baseline and DGP in as many
-  for defense in none dgp+error-feedback ats precode outpost; do
-    trained "short-$defense" $defense --set epochs=10 --set learning_rate=.01
-  done
+# the other columns in a tenth of the epochs, beside the baseline and DGP in as many; and Table 2's shares in as many
+for defense in none dgp+error-feedback ats precode outpost; do
+  eval "short_${defense%%+*}() { trained short-$defense $defense --set epochs=10 --set learning_rate=.01; }"
+done
+short() { for each in none dgp ats precode outpost; do short_$each; done; }
+shares() { # shares FOLDER [SETTINGS...]
+  local folder=$1
+  shift
+  study_into "$folder" dgp-table2 --set steps=training --set epochs=10 --set learning_rate=.01 "$@"
 }
-short_table2() { study_into short-table2 dgp-table2 --set steps=training --set epochs=10 --set learning_rate=.01; }
-soteria() { # a Jacobian for every step of every user: a tenth of the pictures, beside the baseline on as many
-  for defense in none soteria; do
-    trained "few-$defense" $defense --set epochs=5 --set learning_rate=.01 --set examples=6000
-  done
+short_table2() { shares short-table2; }
+short_ratios() { # its two by k1 / k2 alone
+  shares short-ratios --set defenses=dgp:k1=0.1:k2=0.7+error-feedback,dgp:k1=0.2:k2=0.6+error-feedback
 }
+few() { trained "few-$1" "$1" --set epochs=5 --set learning_rate=.01 --set examples=6000; }
+few_none() { few none; }
+few_soteria() { few soteria; } # a Jacobian for every step of every user: a tenth of the pictures, beside the baseline
 privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Table 2
   study_into privacy-others dgp-table1 --set steps=rob,r-gap &
   for some in none,ats,soteria,precode noise,outpost top-k dgp; do
