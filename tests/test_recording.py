@@ -6,7 +6,6 @@ import torch
 from secateur.attacks.inversion.engines.graph import _Captured
 from secateur.federated.graphs import Captured
 from secateur.recording import attempted, recorded
-from secateur.timing import captured_milliseconds
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
@@ -127,19 +126,6 @@ def test_who_asks_for_less_memory_hears_that_it_ran_out(spoilt, device):
     with pytest.raises(torch.OutOfMemoryError):
         attempted(work, "side")
     assert device.current == "main"
-
-
-def test_timing_that_cannot_be_captured_gives_the_thread_back(device):
-    seen = []
-
-    def work():
-        seen.append(device.current)
-        if len(seen) == 2:  # first as it is, then captured
-            device.wait()
-
-    with pytest.raises(RuntimeError):
-        captured_milliseconds(work, "cuda:0")
-    assert device.current == "main" and len(seen) == 2
 
 
 def test_a_step_that_cannot_be_captured_goes_on_without(device):

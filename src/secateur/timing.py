@@ -7,32 +7,21 @@ from contextlib import contextmanager
 
 import torch
 
-from secateur.recording import recorded
+TIMES = 3
 
 
-def milliseconds(work: Callable[[], object], device: torch.device, times: int = 3) -> float:
+def milliseconds(work: Callable[[], object], device: torch.device) -> float:
     """Of the GPU, once cuDNN has chosen."""
     work()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
         start.record()
-        for _ in range(times):
+        for _ in range(TIMES):
             work()
         end.record()
         end.synchronize()
-    taken: float = start.elapsed_time(end) / times
+    taken: float = start.elapsed_time(end) / TIMES
     return taken
-
-
-def captured_milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    """The same in a graph of its own, where nothing waits for the host: many short calls are not slower than one."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize(device)  # nothing runs beside
-    with torch.cuda.stream(stream):
-        work()
-        with recorded(graph, stream, mode="thread_local"):  # others may go on with their devices
-            work()
-        return milliseconds(graph.replay, device, times=10)
 
 
 def capturing() -> bool:

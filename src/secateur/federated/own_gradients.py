@@ -15,7 +15,6 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from secateur.federated.batchnorm import Moments, normalised, returned
-from secateur.federated.filter_gradients import Asked, fastest
 from secateur.federated.graphs import Aside
 from secateur.jacobian.convolutions import Geometry, by_input
 
@@ -51,8 +50,8 @@ class Conv2d(Function):
         # as x lies: a user's part of it is then whole, and no call copies it
         g = g.contiguous(memory_format=torch.channels_last if _channels_last(x) else torch.contiguous_format)
         if layer.weight is not None:
-            asked = Asked(g, x, weight, geometry, layer.weight)
-            layer.aside(fastest(asked, len(layer.aside.streams))(asked), g, x)
+            parts = zip(layer.weight, g.chunk(layer.users), x.chunk(layer.users), strict=True)
+            layer.aside([partial(_by_filters, *part, weight, geometry) for part in parts], g, x)
         if layer.bias is not None:
             layer.aside([lambda: layer.bias.copy_(layer.rows(g).sum(1))], g)
         return by_input(g, weight, geometry) if ctx.needs_input_grad[0] else None, None, None, None, None
@@ -107,6 +106,13 @@ class BatchNorm(Function):
         pairs = [(to, value) for to, value in ((layer.weight, weight), (layer.bias, bias)) if to is not None]
         layer.aside([partial(to.copy_, value) for to, value in pairs], weight, bias)
         return _like(inputs, g), None, None, g if skips else None, None, None, None
+
+
+def _by_filters(into: Tensor, g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> None:
+    """One user's gradient: cuDNN gives the sum over a batch, so every user is a call."""
+    _, _, stride, padding, dilation, groups = geometry
+    others = None, stride, padding, dilation, False, [0, 0], groups, [False, True, False]
+    into.copy_(torch.ops.aten.convolution_backward(g, x, weight, *others)[1])
 
 
 def _like(rows: Tensor, x: Tensor) -> Tensor:
