@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from secateur.federated.batchnorm import Moments, normalised, returned
 from secateur.federated.graphs import Aside
-from secateur.jacobian.convolutions import Geometry, by_input
+from secateur.jacobian.convolutions import Geometry, transposed
 
 
 class Layer(NamedTuple):
@@ -54,7 +54,7 @@ class Conv2d(Function):
             layer.aside([partial(_by_filters, *part, weight, geometry) for part in parts], g, x)
         if layer.bias is not None:
             layer.aside([lambda: layer.bias.copy_(layer.rows(g).sum(1))], g)
-        return by_input(g, weight, geometry) if ctx.needs_input_grad[0] else None, None, None, None, None
+        return transposed(g, weight, geometry) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class Linear(Function):
