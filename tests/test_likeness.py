@@ -77,7 +77,8 @@ def test_rows_of_targets_and_of_all_of_them():
     assert abs(found["mse"].value - (0.01 + 0.01 + 0 + 0.04) / 4) < 1e-6 and found["mse"].low <= found["mse"].value
     assert abs(found["mse_max"].value - 0.04) < 1e-6 and found["mse_min"].value < 1e-12
     assert found["recovered"].value == 0.75 and found["label_accuracy"].value == 0.5
-    assert found["identified"].value == 0.75 and found["identified_chance"].value == 0.25
+    assert found["identified"].value == 0.75
+    assert found["identified_chance"].value == 3 / 8  # its own pairing's three, and none of the crossed one's
     assert found["recognisable"].value == 0.75  # all that were found
     assert found["diverged"].value == 2 and found["seconds"].value == 5.0 and found["seconds"].timing
     assert found["lpips"].value is None and "absent" in found["lpips"].note
@@ -91,6 +92,29 @@ def test_a_picture_is_recognisable_when_it_is_its_own_and_clearer_than_grey():
         assert (found["identified"].value, found["recognisable"].value) == (identified, clear), values
     one = judge([Batch(pictures(0.0), torch.tensor([0]))], [made([0.1], [0])], KNOWN, 0.0, Scoring(None))
     assert summed(one)["recognisable"].value == 1.0 and "identified" not in summed(one)
+
+
+def test_matching_noise_to_truths_is_not_above_chance():
+    rng = torch.Generator().manual_seed(0)
+
+    def shares(targets, size, clear=0.0):
+        truths, guesses = [], []
+        for _ in range(targets):
+            pixels = torch.rand(size, 1, 4, 4, generator=rng)
+            noise = torch.rand(size, 1, 4, 4, generator=rng)
+            truths.append(Batch(pixels, torch.zeros(size, dtype=torch.int64)))
+            guesses.append(Reconstruction(Batch(clear * pixels + (1 - clear) * noise, truths[-1].labels), 0.25))
+        known = replace(KNOWN, input_shape=(1, 4, 4), batch_size=size)
+        found = summed(judge(truths, guesses, known, 0.0, Scoring(None)))
+        return found["identified"], found["identified_chance"].value
+
+    alone, chance = shares(1, 60)
+    assert alone.value > 0.15 and chance == alone.value  # far more than one in 60, and nothing to hold it against
+    noise, chance = shares(8, 16)
+    assert noise.value > 2 / 128 and noise.low <= chance
+    seen, chance = shares(8, 16, clear=0.8)
+    assert seen.low > chance and seen.value > 0.9
+    assert shares(9, 1)[1] == 1 / 9
 
 
 def test_labels_that_were_told_are_no_finding():

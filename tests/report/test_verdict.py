@@ -63,6 +63,7 @@ def test_an_attack_that_could_not_run_does_not_count():
 
 def test_numbers_as_a_person_reads_them():
     assert shown(Cell(0.975, 0.955, 0.987), "test_accuracy") == "97.5% [95.5, 98.7]"
+    assert shown(Cell(7.36, 7.36, 7.36, "one target: no interval"), "psnr") == "7.4 dB"
     assert shown(Cell(0.6123, 0.6, 0.62), "auc", interval=False) == "0.612"
     assert shown(Cell(25978, None, None), "bytes_masked") == "25,978"
     assert shown(Cell(33646666, None, None), "parameters_masked") == "33.65 M"

@@ -115,6 +115,7 @@ def verdict(found: Sequence[Line]) -> list[str]:
         f"{told['psnr_median']} in the median, from {told['psnr_min']} to {told['psnr_max']}; a grey picture has "
         f"{told['psnr_grey']}."
     ]
+    sentences += _nearest(known)
     guessed = [line for line in known if line.value("label_accuracy") is not None]
     if guessed:
         most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
@@ -123,6 +124,16 @@ def verdict(found: Sequence[Line]) -> list[str]:
     if all(line.labels.get("stage") == "untrained" for line in found):
         sentences.append("The model was untrained, where updates reveal most.")
     return sentences
+
+
+def _nearest(found: Iterable[Line]) -> list[str]:
+    """What the badge goes by where no picture is recognisable, and yet more are nearest to their own than by chance."""
+    hidden = [line for line in found if not line.value("recognisable") and _above_chance(line)]
+    if not hidden:
+        return []
+    most = max(hidden, key=lambda line: line.value("identified") or 0)
+    share, chance = _told(most, "identified"), _told(most, "identified_chance")
+    return [f"{name(most.labels)} brings {share} of its pictures nearest to their own truth of all; chance: {chance}."]
 
 
 def failures(found: Iterable[Line]) -> list[str]:

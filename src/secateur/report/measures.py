@@ -76,7 +76,7 @@ STUDIED = {
 TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
-    | {"recognisable", "identified", "label_accuracy", "recovered", "failed"}
+    | {"recognisable", "identified", "identified_chance", "label_accuracy", "recovered", "failed"}
     | set(ATTACK)
 ) - {"auc", "advantage"}
 DECIBELS = "psnr"  # how the names of measures in dB begin
@@ -127,4 +127,5 @@ def _count(value: float) -> str:
 
 def _number(cell: Cell, interval: bool, scale: float, digits: int, unit: str) -> str:
     value, *ends = (None if x is None else f"{scale * x:.{digits}f}" for x in (cell.value, cell.low, cell.high))
-    return f"{value}{unit} [{', '.join(map(str, ends))}]" if interval and None not in ends else f"{value}{unit}"
+    told = interval and None not in ends and cell.low != cell.high  # an interval of no width is none: one target
+    return f"{value}{unit} [{', '.join(map(str, ends))}]" if told else f"{value}{unit}"
