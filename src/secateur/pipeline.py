@@ -22,6 +22,7 @@ from secateur.defenses.accounting import Guarantee
 from secateur.interfaces import Batch, Loss, Mask, Params, TrainsWithPenalty
 from secateur.metrics.membership import share
 from secateur.progress import progress
+from secateur.pruning.operations import CONVS
 from secateur.pruning.result import savings
 from secateur.recipe import Fitted, Recipe, Task
 from secateur.runs import Result, Row
@@ -159,8 +160,11 @@ def model_rows(bench: Bench, labels: dict[str, Any], model: Result, sides: dict[
     done = bench.run.stage("model", {"model": model.key, "sides": list(sides), "seed": bench.seed}, compute).data
     note = "; ".join(model.data.get("notes", [])) or None
     rows = [Row(**labels, metric=name, **(found | {"note": note})) for name, found in done["utility"].items()]
+    flat = not any(isinstance(module, CONVS) for module in bench.net.modules())
     for name, value in done["cost"].items():
-        rows.append(Row(**labels, metric=name, value=value, timing=name.startswith("seconds"), note=done["note"]))
+        counted = "of the linear weights: there is no convolution" if flat and name.startswith("conv_") else None
+        note = "; ".join(filter(None, (counted, done["note"]))) or None
+        rows.append(Row(**labels, metric=name, value=value, timing=name.startswith("seconds"), note=note))
     return rows
 
 

@@ -120,7 +120,7 @@ def test_a_norm_that_still_shifts_a_masked_filter_cannot_be_removed(rng):
 
 def test_masks_of_single_weights_cannot_be_removed(rng):
     net = made(Residual)
-    with pytest.raises(WrongInput, match=r"mask: drops single weights of stem; only masks of whole filters"):
+    with pytest.raises(WrongInput, match=r"mask: drops single weights of layer 'stem'; only masks of whole filters"):
         remove(net, L1Unstructured()(net, rows_of((3, 6, 6)), 0.5, rng), (3, 6, 6))
 
 

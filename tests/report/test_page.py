@@ -12,7 +12,8 @@ from secateur.report.page import Source, broken, render, write_page
 
 
 def source(rows, name="mine", **more):
-    return Source(name, rows, more.pop("figures", []), more.pop("config", "model: digits-cnn\n"), {"torch": "2"})
+    environment = {"torch": "2"} | more.pop("environment", {})
+    return Source(name, rows, more.pop("figures", []), more.pop("config", "model: digits-cnn\n"), environment)
 
 
 def written(folder, rows, figures=()):
@@ -65,6 +66,14 @@ def test_the_runs_own_limits_decide():
     assert broken([source(rows, config="limits: {auc: 0.9}"), source(rows, "b", config="limits: {auc: 0.68}")]) == [
         "b: l1-structured 0.9, ppb, under samia, seed 0: auc 0.715 (at least 0.685) is above the limit 0.68"
     ]
+
+
+def test_a_page_of_a_run_that_is_not_finished_says_so():
+    rows = audit_rows()
+    half, whole = source(rows, "half", environment={"finished": None}), source(rows, environment={"finished": "today"})
+    assert "<strong>This run is unfinished.</strong>" in render([half])
+    assert "<strong>half is unfinished.</strong>" in render([half, whole])
+    assert "unfinished" not in render([whole]).partition("<main>")[0]
 
 
 def test_names_cannot_break_out_of_the_page():

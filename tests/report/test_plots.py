@@ -70,6 +70,15 @@ def test_the_tradeoff_has_a_point_a_model_and_the_front():
     assert view.text == "On the front, from least to most accurate: l1-unstructured 0.5, basic: AUC 0.575 at 94.0%."
 
 
+def test_a_single_accuracy_keeps_an_axis_of_shares():
+    rows = [row for row in audit_rows() if row.pruner == "none"]
+    (view,) = tradeoffs(lines(rows))
+    low, high = view.panels[0].layout["xaxis"]["range"]
+    assert round(high - low, 9) == 0.1 and round(low + high, 9) == 1.9  # around 95 %
+    (view,) = tradeoffs(lines(audit_rows()))
+    assert "range" not in view.panels[0].layout["xaxis"]
+
+
 def test_each_pruned_model_stands_beside_its_original():
     figures = figures_of(audit_rows())
     views = histograms(figures)

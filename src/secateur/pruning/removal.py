@@ -56,7 +56,7 @@ def _dead_rows(layer: nn.Module, name: str, mask: Mask) -> Tensor:
     weight: Tensor = layer.weight  # type: ignore[assignment]
     kept = mask.get(f"{name}.weight", torch.ones_like(weight, dtype=torch.bool)).flatten(1).cpu()
     if (kept.any(1) != kept.all(1)).any():
-        raise WrongInput("mask", f"drops single weights of {name}; only masks of whole filters can be removed")
+        raise WrongInput("mask", f"drops single weights of layer {name!r}; only masks of whole filters can be removed")
     rows = ~kept.any(1)
     if layer.bias is not None and (rows & ~_dropped(mask, f"{name}.bias", len(rows))).any():
         raise _conv_only(f"the bias of {name} still speaks where its filter is masked")

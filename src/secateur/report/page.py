@@ -119,6 +119,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         figures={name: [asdict(view) for view in found] for name, found in views.items()},
         plotly=_plotly() if any(views.values()) else "",
         sources=sources,
+        unfinished=[source.name for source in sources if source.environment.get("finished", "") is None],
         seeds=len({row.seed for row in rows}),
     )
 

@@ -27,6 +27,9 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
     for number, (name, own) in enumerate(kinds.items()):
         symbols = [shapes.get(line.labels["pruner"], "star") for line in own]
         traces.append(_points(name, own, {"color": cycle(PALETTE, number), "size": 11, "symbol": symbols}))
+    accuracies = set(_values(points, "test_accuracy"))
+    # left to itself plotly gives a single point an axis from 0 to 150 %
+    span = {"range": [min(accuracies) - 0.05, min(accuracies) + 0.05]} if len(accuracies) == 1 else {}
     if len(shapes) > 1:
         traces += [_legend_entry(name, shape) for name, shape in shapes.items()]
     return panel(
@@ -34,7 +37,7 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
         f"{title}: test accuracy against AUC. {front_sentence(best)}",
         traces,
         460,
-        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
+        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8} | span,
         {"title": "AUC of the strongest attack", "zeroline": False, "nticks": 8},
         shapes=[
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GUESSING, "y1": GUESSING, "line": thin("dot")}
