@@ -82,6 +82,9 @@ def test_lists_as_a_table_and_as_objects(kind, capsys):
         (["audit", "a.yaml", "--config", "b.yaml"], "config: give the run file once"),
         (["audit", "--spasity", ".5"], "Did you mean '--sparsity'?"),
         (["adit"], "No such command 'adit'"),
+        (["audit", "--attack", "ig"], "attack: ig attacks updates; use secateur invert"),
+        (["invert", "--attack", "conf"], "attack: conf attacks trained models; use secateur audit"),
+        (["list"], "kind: is missing; allowed: attacks, defenses, pruners"),
         (["list", "attack"], "kind: 'attack' is not known; did you mean 'attacks'"),
         (["prune", "--out", "model.pt"], "out: model.pt is not allowed"),
         (["prune", "--weights", "nowhere.safetensors"], "weights"),
@@ -95,6 +98,23 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, expected, capsys
     assert expected in said.err
     assert said.err.count("\n") == 1 and "Traceback" not in said.err
     assert said.out == ""
+
+
+def test_defenses_are_listed_by_where_they_act(capsys):
+    assert main(["list", "defenses"]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(f"(secateur {command}") for command in ("invert", "audit", "federate)")]
+    assert places[0] < said.index("soteria")
+    assert places[1] < said.index("ppb")
+    assert places[2] < said.index("pseudo-largest")
+    assert said.count("\n priprune ") == 1
+
+
+@pytest.mark.parametrize("command", ["audit", "prune", "invert", "federate", "reproduce", "sweep", "list", "report"])
+def test_help_is_plain_text(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert "\\[" not in (said := capsys.readouterr().out)
+    assert command != "list" or "base-prunings, submodels, models" in " ".join(said.split())
 
 
 def test_a_folder_that_belongs_to_something_else(tmp_path, capsys):

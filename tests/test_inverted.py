@@ -111,7 +111,7 @@ def test_options_that_do_not_fit(net, batch):
         (batch, {"batch_size": 3}, "batch_size: 3 does not divide the 4 examples"),
         (batch, {"batch_size": 0}, "batch_size: 0 is not allowed"),
         (batch, {"labels": "orakel"}, "labels: 'orakel' is not known; did you mean 'oracle'"),
-        (batch, {"batchnorm": "train"}, "batchnorm: 'train' is not known; Allowed: batch, eval"),
+        (batch, {"batchnorm": "train"}, "batchnorm: 'train' is not known; allowed: batch, eval"),
         (batch, {"local_steps": 0}, "local_steps: 0 is not allowed"),
         (batch, {"learning_rate": -1.0}, "learning_rate: -1.0 is not allowed"),
         (batch, {"mean": [0.5], "std": [2.0]}, "mean: by it and std the pixels lie from"),

@@ -53,6 +53,16 @@ def test_the_removed_model_is_smaller_and_answers_the_same(masked, tmp_path):
     assert small.stat().st_size < 0.6 * masked.stat().st_size
 
 
+def test_a_net_without_convolutions_says_what_was_counted(tmp_path, capsys):
+    small = ["--model", "mlp", "--pruner", "l1-unstructured", "--sparsity", ".5"]
+    assert prune(tmp_path / "mlp.safetensors", *small, "--json") == 0
+    notes = {row["metric"]: row["note"] for row in json.loads(capsys.readouterr().out)}
+    assert notes["conv_weights_masked"].startswith("of the linear weights: there is no convolution; mask: drops")
+    assert notes["nonzero_parameters"].startswith("mask: drops single weights of layer")
+    assert prune(tmp_path / "mlp.safetensors", *small) == 0
+    assert capsys.readouterr().out.count("as above") > 3  # not the same sentence eight times
+
+
 def test_given_weights_are_pruned_and_fine_tuned(masked, tmp_path, capsys):
     again = tmp_path / "again.safetensors"
     assert prune(again, "--weights", masked, "--pruner", "l1-unstructured", "--sparsity", ".9", "--json") == 0

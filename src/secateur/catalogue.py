@@ -31,6 +31,10 @@ PACKAGES = {
     "dataset": "secateur.data",
     "study": "secateur.studies",
 }
+OTHERS = {  # attacks of the other kind, which a user may well ask for
+    "attack": ("inversion", "attacks updates; use secateur invert"),
+    "inversion": ("attack", "attacks trained models; use secateur audit, or --membership in secateur federate"),
+}
 PAPERS = ("samia_ppb", "dgp", "priprune", "mapp_fl")
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -108,6 +112,9 @@ def find(kind: str, name: str) -> Method:
     """One method, or an error that names the nearest known one."""
     known = methods(kind)
     if name not in known:
+        other = OTHERS.get(kind)
+        if other and name in methods(other[0]):
+            raise WrongInput("attack", f"{name} {other[1]}")
         raise unknown(kind, name, known)
     return known[name]
 

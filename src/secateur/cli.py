@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 import typer
+import typer.core
 
 from secateur.errors import WrongInput, unknown
 
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from secateur.rows import Row
 
 C = TypeVar("C", bound="Fields")
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help is plain text: typer escapes brackets for rich, which does not print it here."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help without the escapes."""
+        return super().get_help(ctx).replace("\\[", "[")
+
 
 app = typer.Typer(
     name="secateur",
@@ -34,7 +44,9 @@ KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models
 File = Annotated[
     Path | None, typer.Argument(help="A run file (YAML); the flags are laid over it.", metavar="FILE.yaml")
 ]
-Config = Annotated[Path | None, typer.Option("--config", help="The run file, as a flag.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="The run file (YAML), as a flag; the others are laid over it.")
+]
 Out = Annotated[Path, typer.Option(help="The run's folder; started again, it goes on where it was.")]
 Model = Annotated[str | None, typer.Option(help="A model of ours (secateur list models) or module:function.")]
 Weights = Annotated[Path | None, typer.Option(help="A trained model's weights, .safetensors.")]
@@ -57,7 +69,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=Command)
 def audit(
     file: File = None,
     config: Config = None,
@@ -108,7 +120,7 @@ def audit(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def invert(
     file: File = None,
     config: Config = None,
@@ -150,7 +162,7 @@ def invert(
     _print(run_invert(settings, out), json_, print_inversion, f"the page: {out / 'report.html'}")
 
 
-@app.command()
+@app.command(cls=Command)
 def federate(
     file: File = None,
     config: Config = None,
@@ -213,7 +225,7 @@ def federate(
     _print(run_federate(settings, out), json_, print_federation, f"the page: {out / 'report.html'}")
 
 
-@app.command()
+@app.command(cls=Command)
 def prune(
     file: File = None,
     config: Config = None,
@@ -241,7 +253,7 @@ def prune(
     _print(rows, json_, print_measures, f"the model: {out}")
 
 
-@app.command()
+@app.command(cls=Command)
 def reproduce(
     name: Annotated[str, typer.Argument(help="A table or figure of a paper (secateur list studies).", metavar="NAME")],
     scale: Annotated[str, typer.Option(help="tiny, small, or full: the paper's setting.")] = "small",
@@ -254,7 +266,7 @@ def reproduce(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Run a paper's table or figure, and print it next to what the paper says."""
+    """Run a paper's table or figure (secateur list studies), and print it next to what the paper says."""
     from secateur.studies.study import reproduce as run
 
     given = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds, "device": device}
@@ -267,7 +279,7 @@ def reproduce(
     typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
 
 
-@app.command()
+@app.command(cls=Command)
 def sweep(
     file: File = None,
     config: Config = None,
@@ -297,14 +309,19 @@ def sweep(
         raise typer.Exit(1)
 
 
-@app.command(name="list")
+@app.command(name="list", cls=Command)
 def list_(
-    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
+    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print objects on standard output.")] = False,
 ) -> None:
-    """List the methods of a kind with their papers and defaults."""
+    """List the methods of a kind with their papers, with --json their defaults too.
+
+    The kinds are attacks, defenses, pruners, base-prunings, submodels, models, datasets and studies.
+    """
     from secateur import catalogue
 
+    if not kind:
+        raise WrongInput("kind", f"is missing; allowed: {', '.join(KINDS)}")
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
     kinds = {"attacks": ("attack", "inversion"), "studies": ("study",)}.get(kind, (kind.removesuffix("s"),))
@@ -318,7 +335,7 @@ def list_(
     print_methods(rows)
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,

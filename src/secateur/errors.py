@@ -43,8 +43,8 @@ def unknown(field: str, name: str, known: Iterable[str]) -> WrongInput:
     names = sorted(known)
     begun = [known_name for known_name in names if name and known_name.startswith(name)]
     near = begun or difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
-    return WrongInput(field, f"{name!r} is not known{hint} Allowed: {', '.join(names)}")
+    hint = f"did you mean {near[0]!r}? Allowed" if near else "allowed"
+    return WrongInput(field, f"{name!r} is not known; {hint}: {', '.join(names)}")
 
 
 def require(package: str, extra: str) -> None:

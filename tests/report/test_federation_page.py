@@ -5,6 +5,7 @@ from secateur.report.federation_gallery import sheets
 from secateur.report.federation_names import brief, name, titles
 from secateur.report.federation_plane import planes, traffic
 from secateur.report.federation_rates import by_rate
+from secateur.report.terminal import print_federation
 from secateur.rows import Row
 
 
@@ -35,6 +36,13 @@ def test_a_line_a_federation():
     assert (first.accuracy, first.up, first.down) == (0.4, 20.0, 30.0)
     assert first.up_client == (5.0, 10.0, 15.0) and first.down_client is None and first.lost == 3 and first.leak == 9.0
     assert second.name == "snip, priprune" and second.up is None
+
+
+def test_the_terminal_tells_membership_where_it_was_attacked(capsys):
+    print_federation(ROWS)
+    assert "AUC" not in (said := capsys.readouterr().out) and "40.0%" in said and "9.0 dB" in said
+    print_federation([*ROWS, row("auc", 0.61, 2, client=1, attack="yeom")])
+    assert "AUC" in (said := capsys.readouterr().out) and "0.610" in said
 
 
 def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from secateur.catalogue import split
+from secateur.config.choices import UPDATES
 from secateur.report import federation, inversion
 from secateur.report.measures import shown, title
 from secateur.report.submodels_terminal import print_submodels
@@ -33,6 +34,9 @@ WHOLE = 16  # characters of a name that a narrow terminal does not cut up
 TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
     "inversion": "on an update: what was it made of? (secateur invert)",
+    "updates": "of updates, where a client makes them (secateur invert, secateur federate)",
+    "client": "of a federation's clients: what they withhold (secateur federate)",
+    "training": "of training and fine-tuning (secateur audit)",
 }
 
 
@@ -106,28 +110,40 @@ def print_federation(rows: Sequence[Row]) -> None:
     console, table = Console(highlight=False), Table(box=None, header_style="bold")
     for name in ("base pruning", "defense"):
         table.add_column(name, overflow="fold")
-    for name in ("test\naccuracy", "MB up", "MB down", "clients\nlost", "highest\nPSNR"):
+    found = federation.table(rows)
+    exposed = any(each.auc is not None for each in found)
+    membership = ["member-\nship AUC"] if exposed else []
+    for name in ("test\naccuracy", "MB up", "MB down", "clients\nlost", "highest\nPSNR", *membership):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in federation.table(rows):
-        accuracy = "-" if each.accuracy is None else f"{100 * each.accuracy:.1f} %"
+    for each in found:
+        accuracy = "-" if each.accuracy is None else f"{100 * each.accuracy:.1f}%"
         sent = ["-" if value is None else f"{value / 1e6:.2f}" for value in (each.up, each.down)]
-        leak = "-" if each.leak is None else f"{each.leak:.1f}"
-        table.add_row(each.labels["base_pruning"], each.labels["defense"], accuracy, *sent, str(each.lost), leak)
+        leaks = ["-" if each.leak is None else f"{each.leak:.1f} dB"]
+        leaks += ["-" if each.auc is None else f"{each.auc:.3f}"] if exposed else []
+        table.add_row(each.labels["base_pruning"], each.labels["defense"], accuracy, *sent, str(each.lost), *leaks)
     console.print(table)
 
 
 def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The methods of a kind; attacks in two tables, with what they need to know."""
+    """The methods of a kind; attacks by what they attack, with what they need to know, defenses by where they act."""
     from rich.console import Console
     from rich.table import Table
 
-    for kind in dict.fromkeys(row.get("kind") for row in rows):
+    for kind in dict.fromkeys(map(_group, rows)):
+        attacking = kind in ("attack", "inversion")
         table = Table(box=None, header_style="bold", title=TABLES.get(kind or ""), title_justify="left")
-        for name in ("name", "paper", "summary", *(["needs to know"] if kind else [])):
+        for name in ("name", "paper", "summary", *(["needs to know"] if attacking else [])):
             table.add_column(name, no_wrap=name in ("name", "paper"))
-        for row in (row for row in rows if row.get("kind") == kind):
-            table.add_row(row["name"], row["paper"], row["summary"], *([_needs(row)] if kind else []))
+        for row in (row for row in rows if _group(row) == kind):
+            table.add_row(row["name"], row["paper"], row["summary"], *([_needs(row)] if attacking else []))
         Console(highlight=False).print(table)
+
+
+def _group(row: Mapping[str, Any]) -> str | None:
+    """The table that a method stands in: its kind, or where a defense acts."""
+    if (place := row.get("acts_on")) is None:
+        return row.get("kind")
+    return {**dict.fromkeys(UPDATES, "updates"), "client": "client"}.get(place, "training")
 
 
 def _needs(row: Mapping[str, Any]) -> str:
@@ -153,6 +169,8 @@ def print_measures(rows: Sequence[Row]) -> None:
 
     table = Table("measure", "value", "note")
     for line in lines(rows):
+        told = None
         for name, cell in line.cells.items():
-            table.add_row(title(name), shown(cell, name), cell.note or "")
+            table.add_row(title(name), shown(cell, name), "as above" if cell.note and cell.note == told else cell.note)
+            told = cell.note
     Console().print(table)
