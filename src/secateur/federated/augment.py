@@ -1,6 +1,6 @@
 """Random crops and flips of training pictures.
 
-dgp does not say that it uses them, and its 93 % need them; of mapp_fl it is to be measured.
+dgp does not say that it uses them, and its 93 % need them; nor does mapp_fl, whose public configuration has them on.
 """
 
 from __future__ import annotations
