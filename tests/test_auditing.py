@@ -115,6 +115,8 @@ def test_a_model_that_is_already_trained(trained, tmp_path):
     assert found(tmp_path / "b", "auc", attack="correctness")[0].value is not None
     silent = found(tmp_path / "b", "auc", attack="conf")[0]
     assert silent.value is None and "train" in silent.note
+    assert audit(tmp_path / "c", *given, "--pruner", "none", tiny=[]) == 0  # nothing chosen: what needs no shadows
+    assert [row.attack for row in found(tmp_path / "c", "auc") if row.value is not None] == ["correctness", "blindmi"]
 
 
 def test_a_limit_that_is_passed_gives_exit_code_1_and_says_so(tmp_path, capsys):

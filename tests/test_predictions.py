@@ -68,3 +68,19 @@ def test_attacks_run_where_the_saved_rows_answer_all_that_they_ask(tmp_path):
     rows = {row.attack: row for row in load_rows(tmp_path / "run") if row.metric == "auc"}
     assert {name for name, row in rows.items() if row.value is not None} == {"conf", "correctness", "nn-cls:epochs=2"}
     assert all("new questions" in row.note for row in rows.values() if row.value is None)
+
+
+def test_without_shadows_and_without_a_choice_what_needs_none_is_run(tmp_path, capsys):
+    np.savez(tmp_path / "p.npz", **table(0))
+    bare = ["audit", "--predictions", str(tmp_path / "p.npz"), "--out", str(tmp_path / "run")]
+    assert main([*bare, "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("with correctness\n")
+    assert main(bare) == 0
+    assert {row.attack: row.value is not None for row in load_rows(tmp_path / "run") if row.metric == "auc"} == {
+        "correctness": True
+    }
+    assert main([*bare, "--attack", "conf"]) == 0
+    assert "conf: needs shadow models' predictions; give shadow_" in " ".join(capsys.readouterr().out.split())
+    np.savez(tmp_path / "p.npz", **table(0), **{f"shadow_{name}": array for name, array in table(1).items()})
+    assert main([*bare, "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("with conf, mentr\n")

@@ -18,6 +18,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.splits import Part, in_out, trained_split, victim_shadow
 from secateur.needs import check_audit
 from secateur.pipeline import Job
+from secateur.predictions import planned
 from secateur.protocols import Compression, Duel, duels
 from secateur.runs import Row, open_run
 from secateur.workshop import VICTIM, Workshop, make
@@ -27,6 +28,7 @@ def run_audit(config: Audit, out: Path) -> list[Row]:
     """Audit every pruner, sparsity and defense of the configuration, for every seed, into the folder `out`."""
     from secateur.report.page import write_page
 
+    config = _attacked(config)
     check_audit(config)
     data, device = prepare(config)
     with open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds) as run:
@@ -58,9 +60,10 @@ def make_together(arenas: Sequence[Arena], duels: Sequence[Duel]) -> None:
 
 def plan(config: Audit) -> list[str]:
     """What an audit would do, a line each; what it would refuse before it begins is refused here too."""
-    names = ", ".join(map(str, config.attack))
     if config.predictions is not None:
-        return [f"attack the saved predictions {config.predictions} with {names}"]
+        return planned(config, config.predictions)
+    config = _attacked(config)
+    names = ", ".join(map(str, config.attack))
     check_audit(config)
     seed = config.seeds[0]
     every = list(duels(config, seed))
@@ -68,9 +71,15 @@ def plan(config: Audit) -> list[str]:
     shadows = config.shadows if config.trains_shadows else 0
     others = f"{shadows} shadow models" + (f" and {config.in_out} in-out models" if config.in_out else "")
     lines = [f"{config.model} on {config.data}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
-    lines += [f"  train {victim.title}, with {others}" for victim in victims if victim.pruner is None]
+    made = "train" if config.weights is None else "take the given weights as"
+    lines += [f"  {made} {victim.title}, with {others}" for victim in victims if victim.pruner is None]
     lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
     return [*lines, f"  attack in {len(every)} duels ({config.protocol}), each with {names}"]
+
+
+def _attacked(config: Audit) -> Audit:
+    """A model given without a recipe is attacked by what needs no shadow models, where nothing else was asked for."""
+    return config if config.trains_shadows else config.unaided("correctness", "blindmi")
 
 
 def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:

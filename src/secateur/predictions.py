@@ -31,9 +31,7 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     """Attack what a file of saved predictions shows, into the folder `out`."""
     from secateur.report.page import write_page
 
-    arrays = _read(file)
-    victim = _table(arrays, "")
-    shadow = _table(arrays, "shadow_") if "shadow_probabilities" in arrays else None
+    victim, shadow, config = _opened(config, file)
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
     labels |= {"defense": "given", "adaptive": False, "seed": config.seeds[0], "extra": {}}
     with open_run(out, "audit", dump(config), seeds=config.seeds[:1]) as run:
@@ -53,6 +51,19 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
         rows = run.rows
     write_page([out])
     return rows
+
+
+def planned(config: Audit, file: Path) -> list[str]:
+    """What would be done with the file, which is read for that."""
+    names = ", ".join(map(str, _opened(config, file)[2].attack))
+    return [f"attack the saved predictions {file} with {names}"]
+
+
+def _opened(config: Audit, file: Path) -> tuple[_Table, _Table | None, Audit]:
+    """The answers of the model and of a shadow model, if there are any, and the attacks that these allow."""
+    arrays = _read(file)
+    shadow = _table(arrays, "shadow_") if "shadow_probabilities" in arrays else None
+    return _table(arrays, ""), shadow, config if shadow else config.unaided("correctness")
 
 
 class _Table:

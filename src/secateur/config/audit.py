@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from secateur.config.choices import choice
 from secateur.config.common import Common
 from secateur.config.fields import (
     MANY,
@@ -63,6 +64,12 @@ class Audit(Common):
     def trains_shadows(self) -> bool:
         """Whether the attacker's models can be trained: a model given without a recipe says nothing of how."""
         return self.weights is None or "train" in self.model_fields_set
+
+    def unaided(self, *attacks: str) -> Audit:
+        """With these attacks, which need no shadow models, where none were chosen: the default ones would not run."""
+        if "attack" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"attack": [choice("attack", name) for name in attacks]})
 
     @model_validator(mode="after")
     def _checked(self) -> Audit:

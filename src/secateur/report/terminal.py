@@ -16,7 +16,7 @@ from secateur.rows import Row
 
 COLUMNS = {
     "test_accuracy": "test\naccuracy",
-    "attack_accuracy": "attack\naccuracy",
+    "balanced_accuracy": "balanced\naccuracy",  # of an attack; plain accuracy is high where most rows are members
     "auc": "AUC",
     "tpr_at_fpr_0.01": "TPR at\n1% FPR",
 }
@@ -56,6 +56,9 @@ def print_audit(rows: Sequence[Row]) -> None:
         attack = f"{line.labels['attack']} (adaptive)" if line.labels["adaptive"] else line.labels["attack"]
         table.add_row(line.title, line.labels["defense"], attack, *cells)
     console.print(table)
+    unmeasured = [line for line in attacks(found) if line.value("auc") is None and line.cells["auc"].note]
+    for told in dict.fromkeys(f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured):
+        console.print(told)
     for group in by_setting(found):
         for sentence in verdict(group):
             console.print(sentence)

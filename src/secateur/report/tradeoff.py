@@ -29,7 +29,7 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
         traces.append(_points(name, own, {"color": cycle(PALETTE, number), "size": 11, "symbol": symbols}))
     accuracies = set(_values(points, "test_accuracy"))
     # left to itself plotly gives a single point an axis from 0 to 150 %
-    span = {"range": [min(accuracies) - 0.05, min(accuracies) + 0.05]} if len(accuracies) == 1 else {}
+    span = {"range": [min(accuracies) - 0.05, min(1.005, min(accuracies) + 0.05)]} if len(accuracies) == 1 else {}
     if len(shapes) > 1:
         traces += [_legend_entry(name, shape) for name, shape in shapes.items()]
     return panel(
