@@ -38,6 +38,8 @@ short_ratios() { # its two by k1 / k2 alone
 few() { trained "few-$1" "$1" --set epochs=5 --set learning_rate=.01 --set examples=6000; }
 few_none() { few none; }
 few_soteria() { few soteria; } # a Jacobian for every step of every user: a tenth of the pictures, beside the baseline
+noise_one_user() { trained noise-one-user none,noise --set users=1 --set epochs=10 --set learning_rate=.01; }
+noise_fast() { trained noise-fast none,noise --set epochs=10 --set learning_rate=.1; } # ten users
 privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Table 2
   study_into privacy-others dgp-table1 --set steps=rob,r-gap &
   for some in none,ats,soteria,precode noise,outpost top-k dgp; do
