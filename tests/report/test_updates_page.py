@@ -170,3 +170,15 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number(capsys, monkeypatch):
     assert "oracle" in table and "loss" not in table
     print_inversion(rows("ig", {"attack_loss": 0.25}))
     assert "loss" in capsys.readouterr().out
+
+
+def test_a_losses_axis_is_logarithmic_only_where_every_loss_is_above_0():
+    def axis(*losses):
+        curve = [[step, loss] for step, loss in enumerate(losses)]
+        own = {"kind": "loss", "curve": curve, "attack": "ig", "defense": "none", "target": 0, "seed": 0}
+        (view,) = inversion.losses([own | {"model": "m", "dataset": "d"}])
+        return view.panels[0].layout["yaxis"]
+
+    assert "type" not in axis(0.5, -0.1)
+    assert (axis(1.0, 1e-4)["type"], axis(1.0, 1e-4)["dtick"]) == ("log", 1)
+    assert "dtick" not in axis(1.0, 0.9)

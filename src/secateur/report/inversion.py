@@ -221,7 +221,7 @@ def _curves(title: str, found: Sequence[Labels]) -> Panel:
         traces.append(
             {"type": "scatter", "mode": "lines", "hovertemplate": f"{name}: %{{y:.3g}}<extra></extra>"} | more
         )
-    positive = all(y > 0 for trace in traces for y in trace["y"])
+    every = [float(y) for trace in traces for y in trace["y"]]
     left = f" (the first {CURVES} of {len(found)} targets)" if len(found) > CURVES else ""
     reach = f"it ends between {min(ends):.3g} and {max(ends):.3g}" if ends else "no finite loss"
     return panel(
@@ -230,9 +230,23 @@ def _curves(title: str, found: Sequence[Labels]) -> Panel:
         traces,
         340,
         {"title": "iteration", "zeroline": False, "nticks": 8},
-        {"title": "the attack's loss", "zeroline": False, "nticks": 6} | ({"type": "log"} if positive else {}),
+        {"title": "the attack's loss", "zeroline": False, "nticks": 6} | _scale(every),
         showlegend=False,
     )
+
+
+def _scale(values: Sequence[float]) -> Part:
+    """A logarithmic axis where it can be one: labelled at powers of ten, or at 1, 2 and 5 where there are few of these.
+
+    Example:
+        >>> [_scale(ends).get("dtick") for ends in ([1e-12, 1.0], [1e-4, 1.0], [0.002, 0.03], [0.7, 1.1])]
+        [2, 1, 'D2', None]
+    """
+    if min(values, default=0.0) <= 0:
+        return {}
+    decades = math.log10(max(values) / min(values))
+    ticks = {"dtick": math.ceil(decades / 6)} if decades >= 2 else {"dtick": "D2"} if decades >= 0.7 else {}
+    return {"type": "log", "exponentformat": "power"} | ticks
 
 
 def _guess(figure: Labels) -> Picture:
