@@ -52,6 +52,13 @@ def test_rows_pictures_and_page(tmp_path):
     assert not (tmp_path / "run" / "unfinished").exists()
 
 
+def test_progress_names_the_defense_wherever_it_acts(tmp_path, capsys):
+    run_invert(settings(targets=1, defense="none,ats,noise"), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "tiny on target 0, seed 0" in said
+    assert "tiny on target 0 under ats, seed 0" in said and "under noise, seed 0" in said
+
+
 def test_no_images_leaves_no_picture_in_page_and_folder(tmp_path):
     run_invert(settings(targets=2), tmp_path / "run")
     run_invert(settings(targets=2, images=False), tmp_path / "run")

@@ -80,9 +80,14 @@ def test_a_model_without_a_recipe_is_audited_by_the_attacks_that_need_no_shadow(
         check_audit(read(Audit, None, flags, ["train.epochs=3"]))
 
 
-def test_a_dry_run_of_saved_predictions_speaks_of_them(capsys):
-    assert main(["audit", "--predictions", "mine.csv", "--attack", "conf,lira", "--shadows", "1", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "attack the saved predictions mine.csv with conf, lira\n"
+def test_a_dry_run_of_saved_predictions_speaks_of_them(tmp_path, capsys):
+    file = tmp_path / "mine.csv"
+    asked = ["audit", "--predictions", str(file), "--attack", "conf,lira", "--shadows", "1", "--dry-run"]
+    assert main(asked) == 2  # what a run would refuse at once
+    assert "is not a file" in capsys.readouterr().err
+    file.write_text("p0,p1,label,membership\n0.9,0.1,0,1\n0.4,0.6,1,0\n")
+    assert main(asked) == 0
+    assert capsys.readouterr().out == f"attack the saved predictions {file} with conf, lira\n"
 
 
 def test_python_is_refused_before_anything_is_pruned(hide, monkeypatch):

@@ -112,7 +112,7 @@ class Exposure:
 
         found: dict[int, Reconstruction] = {}
         which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
-        under = "" if self.client.guard is None else f" under {self.defense}"
+        under = "" if str(self.defense) == "none" else f" under {self.defense}"
         title = f"{attack} on {which}{under}, seed {seed}"
         with progress(title, getattr(made, "iterations", None), rate=True) as advance:
             keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
