@@ -46,19 +46,20 @@ def print_audit(rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     console, found = Console(highlight=False), lines(rows)
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("model", "defense", "attack"):
         table.add_column(name, overflow="fold")
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for line in attacks(found):
         cells = [_brief(line.cells.get(name), name) for name in COLUMNS]
-        attack = f"{line.labels['attack']} (adaptive)" if line.labels["adaptive"] else line.labels["attack"]
-        table.add_row(line.title, line.labels["defense"], attack, *cells)
+        told = [*split(str(line.labels["attack"])), *(["(adaptive)"] if line.labels["adaptive"] else [])]
+        names = (split(line.title), split(str(line.labels["defense"])), told)
+        table.add_row(*map("\n".join, names), *cells)
     console.print(table)
     unmeasured = [line for line in attacks(found) if line.value("auc") is None and line.cells["auc"].note]
-    for told in dict.fromkeys(f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured):
-        console.print(told)
+    for sentence in dict.fromkeys(f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured):
+        console.print(sentence)
     for group in by_setting(found):
         for sentence in verdict(group):
             console.print(sentence)
