@@ -124,6 +124,7 @@ def test_overrides_that_make_no_sense_are_one_sentence():
     ("given", "wording"),
     [
         ({"seeds": 0}, "seeds: 0 is not allowed; give how many seeds, from 1, or a list of them such as 0,3,4"),
+        ({"seeds": "-1"}, "seeds: '-1' is not allowed; give how many seeds, from 1, or a list of them such as 0,3,4"),
         ({"seeds": "1,-2"}, "seeds: '-2' is not allowed; give a whole number from 0"),
         ({"device": "tpu"}, "device: 'tpu' is not allowed; give auto, cpu, cuda or cuda:NUMBER"),
         ({"targets": 0}, "targets: 0 is not allowed; give a whole number from 1"),

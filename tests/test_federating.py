@@ -127,6 +127,12 @@ def test_a_dry_run_says_what_it_would_do(tmp_path, capsys):
     assert "6 clients (iid)" in capsys.readouterr().out and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("given", "each_round"), [({}, 10), ({"clients": 3}, 3), ({"clients": 30}, 10)])
+def test_where_fewer_clients_are_than_a_usual_round_has_all_take_part(given, each_round):
+    assert read(Federate, None, given).per_round == each_round
+    assert read(Federate, None, given | {"per_round": 2}).per_round == 2
+
+
 def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
     told = "what pseudo-largest withholds counts as 0 in the average"
     for averaging, defense, there in (("weighted", "none,pseudo-largest", True), ("coverage", "pseudo-largest", False)):

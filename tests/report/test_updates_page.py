@@ -74,6 +74,8 @@ def test_the_badge_follows_the_worst_case():
     why = "ig brings 50.0% of its pictures nearest to their own truth of all; chance: 5.0%."
     assert why in inversion.verdict(found(0.0, 0.06)) and why not in inversion.verdict(found(0.01, 0.06))
     assert inversion.badge(found(0.0, 0.01)).colour == "good" and len(inversion.verdict(found(0.0, 0.01))) == 1
+    assert inversion.verdict(found(0.0, 0.01))[0].startswith("ig comes nearest: no picture is recognisable. Their PSNR")
+    assert inversion.verdict(found(0.01, 0.01))[0].startswith("ig recovers most: 1.0% of its pictures are recog")
     assert inversion.badge([]).colour == "doubtful"
 
 

@@ -54,7 +54,7 @@ class Federate(Submodels):
     model: str = "conv-2"
     rounds: Annotated[int, Field(ge=1)] = 100
     clients: Annotated[int, Field(ge=1)] | None = None  # None: 20, or one a writer
-    per_round: Annotated[int, Field(ge=1)] = 10
+    per_round: Annotated[int, Field(ge=1)] = Field(default_factory=lambda given: min(10, given.get("clients") or 10))
     partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = "iid"
     alpha: Annotated[float, Field(gt=0)] = 0.85  # of either Dirichlet
     method: Literal["fedavg", "fedsgd"] = "fedavg"

@@ -43,7 +43,7 @@ def default(text: str | float) -> Any:
 
 def seeds_of(value: Any) -> Any:
     """A number N means the seeds 0 to N - 1."""
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and value.strip().removeprefix("-").isdigit():
         value = int(value)
     return list(range(value)) if isinstance(value, int) else listed(value)
 

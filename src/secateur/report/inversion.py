@@ -110,10 +110,12 @@ def verdict(found: Sequence[Line]) -> list[str]:
     told = {
         metric: _told(best, metric) for metric in ("recognisable", "psnr_median", "psnr_min", "psnr_max", "psnr_grey")
     }
+    recovered = f"recovers most: {told['recognisable']} of its pictures are recognisable"
+    if not best.value("recognisable"):
+        recovered = "comes nearest: no picture is recognisable"
     sentences = [
-        f"{name(best.labels)} recovers most: {told['recognisable']} of its pictures are recognisable. Their PSNR is "
-        f"{told['psnr_median']} in the median, from {told['psnr_min']} to {told['psnr_max']}; a grey picture has "
-        f"{told['psnr_grey']}."
+        f"{name(best.labels)} {recovered}. Their PSNR is {told['psnr_median']} in the median, from {told['psnr_min']} "
+        f"to {told['psnr_max']}; a grey picture has {told['psnr_grey']}."
     ]
     sentences += _nearest(known)
     guessed = [line for line in known if line.value("label_accuracy") is not None]
