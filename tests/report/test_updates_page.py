@@ -57,6 +57,17 @@ def test_what_stands_under_a_picture():
     assert {"unfinished", "nothing found"} <= set(card.guesses[0].lines)
 
 
+def test_a_long_gallery_opens_with_its_worst_cases(updates):
+    lines = (updates / "figures.jsonl").read_text().splitlines()
+    pictures = [line for line in map(json.loads, lines) if line["kind"] == "picture"]
+    few = write_page([updates]).read_text()
+    assert "<details><summary>" not in few.split('id="gallery"')[1].split("</section>")[0]
+    more = [json.dumps(each | {"target": each["target"] + 4 * turn}) for turn in (1, 2, 3) for each in pictures]
+    (updates / "figures.jsonl").write_text("\n".join([*lines, *more]) + "\n")
+    opened, _, behind = write_page([updates]).read_text().split('id="gallery"')[1].partition("<summary>4 more</summary>")
+    assert opened.count('<article class="card"') == 12 and behind.count('<article class="card"') == 4
+
+
 def test_the_badge_follows_the_worst_case():
     def found(recognisable, low):
         labels = {"model": "m", "dataset": "d", "seed": 0, "attack": "ig", "extra": {"target": None}}
