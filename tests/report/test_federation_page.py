@@ -57,6 +57,13 @@ def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():
     assert "snip, ig" in leak.alt
 
 
+def test_all_panels_go_on_to_the_last_round_and_a_lone_value_has_an_axis_of_its_size():
+    (view,) = over_rounds([row("test_accuracy", 0.5, 1), row("test_accuracy", 0.7, 10), row("psnr", 9.0, 10, 3)])
+    assert [panel.layout["xaxis"]["range"] for panel in view.panels] == [[0, 10.3]] * 2
+    accuracy, leak = (panel.layout["yaxis"] for panel in view.panels)
+    assert "range" not in accuracy and leak["range"] == [0, 1.2 * 9]
+
+
 def attacked(base, defense, accuracy, nmi, rate=0.3, broadcast="masked", **more):
     """A federation with two attacked rounds."""
     extra = {"base_pruning": base, "averaging": "weighted", "broadcast": broadcast, "local_batch": 20, "client": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,11 +96,12 @@ def over_rounds(rows: Iterable[Row]) -> list[View]:
         called = titles(map(_labels, found))
         styles = {each: number for number, each in enumerate(called.values())}
         panels: list[Panel] = []
+        last = max(row.extra["round"] for row in found)
         for metric, title in OVER_ROUNDS.items():
             curves = _curves([row for row in found if row.metric == metric], called)
             flat = metric == "density" and all(len({y for _, y in points}) == 1 for points in curves.values())
             if curves and not flat:
-                panels.append(_panel(title, curves, styles, named=len(curves) <= NAMED or not panels))
+                panels.append(_panel(title, curves, styles, last, named=len(curves) <= NAMED or not panels))
         if panels:
             views.append(View(place(_labels(found[0])), panels))
     return views
@@ -168,8 +169,8 @@ def _curves(rows: Sequence[Row], called: Mapping[str, str]) -> Curves:
     }
 
 
-def _panel(title: str, curves: Curves, styles: Mapping[str, int], named: bool) -> Panel:
-    """A federation has one colour in all panels, an attack one dash."""
+def _panel(title: str, curves: Curves, styles: Mapping[str, int], last: int, named: bool) -> Panel:
+    """A federation has one colour in all panels, an attack one dash; all go on to the `last` round."""
     attacks = list(dict.fromkeys(attack for _, attack in curves))
     traces: list[Part] = []
     for (federation, attack), points in curves.items():
@@ -184,11 +185,22 @@ def _panel(title: str, curves: Curves, styles: Mapping[str, int], named: bool) -
         f"{title} by round; in the last: {ends}.",
         traces,
         340 + 22 * len(traces) * named,
-        {"title": "round", "zeroline": False, "nticks": 8},
-        {"title": title, "zeroline": False, "nticks": 6},
+        {"title": "round", "zeroline": False, "nticks": 8, "range": [0, 1.03 * last]},
+        {"title": title, "zeroline": False, "nticks": 6} | _around({y for trace in traces for y in trace["y"]}),
         showlegend=named and len(traces) > 1,
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )
+
+
+def _around(values: Collection[float]) -> Part:
+    """An axis from 0 for a value that stands alone: plotly would put it in the middle of 2, whatever its size.
+
+    Example:
+        >>> _around({0.5}), _around({0.5, 0.6})
+        ({'range': [0, 0.6]}, {})
+    """
+    (value,) = values if len(values) == 1 else (0.0,)
+    return {"range": sorted([0, 1.2 * value])} if value else {}
 
 
 def _place(row: Row) -> tuple[Any, ...]:
