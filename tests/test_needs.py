@@ -63,6 +63,19 @@ def test_a_missing_package_is_refused_before_any_work(package, extra, flags, com
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("package", ["flwr", "ray"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("kind", [[], ["--submodels", "mapp-fl"]])
+def test_a_federation_over_flower_without_it_is_refused_before_any_work(package, dry, kind, hide, tmp_path, capsys):
+    if package != "flwr":
+        pytest.importorskip("flwr", reason="left out: Flower is not installed")
+    hide(package)
+    assert main(["federate", "--engine", "flower", *kind, *dry, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr()
+    wanted = f"secateur: {package}: is not installed; install it with: pip install 'secateur[flower]'\n"
+    assert (said.out, said.err) == ("", wanted) and not list(tmp_path.iterdir())
+
+
 NAMES = ("correctness", "conf", "rmia", "lira:variance=per-example")
 
 

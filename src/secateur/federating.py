@@ -23,7 +23,7 @@ from secateur.chance import derive
 from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, require
 from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.crowd import caution, check_network
 from secateur.federated.faults import Faults
@@ -126,6 +126,9 @@ def zeros_count(config: Federate) -> str | None:
 
 def plan(config: Federate) -> list[str]:
     """What the job would do, a line each; what it would refuse before it begins is refused here too."""
+    if config.engine == "flower":
+        require("flwr", "flower")
+        require("ray", "flower")
     if config.submodels:
         from secateur.federated.submodels.running import plan_submodels
 
