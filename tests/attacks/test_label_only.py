@@ -132,7 +132,7 @@ def test_wrong_input_is_said_clearly():
     box = BlackBox(lambda x: torch.eye(10)[: len(x)])
     with pytest.raises(WrongInput, match="no non-members"):
         label_only().fit([Shadow(box, noisy_digits(4), empty)], rng())
-    with pytest.raises(WrongInput, match="llowed: logistic, share"):
+    with pytest.raises(WrongInput, match=r"'mlp' is not known; allowed: logistic, share$"):
         label_only(rule="mlp")
     for name in ("rotations", "translations", "flips", "noise"):
         with pytest.raises(WrongInput, match="0 or more"):
