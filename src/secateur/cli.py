@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+command = partial(app.command, cls=Command)
 STOPPED = 130  # the exit code of what Control-C ended
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 
@@ -69,7 +71,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
         raise typer.Exit
 
 
-@app.command(cls=Command)
+@command()
 def audit(
     file: File = None,
     config: Config = None,
@@ -120,7 +122,7 @@ def audit(
         raise typer.Exit(1)
 
 
-@app.command(cls=Command)
+@command()
 def invert(
     file: File = None,
     config: Config = None,
@@ -162,7 +164,7 @@ def invert(
     _print(run_invert(settings, out), json_, print_inversion, f"the page: {out / 'report.html'}")
 
 
-@app.command(cls=Command)
+@command()
 def federate(
     file: File = None,
     config: Config = None,
@@ -225,7 +227,7 @@ def federate(
     _print(run_federate(settings, out), json_, print_federation, f"the page: {out / 'report.html'}")
 
 
-@app.command(cls=Command)
+@command()
 def prune(
     file: File = None,
     config: Config = None,
@@ -253,7 +255,7 @@ def prune(
     _print(rows, json_, print_measures, f"the model: {out}")
 
 
-@app.command(cls=Command)
+@command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="A table or figure of a paper (secateur list studies).", metavar="NAME")],
     scale: Annotated[str, typer.Option(help="tiny, small, or full: the paper's setting.")] = "small",
@@ -279,7 +281,7 @@ def reproduce(
     typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
 
 
-@app.command(cls=Command)
+@command()
 def sweep(
     file: File = None,
     config: Config = None,
@@ -309,15 +311,12 @@ def sweep(
         raise typer.Exit(1)
 
 
-@app.command(name="list", cls=Command)
+@command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))] = "",
-    json_: Annotated[bool, typer.Option("--json", help="Print objects on standard output.")] = False,
+    kind: Annotated[str, typer.Argument(help="Of what.", metavar="|".join(KINDS))] = "",
+    json_: Annotated[bool, typer.Option("--json", help="Print objects, with defaults, on standard output.")] = False,
 ) -> None:
-    """List the methods of a kind with their papers, with --json their defaults too.
-
-    The kinds are attacks, defenses, pruners, base-prunings, submodels, models, datasets and studies.
-    """
+    """List the methods of a kind with their papers."""
     from secateur import catalogue
 
     if not kind:
@@ -335,7 +334,7 @@ def list_(
     print_methods(rows)
 
 
-@app.command(cls=Command)
+@command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,
