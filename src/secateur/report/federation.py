@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from secateur.report.federation_names import brief, name, titles
 from secateur.report.figures import DASHES
-from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.plotting import PALETTE, Panel, Part, alone, cycle, panel, short
 from secateur.report.sections import View, setting
 from secateur.rows import Row
 
@@ -186,21 +186,10 @@ def _panel(title: str, curves: Curves, styles: Mapping[str, int], last: int, nam
         traces,
         340 + 22 * len(traces) * named,
         {"title": "round", "zeroline": False, "nticks": 8, "range": [0, 1.03 * last]},
-        {"title": title, "zeroline": False, "nticks": 6} | _around({y for trace in traces for y in trace["y"]}),
+        {"title": title, "zeroline": False, "nticks": 6} | alone(y for trace in traces for y in trace["y"]),
         showlegend=named and len(traces) > 1,
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )
-
-
-def _around(values: Collection[float]) -> Part:
-    """An axis from 0 for a value that stands alone: plotly would put it in the middle of 2, whatever its size.
-
-    Example:
-        >>> _around({0.5}), _around({0.5, 0.6})
-        ({'range': [0, 0.6]}, {})
-    """
-    (value,) = values if len(values) == 1 else (0.0,)
-    return {"range": sorted([0, 1.2 * value])} if value else {}
 
 
 def _place(row: Row) -> tuple[Any, ...]:

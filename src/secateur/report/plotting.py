@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,17 @@ def cycle(options: Sequence[str], number: int) -> str:
 def short(values: Iterable[float]) -> list[float]:
     """Four digits: more than a screen shows, and the page stays small."""
     return [float(f"{value:.4g}") for value in values]
+
+
+def alone(values: Iterable[float], most: float = math.inf) -> Part:
+    """An axis from 0 where all values are one: plotly's would be 2 wide around it, whatever its size.
+
+    Example:
+        >>> alone([0.5, 0.5]), alone([0.95], most=1), alone([0.5, 0.6])
+        ({'range': [0, 0.6]}, {'range': [0, 1]}, {})
+    """
+    found = set(values)
+    return {"range": sorted([0, min(1.2 * max(found), most)])} if len(found) == 1 and any(found) else {}
 
 
 def thin(dash: str) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from secateur.report.measures import shown
-from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short, thin
+from secateur.report.plotting import GREY, PALETTE, Panel, Part, alone, cycle, panel, short, thin
 from secateur.report.summary import Line, front, full_title
 from secateur.report.verdict import GUESSING
 
@@ -27,9 +27,6 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
     for number, (name, own) in enumerate(kinds.items()):
         symbols = [shapes.get(line.labels["pruner"], "star") for line in own]
         traces.append(_points(name, own, {"color": cycle(PALETTE, number), "size": 11, "symbol": symbols}))
-    accuracies = set(_values(points, "test_accuracy"))
-    # left to itself plotly gives a single point an axis from 0 to 150 %
-    span = {"range": [min(accuracies) - 0.05, min(1.005, min(accuracies) + 0.05)]} if len(accuracies) == 1 else {}
     if len(shapes) > 1:
         traces += [_legend_entry(name, shape) for name, shape in shapes.items()]
     return panel(
@@ -37,7 +34,8 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
         f"{title}: test accuracy against AUC. {front_sentence(best)}",
         traces,
         460,
-        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8} | span,
+        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8}
+        | alone(_values(points, "test_accuracy"), most=1.005),
         {"title": "AUC of the strongest attack", "zeroline": False, "nticks": 8},
         shapes=[
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GUESSING, "y1": GUESSING, "line": thin("dot")}
