@@ -11,6 +11,8 @@ from secateur.config import Invert, read
 from secateur.errors import WrongInput
 from secateur.inverting import run_invert
 from secateur.report import inversion
+from secateur.report.inversion_gallery import gallery
+from secateur.report.inversion_losses import losses as losses_of
 from secateur.report.page import write_page
 from secateur.report.terminal import print_inversion
 from secateur.rows import Row
@@ -35,7 +37,7 @@ def figure(target, psnr, attack="ig", **more):
 def test_the_worst_case_comes_first_whichever_attack_it_was():
     figures = [figure(0, 10.0), figure(1, 12.0), figure(2, "inf"), figure(0, 30.0, "dlg"), figure(3, None)]
     figures += [figure(target, None, None) for target in range(4)]
-    cards = inversion.gallery(figures)
+    cards = gallery(figures)
     assert [card.title for card in cards] == ["target 2", "target 0", "target 1", "target 3"]
     assert [guess.title for guess in cards[1].guesses] == ["ig", "dlg"] and cards[0].truth is not None
     assert cards[0].guesses[0].lines == ["PSNR inf dB", "label 3"]
@@ -45,13 +47,11 @@ def test_pictures_of_several_networks_or_batch_sizes_say_of_which():
     found = [figure(0, 3.0), figure(0, 2.0, model="n"), figure(0, 1.0, batch_size=4)]
     titles = ["m on d, batches of 1, target 0", "n on d, batches of 1, target 0"]
     titles += ["m on d, batches of 4, target 0, picture 0"]
-    assert [card.title for card in inversion.gallery(found)] == titles
+    assert [card.title for card in gallery(found)] == titles
 
 
 def test_what_stands_under_a_picture():
-    (card,) = inversion.gallery(
-        [figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)]
-    )
+    (card,) = gallery([figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)])
     assert card.guesses[0].title == "ig"
     assert card.guesses[0].lines[:3] == ["iterations=5", "tv=0.1", "labels told"]
     assert {"unfinished", "nothing found"} <= set(card.guesses[0].lines)
@@ -189,7 +189,7 @@ def test_a_losses_axis_is_logarithmic_only_where_every_loss_is_above_0():
     def axis(*losses):
         curve = [[step, loss] for step, loss in enumerate(losses)]
         own = {"kind": "loss", "curve": curve, "attack": "ig", "defense": "none", "target": 0, "seed": 0}
-        (view,) = inversion.losses([own | {"model": "m", "dataset": "d"}])
+        (view,) = losses_of([own | {"model": "m", "dataset": "d"}])
         return view.panels[0].layout["yaxis"]
 
     assert "type" not in axis(0.5, -0.1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from secateur.catalogue import split
 from secateur.report.figures import DASHES
-from secateur.report.inversion import Picture
+from secateur.report.inversion_gallery import Picture
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View, setting
 from secateur.report.summary import Key

@@ -9,7 +9,7 @@ from secateur.catalogue import split
 from secateur.report import federation
 from secateur.report.defended import ACROSS, Sheet
 from secateur.report.federation_names import name, titles
-from secateur.report.inversion import Picture
+from secateur.report.inversion_gallery import Picture
 from secateur.report.summary import Key
 
 TRUTH = ("seed", "round", "client", "item")  # what tells one truth from another in all federations of a study

@@ -18,6 +18,8 @@ from secateur.report import (
     federation_plane,
     federation_rates,
     inversion,
+    inversion_gallery,
+    inversion_losses,
     measures,
     sections,
     studied,
@@ -88,7 +90,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "roc": sections.rocs(table, on_models),
         "histograms": sections.histograms(on_models),
         "classes": sections.class_means(on_models),
-        "losses": inversion.losses(figures),
+        "losses": inversion_losses.losses(figures),
         "balance": defended.balance(rows),
         "epochs": defended.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
@@ -129,7 +131,7 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
     found = inversion.attacked(rows)
     own = [row.to_json() for row in rows if inversion.is_inversion(row)]
     own += [dict(figure) for figure in figures if figure["kind"] in ("picture", "loss")]
-    cards = inversion.gallery(figures)
+    cards = inversion_gallery.gallery(figures)
     return {
         "inverted": bool(own),
         "updates": found,
@@ -141,8 +143,9 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
         "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
         "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in found)],
         "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in found)),
-        "cards": cards[: inversion.MOST],
-        "more_cards": max(0, len(cards) - inversion.MOST),
+        "open_cards": inversion_gallery.OPEN,
+        "cards": cards[: inversion_gallery.MOST],
+        "more_cards": max(0, len(cards) - inversion_gallery.MOST),
         "pictured": any(card.truth is not None and card.truth.png for card in cards),
         "any_picture": any(x.png for card in cards for x in (card.truth, *card.guesses) if x),
     }
