@@ -5,17 +5,24 @@
 # What is stopped goes on where it was.
 . "$(dirname "$0")/study.sh"
 
-rules() { # Table 5, and of the same federations Table 2 and Fig. 4; a seed at a time, so that each is there when it ends
-  for seed in ${SEEDS:-0 1 2}; do study_into "mapp-table5-$seed" mapp-table5 --seeds "$seed,"; done
+among() { # among STUDY...: in one folder, so that a federation of two studies runs once
+  study_into mapp "mapp-$@"
+  cp "$out/mapp/table.md" "$out/done/mapp-$1.md"
 }
-large() { study mapp-fig3 --set large=0+1+2+5+9; }          # Fig. 3 and Table 4
-coupling() { study mapp-table6; }                           # Table 6
-sizes() { study mapp-fig1; }                                # Table 3 with five draws, and Fig. 1
-attackers() { study mapp-attackers --seeds 1; }             # LiRA and RMIA on FedAvg, HeteroFL and MaPP-FL
-joined() { study mapp-joined --seeds 1; }                   # MaPP-FL with DGP's upload, and with withheld weights
+rules() { # Table 5, and of the same federations Table 2 and Fig. 4; a seed at a time, so that each is there when it ends
+  for seed in 0 1 2; do among table5 --seeds "$seed,"; done
+  among table5 --seeds 0,1,2
+}
+coupling() { among table6 --seeds 0,1,2; }                  # Table 6
+large() { # Fig. 3 and Table 4, a seed at a time
+  for seeds in 0, 0,1 0,1,2; do among fig3 --set large=0+1+2+5+9 --seeds $seeds; done
+}
+sizes() { among fig1; }                                     # Table 3 with five draws, and Fig. 1
+attackers() { among attackers --seeds 1; }                  # LiRA and RMIA on FedAvg, HeteroFL and MaPP-FL
+joined() { among joined --seeds 1; }                        # MaPP-FL with DGP's upload, and with withheld weights
 bare() {                                                    # Table 5 without crops and flips
   study_into mapp-table5-bare mapp-table5 --set augment=false --seeds 1
 }
-all() { rules && large && coupling && sizes && attackers && joined && bare; }
+all() { rules && coupling && large && sizes && attackers && joined && bare; }
 
 for chain in "$@"; do $chain; done
