@@ -11,7 +11,7 @@ study() { # study NAME ARGUMENTS...
 study_into() { # study_into FOLDER NAME ARGUMENTS...
   local folder=$1 name=$2 begun=$SECONDS
   shift 2
-  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >"$out/$folder.log" 2>&1
+  python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >>"$out/$folder.log" 2>&1
   echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
   cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
   cp "$out/$folder/table.md" "$out/done/$folder.md"

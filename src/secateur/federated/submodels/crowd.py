@@ -198,6 +198,7 @@ class _Stack:
         owned = None if self.owned is None else self.owned[first:last]
         lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in given.noise))
         inputs, labels = self.crowd.batch(given.rows)
+        inputs = inputs.contiguous()  # BatchNorm cannot ask about channels_last inside vmap, where one lane would keep it
         losses = vmap(self.narrow.loss, in_dims=lanes)(flat, inputs, labels, owned, *given.noise)
         (grad,) = torch.autograd.grad(losses.sum(), flat)  # a sum's gradient holds each lane's own
         step, root = given.scales[:, :1], given.scales[:, 1:]
