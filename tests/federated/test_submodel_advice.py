@@ -31,11 +31,12 @@ def test_the_size_with_the_highest_accuracy_less_advantage_is_taken():
     assert accurate.words == "the whole model: 20.0 points more accurate, exposure undecided (+0.5)"
 
 
-def test_pilots_of_one_size_are_averaged_and_narrow_the_interval():
-    rows = measured(0, 1.0, 0.7, 0.1) + measured(0, 1.0, 0.8, 0.2)
+def test_pilots_of_one_size_are_averaged_and_what_they_differ_by_widens_the_interval():
+    rows = measured(0, 1.0, 0.7, 0.1) + measured(0, 1.0, 0.8, 0.1)
     (option,) = advise(rows)[0].options
-    assert option.accuracy.value == pytest.approx(0.75) and option.advantage.value == pytest.approx(0.15)
-    assert option.accuracy.high - 0.75 == pytest.approx(0.01 / 2**0.5)
+    assert option.accuracy.value == pytest.approx(0.75) and option.advantage.value == pytest.approx(0.1)
+    assert option.advantage.high - 0.1 == pytest.approx(0.01)  # the same examples again tell nothing new
+    assert option.accuracy.high - 0.75 == pytest.approx((0.01**2 + (1.96 * 0.05) ** 2) ** 0.5)
 
 
 def test_a_client_that_cannot_be_attacked_is_told_to_be_careful():

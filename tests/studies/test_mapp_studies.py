@@ -175,6 +175,17 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
     assert said(findings, "advantage rises with the model's size") == "supported"
 
 
+def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
+    alike = [(0.7, 0.04)] * 4
+    found = Seen(federation("none", (0.7, 0.02), alike) + federation("mapp-fl", (0.7, 0.02), alike))
+    (fedavg, _), (way, *_) = found.federations, found.ways
+    accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", way)))
+    assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
+    assert advantage.high - advantage.value == pytest.approx(NARROW / 2)  # of each client's own members
+    overall = mapp_sizes._overall([found.average(each, "advantage", way) for each in found.federations])
+    assert overall.high - overall.value == pytest.approx(NARROW / 2)  # every federation has these members
+
+
 def test_the_ranking_under_another_attacker():
     rows = []
     for attack, hetero in (("yeom", 0.05), ("lira", 0.02)):

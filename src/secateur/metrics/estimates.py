@@ -1,4 +1,4 @@
-"""Means and differences of independent estimates, with their intervals carried through."""
+"""Means and differences of estimates, with their intervals carried through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from secateur.metrics.membership import Estimate
 
 
 def average(values: Sequence[Estimate]) -> Estimate:
-    """The mean; half widths are added as squares.
+    """The mean of independent estimates; half widths are added as squares.
 
     Example:
         >>> average([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
@@ -20,6 +20,17 @@ def average(values: Sequence[Estimate]) -> Estimate:
     down = math.sqrt(math.fsum((value.value - value.low) ** 2 for value in values)) / n
     up = math.sqrt(math.fsum((value.high - value.value) ** 2 for value in values)) / n
     return Estimate(centre, centre - down, centre + up)
+
+
+def average_on_same(values: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates by the same examples; half widths are averaged: asking the same again tells nothing new.
+
+    Example:
+        >>> average_on_same([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
+        0.2
+    """
+    ends = zip(*((each.value, each.low, each.high) for each in values), strict=True)
+    return Estimate(*(math.fsum(end) / len(values) for end in ends))
 
 
 def difference(one: Estimate, other: Estimate) -> Estimate:

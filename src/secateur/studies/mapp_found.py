@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from secateur.metrics.estimates import average
+from secateur.metrics.estimates import average, average_on_same
 from secateur.metrics.membership import Estimate
 from secateur.rows import Row
 from secateur.studies.measured import Measure
@@ -95,9 +95,9 @@ class Seen:
         return found
 
     def average(self, federation: Federation, metric: str, way: Way | None = None, small: bool = False) -> Measure:
-        """Of the average client, by seed."""
-        found = self.clients(federation, metric, way, small)
-        return {seed: average(list(clients.values())) for seed, clients in found.items()}
+        """Of the average client, by seed; accuracies are by the same test examples, members are each client's own."""
+        found, mean = self.clients(federation, metric, way, small), average if way else average_on_same
+        return {seed: mean(list(clients.values())) for seed, clients in found.items()}
 
     def client(self, federation: Federation, client: int, metric: str, way: Way | None = None) -> Measure:
         """Of one client, by seed."""

@@ -6,6 +6,7 @@ from itertools import pairwise
 from operator import sub
 
 from secateur.federated.submodels.correlation import Correlation, correlation
+from secateur.metrics.estimates import average_on_same
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import judge
 from secateur.studies.mapp_compared import Cases, Tabulated, accurate, clients, exposed, less, served, summary
@@ -132,9 +133,10 @@ def asked(found: Seen) -> list[Line]:
 
 
 def _overall(measures: list[Measure]) -> Estimate | None:
-    """The mean over federations, by seed first."""
+    """The mean over federations, whose clients hold the same examples, by seed first."""
     known = [measure for measure in measures if measure]
-    return combine(lambda *values: sum(values) / len(values), *known) if known else None
+    seeds = set[int].intersection(*map(set, known)) if known else set()
+    return mean({seed: average_on_same([measure[seed] for measure in known]) for seed in sorted(seeds)})
 
 
 def _over(found: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:

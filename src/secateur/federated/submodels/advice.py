@@ -6,15 +6,17 @@ as a point of the other, and the words say how much of each is gained and lost, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from secateur.metrics.estimates import average, difference
+from secateur.metrics.estimates import average_on_same, difference
 from secateur.metrics.membership import Estimate
 from secateur.rows import Row
 
 ACCURACY, ADVANTAGE = "test_accuracy", "advantage"
+NORMAL = 1.96  # standard errors of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,28 @@ def _advised(client: int, size: int, found: Mapping[float, Mapping[str, Sequence
     options = []
     for rate in sorted(found, reverse=True):
         attacked = [_estimate(row) for row in found[rate].get(ADVANTAGE, ())]
-        accuracy = average([_estimate(row) for row in found[rate][ACCURACY]])
-        options.append(Option(rate, accuracy, average(attacked) if attacked else None))
+        accuracy = _expected([_estimate(row) for row in found[rate][ACCURACY]])
+        options.append(Option(rate, accuracy, _expected(attacked) if attacked else None))
     known = [option for option in options if option.advantage is not None]
     if not known:
         words = f"{size} examples are too few to tell how exposed it is; the smallest model is the careful choice"
         return Advice(client, size, tuple(options), options[-1].rate, words)
     best = max(known, key=lambda option: option.worth)
     return Advice(client, size, tuple(options), best.rate, _words(best, known))
+
+
+def _expected(pilots: Sequence[Estimate]) -> Estimate:
+    """The mean over pilots, which ask about the same examples; how far they lie apart widens the interval.
+
+    Example:
+        >>> alike, apart = (_expected([Estimate(0.6, 0.5, 0.7), Estimate(x, x - 0.1, x + 0.1)]) for x in (0.6, 0.8))
+        >>> round(alike.high - alike.value, 3), round(apart.high - apart.value, 3)
+        (0.1, 0.22)
+    """
+    centre, low, high, _ = average_on_same(pilots)
+    n, squares = len(pilots), math.fsum((pilot.value - centre) ** 2 for pilot in pilots)
+    spread = NORMAL * math.sqrt(squares / (n * max(1, n - 1)))
+    return Estimate(centre, centre - math.hypot(centre - low, spread), centre + math.hypot(high - centre, spread))
 
 
 def _words(best: Option, known: Sequence[Option]) -> str:
