@@ -29,8 +29,9 @@ def average_on_same(values: Sequence[Estimate]) -> Estimate:
         >>> average_on_same([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
         0.2
     """
-    ends = zip(*((each.value, each.low, each.high) for each in values), strict=True)
-    return Estimate(*(math.fsum(end) / len(values) for end in ends))
+    triples = zip(*((each.value, each.low, each.high) for each in values), strict=True)
+    centre, low, high = (math.fsum(each) / len(values) for each in triples)
+    return Estimate(centre, low, high)
 
 
 def difference(one: Estimate, other: Estimate) -> Estimate:
