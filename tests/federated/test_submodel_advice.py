@@ -36,6 +36,9 @@ def test_pilots_of_one_size_are_averaged_and_what_they_differ_by_widens_the_inte
     (option,) = advise(rows)[0].options
     assert option.accuracy.value == pytest.approx(0.75) and option.advantage.value == pytest.approx(0.1)
     assert option.advantage.high - 0.1 == pytest.approx(0.01)  # the same examples again tell nothing new
+    (option,) = advise(measured(0, 1.0, 0.9, 0.1) + measured(0, 1.0, 0.5, 0.1))[0].options
+    assert option.accuracy.high == 1  # and no more
+    (option,) = advise(rows)[0].options
     assert option.accuracy.high - 0.75 == pytest.approx((0.01**2 + (1.96 * 0.05) ** 2) ** 0.5)
 
 
@@ -66,11 +69,15 @@ def test_advice_from_the_command_line(tmp_path, capsys):
     command = ["federate", "--submodels", "mapp-fl", "--advise", "--batch-size", "64", "--out", str(tmp_path / "run")]
     command += ["--set", "examples=600", "--set", "pilot_rounds=1", "--set", "pilot_draws=1"]
     assert main(command) == 0
-    assert "channels" in capsys.readouterr().out
-    ((_, advice),) = from_rows(load_rows(tmp_path / "run"))
+    said = capsys.readouterr().out
+    ((told, advice),) = from_rows(load_rows(tmp_path / "run"))
+    assert told.attack == "yeom" and "advantage of yeom" in said and f"client 9: {advice[9].words}" in said
+    value, low, high = (100 * each for each in advice[0].options[1].accuracy[:3])
+    assert f"{value:.1f}% [{low:.1f}, {high:.1f}]" in said
     assert len(advice) == 10 and all(len(one.options) == 2 for one in advice)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Which model size suits each client" in page and advice[0].words in page
+    assert "the advantage of yeom on what it sends back" in page and "accuracy, whole model" in page
     other = [*command[:2], "none", *command[3:]]
     other[other.index("--out") + 1] = str(tmp_path / "other")
     assert main(other) == 2 and "advise" in capsys.readouterr().err

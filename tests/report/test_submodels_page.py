@@ -9,6 +9,7 @@ from secateur.federated.submodels.advice import Advice, Option, rows_of
 from secateur.metrics.membership import Estimate
 from secateur.report import submodels, submodels_views
 from secateur.report.page import Source, render
+from secateur.report.submodels_terminal import print_submodels
 from secateur.rows import Row
 
 LABELS = {"model": "mapp-cnn-16", "dataset": "digits", "defense": "none", "seed": 0}
@@ -115,6 +116,37 @@ def test_the_page_shows_plane_cells_and_clients():
     assert counts[0] == [2, 2, 2, 2] and counts[3] == [2, 2, 1, 1]  # the large client trains them all
     assert len(groups) == 3 and "100 % of the cells" in heat["text"]
     assert "excluded: 3 rows are too few" in page and "Client by client" in page
+
+
+def test_clients_that_cannot_be_attacked_are_counted(capsys):
+    why = "excluded: 3 rows are too few"
+    rows = [each for rule in ("mapp-fl", "heterofl") for each in party(0, 0.7, 0.04, rule=rule)]
+    rows += [each for rule in ("mapp-fl", "heterofl") for each in party(1, 0.6, None, note=why, rule=rule)]
+    found, _ = submodels.federations(submodels.parties(rows))
+    assert (found.clients, found.excluded, found.advantage) == (2, [why], 0.04)
+    assert "1 of 2 clients</small>" in page_of(rows)
+    print_submodels(rows)
+    assert "mapp-fl, heterofl: 1 of 2 clients could not be attacked: 3 rows are too few" in capsys.readouterr().out
+
+
+def test_a_seed_in_which_a_client_is_excluded_leaves_the_others_interval():
+    rows = party(0, 0.7, None, note="excluded: 3 rows are too few") + party(0, 0.7, 0.04, seed=1)
+    (found,) = submodels.parties(rows)
+    assert (found.advantage.low, found.advantage.high) == (pytest.approx(0.03), pytest.approx(0.05))
+
+
+def test_pictures_of_cells_name_their_clients_and_show_how_many_train_each():
+    trained = [{"client": i, "outputs": [0, 1], "inputs": [0, 1]} for i in range(40)]
+    trained += [{"client": 40, "outputs": [2, 3], "inputs": [0, 1]}]
+    ((whole, many, one),) = [each["panels"] for each in embedded(page_with(trained))["submodel_cells"]]
+    assert many["title"].startswith("clients 0, 1, 2,") and many["title"].endswith("11 and 28 others")
+    assert one["title"] == "client 40"
+    assert whole["data"][0]["showscale"] and whole["data"][0]["zmax"] == 40 and not one["data"][0]["showscale"]
+    assert all(each["layout"][axis]["showline"] for each in (whole, one) for axis in ("xaxis", "yaxis"))
+
+
+def page_with(trained):
+    return page_of(party(0, 0.7, 0.04), [cells() | {"trained": trained}])
 
 
 def test_why_an_auc_is_what_it_is():

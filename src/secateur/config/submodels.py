@@ -55,6 +55,8 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "fixed_batches": False,
 }
 
+INSTEAD = {"membership": "give attack, for example yeom", "local_steps": "give local_epochs"}
+
 
 def unless_empty(value: Any) -> Any:
     """Rules, comma-separated; `none` is one of them (FedAvg)."""
@@ -103,13 +105,15 @@ class Submodels(Common):
                 if own and getattr(self, name) != usual:
                     raise WrongInput("submodels", f"must be given with {name}, for example mapp-fl")
             return self
-        if self.advise and not self.exposure:
-            raise WrongInput("attack", "must be given with advise, for example yeom")
+        if self.advise and len(self.exposure) != 1:
+            several = f"advice is by one, and {len(self.exposure)} are given; give one" if self.exposure else ""
+            raise WrongInput("attack", f"{several or 'must be given with advise'}, for example yeom")
         if self.shadow_clients % 2:
             raise WrongInput("shadow_clients", f"{self.shadow_clients} is not allowed; give an even number")
         for name, usual in USUAL.items():
             if getattr(self, name) != usual:
-                raise WrongInput(name, "does not go with submodels; leave it out")
+                instead = INSTEAD.get(name, "leave it out")
+                raise WrongInput(name, f"does not go with submodels; {instead}")
         return self
 
 

@@ -60,6 +60,7 @@ class Federated:
     accuracy: float | None
     advantage: float | None
     clients: int
+    excluded: Sequence[str] = ()  # why clients are not in the mean advantage, one each
 
     @property
     def name(self) -> str:
@@ -122,7 +123,9 @@ def federations(lines: Sequence[Party]) -> list[Federated]:
         clients = [line for line in own if line.client is not None]
         server = next((line for line in own if line.client is None), None)
         means = [_mean(getattr(line, what) for line in clients) for what in ("accuracy", "advantage")]
-        result.append(Federated(found[0].labels, server, means[0], means[1], len(clients)))
+        cells = [line.advantage for line in clients]
+        excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
+        result.append(Federated(found[0].labels, server, means[0], means[1], len(clients), excluded))
     return result
 
 
@@ -176,12 +179,13 @@ def labels_of(row: Row) -> dict[str, Any]:
 
 def _cell(rows: Sequence[Row]) -> Cell | None:
     """The mean over seeds; its interval is the one seed's, or the range of several."""
-    values = [row.value for row in rows if row.value is not None]
+    known = [row for row in rows if row.value is not None]
+    values = [row.value for row in known if row.value is not None]
     note = next((row.note for row in rows if row.note), None)
     if not values:
         return Cell(None, None, None, note) if rows else None
     if len(values) == 1:
-        return Cell(values[0], rows[0].low, rows[0].high, note)
+        return Cell(values[0], known[0].low, known[0].high, note)
     return Cell(sum(values) / len(values), min(values), max(values), note)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from secateur.report.tradeoff import SYMBOLS
 from secateur.rows import Row
 
 GROUPS = 16  # different parts that are drawn each by itself: as many as groups of MaPP-FL at most
+NAMED = 12  # clients of a part that are named
+FRAME = {"zeroline": False, "showgrid": False, "showline": True, "mirror": True, "linecolor": GREY}
 FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
 
 
@@ -43,7 +46,7 @@ def _curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
         traces,
         340 + 22 * len(traces),
         {"title": "round", "zeroline": False, "nticks": 8},
-        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 6},
+        {"title": "test accuracy", "tickformat": ".1~%", "zeroline": False, "nticks": 6},
         showlegend=len(traces) > 1,
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )
@@ -125,8 +128,20 @@ def _heat(figure: Mapping[str, Any]) -> list[Panel]:
     panels = [_map(figure, parts, f"layer {figure['layer']}: how many of {len(everyone)} clients train each cell")]
     drawn = [(part, clients) for part, clients in parts.items() if not _is_whole(figure, part)]
     for part, clients in drawn[:GROUPS] if len(drawn) > 1 else []:
-        panels.append(_map(figure, {part: clients}, f"client {', '.join(map(str, clients))}"))
+        panels.append(_map(figure, {part: clients}, _named(clients)))
     return panels
+
+
+def _named(clients: Sequence[int]) -> str:
+    """Whose part it is, of many clients the first.
+
+    Example:
+        >>> _named([3]), _named([2, 6]), _named(range(0, 40, 2))
+        ('client 3', 'clients 2, 6', 'clients 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 8 others')
+    """
+    named, others = ", ".join(map(str, clients[:NAMED])), len(clients) - NAMED
+    named += f" and {others} others" if others > 0 else ""
+    return f"client {named}" if len(clients) == 1 else f"clients {named}"
 
 
 def _is_whole(figure: Mapping[str, Any], part: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
@@ -149,14 +164,16 @@ def _map(
         for row in outputs:
             for column in inputs:
                 counts[row][column] += len(clients)
+    most = max(map(max, counts))
     trained = sum(value > 0 for line in counts for value in line) / (figure["outputs"] * figure["inputs"])
     trace = {
         "type": "heatmap",
         "z": counts,
         "zmin": 0,
-        "zmax": sum(map(len, parts.values())),
+        "zmax": most,
         "colorscale": [[0, FAINT], [1, PALETTE[0]]],
-        "showscale": False,
+        "showscale": len(parts) > 1,
+        "colorbar": {"title": {"text": "clients"}, "thickness": 12, "dtick": max(1, math.ceil(most / 5))},
         "hovertemplate": "output %{y}, input %{x}: %{z} clients<extra></extra>",
     }
     return panel(
@@ -164,8 +181,8 @@ def _map(
         f"{title}; {100 * trained:.0f} % of the cells are trained.",
         [trace],
         300,
-        {"title": "input channel", "zeroline": False, "showgrid": False, "nticks": 6},
-        {"title": "output channel", "zeroline": False, "showgrid": False, "autorange": "reversed", "nticks": 6},
+        {"title": "input channel", "nticks": 6} | FRAME,
+        {"title": "output channel", "nticks": 6, "autorange": "reversed"} | FRAME,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from secateur.federated.submodels.advice import Advice, Option, from_rows
+from secateur.federated.submodels.advice import Advice, from_rows
+from secateur.metrics.membership import Estimate
 from secateur.report import submodels
 from secateur.rows import Row
 
@@ -35,6 +36,17 @@ def print_submodels(rows: Sequence[Row]) -> None:
         table.add_row(*map(str, key), *_cells(own, exposed.get(key)))
     if table.row_count:
         console.print(table)
+    for line in _excluded(list(exposed.values())):
+        console.print(line, soft_wrap=True)
+
+
+def _excluded(federations: Sequence[submodels.Federated]) -> list[str]:
+    """How many clients are in no mean advantage, and the first one's reason; federations alike in this share a line."""
+    lines: dict[str, list[str]] = {}
+    for each in (each for each in federations if each.excluded):
+        of, why = f"{len(each.excluded)} of {each.clients} clients", each.excluded[0].removeprefix("excluded: ")
+        lines.setdefault(f"{of} could not be attacked: {why}", []).append(str(each.labels["submodels"]))
+    return [f"{', '.join(dict.fromkeys(rules))}: {line}" for line, rules in lines.items()]
 
 
 def _cells(rows: Sequence[Row], exposed: submodels.Federated | None) -> list[str]:
@@ -51,19 +63,25 @@ def _cells(rows: Sequence[Row], exposed: submodels.Federated | None) -> list[str
 
 
 def _print_advice(told: Row, advice: Sequence[Advice], console: Console) -> None:
-    """What every client may expect of each model size, and what to take."""
+    """What every client may expect of each model size with its 95 % interval, and what to take."""
     from rich.table import Table
 
-    title = f"{told.extra['submodels']}, seed {told.seed}: accuracy and advantage with each share of the channels"
+    defense = "" if told.defense in ("none", None) else f", {told.defense}"
+    title = f"{told.extra['submodels']}{defense}, seed {told.seed}: what each size of model promises"
     table = Table(box=None, header_style="bold", title=title, title_justify="left")
-    for name in ("client", "examples", *(f"{option.rate:g}" for option in advice[0].options)):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("advice", overflow="fold")
+    for name in ("client", "examples", "channels", "accuracy", f"advantage of {told.attack or 'the attack'}"):
+        table.add_column(name, justify="right")
     for one in advice:
-        table.add_row(str(one.client), str(one.data_size), *map(_option, one.options), one.words)
+        for option in one.options:
+            who = (str(one.client), str(one.data_size)) if option is one.options[0] else ("", "")
+            table.add_row(*who, f"{option.rate:g}", _said(option.accuracy), _said(option.advantage))
     console.print(table)
+    for one in advice:
+        console.print(f"client {one.client}: {one.words}", soft_wrap=True)
 
 
-def _option(option: Option) -> str:
-    advantage = "-" if option.advantage is None else f"{100 * option.advantage.value:.1f}%"
-    return f"{100 * option.accuracy.value:.1f}%, {advantage}"
+def _said(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    value, low, high = (100 * each for each in (estimate.value, estimate.low, estimate.high))
+    return f"{value:.1f}% [{low:.1f}, {high:.1f}]"

@@ -106,7 +106,9 @@ def test_clients_of_many_writers():
         (["--submodels", "heterofl", "--client-widths", "1.5"], "client_widths: 1.5 is not allowed"),
         (["--large-clients", "3"], "submodels: must be given with large_clients"),
         (["--submodels", "mapp-fl", "--base-pruning", "snip"], "base_pruning: does not go with submodels"),
-        (["--submodels", "mapp-fl", "--local-steps", "2"], "local_steps: does not go with submodels"),
+        (["--submodels", "mapp-fl", "--local-steps", "2"], "does not go with submodels; give local_epochs"),
+        (["--submodels", "mapp-fl", "--membership", "yeom"], "does not go with submodels; give attack"),
+        (["--submodels", "mapp-fl", "--advise", "--attack", "yeom,lira"], "advice is by one, and 2 are given"),
         (["--submodels", "mapp-fl", "--defense", "soteria"], "cannot be joined with sub-models"),
         (["--submodels", "mapp-fl", "--averaging", "coverage"], "averaging"),
         (["--submodels", "map-fl"], "submodels: 'map-fl' is not known; did you mean 'mapp-fl'"),
@@ -129,7 +131,8 @@ def test_the_plan_of_advice_is_of_pilots(capsys):
     flags = ["--submodels", "mapp-fl", "--advise", "--client-widths", ".5,.25", "--set", "pilot_draws=3"]
     assert main(["federate", *flags, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "each with 1, 0.5, 0.25 of the channels in turn" in said and "9 pilots of 10 rounds of" in said
+    assert "each with the whole model, 0.5 of the channels, 0.25 of the channels in turn" in said
+    assert "9 pilots of 10 rounds of" in said
 
 
 def test_from_python():

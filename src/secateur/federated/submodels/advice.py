@@ -93,8 +93,8 @@ def _advised(client: int, size: int, found: Mapping[float, Mapping[str, Sequence
     options = []
     for rate in sorted(found, reverse=True):
         attacked = [_estimate(row) for row in found[rate].get(ADVANTAGE, ())]
-        accuracy = _expected([_estimate(row) for row in found[rate][ACCURACY]])
-        options.append(Option(rate, accuracy, _expected(attacked) if attacked else None))
+        accuracy = _expected([_estimate(row) for row in found[rate][ACCURACY]], least=0.0)
+        options.append(Option(rate, accuracy, _expected(attacked, least=-1.0) if attacked else None))
     known = [option for option in options if option.advantage is not None]
     if not known:
         words = f"{size} examples are too few to tell how exposed it is; the smallest model is the careful choice"
@@ -103,33 +103,37 @@ def _advised(client: int, size: int, found: Mapping[float, Mapping[str, Sequence
     return Advice(client, size, tuple(options), best.rate, _words(best, known))
 
 
-def _expected(pilots: Sequence[Estimate]) -> Estimate:
+def _expected(pilots: Sequence[Estimate], least: float) -> Estimate:
     """The mean over pilots, which ask about the same examples; how far they lie apart widens the interval.
 
+    It ends at what a measure can be: `least` and 1.
+
     Example:
-        >>> alike, apart = (_expected([Estimate(0.6, 0.5, 0.7), Estimate(x, x - 0.1, x + 0.1)]) for x in (0.6, 0.8))
+        >>> alike, apart = (_expected([Estimate(0.4, 0.3, 0.5), Estimate(x, x - 0.1, x + 0.1)], 0) for x in (0.4, 0.6))
         >>> round(alike.high - alike.value, 3), round(apart.high - apart.value, 3)
         (0.1, 0.22)
     """
     centre, low, high, _ = average_on_same(pilots)
     n, squares = len(pilots), math.fsum((pilot.value - centre) ** 2 for pilot in pilots)
     spread = NORMAL * math.sqrt(squares / (n * max(1, n - 1)))
-    return Estimate(centre, centre - math.hypot(centre - low, spread), centre + math.hypot(high - centre, spread))
+    down, up = math.hypot(centre - low, spread), math.hypot(high - centre, spread)
+    return Estimate(centre, max(least, centre - down), min(1.0, centre + up))
 
 
 def _words(best: Option, known: Sequence[Option]) -> str:
     """The best against the next best."""
     others = [option for option in known if option is not best]
     if not others:
-        return f"{_sized(best.rate)}: no other size was tried"
+        return f"{sized(best.rate)}: no other size was tried"
     other = max(others, key=lambda option: option.worth)
     assert best.advantage is not None and other.advantage is not None
     accuracy, exposure = difference(best.accuracy, other.accuracy), difference(best.advantage, other.advantage)
-    said = f"{_sized(best.rate)}: {_said(accuracy, 'accurate', 'accuracy')}, {_said(exposure, 'exposed', 'exposure')}"
-    return said if len(known) == 2 else f"{said}, compared with {_sized(other.rate)}"
+    said = f"{sized(best.rate)}: {_said(accuracy, 'accurate', 'accuracy')}, {_said(exposure, 'exposed', 'exposure')}"
+    return said if len(known) == 2 else f"{said}, compared with {sized(other.rate)}"
 
 
-def _sized(rate: float) -> str:
+def sized(rate: float) -> str:
+    """A model size in words."""
     return "the whole model" if rate == 1 else f"{rate:g} of the channels"
 
 

@@ -67,7 +67,7 @@ def run_pilots(
     with progress(f"pilots of {rule}, seed {seed}", len(groups) * config.pilot_rounds, rate=True) as advance:
         for group in groups:
             rows += _piloted(config, run, data, device, group, terms, exposer, lambda done: advance(1))
-    advised = rows_of(advise(rows), exposer.labels)
+    advised = rows_of(advise(rows), exposer.labels | {"attack": str(exposer.attacks[0])})
     run.add(advised)
     return advised
 

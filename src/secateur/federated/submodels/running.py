@@ -20,6 +20,7 @@ from secateur.federated.checkpoint import Story, depends_of, federated
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Round
 from secateur.federated.ledger import Measure
+from secateur.federated.submodels.advice import sized
 from secateur.federated.submodels.alone import Alone
 from secateur.federated.submodels.cutting import Structure
 from secateur.federated.submodels.exposure import Asking, Exposer
@@ -79,13 +80,14 @@ def plan_submodels(config: Federate) -> list[str]:
     check_submodels(config, data)
     terms = terms_of(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
     sizes, rates = [len(rows) for rows in terms.shares], sorted(set(terms.rates), reverse=True)
-    widths = ", ".join(f"{list(terms.rates).count(rate)} with {rate:g} of the channels" for rate in rates)
+    widths = ", ".join(f"{list(terms.rates).count(rate)} with {sized(rate)}" for rate in rates)
     rounds = f"{terms.rounds} rounds"
     if config.advise:
         tried = sizes_of(config)
-        widths = f"each with {', '.join(f'{rate:g}' for rate in tried)} of the channels in turn"
+        widths = f"each with {', '.join(map(sized, tried))} in turn"
         rounds = f"{len(tried) * config.pilot_draws} pilots of {config.pilot_rounds} rounds"
-    local = f"{terms.local.epochs} local epochs of batches of {terms.local.batch_size}"
+    attacked = "clients" if config.advise else "clients and server"
+    local = f"{terms.local.epochs} local epoch{'s' * (terms.local.epochs > 1)} of batches of {terms.local.batch_size}"
     crops = "" if terms.local.augment is None else ", pictures cropped and flipped"
     return [
         f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:",
@@ -94,7 +96,7 @@ def plan_submodels(config: Federate) -> list[str]:
         f"  {terms.averaging} average of each cell, uncovered: {terms.uncovered}, BatchNorm {terms.batchnorm}",
         f"  sub-models by {', '.join(map(str, config.submodels))}",
         f"  defend with {', '.join(map(str, config.defense))}",
-        f"  attack clients and server with {', '.join(map(str, config.exposure)) or 'nothing'}",
+        f"  attack {attacked} with {', '.join(map(str, config.exposure)) or 'nothing'}",
     ]
 
 
