@@ -48,7 +48,9 @@ def embedded(page):
 def test_a_federation_is_its_server_and_its_average_client():
     rows = party(None, 0.8, 0.02) + party(0, 0.7, 0.04) + party(1, 0.6, 0.08)
     (found,) = submodels.federations(submodels.parties(rows))
-    assert (found.accuracy, found.advantage) == (pytest.approx(0.65), pytest.approx(0.06))
+    assert (found.accuracy.value, found.advantage.value) == (pytest.approx(0.65), pytest.approx(0.06))
+    assert found.accuracy.high - 0.65 == pytest.approx(0.01)  # by the same examples
+    assert found.advantage.high - 0.06 == pytest.approx(0.01 / 2**0.5)  # of members of their own
     assert found.server.accuracy.value == 0.8 and found.clients == 2
 
 
@@ -64,6 +66,28 @@ def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
     rows.append(row("advantage", 0.9, 0, scope="client", data_size=1, parameters=1, attack="yeom", batches="apart"))
     (found,) = submodels.parties(rows)
     assert found.advantage.value == 0.04
+
+
+def test_the_average_clients_range_is_that_of_the_seeds_means():
+    rows = party(0, 0.7, 0.0) + party(1, 0.7, 0.4) + party(0, 0.7, 0.2, seed=1) + party(1, 0.7, 0.3, seed=1)
+    (found,) = submodels.federations(submodels.parties(rows))
+    assert [found.advantage.value, found.advantage.low, found.advantage.high] == pytest.approx([0.225, 0.2, 0.25])
+
+
+def test_every_attack_has_its_line_and_its_plane(capsys):
+    rows = [*party(None, 0.8, 0.02), *party(0, 0.7, 0.04)]
+    asked = {"scope": "client", "data_size": 100, "parameters": 25000, "batches": "mixed", "updates": 1}
+    rows += [row("advantage", 0.5, 0, attack="lira", **asked), row("test_accuracy", 0.8, round=9, rounds=9)]
+    yeom, lira = submodels.federations(submodels.parties(rows))
+    assert [(each.attack, each.advantage.value) for each in (yeom, lira)] == [("yeom", 0.04), ("lira", 0.5)]
+    drawn = embedded(page_of(rows))["submodel_planes"]
+    assert [view["label"] for view in drawn] == ["digits, yeom", "digits, lira"]
+    assert drawn[1]["panels"][0]["layout"]["yaxis"]["title"]["text"] == "advantage of lira"
+    print_submodels(rows)
+    assert [line.split()[1:5] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        ["yeom", "80.0%", "2.0%", "-"],
+        ["lira", "80.0%", "-", "-"],
+    ]
 
 
 def viewed(metric, value, client, batches, updates=1):
@@ -123,7 +147,7 @@ def test_clients_that_cannot_be_attacked_are_counted(capsys):
     rows = [each for rule in ("mapp-fl", "heterofl") for each in party(0, 0.7, 0.04, rule=rule)]
     rows += [each for rule in ("mapp-fl", "heterofl") for each in party(1, 0.6, None, note=why, rule=rule)]
     found, _ = submodels.federations(submodels.parties(rows))
-    assert (found.clients, found.excluded, found.advantage) == (2, [why], 0.04)
+    assert (found.clients, found.excluded, found.advantage.value) == (2, [why], 0.04)
     assert "1 of 2 clients</small>" in page_of(rows)
     print_submodels(rows)
     assert "mapp-fl, heterofl: 1 of 2 clients could not be attacked: 3 rows are too few" in capsys.readouterr().out
@@ -167,7 +191,7 @@ def test_every_group_has_a_picture(groups):
 def test_a_federation_that_nobody_attacked_has_its_accuracy():
     rows = [row("test_accuracy", 0.5, round=1), row("test_accuracy", 0.9), row("client_accuracy", 0.7)]
     (found,) = submodels.not_attacked(rows)
-    assert found.server.accuracy.value == 0.9 and found.accuracy == 0.7 and found.advantage is None
+    assert found.server.accuracy.value == 0.9 and found.accuracy.value == 0.7 and found.advantage is None
     page = page_of(rows)
     assert "90.0%" in page and len(embedded(page)["submodel_rounds"]) == 1 and "Client by client" not in page
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from secateur.metrics.estimates import average, average_on_same
+from secateur.report.submodels_means import over_clients, over_seeds
 from secateur.report.summary import Cell
 from secateur.rows import Row
 
-ATTACK = "yeom"
-MEASURES = {"advantage": "advantage", "auc": "AUC"}
+MEASURES = {"accuracy": "test_accuracy", "advantage": "advantage", "auc": "auc"}  # a party's fields
 
 
 class Asker(NamedTuple):
@@ -39,6 +40,7 @@ class Party:
     accuracy: Cell | None
     advantage: Cell | None
     auc: Cell | None
+    rows: Mapping[str, Sequence[Row]]  # that these are of, by metric
 
     @property
     def rule(self) -> str:
@@ -53,13 +55,14 @@ class Party:
 
 @dataclass(frozen=True)
 class Federated:
-    """One federation, a point on the plane: its server, and its average client."""
+    """One federation under one attack, a point on the plane: its server, and its average client."""
 
     labels: Mapping[str, Any]
     server: Party | None
-    accuracy: float | None
-    advantage: float | None
+    accuracy: Cell | None
+    advantage: Cell | None
     clients: int
+    attack: str = ""
     excluded: Sequence[str] = ()  # why clients are not in the mean advantage, one each
 
     @property
@@ -105,27 +108,32 @@ def parties(rows: Sequence[Row]) -> list[Party]:
             first = next(iter(measures.values()))[0]
             sizes = sorted({row.extra["data_size"] for row in measures["advantage"]})
             size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            values = [_cell(measures.get(metric, [])) for metric in MEASURES]
-            labels = dict(who.labels)
-            lines.append(Party(labels, who.client, size, first.extra["parameters"], attack, _cell(accuracy), *values))
+            own = measures | {"test_accuracy": accuracy}
+            cells = {field: over_seeds(own.get(metric, [])) for field, metric in MEASURES.items()}
+            labels, parameters = dict(who.labels), first.extra["parameters"]
+            lines.append(Party(labels, who.client, size, parameters, attack, **cells, rows=own))
     return lines
 
 
 def federations(lines: Sequence[Party]) -> list[Federated]:
-    """One line a federation, in the order they were run, by Yeom's attack or the first that was run."""
-    groups: dict[tuple[tuple[str, Any], ...], list[Party]] = {}
+    """One line a federation and attack, in the order they were run.
+
+    Clients are tested by the same examples, and attacked by members of their own.
+    """
+    groups: dict[Asker, list[Party]] = {}
     for line in lines:
-        groups.setdefault(tuple(line.labels.items()), []).append(line)
+        groups.setdefault(Asker(tuple(line.labels.items()), line.attack), []).append(line)
     result = []
-    for found in groups.values():
-        attacks = {line.attack for line in found}
-        own = [line for line in found if line.attack == (ATTACK if ATTACK in attacks else found[0].attack)]
+    for (_, attack), own in groups.items():
         clients = [line for line in own if line.client is not None]
         server = next((line for line in own if line.client is None), None)
-        means = [_mean(getattr(line, what) for line in clients) for what in ("accuracy", "advantage")]
+        accuracy, advantage = (
+            over_clients([row for line in clients for row in line.rows.get(metric, ())], mean)
+            for metric, mean in (("test_accuracy", average_on_same), ("advantage", average))
+        )
         cells = [line.advantage for line in clients]
         excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
-        result.append(Federated(found[0].labels, server, means[0], means[1], len(clients), excluded))
+        result.append(Federated(own[0].labels, server, accuracy, advantage, len(clients), attack, excluded))
     return result
 
 
@@ -142,11 +150,11 @@ def not_attacked(rows: Sequence[Row]) -> list[Federated]:
         last = max(row.extra["round"] for row in own)
         end = [row for row in own if row.extra["round"] == last and row.extra.get("client") is None]
         server, clients = (
-            _cell([row for row in end if row.metric == metric]) for metric in ("test_accuracy", "client_accuracy")
+            over_seeds([row for row in end if row.metric == metric]) for metric in ("test_accuracy", "client_accuracy")
         )
         labels = dict(key)
-        party = Party(labels, None, "", 0, "", server, None, None)
-        result.append(Federated(labels, party, None if clients is None else clients.value, None, 0))
+        party = Party(labels, None, "", 0, "", server, None, None, {})
+        result.append(Federated(labels, party, clients, None, 0))
     return result
 
 
@@ -175,20 +183,3 @@ def labels_of(row: Row) -> dict[str, Any]:
     names = ("run", "submodels", "large_clients", "uncovered", "augment")
     extra = {key: row.extra[key] for key in names if key in row.extra}
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
-
-
-def _cell(rows: Sequence[Row]) -> Cell | None:
-    """The mean over seeds; its interval is the one seed's, or the range of several."""
-    known = [row for row in rows if row.value is not None]
-    values = [row.value for row in known if row.value is not None]
-    note = next((row.note for row in rows if row.note), None)
-    if not values:
-        return Cell(None, None, None, note) if rows else None
-    if len(values) == 1:
-        return Cell(values[0], known[0].low, known[0].high, note)
-    return Cell(sum(values) / len(values), min(values), max(values), note)
-
-
-def _mean(cells: Iterable[Cell | None]) -> float | None:
-    values = [cell.value for cell in cells if cell is not None and cell.value is not None]
-    return sum(values) / len(values) if values else None

@@ -53,11 +53,11 @@ def _curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
 
 
 def planes(lines: Sequence[Party]) -> list[View]:
-    """One view a data set: the average client's accuracy against its advantage, a colour a rule."""
+    """One view a data set and attack: the average client's accuracy against its advantage, a colour a rule."""
     places: dict[str, list[Federated]] = {}
     for each in federations(lines):
         if each.accuracy is not None and each.advantage is not None:
-            places.setdefault(str(each.labels["dataset"]), []).append(each)
+            places.setdefault(f"{each.labels['dataset']}, {each.attack}", []).append(each)
     return [View(place, [_plane(found)], _sentence(found)) for place, found in places.items()]
 
 
@@ -81,8 +81,8 @@ def _plane(found: Sequence[Federated]) -> Panel:
             {
                 "type": "scatter",
                 "mode": "lines+markers+text" if len(own) > 1 else "markers+text",
-                "x": short(each.accuracy or 0 for each in own),
-                "y": short(each.advantage or 0 for each in own),
+                "x": short(_at(each)[0] for each in own),
+                "y": short(_at(each)[1] for each in own),
                 "text": [str(each.labels["large_clients"]) for each in own],
                 "textposition": "top center",
                 "name": rule,
@@ -92,8 +92,7 @@ def _plane(found: Sequence[Federated]) -> Panel:
             }
         )
     told = "; ".join(
-        f"{each.name} with {each.labels['large_clients']} large {100 * (each.accuracy or 0):.1f}%, "
-        f"{100 * (each.advantage or 0):.1f}%"
+        f"{each.name} with {each.labels['large_clients']} large {100 * _at(each)[0]:.1f}%, {100 * _at(each)[1]:.1f}%"
         for each in found
     )
     return panel(
@@ -102,9 +101,15 @@ def _plane(found: Sequence[Federated]) -> Panel:
         traces,
         480,
         {"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
-        {"title": "advantage of the attack", "tickformat": ".1%", "zeroline": True, "zerolinecolor": GREY, "nticks": 8},
+        {"title": f"advantage of {found[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
         showlegend=True,
     )
+
+
+def _at(each: Federated) -> tuple[float, float]:
+    """The average client's accuracy and advantage."""
+    accuracy, advantage = each.accuracy, each.advantage
+    return (accuracy.value or 0.0 if accuracy else 0.0), (advantage.value or 0.0 if advantage else 0.0)
 
 
 def _sentence(found: Sequence[Federated]) -> str:
@@ -113,13 +118,11 @@ def _sentence(found: Sequence[Federated]) -> str:
         one.name + f" ({one.labels['large_clients']} large)"
         for one in found
         if not any(
-            (other.accuracy or 0) >= (one.accuracy or 0)
-            and (other.advantage or 0) <= (one.advantage or 0)
-            and (other.accuracy, other.advantage) != (one.accuracy, one.advantage)
-            for other in found
+            _at(other)[0] >= _at(one)[0] and _at(other)[1] <= _at(one)[1] and _at(other) != _at(one) for other in found
         )
     ]
-    return f"Nobody is both more accurate and less exposed than {' or '.join(front)}." if len(found) > 1 else ""
+    told = f"By the means nobody is both more accurate and less exposed than {' or '.join(front)}."
+    return told if len(found) > 1 else ""
 
 
 def _heat(figure: Mapping[str, Any]) -> list[Panel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from secateur.federated.submodels.advice import Advice, from_rows
@@ -24,16 +25,21 @@ def print_submodels(rows: Sequence[Row]) -> None:
     console, table = Console(highlight=False), Table(box=None, header_style="bold")
     for told, advice in from_rows(rows):
         _print_advice(told, advice, console)
-    for name in ("sub-models", "defense"):
+    lines = submodels.parties(rows)
+    exposed = {(x.labels["submodels"], x.labels["defense"], x.attack): x for x in submodels.federations(lines)}
+    attacks = list(dict.fromkeys(attack for _, _, attack in exposed)) or [""]
+    defended = any(row.defense not in ("none", None) for row in rows)
+    shown = (True, defended, len(attacks) > 1)  # of what tells a line from the others
+    for name in compress(("rule", "defense", "attack"), shown):
         table.add_column(name, overflow="fold")
     for name in HEADS:
         table.add_column(name, justify="right", no_wrap=True)
     whole = [row for row in rows if row.extra.get("client") is None and not {"advice", "scope"} & row.extra.keys()]
     last = [row for row in whole if row.extra["round"] == row.extra["rounds"]]
-    exposed = {(x.labels["submodels"], x.labels["defense"]): x for x in submodels.federations(submodels.parties(rows))}
-    for key in dict.fromkeys((row.extra["submodels"], row.defense) for row in last):
-        own = [row for row in last if (row.extra["submodels"], row.defense) == key]
-        table.add_row(*map(str, key), *_cells(own, exposed.get(key)))
+    for key in dict.fromkeys((row.extra["submodels"], str(row.defense)) for row in last):
+        own = [row for row in last if (row.extra["submodels"], str(row.defense)) == key]
+        for attack in attacks:
+            table.add_row(*compress((*key, attack), shown), *_cells(own, exposed.get((*key, attack))))
     if table.row_count:
         console.print(table)
     for line in _excluded(list(exposed.values())):
@@ -56,7 +62,8 @@ def _cells(rows: Sequence[Row], exposed: submodels.Federated | None) -> list[str
 
     server = exposed.server.advantage if exposed is not None and exposed.server is not None else None
     shares = [mean("test_accuracy"), None if server is None else server.value]
-    shares += [mean("client_accuracy"), None if exposed is None else exposed.advantage]
+    clients = None if exposed is None else exposed.advantage
+    shares += [mean("client_accuracy"), None if clients is None else clients.value]
     sent = [mean(name) for name in ("bytes_up", "bytes_down")]
     cells = ["-" if value is None else f"{value:.1%}" for value in shares]
     return cells + ["-" if value is None else f"{value / 1e6:.2f}" for value in sent]
