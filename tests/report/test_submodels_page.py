@@ -90,6 +90,19 @@ def test_every_attack_has_its_line_and_its_plane(capsys):
     ]
 
 
+def test_clients_with_less_data_are_drawn_and_correlated_by_model_size():
+    rows = party(None, 0.8, 0.02, data_size=9999)
+    for client, (size, advantage) in enumerate([(500, 0.5), (1000, 0.4), (2000, 0.3), (4000, 0.2), (30, 0.9)]):
+        rows += party(client, 0.7, advantage, data_size=size)
+    rows += party(5, 0.7, 0.1, data_size=8000, parameters=100_000)
+    (view,) = embedded(page_of(rows))["submodel_planes"]
+    (drawn,) = view["panels"][1]["data"]
+    assert drawn["x"] == [30, 500, 1000, 2000, 4000, 8000] and drawn["y"] == [0.9, 0.5, 0.4, 0.3, 0.2, 0.1]
+    assert view["panels"][1]["layout"]["xaxis"]["tickvals"][:2] == [20, 50]
+    said = "-1.00 [-1.00, -1.00] over 4 clients of at least 400 examples of mapp-fl, mapp-cnn-16 with 25,000"
+    assert view["text"].endswith(f"{said} parameters.")  # not of the server, nor of the larger model
+
+
 def viewed(metric, value, client, batches, updates=1):
     scope = {"scope": "server" if client is None else "client", "data_size": 100, "parameters": 25000}
     return row(metric, value, client, attack="yeom", batches=batches, updates=updates, **scope)

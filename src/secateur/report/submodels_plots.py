@@ -10,12 +10,14 @@ from secateur.report.figures import DASHES
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View
 from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
+from secateur.report.submodels_sizes import by_size, told
 from secateur.report.tradeoff import SYMBOLS
 from secateur.rows import Row
 
 GROUPS = 16  # different parts that are drawn each by itself: as many as groups of MaPP-FL at most
 NAMED = 12  # clients of a part that are named
 FRAME = {"zeroline": False, "showgrid": False, "showline": True, "mirror": True, "linecolor": GREY}
+UNDER = {"orientation": "h", "y": -0.25, "yanchor": "top"}
 FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
 
 
@@ -39,26 +41,40 @@ def _curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
         style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
         own = {"x": list(means), "y": short(means.values()), "name": title, "line": style}
         traces.append({"type": "scatter", "mode": "lines", "hovertemplate": "round %{x}: %{y:.1%}"} | own)
-    ends = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
+    said = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
+    span = max(trace["x"][-1] for trace in traces) - min(trace["x"][0] for trace in traces)
     return panel(
         "The server's accuracy over rounds",
-        f"Test accuracy of the server by round; in the last: {ends}.",
+        f"Test accuracy of the server by round; in the last: {said}.",
         traces,
         340 + 22 * len(traces),
-        {"title": "round", "zeroline": False, "nticks": 8},
+        {"title": "round", "zeroline": False, "dtick": max(1, math.ceil(span / 8))},
         {"title": "test accuracy", "tickformat": ".1~%", "zeroline": False, "nticks": 6},
         showlegend=len(traces) > 1,
-        legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
+        legend=UNDER,
     )
 
 
 def planes(lines: Sequence[Party]) -> list[View]:
-    """One view a data set and attack: the average client's accuracy against its advantage, a colour a rule."""
+    """One view a data set and attack, a colour a rule.
+
+    The average client's accuracy against its advantage, and every client's advantage against its data size.
+    """
     places: dict[str, list[Federated]] = {}
     for each in federations(lines):
         if each.accuracy is not None and each.advantage is not None:
-            places.setdefault(f"{each.labels['dataset']}, {each.attack}", []).append(each)
-    return [View(place, [_plane(found)], _sentence(found)) for place, found in places.items()]
+            places.setdefault(_place(each), []).append(each)
+    views = []
+    for place, found in places.items():
+        rules, own = list(dict.fromkeys(each.name for each in found)), [line for line in lines if _place(line) == place]
+        common = {"height": 440 + 22 * len(rules), "legend": UNDER, "showlegend": len(rules) > 1}
+        panels = [_plane(found, rules, **common), by_size(own, rules, **common)]
+        views.append(View(place, panels, " ".join(filter(None, (_sentence(found), told(own))))))
+    return views
+
+
+def _place(each: Federated | Party) -> str:
+    return f"{each.labels['dataset']}, {each.attack}"
 
 
 def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
@@ -71,8 +87,7 @@ def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
     return list(views.values())
 
 
-def _plane(found: Sequence[Federated]) -> Panel:
-    rules = list(dict.fromkeys(each.name for each in found))
+def _plane(found: Sequence[Federated], rules: Sequence[str], **layout: Any) -> Panel:
     traces: list[Part] = []
     for number, rule in enumerate(rules):
         own = sorted((each for each in found if each.name == rule), key=lambda each: each.labels["large_clients"])
@@ -91,18 +106,17 @@ def _plane(found: Sequence[Federated]) -> Panel:
                 "hovertemplate": f"{rule}, %{{text}} large clients: %{{x:.1%}}, advantage %{{y:.1%}}<extra></extra>",
             }
         )
-    told = "; ".join(
+    said = "; ".join(
         f"{each.name} with {each.labels['large_clients']} large {100 * _at(each)[0]:.1f}%, {100 * _at(each)[1]:.1f}%"
         for each in found
     )
     return panel(
         "The average client: accuracy against advantage",
-        f"Accuracy and membership advantage of the average client: {told}.",
+        f"Accuracy and membership advantage of the average client: {said}.",
         traces,
-        480,
-        {"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
-        {"title": f"advantage of {found[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
-        showlegend=True,
+        xaxis={"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
+        yaxis={"title": f"advantage of {found[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
+        **layout,
     )
 
 
@@ -121,8 +135,8 @@ def _sentence(found: Sequence[Federated]) -> str:
             _at(other)[0] >= _at(one)[0] and _at(other)[1] <= _at(one)[1] and _at(other) != _at(one) for other in found
         )
     ]
-    told = f"By the means nobody is both more accurate and less exposed than {' or '.join(front)}."
-    return told if len(found) > 1 else ""
+    said = f"By the means nobody is both more accurate and less exposed than {' or '.join(front)}."
+    return said if len(found) > 1 else ""
 
 
 def _heat(figure: Mapping[str, Any]) -> list[Panel]:

@@ -1,0 +1,70 @@
+"""Whether clients with less data are exposed more: every client's advantage against its data size (mapp_fl Fig. 1a)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from secateur.federated.submodels.correlation import SMALLEST, correlation
+from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.submodels import Party
+from secateur.report.tradeoff import SYMBOLS
+
+Point = tuple[int, float]  # data size and advantage
+
+
+def by_size(lines: Sequence[Party], rules: Sequence[str], **layout: object) -> Panel:
+    """A point a client and seed; colours as on the plane, whose rules these are."""
+    clients = [line for line in lines if line.client is not None]
+    traces: list[Part] = []
+    for number, rule in enumerate(rules):
+        points = sorted(point for line in clients if line.rule == rule for point in _points(line))
+        mark = {"size": 7, "color": cycle(PALETTE, number), "symbol": cycle(SYMBOLS, number // len(PALETTE))}
+        own = {"x": [size for size, _ in points], "y": short(advantage for _, advantage in points), "marker": mark}
+        shown = f"{rule}: %{{x}} examples, advantage %{{y:.1%}}<extra></extra>"
+        traces.append({"type": "scatter", "mode": "markers", "name": rule, "hovertemplate": shown} | own)
+    ticks = _ticks([size for line in clients for size, _ in _points(line)])
+    log = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+    return panel(
+        "Every client: advantage against data size",
+        told(lines) or "The advantage on every client by how many examples it holds.",
+        traces,
+        xaxis={"title": "examples of the client"} | log,
+        yaxis={"title": f"advantage of {lines[0].attack}", "tickformat": ".0%", "zerolinecolor": GREY, "nticks": 8},
+        **layout,  # type: ignore[arg-type]
+    )
+
+
+def told(lines: Sequence[Party]) -> str:
+    """Pearson's r by rule and model size: of clients with as many examples as the paper wants, where these suffice."""
+    groups: dict[tuple[str, int], list[Point]] = {}
+    for line in (line for line in lines if line.client is not None):
+        groups.setdefault((line.rule, line.parameters), []).extend(_points(line))
+    parts = []
+    for (rule, parameters), points in groups.items():
+        least = SMALLEST if correlation(points) else 0
+        if (found := correlation(points, least)) is not None:
+            whom = f"{found.clients} clients" + (f" of at least {least} examples" if least else "")
+            r = f"{found.r.value:.2f} [{found.r.low:.2f}, {found.r.high:.2f}]"
+            parts.append(f"{r} over {whom} of {rule} with {parameters:,} parameters")
+    start = "Pearson's r of advantage and logarithm of data size, below 0 where less data exposes more:"
+    return f"{start} {'; '.join(parts)}." if parts else ""
+
+
+def _points(line: Party) -> list[Point]:
+    rows = line.rows.get("advantage", ())
+    return [(row.extra["data_size"], row.value) for row in rows if row.value is not None]
+
+
+def _ticks(sizes: Sequence[int]) -> list[int]:
+    """1, 2, 5, 10, ... as far as the sizes go, those beside them included.
+
+    Example:
+        >>> _ticks([16, 120])
+        [10, 20, 50, 100, 200]
+    """
+    low, high = math.floor(math.log10(max(1, min(sizes)))), math.ceil(math.log10(max(sizes)))
+    all_ticks = [digit * 10**power for power in range(low, high + 1) for digit in (1, 2, 5)]
+    under = [tick for tick in all_ticks if tick <= min(sizes)]
+    over = next((tick for tick in all_ticks if tick >= max(sizes)), all_ticks[-1])
+    return [tick for tick in all_ticks if (under or [1])[-1] <= tick <= over]
