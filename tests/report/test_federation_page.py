@@ -1,10 +1,16 @@
 """The page's section on federations, from rows made by hand."""
 
-from secateur.report.federation import over_rounds, table
+import re
+from dataclasses import replace
+
+from secateur.report import federation_table
+from secateur.report.federation import over_rounds
 from secateur.report.federation_gallery import sheets
 from secateur.report.federation_names import brief, name, titles
 from secateur.report.federation_plane import planes, traffic
 from secateur.report.federation_rates import by_rate
+from secateur.report.federation_table import table
+from secateur.report.page import Source, render
 from secateur.report.terminal import print_federation
 from secateur.rows import Row
 
@@ -45,6 +51,42 @@ def test_the_terminal_tells_membership_where_it_was_attacked(capsys):
     assert "AUC" in (said := capsys.readouterr().out) and "0.610" in said
 
 
+def test_a_narrow_terminal_cuts_up_no_setting(capsys):
+    print_federation(attacked("prunefl:every=2:iterations=400:samples=2000", "priprune:privacy=10.0", 0.9, 0.4))
+    said = capsys.readouterr().out
+    assert all(whole in said for whole in ("iterations=400", "samples=2000", "privacy=10.0"))
+
+
+def cells(rows):
+    """The page's table of federations: its headings, and its lines of (what a column is sorted by, what it shows)."""
+    alone = [replace(row, extra={k: v for k, v in row.extra.items() if k != "target"}) for row in rows]  # no other part
+    page = render([Source("federate", alone, [], config="", environment={})])
+    whole = page[page.index('id="federated"') :].partition("</table>")[0]
+    headings = [re.sub("<.*?>", "", each) for each in re.findall("<th.*?</th>", whole)]
+    lines = [re.findall(r'<td[^>]*?(?:data-value="(.*?)")?>(.*?)</td>', line) for line in whole.split("<tr>")[2:]]
+    return headings, [dict(zip(headings, line, strict=True)) for line in lines]
+
+
+def test_leakage_stands_beside_accuracy_and_numbers_are_sorted_as_numbers():
+    headings, (first, second, *_) = cells(FOUR)
+    assert headings[:6] == ["base pruning", "defense", "test accuracy", "NMI", "NMI by chance", "PSNR"]
+    assert first["test accuracy"] == ("90.0", "90.0 %") and first["MB up a client"][0] == "3000000.0"
+    assert first["NMI by chance"] == ("0.3", "0.300") and second["AUC of membership"] == ("", "-")
+    assert second["defense"][1] == "priprune<small>sharing=2e-06</small>"
+
+
+def test_what_all_federations_share_is_a_sentence_and_what_differs_a_column():
+    both = [*FOUR, *attacked("snip:rate=0.3", "none", 0.9, 0.4, view="sum")]
+    found = table(both)
+    assert federation_table.apart(table(FOUR)) == {} and federation_table.apart(found) == {"view": "server sees"}
+    assert federation_table.common(found) == "network m, data d, batch 20, average weighted, broadcast masked"
+    headings, lines = cells(both)
+    assert headings[0] == "server sees" and [line["server sees"][1] for line in lines[-2:]] == [
+        "every update",
+        "only the sum",
+    ]
+
+
 def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():
     (view,) = over_rounds(ROWS)
     assert [panel.title for panel in view.panels] == [
@@ -57,6 +99,27 @@ def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():
     assert "snip, ig" in leak.alt
 
 
+def test_nmi_stands_beside_what_chance_gives():
+    (view,) = over_rounds(FOUR)
+    (nmi,) = (panel for panel in view.panels if panel.title.startswith("NMI"))
+    *_, chance = nmi.data
+    assert (chance["name"], list(chance["x"]), list(chance["y"])) == ("by chance", [1, 2], [0.3, 0.3])
+    assert "by chance 0.3" in nmi.alt and "by chance" not in view.panels[0].alt
+
+
+def test_of_many_curves_the_first_panel_names_the_colours_and_the_others_the_dashes():
+    bases = [f"snip:rate={number / 20}" for number in range(11)]
+    rows = [
+        row for base in bases for attack in ("sgi", "ig") for row in attacked(base, "none", 0.9, 0.4, attack=attack)
+    ]
+    (view,) = over_rounds(rows)
+    accuracy, nmi = view.panels[:2]
+    named = [[trace["name"] for trace in panel.data if trace.get("showlegend", True)] for panel in (accuracy, nmi)]
+    assert named == [bases, ["sgi", "ig", "by chance"]]
+    looks = {(trace["line"]["color"], trace["marker"]["symbol"]) for trace in accuracy.data}
+    assert len(looks) == len(bases)  # there are ten colours
+
+
 def test_all_panels_go_on_to_the_last_round_and_a_lone_value_has_an_axis_of_its_size():
     (view,) = over_rounds([row("test_accuracy", 0.5, 1), row("test_accuracy", 0.7, 10), row("psnr", 9.0, 10, 3)])
     assert [panel.layout["xaxis"]["range"] for panel in view.panels] == [[0, 10.3]] * 2
@@ -64,17 +127,19 @@ def test_all_panels_go_on_to_the_last_round_and_a_lone_value_has_an_axis_of_its_
     assert "range" not in accuracy and leak["range"] == [0, 1.2 * 9]
 
 
-def attacked(base, defense, accuracy, nmi, rate=0.3, broadcast="masked", **more):
+def attacked(base, defense, accuracy, nmi, rate=0.3, broadcast="masked", view="update", attack="sgi", **more):
     """A federation with two attacked rounds."""
     extra = {"base_pruning": base, "averaging": "weighted", "broadcast": broadcast, "local_batch": 20, "client": None}
+    extra |= {"view": view}
     own = {"model": "m", "dataset": "d", "defense": defense, "seed": 0, "sparsity": rate}
     rows = [Row(**own, metric="test_accuracy", value=accuracy, extra=extra | {"round": 2})]
     for metric, value in (("bytes_up", 3e6), ("bytes_down", 1e6)):
         rows += [Row(**own, metric=metric, value=value, extra=extra | {"round": 2, "client": c}) for c in (0, 1)]
     hit = extra | {"client": 1, "target": None, "attacked": 1} | more
     for number in (1, 2):
-        told = own | {"attack": "sgi:iterations=9", "extra": hit | {"round": number}}
+        told = own | {"attack": f"{attack}:iterations=9", "extra": hit | {"round": number}}
         rows += [Row(**told, metric="nmi_256", value=nmi), Row(**told, metric="psnr", value=20 * nmi)]
+        rows += [Row(**told, metric="nmi_256_chance", value=0.3)]
     return rows
 
 
@@ -95,7 +160,27 @@ def test_arrows_lead_from_a_base_pruning_alone_to_priprune():
     colours = {trace["name"]: trace["marker"]["color"] for trace in nmi.data[:2]}
     assert [arrow["arrowcolor"] for arrow in nmi.layout["annotations"]] == [colours["snip"], colours["feddst"]]
     assert psnr.layout["annotations"][0]["y"] == 4.0
-    assert view.text.startswith("snip: 90.0% right and NMI 0.400 alone, 88.0% right and NMI 0.200 with priprune")
+    told = "snip: 90.0% right and NMI 0.400 (0.300 by chance) alone, 88.0% right and NMI 0.200 (0.300 by chance)"
+    assert view.text.startswith(f"{told} with priprune")
+
+
+def test_no_two_federations_look_the_same_on_the_plane():
+    defenses = ["none", "priprune:privacy=10.0", "priprune:privacy=10.0+dp", *(f"d{number}" for number in range(10))]
+    rows = [row for number, each in enumerate(defenses) for row in attacked("snip", each, 0.1 + 0.01 * number, 0.4)]
+    rows += attacked("snip", "none", 0.5, 0.4, view="sum") + attacked("snip", "none", 0.6, 0.4, broadcast="dense")
+    rows += [row for rate in (0.3, 0.9) for row in attacked(f"synflow:rate={rate}", "none", rate, 0.4)]
+    (view,) = planes(rows)
+    points = [trace for trace in view.panels[0].data if trace["x"][0] is not None]
+    looks = [
+        (trace["name"], trace["marker"]["color"], *look)
+        for trace in points
+        for look in zip(trace["marker"]["symbol"], trace["text"], strict=True)
+    ]
+    assert len(set(looks)) == len(looks) == len(table(rows))
+    assert {name: [text for *_, text in looks if _[0] == name] for name in ("synflow", "snip, only the sum seen")} == {
+        "synflow": ["rate=0.3", "rate=0.9"],
+        "snip, only the sum seen": [""],
+    }
 
 
 def test_bytes_of_a_client():

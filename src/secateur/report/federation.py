@@ -1,15 +1,15 @@
-"""What federations came to: accuracy and leakage over rounds, bytes per client, and what was lost."""
+"""Federations over their rounds: accuracy, leakage and how much was withheld; which rows are theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from secateur.report.federation_names import brief, name, titles
 from secateur.report.figures import DASHES
-from secateur.report.plotting import PALETTE, Panel, Part, alone, cycle, panel, short
+from secateur.report.plotting import GREY, PALETTE, Panel, Part, alone, cycle, panel, short, thin
 from secateur.report.sections import View, setting
+from secateur.report.tradeoff import SYMBOLS
 from secateur.rows import Row
 
 OVER_ROUNDS = {
@@ -21,37 +21,11 @@ OVER_ROUNDS = {
     "withheld_of_all": "defense rate (withheld of all)",
     "density": "share of weights kept",
 }
+CHANCE = {"nmi_256": "nmi_256_chance"}  # what a measure is of pictures whose pixels are shuffled
 NAMED = 12  # curves that a legend names in every panel; of more the first panel's names them
 Labels = Mapping[str, Any]
-Spread = tuple[float, float, float]  # least, mean and most
-Curves = Mapping[tuple[str, str | None], Sequence[tuple[int, float]]]
-
-
-@dataclass(frozen=True)
-class Federated:
-    """One federation, a line of the table; means over its seeds."""
-
-    labels: Labels
-    accuracy: float | None
-    up: float | None  # bytes, of all clients
-    down: float | None
-    up_client: Spread | None  # bytes of those that took part
-    down_client: Spread | None
-    lost: int  # clients, over all rounds
-    leak: float | None  # the highest PSNR of an attacked round
-    nmi: float | None  # the mean over attacked rounds, of the attack with the highest
-    psnr: float | None
-    auc: float | None  # of membership attacks
-
-    @property
-    def name(self) -> str:
-        """What was pruned and how it was defended."""
-        return name(self.labels)
-
-    @property
-    def base(self) -> str:
-        """What was pruned, broadcast and seen, whatever the defense."""
-        return f"{self.labels['base_pruning']}, {self.labels['broadcast']}, {self.labels.get('view', 'update')}"
+Points = Sequence[tuple[int, float]]
+Curves = Mapping[tuple[str, str | None], Points]
 
 
 def is_federated(row: Row) -> bool:
@@ -59,29 +33,12 @@ def is_federated(row: Row) -> bool:
     return "base_pruning" in row.extra and "round" in row.extra
 
 
-def table(rows: Sequence[Row]) -> list[Federated]:
-    """One line a federation, in the order they were run."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if is_federated(row):
-            groups.setdefault((*_place(row), name(_labels(row))), []).append(row)
-    return [_line(found) for found in groups.values()]
-
-
-def places(rows: Sequence[Row]) -> dict[str, list[Federated]]:
-    """The federations of each network and data set."""
-    found: dict[str, list[Federated]] = {}
-    for each in table(rows):
-        found.setdefault(place(each.labels), []).append(each)
-    return found
-
-
 def attacked(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """What attacks on updates said, by network and data set."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if is_federated(row) and row.attack is not None and "target" in row.extra and not _pooled(row):
-            found.setdefault(place(_labels(row)), []).append(row)
+        if is_federated(row) and row.attack is not None and "target" in row.extra and not is_pooled(row):
+            found.setdefault(place(labels_of(row)), []).append(row)
     return found
 
 
@@ -89,11 +46,12 @@ def over_rounds(rows: Iterable[Row]) -> list[View]:
     """One view a network and data set: each measure by round, a curve a federation and attack, means over seeds."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if is_federated(row) and row.metric in OVER_ROUNDS and row.value is not None and not _pooled(row):
-            groups.setdefault(_place(row), []).append(row)
+        drawn = row.metric in OVER_ROUNDS or row.metric in CHANCE.values()
+        if is_federated(row) and drawn and row.value is not None and not is_pooled(row):
+            groups.setdefault(group_of(row), []).append(row)
     views = []
     for found in groups.values():
-        called = titles(map(_labels, found))
+        called = titles(map(labels_of, found))
         styles = {each: number for number, each in enumerate(called.values())}
         panels: list[Panel] = []
         last = max(row.extra["round"] for row in found)
@@ -101,9 +59,11 @@ def over_rounds(rows: Iterable[Row]) -> list[View]:
             curves = _curves([row for row in found if row.metric == metric], called)
             flat = metric == "density" and all(len({y for _, y in points}) == 1 for points in curves.values())
             if curves and not flat:
-                panels.append(_panel(title, curves, styles, last, named=len(curves) <= NAMED or not panels))
+                beside = _by_round([row for row in found if row.metric == CHANCE.get(metric)])
+                named = len(curves) <= NAMED or not panels
+                panels.append(_panel(title, curves, beside, styles, last, named))
         if panels:
-            views.append(View(place(_labels(found[0])), panels))
+            views.append(View(place(labels_of(found[0])), panels))
     return views
 
 
@@ -113,88 +73,70 @@ def place(labels: Labels) -> str:
     return setting(labels) + ("" if size is None else f", batches of {size}")
 
 
-def _line(rows: Sequence[Row]) -> Federated:
-    last = max(row.extra["round"] for row in rows)
-    seeds = len({row.seed for row in rows})
-
-    def final(metric: str) -> float | None:
-        ends = [row for row in rows if row.metric == metric and row.extra["round"] == last]
-        values = [row.value for row in ends if row.extra["client"] is None and row.value is not None]
-        return sum(values) / len(values) if values else None
-
-    def spread(metric: str) -> Spread | None:
-        own = [row.value for row in rows if row.metric == metric and row.extra["client"] is not None and row.value]
-        return (min(own), sum(own) / len(own), max(own)) if own else None
-
-    leaks = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
-    return Federated(
-        _labels(rows[0]),
-        final("test_accuracy"),
-        final("bytes_up"),
-        final("bytes_down"),
-        spread("bytes_up"),
-        spread("bytes_down"),
-        round(sum(row.value or 0 for row in rows if row.metric == "lost_clients") / seeds),
-        max(leaks, default=None),
-        _strongest(rows, "nmi_256"),
-        _strongest(rows, "psnr"),
-        _strongest(rows, "auc"),
-    )
-
-
-def _strongest(rows: Sequence[Row], metric: str) -> float | None:
-    """The mean over attacked rounds, of the attack with the highest."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        if row.attack is not None and row.metric == metric and row.value is not None and not _pooled(row):
-            found.setdefault(row.attack, []).append(row.value)
-    return max((sum(values) / len(values) for values in found.values()), default=None)
-
-
-def _pooled(row: Row) -> bool:
+def is_pooled(row: Row) -> bool:
     """Whether a row gathers clients that have rows of their own."""
     return row.attack is not None and row.extra.get("client") is None and row.extra.get("attacked", 1) > 1
 
 
 def _curves(rows: Sequence[Row], called: Mapping[str, str]) -> Curves:
-    """By federation and attack the points (round, mean over seeds and clients)."""
-    values: dict[tuple[str, str | None], dict[int, list[float]]] = {}
+    """By federation and attack the points of its curve."""
+    own: dict[tuple[str, str | None], list[Row]] = {}
     attacks = brief(row.attack for row in rows if row.attack is not None)
     for row in rows:
-        curve = called[name(_labels(row))], None if row.attack is None else attacks[row.attack]
-        values.setdefault(curve, {}).setdefault(row.extra["round"], []).append(float(row.value or 0))
-    return {
-        curve: [(number, sum(found) / len(found)) for number, found in sorted(points.items())]
-        for curve, points in values.items()
-    }
+        curve = called[name(labels_of(row))], None if row.attack is None else attacks[row.attack]
+        own.setdefault(curve, []).append(row)
+    return {curve: _by_round(found) for curve, found in own.items()}
 
 
-def _panel(title: str, curves: Curves, styles: Mapping[str, int], last: int, named: bool) -> Panel:
+def _by_round(rows: Iterable[Row]) -> Points:
+    """(round, mean over seeds, clients and whatever else) in the order of the rounds."""
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        values.setdefault(row.extra["round"], []).append(float(row.value or 0))
+    return [(number, sum(found) / len(found)) for number, found in sorted(values.items())]
+
+
+def _panel(title: str, curves: Curves, beside: Points, styles: Mapping[str, int], last: int, named: bool) -> Panel:
     """A federation has one colour in all panels, an attack one dash; all go on to the `last` round."""
     attacks = list(dict.fromkeys(attack for _, attack in curves))
+    dashes = {attack: cycle(DASHES, number) for number, attack in enumerate(attacks)}
     traces: list[Part] = []
     for (federation, attack), points in curves.items():
         told = federation if attack is None else f"{federation}, {attack}"
-        style = {"color": cycle(PALETTE, styles[federation]), "dash": cycle(DASHES, attacks.index(attack)), "width": 2}
-        hover = f"{told}, round %{{x}}: %{{y:.3g}}<extra></extra>"
-        own = {"x": [x for x, _ in points], "y": short(y for _, y in points), "name": told, "line": style}
-        traces.append({"type": "scatter", "mode": "lines+markers", "marker": {"size": 5}, "hovertemplate": hover} | own)
+        line = {"color": cycle(PALETTE, styles[federation]), "dash": dashes[attack], "width": 2}
+        marker = {"size": 5, "symbol": cycle(SYMBOLS, styles[federation] // len(PALETTE))}  # where colours come again
+        traces.append(_trace(told, points, line) | {"mode": "lines+markers", "marker": marker, "showlegend": named})
     ends = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
+    ends += f"; by chance {beside[-1][1]:.4g}" if beside else ""
+    if not named and len(attacks) > 1:  # the first panel tells the colours, and not the dashes
+        traces += [_trace(str(attack), [], {"color": GREY, "dash": dashes[attack], "width": 2}) for attack in attacks]
+    traces += [_trace("by chance", beside, thin("dot"))] if beside else []
+    lines = sum(trace.get("showlegend", True) for trace in traces)
+    ticks = {"nticks": 8} if last > 8 else {"dtick": 1}  # there is no half round
     return panel(
         f"{title} over rounds",
         f"{title} by round; in the last: {ends}.",
         traces,
-        340 + 22 * len(traces) * named,
-        {"title": "round", "zeroline": False, "nticks": 8, "range": [0, 1.03 * last]},
-        {"title": title, "zeroline": False, "nticks": 6} | alone(y for trace in traces for y in trace["y"]),
-        showlegend=named and len(traces) > 1,
+        340 + 22 * lines,
+        {"title": "round", "zeroline": False, "range": [0, 1.03 * last]} | ticks,
+        {"title": title, "zeroline": False, "nticks": 6} | alone(y for points in curves.values() for _, y in points),
+        showlegend=lines > 1 or not named,
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def _trace(told: str, points: Points, line: Part) -> Part:
+    """A line; without points it is in the legend alone."""
+    hover = f"{told}, round %{{x}}: %{{y:.3g}}<extra></extra>"
+    own = {"x": [x for x, _ in points], "y": short(y for _, y in points)} if points else {"x": [None], "y": [None]}
+    return {"type": "scatter", "mode": "lines", "name": told, "line": line, "hovertemplate": hover} | own
+
+
+def group_of(row: Row) -> tuple[Any, ...]:
+    """What federations must share to stand in one picture."""
     return row.extra.get("run"), row.model, row.dataset, row.extra.get("local_batch")
 
 
-def _labels(row: Row) -> dict[str, Any]:
+def labels_of(row: Row) -> dict[str, Any]:
+    """What a row tells of its federation."""
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense, "seed": row.seed} | row.extra

@@ -54,5 +54,16 @@ def brief(methods: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def name_and_settings(method: str) -> tuple[str, str]:
+    """A method, or several joined, as a narrow table has it: the name, and below what was set.
+
+    Example:
+        >>> name_and_settings("priprune:accuracy=10.0:privacy=1.0+dp:clip=1.0"), name_and_settings("none")
+        (('priprune+dp', 'accuracy=10.0, privacy=1.0, clip=1.0'), ('none', ''))
+    """
+    parts = [split(part) for part in method.split("+")]
+    return "+".join(first for first, *_ in parts), ", ".join(each for _, *settings in parts for each in settings)
+
+
 def _parts(text: str) -> list[str]:
     return [text] if "+" in text else split(text)

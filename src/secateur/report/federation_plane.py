@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from secateur.report import federation
-from secateur.report.federation import Federated
-from secateur.report.federation_names import titles
+from secateur.report.federation_names import brief, name, name_and_settings, titles
+from secateur.report.federation_table import Federated, places
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View
 from secateur.report.tradeoff import SYMBOLS
@@ -15,13 +14,14 @@ from secateur.rows import Row
 
 LEAKS = {"nmi": "NMI, 256 levels", "psnr": "PSNR"}
 JOINED = "priprune"  # an arrow leads to it from its base pruning alone
+SHAPES = [symbol + form for form in ("", "-open", "-dot") for symbol in SYMBOLS]  # there are more defenses than symbols
 MEGA = 1e6
 
 
 def planes(rows: Sequence[Row]) -> list[View]:
     """One view a network and data set: accuracy against what the strongest attacker found, in two measures."""
     views = []
-    for place, found in federation.places(rows).items():
+    for place, found in places(rows).items():
         panels = []
         for leak, title in LEAKS.items():
             known = [each for each in found if each.accuracy is not None and getattr(each, leak) is not None]
@@ -35,7 +35,7 @@ def planes(rows: Sequence[Row]) -> list[View]:
 def traffic(rows: Sequence[Row]) -> list[View]:
     """One view a network and data set: bytes up and down of a client that took part, a bar each."""
     views = []
-    for place, found in federation.places(rows).items():
+    for place, found in places(rows).items():
         known = [each for each in found if each.up_client and each.down_client]
         if known:
             views.append(View(place, [_bars(known)]))
@@ -54,30 +54,28 @@ def pairs(found: Sequence[Federated]) -> list[tuple[Federated, Federated]]:
 
 def _plane(leak: str, title: str, found: Sequence[Federated]) -> Panel:
     called = titles(each.labels for each in found)
-    bases = list(dict.fromkeys(_short(each.labels["base_pruning"]) for each in found))
-    defenses = list(dict.fromkeys(_short(each.labels["defense"]) for each in found))
-    colours = {name: cycle(PALETTE, number) for number, name in enumerate(bases)}
-    symbols = {name: cycle(SYMBOLS, number) for number, name in enumerate(defenses)}
+    bases = list(dict.fromkeys(map(_base, found)))
+    defenses = list(dict.fromkeys(map(_defense, found)))
+    colours = {base: cycle(PALETTE, number) for number, base in enumerate(bases)}
+    symbols = {defense: cycle(SHAPES, number) for number, defense in enumerate(defenses)}
     traces: list[Part] = []
     for base in bases:
-        own = [each for each in found if _short(each.labels["base_pruning"]) == base]
-        marker = {"color": colours[base], "size": 11, "symbol": [symbols[_short(x.labels["defense"])] for x in own]}
+        own = [each for each in found if _base(each) == base]
+        marker = {"color": colours[base], "size": 11, "symbol": [symbols[_defense(each)] for each in own]}
         group = {"legendgroup": "base", "legendgrouptitle": {"text": "base pruning"}}
         traces.append(_points(base, own, leak, marker, called) | group)
     group = {"legendgroup": "defense", "legendgrouptitle": {"text": "defense"}}
-    for name, symbol in symbols.items() if len(symbols) > 1 else ():
+    for defense, symbol in symbols.items() if len(symbols) > 1 else ():
         marker = {"symbol": symbol, "color": GREY, "size": 9}
-        entry = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "marker": marker}
+        entry = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": defense, "marker": marker}
         traces.append(entry | group)
-    arrows = [
-        _arrow(before, after, leak, colours[_short(before.labels["base_pruning"])]) for before, after in pairs(found)
-    ]
+    arrows = [_arrow(before, after, leak, colours[_base(before)]) for before, after in pairs(found)]
     told = "; ".join(f"{called[x.name]} {100 * (x.accuracy or 0):.1f}%, {getattr(x, leak):.3g}" for x in found)
     return panel(
         f"Accuracy against {title}",
         f"Test accuracy against {title} of the strongest attacker: {told}.",
         traces,
-        460,
+        380 + 20 * max(len(bases), len(defenses)),
         {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
         {"title": f"{title} of the strongest attacker", "zeroline": False, "nticks": 8},
         annotations=arrows,
@@ -85,22 +83,26 @@ def _plane(leak: str, title: str, found: Sequence[Federated]) -> Panel:
     )
 
 
-def _points(name: str, found: Sequence[Federated], leak: str, marker: Part, called: Mapping[str, str]) -> Part:
+def _points(title: str, found: Sequence[Federated], leak: str, marker: Part, called: Mapping[str, str]) -> Part:
     told = []
     for each in found:
         parts = [f"<b>{called[each.name]}</b>", f"accuracy {100 * (each.accuracy or 0):.1f}%"]
         parts.append(f"{LEAKS[leak]} {getattr(each, leak):.3g}")
+        parts += [f"by chance {each.chance:.3g}"] if leak == "nmi" and each.chance is not None else []
         parts += [f"{each.up_client[1] / MEGA:.2f} MB up a client"] if each.up_client else []
         told.append("<br>".join(parts))
+    settings = _settings(found)
     return {
         "type": "scatter",
-        "mode": "markers",
-        "name": name,
+        "mode": "markers+text" if any(settings) else "markers",
+        "name": title,
         "x": short(each.accuracy or 0.0 for each in found),
         "y": short(getattr(each, leak) for each in found),
         "marker": marker,
-        "text": told,
-        "hovertemplate": "%{text}<extra></extra>",
+        "text": settings,
+        "textposition": "top center",
+        "hovertext": told,
+        "hovertemplate": "%{hovertext}<extra></extra>",
     }
 
 
@@ -128,7 +130,8 @@ def _sentence(found: Sequence[Federated]) -> str:
 
 def _worth(each: Federated) -> str:
     leak = "not attacked" if each.nmi is None else f"NMI {each.nmi:.3f}"
-    return f"{100 * (each.accuracy or 0):.1f}% right and {leak}"
+    chance = "" if each.chance is None else f" ({each.chance:.3f} by chance)"
+    return f"{100 * (each.accuracy or 0):.1f}% right and {leak}{chance}"
 
 
 def _bars(found: Sequence[Federated]) -> Panel:
@@ -158,6 +161,21 @@ def _bars(found: Sequence[Federated]) -> Panel:
     )
 
 
-def _short(method: Any) -> str:
-    """A method without its settings."""
-    return str(method).partition(":")[0]
+def _base(each: Federated) -> str:
+    """What has one colour: a base pruning without its settings, what was broadcast, and what the server sees."""
+    return name({**each.labels, "base_pruning": name_and_settings(each.labels["base_pruning"])[0], "defense": "none"})
+
+
+def _defense(each: Federated) -> str:
+    """What has one shape: a defense without its settings."""
+    return name_and_settings(each.labels["defense"])[0]
+
+
+def _settings(found: Sequence[Federated]) -> list[str]:
+    """Of federations of one colour what tells those of one shape apart, such as their rates."""
+    told = []
+    for each in found:
+        alike = [other.labels for other in found if _defense(other) == _defense(each)]
+        own = [brief(str(x[label]) for x in alike)[str(each.labels[label])] for label in ("base_pruning", "defense")]
+        told.append(", ".join(filter(None, (name_and_settings(text)[1] for text in own))))
+    return told

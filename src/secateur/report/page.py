@@ -17,6 +17,7 @@ from secateur.report import (
     federation_gallery,
     federation_plane,
     federation_rates,
+    federation_table,
     inversion,
     inversion_gallery,
     inversion_losses,
@@ -28,6 +29,7 @@ from secateur.report import (
     submodels_views,
     theory,
 )
+from secateur.report.federation_names import name_and_settings
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.sources import Source, sources_of
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
@@ -80,11 +82,13 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
+    environment.filters |= {"named": name_and_settings, "megabytes": federation_table.megabytes}
     rows, figures = _together(sources)
     others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
     audited = [row for row in rows if not any(of(row) for of in others)]
     on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss", "cells")]
     table, recovered, exposed = lines(audited), _recovered(rows, figures), submodels.parties(rows)
+    federations = federation_table.table(rows)
     views = {
         "tradeoff": sections.tradeoffs(table),
         "roc": sections.rocs(table, on_models),
@@ -108,7 +112,9 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         broken=broken or [],
         verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
         facts=_facts(audited),
-        federations=federation.table(rows),
+        federations=federations,
+        federations_apart=federation_table.apart(federations),
+        federations_alike=federation_table.common(federations),
         submodel_federations=submodels.federations(exposed) + submodels.not_attacked(rows),
         submodel_parties=exposed,
         submodel_views=submodels_views.asked(rows),

@@ -7,7 +7,7 @@ from typing import Any
 
 from secateur.catalogue import split
 from secateur.config.choices import UPDATES
-from secateur.report import federation, inversion
+from secateur.report import federation_table, inversion
 from secateur.report.measures import shown, title
 from secateur.report.submodels_terminal import print_submodels
 from secateur.report.summary import Cell, Line, attacks, by_setting, lines
@@ -33,7 +33,7 @@ UNJUDGED = {"attack_loss": "loss"}  # where there is no truth
 WHOLE = 16  # characters of a name that a narrow terminal does not cut up
 TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
-    "inversion": "on an update: what was it made of? (secateur invert)",
+    "inversion": "on an update: what was it made of? (secateur invert, secateur federate)",
     "updates": "of updates, where a client makes them (secateur invert, secateur federate)",
     "client": "of a federation's clients: what they withhold (secateur federate)",
     "training": "of training and fine-tuning (secateur audit)",
@@ -114,17 +114,18 @@ def print_federation(rows: Sequence[Row]) -> None:
     console, table = Console(highlight=False), Table(box=None, header_style="bold")
     for name in ("base pruning", "defense"):
         table.add_column(name, overflow="fold")
-    found = federation.table(rows)
+    found = federation_table.table(rows)
     exposed = any(each.auc is not None for each in found)
     membership = ["member-\nship AUC"] if exposed else []
     for name in ("test\naccuracy", "MB up", "MB down", "clients\nlost", "highest\nPSNR", *membership):
         table.add_column(name, justify="right", no_wrap=True)
     for each in found:
         accuracy = "-" if each.accuracy is None else f"{100 * each.accuracy:.1f}%"
-        sent = ["-" if value is None else f"{value / 1e6:.2f}" for value in (each.up, each.down)]
+        sent = ["-" if value is None else federation_table.megabytes(value) for value in (each.up, each.down)]
         leaks = ["-" if each.leak is None else f"{each.leak:.1f} dB"]
         leaks += ["-" if each.auc is None else f"{each.auc:.3f}"] if exposed else []
-        table.add_row(each.labels["base_pruning"], each.labels["defense"], accuracy, *sent, str(each.lost), *leaks)
+        names = ("\n".join(split(str(each.labels[label]))) for label in ("base_pruning", "defense"))
+        table.add_row(*names, accuracy, *sent, str(each.lost), *leaks)
     console.print(table)
 
 
