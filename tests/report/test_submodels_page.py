@@ -7,7 +7,7 @@ import pytest
 
 from secateur.federated.submodels.advice import Advice, Option, rows_of
 from secateur.metrics.membership import Estimate
-from secateur.report import submodels, submodels_views
+from secateur.report import submodels, submodels_means, submodels_views
 from secateur.report.page import Source, render
 from secateur.report.submodels_terminal import print_submodels
 from secateur.rows import Row
@@ -99,8 +99,12 @@ def test_clients_with_less_data_are_drawn_and_correlated_by_model_size():
     (drawn,) = view["panels"][1]["data"]
     assert drawn["x"] == [30, 500, 1000, 2000, 4000, 8000] and drawn["y"] == [0.9, 0.5, 0.4, 0.3, 0.2, 0.1]
     assert view["panels"][1]["layout"]["xaxis"]["tickvals"][:2] == [20, 50]
-    said = "-1.00 [-1.00, -1.00] over 4 clients of at least 400 examples of mapp-fl, mapp-cnn-16 with 25,000"
-    assert view["text"].endswith(f"{said} parameters.")  # not of the server, nor of the larger model
+    ((sized,),) = [each.by_size for each in submodels.federations(submodels.parties(rows))]
+    assert sized.found.r.value == pytest.approx(-1)  # not of the server, nor of the larger model
+    assert sized.whom == "4 of size 25,000 with 400 examples or more" and sized.whom in page_of(rows)
+    asked = [each for each in rows if each.metric == "advantage" and each.extra["data_size"] < 3000]
+    (small,) = submodels_means.by_size(asked)
+    assert (small.found.clients, small.smallest) == (4, 0)  # all where few have so many
 
 
 def viewed(metric, value, client, batches, updates=1):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from secateur.metrics.estimates import average, average_on_same
-from secateur.report.submodels_means import over_clients, over_seeds
+from secateur.report.submodels_means import BySize, by_size, over_clients, over_seeds
 from secateur.report.summary import Cell
 from secateur.rows import Row
 
@@ -64,6 +64,7 @@ class Federated:
     clients: int
     attack: str = ""
     excluded: Sequence[str] = ()  # why clients are not in the mean advantage, one each
+    by_size: Sequence[BySize] = ()  # Pearson's r of advantage and data size, by model size
 
     @property
     def name(self) -> str:
@@ -127,13 +128,13 @@ def federations(lines: Sequence[Party]) -> list[Federated]:
     for (_, attack), own in groups.items():
         clients = [line for line in own if line.client is not None]
         server = next((line for line in own if line.client is None), None)
-        accuracy, advantage = (
-            over_clients([row for line in clients for row in line.rows.get(metric, ())], mean)
-            for metric, mean in (("test_accuracy", average_on_same), ("advantage", average))
-        )
+        measured = {name: [row for line in clients for row in line.rows.get(name, ())] for name in MEASURES.values()}
+        accuracy = over_clients(measured["test_accuracy"], average_on_same)
+        advantage = over_clients(measured["advantage"], average)
         cells = [line.advantage for line in clients]
         excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
-        result.append(Federated(own[0].labels, server, accuracy, advantage, len(clients), attack, excluded))
+        sized = by_size(measured["advantage"])
+        result.append(Federated(own[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized))
     return result
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
+from secateur.federated.submodels.correlation import SMALLEST, Correlation, correlation
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import Cell
 from secateur.rows import Row
@@ -30,6 +32,31 @@ def over_clients(rows: Iterable[Row], average: Callable[[Sequence[Estimate]], Es
     if not means:
         return None
     return Cell(*means[0][:3]) if len(means) == 1 else _cell([each.value for each in means])
+
+
+class BySize(NamedTuple):
+    """How advantage and data size go together over clients of one model size."""
+
+    parameters: int
+    found: Correlation
+    smallest: int  # examples of those that count
+
+    @property
+    def whom(self) -> str:
+        """Over whom r is."""
+        least = f" with {self.smallest} examples or more" if self.smallest else ""
+        return f"{self.found.clients} of size {self.parameters:,}{least}"
+
+
+def by_size(rows: Iterable[Row]) -> list[BySize]:
+    """Pearson's r by model size: of clients with as many examples as the paper wants, or of all where these are few."""
+    points: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.value is not None:
+            points.setdefault(row.extra["parameters"], []).append((row.extra["data_size"], row.value))
+    tried = [(size, correlation(own, least), least) for size, own in points.items() for least in (SMALLEST, 0)]
+    found = [BySize(size, r, least) for size, r, least in tried if r is not None]
+    return list({each.parameters: each for each in reversed(found)}.values())[::-1]
 
 
 def _cell(values: Sequence[float], note: str | None = None) -> Cell:

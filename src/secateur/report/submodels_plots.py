@@ -10,7 +10,7 @@ from secateur.report.figures import DASHES
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View
 from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
-from secateur.report.submodels_sizes import by_size, told
+from secateur.report.submodels_sizes import by_size
 from secateur.report.tradeoff import SYMBOLS
 from secateur.rows import Row
 
@@ -68,8 +68,7 @@ def planes(lines: Sequence[Party]) -> list[View]:
     for place, found in places.items():
         rules, own = list(dict.fromkeys(each.name for each in found)), [line for line in lines if _place(line) == place]
         common = {"height": 440 + 22 * len(rules), "legend": UNDER, "showlegend": len(rules) > 1}
-        panels = [_plane(found, rules, **common), by_size(own, rules, **common)]
-        views.append(View(place, panels, " ".join(filter(None, (_sentence(found), told(own))))))
+        views.append(View(place, [_plane(found, rules, **common), by_size(own, rules, **common)], _sentence(found)))
     return views
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from secateur.federated.submodels.correlation import SMALLEST, correlation
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.submodels import Party
 from secateur.report.tradeoff import SYMBOLS
@@ -27,28 +26,12 @@ def by_size(lines: Sequence[Party], rules: Sequence[str], **layout: object) -> P
     log = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
     return panel(
         "Every client: advantage against data size",
-        told(lines) or "The advantage on every client by how many examples it holds.",
+        "The advantage on every client by how many examples it holds; r in the table above tells how they go together.",
         traces,
         xaxis={"title": "examples of the client"} | log,
         yaxis={"title": f"advantage of {lines[0].attack}", "tickformat": ".0%", "zerolinecolor": GREY, "nticks": 8},
         **layout,  # type: ignore[arg-type]
     )
-
-
-def told(lines: Sequence[Party]) -> str:
-    """Pearson's r by rule and model size: of clients with as many examples as the paper wants, where these suffice."""
-    groups: dict[tuple[str, int], list[Point]] = {}
-    for line in (line for line in lines if line.client is not None):
-        groups.setdefault((line.rule, line.parameters), []).extend(_points(line))
-    parts = []
-    for (rule, parameters), points in groups.items():
-        least = SMALLEST if correlation(points) else 0
-        if (found := correlation(points, least)) is not None:
-            whom = f"{found.clients} clients" + (f" of at least {least} examples" if least else "")
-            r = f"{found.r.value:.2f} [{found.r.low:.2f}, {found.r.high:.2f}]"
-            parts.append(f"{r} over {whom} of {rule} with {parameters:,} parameters")
-    start = "Pearson's r of advantage and logarithm of data size, below 0 where less data exposes more:"
-    return f"{start} {'; '.join(parts)}." if parts else ""
 
 
 def _points(line: Party) -> list[Point]:
