@@ -121,7 +121,7 @@ def _panel(title: str, curves: Curves, beside: Points, styles: Mapping[str, int]
         {"title": "round", "zeroline": False, "range": [0, 1.03 * last]} | ticks,
         {"title": title, "zeroline": False, "nticks": 6} | alone(y for points in curves.values() for _, y in points),
         showlegend=lines > 1 or not named,
-        legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
+        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "maxheight": 22 * lines + 40},
     )
 
 

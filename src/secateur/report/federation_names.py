@@ -8,6 +8,7 @@ from typing import Any
 from secateur.catalogue import split
 
 Labels = Mapping[str, Any]
+Setting = tuple[int, str]  # of which of several joined methods, and the setting
 
 
 def name(labels: Labels) -> str:
@@ -36,21 +37,22 @@ def titles(found: Iterable[Labels]) -> dict[str, str]:
 
 
 def brief(methods: Iterable[str]) -> dict[str, str]:
-    """Methods as they are written, without the settings that all of one name share; several joined stay as they are.
+    """Methods as they are written, without the settings that all of one name share.
 
     Example:
         >>> brief(["snip:rate=0.3", "largest:of=kept:rate=0.1", "largest:of=kept:rate=0.2"])["largest:of=kept:rate=0.1"]
         'largest:rate=0.1'
     """
-    every = list(dict.fromkeys(methods))
-    shared: dict[str, set[str]] = {}
-    for text in every:
-        first, *settings = _parts(text)
-        shared[first] = shared.get(first, set(settings)) & set(settings)
+    every = {text: _parts(text) for text in methods}
+    shared: dict[str, set[Setting]] = {}
+    for names, settings in every.values():
+        joined = "+".join(names)
+        shared[joined] = shared.get(joined, set(settings)) & set(settings)
     found = {}
-    for text in every:
-        first, *settings = _parts(text)
-        found[text] = ":".join([first, *(each for each in settings if each not in shared[first])])
+    for text, (names, settings) in every.items():
+        own = [each for each in settings if each not in shared["+".join(names)]]
+        parts = [[name, *(setting for at, setting in own if at == number)] for number, name in enumerate(names)]
+        found[text] = "+".join(map(":".join, parts))
     return found
 
 
@@ -61,9 +63,11 @@ def name_and_settings(method: str) -> tuple[str, str]:
         >>> name_and_settings("priprune:accuracy=10.0:privacy=1.0+dp:clip=1.0"), name_and_settings("none")
         (('priprune+dp', 'accuracy=10.0, privacy=1.0, clip=1.0'), ('none', ''))
     """
+    names, settings = _parts(method)
+    return "+".join(names), ", ".join(setting for _, setting in settings)
+
+
+def _parts(method: str) -> tuple[list[str], list[Setting]]:
+    """The names that are joined, and what is set of each."""
     parts = [split(part) for part in method.split("+")]
-    return "+".join(first for first, *_ in parts), ", ".join(each for _, *settings in parts for each in settings)
-
-
-def _parts(text: str) -> list[str]:
-    return [text] if "+" in text else split(text)
+    return [first for first, *_ in parts], [(at, each) for at, (_, *own) in enumerate(parts) for each in own]

@@ -71,15 +71,16 @@ def _plane(leak: str, title: str, found: Sequence[Federated]) -> Panel:
         traces.append(entry | group)
     arrows = [_arrow(before, after, leak, colours[_base(before)]) for before, after in pairs(found)]
     told = "; ".join(f"{called[x.name]} {100 * (x.accuracy or 0):.1f}%, {getattr(x, leak):.3g}" for x in found)
+    entries = max(len(bases), len(defenses))
     return panel(
         f"Accuracy against {title}",
         f"Test accuracy against {title} of the strongest attacker: {told}.",
         traces,
-        380 + 20 * max(len(bases), len(defenses)),
+        380 + 20 * entries,
         {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
         {"title": f"{title} of the strongest attacker", "zeroline": False, "nticks": 8},
         annotations=arrows,
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "maxheight": 22 * (len(bases) + len(defenses)) + 80},
     )
 
 
