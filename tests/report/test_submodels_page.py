@@ -99,6 +99,8 @@ def test_clients_with_less_data_are_drawn_and_correlated_by_model_size():
     (drawn,) = view["panels"][1]["data"]
     assert drawn["x"] == [30, 500, 1000, 2000, 4000, 8000] and drawn["y"] == [0.9, 0.5, 0.4, 0.3, 0.2, 0.1]
     assert view["panels"][1]["layout"]["xaxis"]["tickvals"][:2] == [20, 50]
+    low, high = view["panels"][1]["layout"]["xaxis"]["range"]
+    assert 10**low < 20 and 10**high > 10_000  # so that two ticks are seen however near the sizes lie
     ((sized,),) = [each.by_size for each in submodels.federations(submodels.parties(rows))]
     assert sized.found.r.value == pytest.approx(-1)  # not of the server, nor of the larger model
     assert sized.whom == "4 of size 25,000 with 400 examples or more" and sized.whom in page_of(rows)

@@ -9,6 +9,7 @@ from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, s
 from secateur.report.submodels import Party
 from secateur.report.tradeoff import SYMBOLS
 
+BESIDE = 0.05  # decades of the axis beyond its first and last tick
 Point = tuple[int, float]  # data size and advantage
 
 
@@ -23,7 +24,8 @@ def by_size(lines: Sequence[Party], rules: Sequence[str], **layout: object) -> P
         shown = f"{rule}: %{{x}} examples, advantage %{{y:.1%}}<extra></extra>"
         traces.append({"type": "scatter", "mode": "markers", "name": rule, "hovertemplate": shown} | own)
     ticks = _ticks([size for line in clients for size, _ in _points(line)])
-    log = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+    ends = [math.log10(ticks[0]) - BESIDE, math.log10(ticks[-1]) + BESIDE]
+    log = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
     return panel(
         "Every client: advantage against data size",
         "The advantage on every client by how many examples it holds; r in the table above tells how they go together.",
