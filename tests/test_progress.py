@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from secateur.progress import progress
 
 NESTED = """
@@ -34,11 +36,22 @@ def test_one_line_and_nothing_on_stdout_where_there_is_no_terminal(capsys):
     assert err == "shadows (3)\nreading\n"
 
 
-def test_bars_with_time_left_on_a_real_terminal():
+LONG = """
+import time
+from secateur.progress import progress
+with progress("prunefl", 20_000, rate=True) as advance:
+    for number in range(10):
+        time.sleep(0.1)
+        advance(1_234, "prunefl, priprune, seed 0: round 20000, accuracy 0.103, 484.9 MB up, best PSNR 9.74")
+"""
+
+
+def on_a_terminal(script, columns):
+    """What a script shows on stderr; nothing may come on stdout."""
     terminal, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", NESTED], stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True
     )
     os.close(theirs)
     shown = b""
@@ -50,7 +63,19 @@ def test_bars_with_time_left_on_a_real_terminal():
     os.close(terminal)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
-    text = shown.decode()
+    return shown.decode()
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_narrow_terminal_cuts_neither_words_nor_the_time_left(columns):
+    text = on_a_terminal(LONG, columns)
+    assert "\u2026" not in text  # an ellipsis
+    assert re.search(r"\d{4,5}/20000 +\d+\.\d/s +\d:\d\d:\d\d", text), text
+    assert all(word in text for word in ("priprune", "accuracy", "484.9", "PSNR"))
+
+
+def test_bars_with_time_left_on_a_real_terminal():
+    text = on_a_terminal(NESTED, 100)
     for expected in ("models", "epochs", "again", "1/2", "2/4", "0:00:0"):
         assert expected in text, text
     models, again = text.split("again", 1)

@@ -65,9 +65,12 @@ def _display() -> Iterator[Progress]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    text, left = TextColumn("{task.description}"), TimeRemainingColumn()
-    with Progress(text, BarColumn(), MofNCompleteColumn(), _rate(), left, console=Console(stderr=True)) as bars:
+    console = Console(stderr=True)
+    text = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # the only one that a line may cut
+    bar, left = BarColumn(bar_width=max(4, console.width // 8)), TimeRemainingColumn()
+    with Progress(text, bar, MofNCompleteColumn(), _rate(), left, console=console) as bars:
         _shown.append(bars)
         try:
             yield bars

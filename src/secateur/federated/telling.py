@@ -38,12 +38,12 @@ def teller(
     labels: dict[str, Any], story: Story, observers: Sequence[Observer], advance: Advance
 ) -> Callable[[Round], None]:
     """Adds a round's measures to the story, and moves the display on."""
-    shown = 0
+    shown, name = 0, f"{labels['extra']['base_pruning']}, {labels['defense']}, seed {labels['seed']}"
 
     def tell(done: Round) -> None:
         nonlocal shown
         story.rows += [row_of(labels, measure) for measure in done.measures]
-        advance(done.number - shown, _said(done, observers) if done.measures else None)
+        advance(done.number - shown, f"{name}: {_said(done, observers)}" if done.measures else None)
         shown = done.number
 
     return tell
