@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import weakref
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch.nn.functional import alpha_dropout, cross_entropy, dropout
 
 import secateur
 from secateur.cli import main
-from secateur.config import Federate, read
+from secateur.config import Federate, defense_of_clients, read
 from secateur.errors import WrongInput
 from secateur.federated.federation import Federation
 from secateur.federated.judge import Judge
@@ -151,6 +152,10 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         (["--base-pruning", "snip:rate=1"], "base_pruning.snip.rate: 1.0 is not allowed"),
         (["--defense", "priprune:alpha=2"], "defense.priprune.alpha: 2.0 is not allowed"),
         (["--defense", "ppb"], "acts on"),
+        (
+            ["--defense", "dgp+nope"],
+            "Allowed: adgp, dgp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",
+        ),
         (["--attack", "ig,rob"], "apart"),
         (["--attack", "ig", "--local-epochs", "1"], "not both"),
         (["--attack-every", "2"], "attack"),
@@ -197,6 +202,20 @@ def test_list_base_prunings(capsys):
     assert main(["list", "base-prunings", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert {"none", "random", "snip", "synflow", "grasp", "feddst", "prunefl"} <= names
+
+
+def test_the_list_tells_which_defenses_a_federation_has(capsys):
+    assert main(["list", "defenses"]) == 0
+    tables = re.split(r"\n(?=of )", "\n" + capsys.readouterr().out)
+    names = {table.splitlines()[0]: re.findall(r"^ (\S+)", table, re.M)[1:] for table in tables if table.strip()}
+    for title, found in names.items():
+        for name in found:
+            try:
+                defense_of_clients("error-feedback+dgp" if name == "error-feedback" else name)
+            except secateur.WrongInput:
+                assert "secateur federate" not in title, name
+            else:
+                assert "secateur federate" in title or name == "none", name
 
 
 def test_from_python_it_is_said_too_where_lambdas_are_for_a_larger_network(rng, caplog):

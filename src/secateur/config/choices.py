@@ -13,6 +13,7 @@ from secateur.config.wording import plain, sentence
 from secateur.errors import WrongInput, unknown
 
 UPDATES = ("upload", "residual", "inputs", "model")  # places of defenses that act where an update is made
+SENT = ("upload", "residual")  # of these what rewrites an update, which a federation's clients have too
 FEDERATED = ("client",)  # places that only a federation has
 
 
@@ -97,6 +98,11 @@ def defense_of_clients(value: Any) -> Defense:
     """A defense of a federation's clients, or `none`: what is withheld or rewritten before it is sent."""
     from secateur.federated.terms import protection_of
 
+    known = catalogue.methods("defense")
+    here = [each.name for each in known.values() if each.info["acts_on"] in (*SENT, *FEDERATED)]
+    for name in (catalogue.split(part)[0] for part in value.split("+")) if isinstance(value, str) else ():
+        if name not in known:
+            raise unknown("defense", name, ["none", *here])
     made = defense(value)
     protection_of(made)  # what does not act here is refused now
     return made

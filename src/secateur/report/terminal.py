@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from secateur.catalogue import split
-from secateur.config.choices import UPDATES
+from secateur.config.choices import SENT, UPDATES
 from secateur.report import federation_table, inversion
 from secateur.report.measures import shown, title
 from secateur.report.submodels_terminal import print_submodels
@@ -34,7 +34,8 @@ WHOLE = 16  # characters of a name that a narrow terminal does not cut up
 TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
     "inversion": "on an update: what was it made of? (secateur invert, secateur federate)",
-    "updates": "of updates, where a client makes them (secateur invert, secateur federate)",
+    "updates": "of updates, before a client sends them (secateur invert, secateur federate)",
+    "made": "of updates, where a client makes them (secateur invert)",
     "client": "of a federation's clients: what they withhold (secateur federate)",
     "training": "of training and fine-tuning (secateur audit)",
 }
@@ -148,7 +149,8 @@ def _group(row: Mapping[str, Any]) -> str | None:
     """The table that a method stands in: its kind, or where a defense acts."""
     if (place := row.get("acts_on")) is None:
         return row.get("kind")
-    return {**dict.fromkeys(UPDATES, "updates"), "client": "client"}.get(place, "training")
+    places = {**dict.fromkeys(UPDATES, "made"), **dict.fromkeys(SENT, "updates"), "client": "client"}
+    return places.get(place, "training")
 
 
 def _needs(row: Mapping[str, Any]) -> str:
