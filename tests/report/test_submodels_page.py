@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +110,15 @@ def test_clients_with_less_data_are_drawn_and_correlated_by_model_size():
     assert (small.found.clients, small.smallest) == (4, 0)  # all where few have so many
 
 
+@pytest.mark.parametrize(("kept", "curves"), [(("keep",), [["0", "2"]]), (("zero", "keep"), [["0", "2"], ["0"]])])
+def test_kept_cells_have_a_curve_of_their_own_only_beside_zeroed_ones(kept, curves):
+    rows = [each for how in kept for each in party(0, 0.7, 0.04, large=0, uncovered=how)]
+    rows += party(0, 0.7, 0.05, large=2, uncovered=kept[0])
+    (view,) = embedded(page_of(rows))["submodel_planes"]
+    assert [trace["text"] for trace in view["panels"][0]["data"]] == curves
+    assert [len(trace["x"]) for trace in view["panels"][1]["data"]] == [len(each) for each in curves]
+
+
 def viewed(metric, value, client, batches, updates=1):
     scope = {"scope": "server" if client is None else "client", "data_size": 100, "parameters": 25000}
     return row(metric, value, client, attack="yeom", batches=batches, updates=updates, **scope)
@@ -141,6 +151,8 @@ def test_kept_and_zeroed_cells_are_told_apart_where_there_are_any():
     kept, zeroed = submodels.federations(submodels.parties(rows))
     assert (kept.name, zeroed.name) == ("mapp-fl, mapp-cnn-16, uncovered kept", "mapp-fl, mapp-cnn-16")
     assert submodels.name(dict(kept.labels) | {"large_clients": 2}) == zeroed.name
+    small = [replace(each, model="mapp-cnn-8") for each in rows]
+    assert "Federations over sub-models of mapp-cnn-16, mapp-cnn-8 on digits" in page_of(rows + small)
 
 
 def test_the_page_shows_plane_cells_and_clients():

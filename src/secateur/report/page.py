@@ -25,6 +25,7 @@ from secateur.report import (
     sections,
     studied,
     submodels,
+    submodels_cells,
     submodels_plots,
     submodels_views,
     theory,
@@ -103,7 +104,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "traffic": federation_plane.traffic(rows),
         "theory": theory.beside_measured(rows),
         "submodel_planes": submodels_plots.planes(exposed),
-        "submodel_cells": submodels_plots.cells(figures),
+        "submodel_cells": submodels_cells.cells(figures),
         "submodel_rounds": submodels_plots.over_rounds(rows),
     }
     return environment.get_template("page.html.j2").render(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.submodels import Party
@@ -13,12 +13,12 @@ BESIDE = 0.05  # decades of the axis beyond its first and last tick
 Point = tuple[int, float]  # data size and advantage
 
 
-def by_size(lines: Sequence[Party], rules: Sequence[str], **layout: object) -> Panel:
-    """A point a client and seed; colours as on the plane, whose rules these are."""
+def by_size(lines: Sequence[Party], curves: Mapping[str, str], **layout: object) -> Panel:
+    """A point a client and seed; colours as on the plane, whose curves these are, by the federations' names."""
     clients = [line for line in lines if line.client is not None]
     traces: list[Part] = []
-    for number, rule in enumerate(rules):
-        points = sorted(point for line in clients if line.rule == rule for point in _points(line))
+    for number, rule in enumerate(dict.fromkeys(curves.values())):
+        points = sorted(point for line in clients if curves.get(line.rule) == rule for point in _points(line))
         mark = {"size": 7, "color": cycle(PALETTE, number), "symbol": cycle(SYMBOLS, number // len(PALETTE))}
         own = {"x": [size for size, _ in points], "y": short(advantage for _, advantage in points), "marker": mark}
         shown = f"{rule}: %{{x}} examples, advantage %{{y:.1%}}<extra></extra>"
