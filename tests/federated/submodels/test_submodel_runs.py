@@ -127,6 +127,11 @@ def test_wrong_input_gets_one_sentence(flags, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
+def test_help_says_where_the_rules_are(capsys):
+    assert main(["federate", "--help"]) == 0
+    assert "(list submodels)" in capsys.readouterr().out
+
+
 def test_the_plan_of_advice_is_of_pilots(capsys):
     flags = ["--submodels", "mapp-fl", "--advise", "--client-widths", ".5,.25", "--set", "pilot_draws=3"]
     assert main(["federate", *flags, "--dry-run"]) == 0
