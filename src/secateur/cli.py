@@ -185,7 +185,7 @@ def federate(
     averaging: Annotated[str | None, typer.Option(help="weighted, uniform or coverage.")] = None,
     broadcast: Annotated[str | None, typer.Option(help="masked or dense: what the server sends.")] = None,
     base_pruning: Many = None,
-    submodels: Annotated[list[str] | None, typer.Option(help="How models are cut (list submodels): mapp-fl,osr.")] = None,
+    submodels: Annotated[list[str] | None, typer.Option(help="Rules that cut models (list submodels), many.")] = None,
     large_clients: Annotated[str | None, typer.Option(help="Clients that train the whole model.")] = None,
     client_widths: Annotated[str | None, typer.Option(help="The others' shares of channels, such as .5,.25.")] = None,
     uncovered: Annotated[str | None, typer.Option(help="keep or zero: weights that nobody trained.")] = None,
