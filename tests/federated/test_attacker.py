@@ -67,6 +67,15 @@ def test_the_default_is_the_first_that_answers():
     assert any(lost.values()) and set(psnrs(story)) == wanted
 
 
+@pytest.mark.parametrize("view", ["update", "sum"])
+def test_where_nobody_answers_it_is_told_that_nobody_was_attacked(view):
+    fed, _, story = attacked(orders=Orders(every=2), view=view, faults=Faults(drop_out=1.0))
+    run(fed)
+    told = [(row.metric, row.value, row.extra["round"], row.note) for row in story.rows if row.attack is not None]
+    said = "not attacked: no update of the round arrived"
+    assert told == [("attacked_clients", 0, 2, said), ("attacked_clients", 0, 4, said)]
+
+
 def test_rounds_and_clients_are_chosen():
     fed, _, story = attacked(orders=Orders(at=(1, 3), who="all"))
     run(fed)

@@ -15,6 +15,7 @@ from secateur.data.partition import iid
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Story
+from secateur.federated.faults import Faults
 from secateur.federated.local import Local
 from secateur.federated.membership import Asker, check_membership, sent_model
 from secateur.federated.observing import Every
@@ -202,11 +203,22 @@ def test_lira_leaves_out_others_that_overflow():
     assert {len(past[0].others) for past in asker.past.values()} == {2}
 
 
+def test_where_nobody_answers_it_is_told_that_nobody_was_asked_about():
+    fed, _, story = asked(orders=Orders(every=2), faults=Faults(drop_out=1.0))
+    for _ in fed.rounds():
+        pass
+    told = {(row.attack, row.metric, row.value, row.extra["round"], row.note) for row in story.rows}
+    said = "not attacked: no update of the round arrived"
+    rounds = [number for number in range(1, fed.terms.rounds + 1) if number % 2 == 0]
+    assert told == {(attack, "attacked_clients", 0, number, said) for attack in ("yeom", "lira") for number in rounds}
+
+
 def test_the_display_says_what_leaked_so_far():
     fed, asker, story = asked(rounds=2, evaluate_every=1, orders=Orders(2, who="all"))
     shown = []
-    tell = teller(asker.labels, Story(), [asker], lambda steps, said=None: shown.append(said))
+    labels = asker.labels | {"defense": "dgp", "extra": {"base_pruning": "snip"}}
+    tell = teller(labels, Story(), [asker], lambda steps, said=None: shown.append(said))
     for done in fed.rounds():
         tell(done)
-    assert "AUC" not in shown[0]
+    assert shown[0].startswith("snip, dgp, seed 0: round 1, ") and "AUC" not in shown[0]
     assert shown[1].endswith(f"best AUC {max(found(story).values()):.2f}")

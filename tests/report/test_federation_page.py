@@ -77,6 +77,18 @@ def test_leakage_stands_beside_accuracy_and_numbers_are_sorted_as_numbers():
     assert second["defense"][1] == "priprune<small>sharing=2e-06</small>"
 
 
+def test_who_was_lost_and_what_was_not_attacked_is_told():
+    lost = [replace(row("lost_clients", 1, number), note="client 3 dropped out") for number in range(1, 33)]
+    page = render([Source("federate", [*ROWS, *lost], [], config="", environment={})])
+    assert "could not be made: 32" in page and "<li>and 2 more in results.jsonl</li>" in page
+    assert "<li>snip, seed 0, round 1: client 3 dropped out</li>" in page
+    missed = replace(row("attacked_clients", 0, 2, attack="sgi:iterations=9"), note="not attacked: nobody answered")
+    assert federation_table.mishaps([missed]) == [
+        "snip, seed 0, round 2: sgi:iterations=9: not attacked: nobody answered"
+    ]
+    assert "could not be made" not in render([Source("federate", ROWS, [], config="", environment={})])
+
+
 def test_what_all_federations_share_is_a_sentence_and_what_differs_a_column():
     both = [*FOUR, *attacked("snip:rate=0.3", "none", 0.9, 0.4, view="sum")]
     found = table(both)

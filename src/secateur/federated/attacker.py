@@ -30,7 +30,7 @@ from secateur.federated.captions import is_active, told_of, who
 from secateur.federated.checkpoint import Story
 from secateur.federated.following import Following, follows
 from secateur.federated.memory import Memory, Past
-from secateur.federated.observing import Look, Seen
+from secateur.federated.observing import NOBODY, Look, Seen
 from secateur.federated.orders import Orders
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.judging import flat
@@ -192,13 +192,16 @@ class Attacker:
         return seen.round * int(self.labels["extra"]["clients"]) + (seen.client or 0)
 
     def _tell_missing(self, attack: Choice, look: Look, seen: Sequence[Seen]) -> None:
-        """Say which of the clients that were named could not be attacked."""
+        """Say which of the clients that were named could not be attacked, or that nobody could."""
         named = self.orders.who if isinstance(self.orders.who, tuple) else ()
-        if missing := [client for client in named if client not in [one.client for one in seen]]:
+        missing = [f"client {client}" for client in named if client not in [one.client for one in seen]]
+        if missing or not seen:
             extra = self.labels["extra"] | {"round": look.round, "client": None}
-            note = f"not attacked: {', '.join(f'client {client}' for client in missing)} took no part in the round"
+            took = f"{', '.join(missing)} took no part in the round" if missing else NOBODY
             labels = attack_labels(self.labels, extra, attack)
-            self.story.rows.append(Row(**labels, metric="attacked_clients", value=len(seen), note=note))
+            self.story.rows.append(
+                Row(**labels, metric="attacked_clients", value=len(seen), note=f"not attacked: {took}")
+            )
 
     def _labels(self, attack: Choice, seen: Seen, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         told = told_of(attack, seen, self._history(attack, seen), known, self.orders.history > 1)

@@ -25,7 +25,7 @@ from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, unknown
 from secateur.federated.checkpoint import Story
-from secateur.federated.observing import Look, Seen
+from secateur.federated.observing import NOBODY, Look, Seen
 from secateur.federated.orders import Orders
 from secateur.federated.terms import Terms
 from secateur.interfaces import Batch, Gradient, Guesses, Params
@@ -70,6 +70,12 @@ class Asker:
     def __call__(self, look: Look) -> None:
         """Ask about the chosen clients of a round, and remember what is for later."""
         chosen = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
+        if self.orders.attacks(look.round) and not look.seen:
+            extra = self.labels["extra"] | {"round": look.round, "client": None}
+            for attack in self.attacks:
+                own = self.labels | {"attack": attack, "adaptive": False, "extra": extra}
+                note = f"not attacked: {NOBODY}"
+                self.story.rows.append(Row(**own, metric="attacked_clients", value=0, note=note))
         for seen in look.seen:
             asked = self.orders.attacks(look.round) and (seen.client is None or seen.client in chosen)
             if asked or seen.client in self.kept.get(look.round, ()):

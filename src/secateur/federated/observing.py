@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from secateur.federated.server import Gathered
 
 
+NOBODY = "no update of the round arrived"
+
+
 class Seen(NamedTuple):
     """One update of a round as the server sees it, and the truth for whoever evaluates what is made of it."""
 

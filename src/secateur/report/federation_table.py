@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from secateur.report.federation import group_of, is_federated, is_pooled, labels_of, place
-from secateur.report.federation_names import name
+from secateur.report.federation_names import name, titles
 from secateur.rows import Row
 
 TOLD = {
@@ -18,6 +18,7 @@ TOLD = {
     "broadcast": "broadcast",
     "view": "server sees",
 }
+MISHAPS = ("lost_clients", "attacked_clients")
 SEEN = {"update": "every update", "sum": "only the sum"}
 Labels = Mapping[str, Any]
 Spread = tuple[float, float, float]  # least, mean and most
@@ -86,6 +87,17 @@ def common(found: Sequence[Federated]) -> str:
     return ", ".join(f"{TOLD[label]} {found[0].told(label)}" for label in same)
 
 
+def mishaps(rows: Sequence[Row]) -> list[str]:
+    """Which clients were lost in which rounds, and which attacks could not be made, in words."""
+    told = [row for row in rows if is_federated(row) and row.metric in MISHAPS and row.note]
+    called = titles(map(labels_of, told))
+    return [
+        f"{called[name(labels_of(row))]}, seed {row.seed}, round {row.extra['round']}: "
+        f"{'' if row.attack is None else f'{row.attack}: '}{row.note}"
+        for row in told
+    ]
+
+
 def megabytes(value: float) -> str:
     """Bytes as a person reads them in MB, small ones too.
 
@@ -93,7 +105,7 @@ def megabytes(value: float) -> str:
         >>> megabytes(121_281_000), megabytes(4_230)
         ('121.28', '0.0042')
     """
-    return f"{value / 1e6:.2f}" if value >= 1e6 or not value else f"{value / 1e6:.2g}"
+    return f"{value / 1e6:.2f}" if value >= 1e5 or not value else f"{value / 1e6:.2g}"
 
 
 def _line(rows: Sequence[Row]) -> Federated:
