@@ -198,6 +198,17 @@ def test_writers_must_be_known():
         shares_of(config, loaded(config)[0], 0)
 
 
+@pytest.mark.parametrize(
+    "kind, flag", [("base-prunings", "base-pruning"), ("defenses", "defense"), ("attacks", "attack")]
+)
+def test_the_help_tells_where_the_names_are(kind, flag, capsys):
+    assert main(["federate", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    examples = re.search(rf"--{flag} TEXT ([\w, -]+) \.\.\. \(list {kind}\)", said)[1].split(", ")
+    assert main(["list", kind, "--json"]) == 0
+    assert set(examples) <= {row["name"] for row in json.loads(capsys.readouterr().out)}
+
+
 def test_list_base_prunings(capsys):
     assert main(["list", "base-prunings", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}

@@ -182,19 +182,27 @@ def federate(
     local_epochs: Annotated[str | None, typer.Option(help="Or passes over its rows.")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Examples in a step.")] = None,
     learning_rate: Annotated[str | None, typer.Option(help="Of the clients' steps.")] = None,
-    averaging: Annotated[str | None, typer.Option(help="weighted, uniform or coverage.")] = None,
+    averaging: Annotated[str | None, typer.Option(help="weighted, uniform or coverage: of those who sent.")] = None,
     broadcast: Annotated[str | None, typer.Option(help="masked or dense: what the server sends.")] = None,
-    base_pruning: Many = None,
+    base_pruning: Annotated[
+        list[str] | None, typer.Option(help="snip, prunefl ... (list base-prunings), comma-separated.")
+    ] = None,
     submodels: Annotated[list[str] | None, typer.Option(help="Rules that cut models (list submodels), many.")] = None,
     large_clients: Annotated[str | None, typer.Option(help="Clients that train the whole model.")] = None,
     client_widths: Annotated[str | None, typer.Option(help="The others' shares of channels, such as .5,.25.")] = None,
     uncovered: Annotated[str | None, typer.Option(help="keep or zero: weights that nobody trained.")] = None,
     augment: Annotated[bool | None, typer.Option(help="Sub-models train on crops and flips of pictures.")] = None,
     advise: Annotated[bool | None, typer.Option(help="Pilots: which model size suits each client?")] = None,
-    defense: Many = None,
-    attack: Many = None,
+    defense: Annotated[
+        list[str] | None, typer.Option(help="priprune, dgp ... (list defenses), comma-separated.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="sgi, gi-priprune ... (list attacks), comma-separated.")
+    ] = None,
     membership: Annotated[str | None, typer.Option(help="yeom, lira: who is in a client's data?")] = None,
-    attack_every: Annotated[str | None, typer.Option(help="Rounds from one attack to the next.")] = None,
+    attack_every: Annotated[
+        str | None, typer.Option(help="Rounds from one attack to the next; if not given the last alone.")
+    ] = None,
     attack_at: Annotated[str | None, typer.Option(help="Or the rounds that are attacked: 5,10,20.")] = None,
     attack_clients: Annotated[
         str | None, typer.Option(help="How many of a round's clients (2, all), or which ([3] or 3,7).")

@@ -113,6 +113,11 @@ def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():
     assert "snip, ig" in leak.alt
 
 
+def test_leakage_is_not_spoken_of_where_nobody_attacked():
+    page = render([Source("federate", [row for row in ROWS if row.attack is None], [], config="", environment={})])
+    assert 'id="rounds"' in page and "leakage jumps" not in page
+
+
 def test_nmi_stands_beside_what_chance_gives():
     (view,) = over_rounds(FOUR)
     (nmi,) = (panel for panel in view.panels if panel.title.startswith("NMI"))
