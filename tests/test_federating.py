@@ -47,6 +47,16 @@ def test_rows_carry_round_and_client(attacked):
     assert total[0] < total[1]
 
 
+def test_what_the_paper_leaves_unstated_is_in_every_row(tmp_path):
+    more = ["--defense", "priprune:step=.1", "--rounds", "1", "--base-pruning", "snip"]
+    assert main(["federate", "--out", str(tmp_path / "run"), *TINY, *more]) == 0
+    for row in load_rows(tmp_path / "run"):
+        assert row.extra["settings"].startswith("snip: rate=0.3; priprune: accuracy=5.0, ")
+        assert all(
+            each in row.extra["settings"] for each in ("alpha=0.5", "step=0.1", "temperature=5.0", "cooling=0.965")
+        )
+
+
 def test_attacks_inside_the_run(attacked):
     rows = load_rows(attacked)
     found = {(row.attack, row.extra["round"]) for row in rows if row.metric == "psnr"}

@@ -89,6 +89,14 @@ def test_who_was_lost_and_what_was_not_attacked_is_told():
     assert "could not be made" not in render([Source("federate", ROWS, [], config="", environment={})])
 
 
+def test_what_every_method_was_set_to_is_told_once():
+    told = ["snip: rate=0.3; priprune: alpha=0.5, step=0.01", "snip: rate=0.3", ""]
+    rows = [replace(row("density", 0.7, 1), extra=row("density", 0.7, 1).extra | {"settings": each}) for each in told]
+    assert federation_table.settings(rows) == ["snip: rate=0.3", "priprune: alpha=0.5, step=0.01"]
+    page = render([Source("federate", rows, [], config="", environment={})])
+    assert "<li>priprune: alpha=0.5, step=0.01</li>" in page
+
+
 def test_what_all_federations_share_is_a_sentence_and_what_differs_a_column():
     both = [*FOUR, *attacked("snip:rate=0.3", "none", 0.9, 0.4, view="sum")]
     found = table(both)

@@ -21,11 +21,26 @@ def labels_of(model: str, data: str, seed: int, base: Choice, defense: Defense, 
     """What every row of a federation carries; round and client come with each."""
     extra: dict[str, Any] = {"base_pruning": str(base), "averaging": terms.averaging, "broadcast": terms.broadcast}
     extra |= {"method": terms.method, "clients": len(terms.shares), "local_batch": terms.local.batch_size}
-    extra |= {"view": terms.view, "fixed_batches": terms.fixed_batches}
+    extra |= {"view": terms.view, "fixed_batches": terms.fixed_batches, "settings": settings_of(base, *defense.parts)}
     if terms.base.wants_squares:
         extra["squares"] = "shared" if terms.base.spares_withheld else "all"
     pruned = {"pruner": str(base), "sparsity": terms.base.rate}
     return {"model": model, "dataset": data, "seed": seed, "defense": str(defense), **pruned, "extra": extra}
+
+
+def settings_of(*choices: Choice) -> str:
+    """Every hyper-parameter in force, also those that nobody gave: papers leave some unstated, such as alpha's start.
+
+    Example:
+        >>> settings_of(Choice("base-pruning", "snip"), Choice("defense", "noise", (("sigma", 0.1),)))
+        'snip: rate=0.3; noise: sigma=0.1'
+    """
+    told = []
+    for each in choices:
+        values = each.method.defaults | dict(each.arguments)
+        if each.name != "none" and values:
+            told.append(f"{each.name}: {', '.join(f'{name}={value}' for name, value in values.items())}")
+    return "; ".join(told)
 
 
 def row_of(labels: dict[str, Any], measure: Measure, timing: bool = False) -> Row:

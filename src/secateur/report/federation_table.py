@@ -87,6 +87,12 @@ def common(found: Sequence[Federated]) -> str:
     return ", ".join(f"{TOLD[label]} {found[0].told(label)}" for label in same)
 
 
+def settings(rows: Sequence[Row]) -> list[str]:
+    """Everything that each method was set to, given or not, a line a method."""
+    told = dict.fromkeys(str(row.extra.get("settings", "")) for row in rows if is_federated(row))
+    return list(dict.fromkeys(each for text in told for each in text.split("; ") if each))
+
+
 def mishaps(rows: Sequence[Row]) -> list[str]:
     """Which clients were lost in which rounds, and which attacks could not be made, in words."""
     told = [row for row in rows if is_federated(row) and row.metric in MISHAPS and row.note]

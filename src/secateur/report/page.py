@@ -116,6 +116,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         federations=federations,
         federations_apart=federation_table.apart(federations),
         federations_alike=federation_table.common(federations),
+        federations_settings=federation_table.settings(rows),
         mishaps=federation_table.mishaps(rows),
         submodel_federations=submodels.federations(exposed) + submodels.not_attacked(rows),
         submodel_parties=exposed,
