@@ -179,9 +179,19 @@ def submodels_on_cpu(repeats: int) -> dict[str, Any]:
 
 
 def submodels_on_gpu(rule: str, count: int, together: int) -> dict[str, Any]:
-    """Seconds of a round of Table 2's clients, of several federations at once."""
+    """Seconds of a round of Table 2's clients, of several federations at once, and by vmap instead of kernels."""
+    each, by_vmap = (_rounds_of_submodels(rule, count, together, kernels) for kernels in (True, False))
+    found = {"device": torch.cuda.get_device_name(), "rule": rule, "together": together, "seconds": each}
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    found |= {"vmap_seconds": by_vmap, "ratio": each / by_vmap, "GiB": memory}
+    return found | {"minutes_of_150": each * 150 / 60, "limit": 4.0}
+
+
+def _rounds_of_submodels(rule: str, count: int, together: int, kernels: bool) -> float:
     first = submodels(TABLE_2, rule, "cuda", count + 6)
     others = [submodels(TABLE_2, rule, "cuda", count + 6, first, seed) for seed in range(1, together)]
+    for narrow in first.crowd.narrow.values():
+        narrow.chain = narrow.chain if kernels else None
     rounds = Together([first, *others]).rounds()
     for _ in range(5):  # warm-up and capture
         next(rounds)
@@ -190,10 +200,7 @@ def submodels_on_gpu(rule: str, count: int, together: int) -> dict[str, Any]:
     for _ in range(count):
         next(rounds)
     torch.cuda.synchronize()
-    each = (time.perf_counter() - begun) / count / together
-    found = {"device": torch.cuda.get_device_name(), "rule": rule, "together": together, "seconds": each}
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    return found | {"GiB": memory, "minutes_of_150": each * 150 / 60, "limit": 4.0}
+    return (time.perf_counter() - begun) / count / together
 
 
 def main() -> None:

@@ -17,11 +17,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.mark.parametrize("shape", [(3, 70, 70), (1, 33, 3), (2, 2, 64), (4, 300, 130), (5, 1, 1)])
 @pytest.mark.parametrize("programs", [1, 40, 1024])
 @pytest.mark.parametrize(("skips", "relu"), [(False, False), (False, True), (True, True), (True, False)])
-def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, skips, relu, rng, monkeypatch):
+@pytest.mark.parametrize("own", [False, True])  # whether each user has a weight and a bias of its own
+def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, skips, relu, own, rng, monkeypatch):
     monkeypatch.setattr(batchnorm_kernels, "PROGRAMS", programs)
     x, g, skip = (torch.randn(shape, generator=rng).to(DEVICE) for _ in range(3))
     x = x * 3 + 50  # far from 0: a sum of squares would lose the variance
-    weight, bias = (torch.randn(shape[-1], generator=rng).to(DEVICE) for _ in range(2))
+    weight, bias = (torch.randn(shape[::2] if own else shape[2:], generator=rng).to(DEVICE) for _ in range(2))
     exact, moments = batchnorm.normalised(
         x.double(), weight.double(), bias.double(), 0.5, skip.double() if skips else None, relu
     )

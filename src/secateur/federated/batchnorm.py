@@ -27,14 +27,17 @@ class Moments(NamedTuple):
 def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None = None, relu: bool = False
 ) -> tuple[Tensor, Moments]:
-    """(x - mean) / sqrt(var + eps) * weight + bias, plus a skip; of that the ReLU."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, plus a skip; of that the ReLU.
+
+    Weight and bias are (C,), or (users, C) where each user has its own.
+    """
     if kernels := _kernels_for(x):
         out, moments = kernels.normalised(x, weight, bias, eps, skip, relu)
         return out, Moments(*moments)
     var, mean = torch.var_mean(x, 1, correction=0)
     inverse = (var + eps).rsqrt()
     moments = Moments(mean, var, inverse, inverse * weight)
-    out = torch.addcmul(bias, x - mean[:, None], moments.scale[:, None])
+    out = torch.addcmul(bias.expand_as(mean)[:, None], x - mean[:, None], moments.scale[:, None])
     out = out if skip is None else out.add_(skip)
     return out.relu_() if relu else out, moments
 
@@ -50,7 +53,7 @@ def returned(g: Tensor, x: Tensor, moments: Moments, relu: Tensor | None) -> tup
         found: tuple[Tensor, Tensor, Tensor] = kernels.returned(g, x, mean, inverse, scale, relu)
         return found
     z = x - mean[:, None]
-    g = g if relu is None else g * (torch.addcmul(relu, z, scale[:, None]) > 0)
+    g = g if relu is None else g * (torch.addcmul(relu.expand_as(mean)[:, None], z, scale[:, None]) > 0)
     z.mul_(inverse[:, None])
     total, along = g.sum(1), (g * z).sum(1)
     inputs = (g - total[:, None] / x.shape[1] - z * along[:, None] / x.shape[1]) * scale[:, None]

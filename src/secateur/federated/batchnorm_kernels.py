@@ -1,6 +1,7 @@
 """Triton kernels of batchnorm.py: each direction passes over the memory twice, once for its sums and once to write.
 
-x and g are (U, P, C): users, places, channels. What is found for a user and a channel is (U, C).
+x and g are (U, P, C): users, places, channels. What is given or found for a user and a channel is (U, C); a first
+stride of 0 is one row that all users share.
 """
 
 # ruff: noqa: ANN001, ANN202
@@ -19,7 +20,7 @@ PARTS = 32  # of the sums that are loaded at once
 
 @triton.jit
 def _sums(
-    x, g, mean, scale, bias, out, P, C, stretch,
+    x, g, mean, scale, bias, out, P, C, bias_stride, stretch,
     SQUARE: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Over a stretch of places: the sums of g and of g (x - mean), into (2, U, stretches, C).
@@ -33,7 +34,7 @@ def _sums(
     centre = tl.load(x + start + c if SQUARE else mean + u * C + c, mask=c < C, other=0)
     if RELU:
         slope = tl.load(scale + u * C + c, mask=c < C, other=0)
-        shift = tl.load(bias + c, mask=c < C, other=0)
+        shift = tl.load(bias + u * bias_stride + c, mask=c < C, other=0)
     total = tl.zeros((R, W), dtype=tl.float32)
     along = tl.zeros((R, W), dtype=tl.float32)
     for step in range(0, stretch, R):
@@ -66,7 +67,9 @@ def _both(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _moments(sums, x, weight, bias, out, U, P, C, parts, eps, S: tl.constexpr, W: tl.constexpr):
+def _moments(
+    sums, x, weight, bias, out, U, P, C, weight_stride, bias_stride, parts, eps, S: tl.constexpr, W: tl.constexpr
+):
     """Mean, variance, 1 / deviation, scale, bias and ones, into (6, U, C)."""
     u = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * W + tl.arange(0, W)
@@ -77,13 +80,13 @@ def _moments(sums, x, weight, bias, out, U, P, C, parts, eps, S: tl.constexpr, W
     var = along / P - away * away
     var = tl.where(var < 0, 0.0, var)  # tl.maximum would hide NaN
     inverse = 1 / tl.sqrt(var + eps)
-    scale = tl.load(weight + c, mask=inside, other=0) * inverse
+    scale = tl.load(weight + u * weight_stride + c, mask=inside, other=0) * inverse
     into = out + u * C + c
     tl.store(into, mean, mask=inside)
     tl.store(into + U * C, var, mask=inside)
     tl.store(into + 2 * U * C, inverse, mask=inside)
     tl.store(into + 3 * U * C, scale, mask=inside)
-    tl.store(into + 4 * U * C, tl.load(bias + c, mask=inside, other=0), mask=inside)
+    tl.store(into + 4 * U * C, tl.load(bias + u * bias_stride + c, mask=inside, other=0), mask=inside)
     tl.store(into + 5 * U * C, scale * 0 + 1, mask=inside)
 
 
@@ -105,7 +108,7 @@ def _factors(sums, inverse, scale, out, U, P, C, parts, S: tl.constexpr, W: tl.c
 
 @triton.jit
 def _written(
-    x, g, mean, scale, bias, factors, out, P, C,
+    x, g, mean, scale, bias, factors, out, P, C, bias_stride,
     TWO: tl.constexpr, RELU: tl.constexpr, BACK: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """A tile of (x - mean) a + b, with TWO also + g c, for a, b and c in (3, U, C).
@@ -127,7 +130,7 @@ def _written(
         other = tl.load(g + at, mask=inside, other=0)
         if RELU and BACK:
             by = tl.load(scale + u * C + c, mask=c < C, other=0)
-            plus = tl.load(bias + c, mask=c < C, other=0)
+            plus = tl.load(bias + u * bias_stride + c, mask=c < C, other=0)
             other = tl.where(d * by[None, :] + plus[None, :] > 0, other, 0.0)
         value += other * tl.load(of + 2 * step, mask=c < C, other=0)[None, :]
     if RELU and not BACK:
@@ -140,11 +143,14 @@ def normalised(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The normalised x, plus a skip, through ReLU; and mean, variance, 1 / deviation and scale, (U, C) each."""
     (U, P, C), W = x.shape, _width(x)
+    weight, bias = weight.expand(U, C), bias.expand(U, C)
     with torch.cuda.device_of(x):
         sums = _summed(x)
         found = x.new_empty(6, U, C)
         grid = triton.cdiv(C, W), U
-        _moments[grid](sums, x, weight, bias, found, U, P, C, sums.shape[2], eps, PARTS, W)
+        _moments[grid](
+            sums, x, weight, bias, found, U, P, C, weight.stride(0), bias.stride(0), sums.shape[2], eps, PARTS, W
+        )
         return _write(x, skip, found[0], found[3:], relu), tuple(found[:4])
 
 
@@ -153,6 +159,7 @@ def returned(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, weight and bias; `relu` is the bias where the output went through ReLU."""
     (U, P, C), W = x.shape, _width(x)
+    relu = None if relu is None else relu.expand(U, C)
     with torch.cuda.device_of(x):
         sums = _summed(x, g, mean, scale, relu)
         found = x.new_empty(5, U, C)
@@ -168,7 +175,7 @@ def _summed(x: Tensor, *back: Tensor | None) -> Tensor:
     stretch = max(PLACES, triton.next_power_of_2(P * U * tiles // PROGRAMS))
     sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
     relu, given = bool(back) and back[-1] is not None, _given(x, *(back or [None] * 4))
-    _sums[sums.shape[2], tiles, U](x, *given, sums, P, C, stretch, not back, relu, PLACES, W)
+    _sums[sums.shape[2], tiles, U](x, *given, sums, P, C, given[-1].stride(0), stretch, not back, relu, PLACES, W)
     return sums
 
 
@@ -179,7 +186,7 @@ def _write(
     out = torch.empty_like(x)
     grid = triton.cdiv(P, 2 * PLACES), triton.cdiv(C, W), U
     given = _given(x, g, mean, *(back or [None] * 2))
-    _written[grid](x, *given, factors, out, P, C, g is not None, relu, bool(back), 2 * PLACES, W)
+    _written[grid](x, *given, factors, out, P, C, given[-1].stride(0), g is not None, relu, bool(back), 2 * PLACES, W)
     return out
 
 

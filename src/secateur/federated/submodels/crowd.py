@@ -3,7 +3,7 @@
 | way        | how                                                                                                  |
 |------------|------------------------------------------------------------------------------------------------------|
 | sequential | one client after the other, channels_last                                                             |
-| stacked    | clients of one width in one vmap, step by step; on a GPU each form of a step is a CUDA graph           |
+| stacked    | clients of one width in one step after the other; on a GPU each form of a step is a CUDA graph         |
 
 Stacked clients have lanes in the order of their sizes. A step of full batches takes the lanes that still have one: the
 first k. Then every last, partial batch is a step of its own, with those of equal length. So nothing is ever padded.
@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import Self
 
 import torch
-from torch import Tensor, vmap
+from torch import Tensor
 
 from secateur.errors import unknown
 from secateur.federated.augment import moved
@@ -196,10 +196,8 @@ class _Stack:
     def _update(self, first: int, last: int, given: _Step) -> None:
         flat = self.flat[first:last].detach().requires_grad_()
         owned = None if self.owned is None else self.owned[first:last]
-        lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in given.noise))
         inputs, labels = self.crowd.batch(given.rows)
-        inputs = inputs.contiguous()  # BatchNorm cannot ask about channels_last inside vmap, where one lane would keep it
-        losses = vmap(self.narrow.loss, in_dims=lanes)(flat, inputs, labels, owned, *given.noise)
+        losses = self.narrow.losses(flat, inputs, labels, owned, given.noise)
         (grad,) = torch.autograd.grad(losses.sum(), flat)  # a sum's gradient holds each lane's own
         step, root = given.scales[:, :1], given.scales[:, 1:]
         adam_(flat, grad, self.first[first:last], self.second[first:last], step, root, self.local)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, nn, vmap
 from torch.nn.functional import cross_entropy
 
 from secateur.data.dataset import fingerprint
 from secateur.federated.augment import CropAndFlip
+from secateur.federated.submodels.chain import Chain, fits
 from secateur.federated.submodels.cutting import params_of
 from secateur.federated.submodels.terms import Adam
 from secateur.functional import Ask, Functional
@@ -25,6 +26,7 @@ class Narrow:
         self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
         self.others = {name: value.to(device) for name, value in net.named_buffers()}
         self.function = Functional(net, training=True, device=device)
+        self.chain = Chain(net) if fits(net) else None
         self._asks: dict[int, list[Ask]] = {}
         self._quiet = False  # whether it is known to draw nothing
 
@@ -32,6 +34,18 @@ class Narrow:
         """Cross-entropy; the logits of labels that a client does not own count as 0 (HeteroFL)."""
         logits = self.function(params_of(flat, self.shapes) | self.others, inputs, noise)
         return cross_entropy(logits if owned is None else logits * owned, labels)
+
+    def losses(
+        self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, noise: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Of many clients at once, (lanes,): all that is given has a first axis of them."""
+        if self.chain is None:
+            inputs = inputs.contiguous()  # one lane would stay channels_last, which vmap cannot tell BatchNorm of
+            lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in noise))
+            return vmap(self.loss, in_dims=lanes)(flat, inputs, labels, owned, *noise)
+        logits = self.chain(flat, inputs)
+        logits = logits if owned is None else logits * owned[:, None]
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
 
     def noise(self, flat: Tensor, data: Tensor, size: int, rng: Generator) -> tuple[Tensor, ...]:
         """What the network draws for a batch of so many of the data's rows."""

@@ -1,0 +1,176 @@
+"""Triton kernels of lane_layers.py: convolutions as products of matrices that are never written down.
+
+Pictures are rows (lanes, P, C): a lane's places, picture by picture and line by line, by channels. Around a place lie
+h * w * C inputs, tap by tap; they are gathered where a product needs them. Filters are (lanes, h * w * C, F). Sizes and
+channels are known when a kernel is made, so that no place is found by dividing.
+"""
+
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+from torch import Tensor
+
+PLACES, INPUTS, OUTPUTS = 128, 32, 128  # most of a tile
+PROGRAMS = 1024  # that share the gradient of the filters: some for each of a GPU's processors
+BLOCK = 1024  # entries of a program that pools
+
+
+@triton.jit
+def _around(
+    x, p, k, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr
+):  # fmt: skip
+    """Inputs k of the places p, which are a column and a row or a row and a column; 0 outside of the picture."""
+    tap = k // C
+    down, right = tap // w - h // 2, tap % w - w // 2
+    line, column = (p // W) % H + down, p % W + right
+    inside = (p < P) & (k < h * w * C) & (line >= 0) & (line < H) & (column >= 0) & (column < W)
+    return tl.load(x + (p + down * W + right) * C + k % C, mask=inside, other=0)
+
+
+@triton.jit
+def _convolved(
+    x, filters, bias, out, P, F, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
+    BIAS: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    K: tl.constexpr = h * w * C
+    lane = tl.program_id(2).to(tl.int64)
+    p = tl.program_id(0) * M + tl.arange(0, M)
+    o = tl.program_id(1) * N + tl.arange(0, N)
+    total = tl.zeros((M, N), dtype=tl.float32)
+    for start in range(0, K, R):
+        k = start + tl.arange(0, R)
+        inputs = _around(x + lane * P * C, p[:, None], k[None, :], P, H, W, C, h, w)
+        at = filters + lane * K * F + k[:, None] * F + o[None, :]
+        weights = tl.load(at, mask=(k < K)[:, None] & (o < F)[None, :], other=0)
+        total = tl.dot(inputs, weights, total, input_precision="ieee" if EXACT else "tf32")
+    if BIAS:
+        total += tl.load(bias + lane * F + o, mask=o < F, other=0)[None, :]
+    into = out + lane * P * F + p[:, None] * F + o[None, :]
+    tl.store(into, total, mask=(p < P)[:, None] & (o < F)[None, :])
+
+
+@triton.jit
+def _by_filters(
+    g, x, out, P, F, stretch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
+    EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Over a stretch of places, into (stretches, lanes, K + 1, F): a last input, always 1, stands for the bias."""
+    K: tl.constexpr = h * w * C
+    lane = tl.program_id(2).to(tl.int64)
+    tiles = tl.cdiv(F, N)
+    k = tl.program_id(0) // tiles * R + tl.arange(0, R)
+    o = tl.program_id(0) % tiles * N + tl.arange(0, N)
+    total = tl.zeros((R, N), dtype=tl.float32)
+    for step in range(0, stretch, M):
+        p = tl.program_id(1) * stretch + step + tl.arange(0, M)
+        inputs = _around(x + lane * P * C, p[None, :], k[:, None], P, H, W, C, h, w)
+        inputs = tl.where(k[:, None] == K, 1.0, inputs)
+        at = g + lane * P * F + p[:, None] * F + o[None, :]
+        gradients = tl.load(at, mask=(p < P)[:, None] & (o < F)[None, :], other=0)
+        total = tl.dot(inputs, gradients, total, input_precision="ieee" if EXACT else "tf32")
+    into = out + ((tl.program_id(1) * tl.num_programs(2) + lane) * (K + 1) + k[:, None]) * F + o[None, :]
+    tl.store(into, total, mask=(k <= K)[:, None] & (o < F)[None, :])
+
+
+@triton.jit
+def _corner(at, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
+    """Where the first of the four entries lies that entry `at` of (N, H // 2, W // 2, C) is the largest of."""
+    c, rest = at % C, at // C
+    column, rest = rest % (W // 2), rest // (W // 2)
+    line, picture = rest % (H // 2), (rest // (H // 2)).to(tl.int64)
+    return ((picture * H + 2 * line) * W + 2 * column) * C + c
+
+
+@triton.jit
+def _pooled(x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    inside, first = at < n, x + _corner(at, H, W, C)
+    top = _larger(tl.load(first, mask=inside), tl.load(first + C, mask=inside))
+    bottom = _larger(tl.load(first + W * C, mask=inside), tl.load(first + (W + 1) * C, mask=inside))
+    tl.store(out + at, _larger(top, bottom), mask=inside)
+
+
+@triton.jit
+def _larger(one, other):
+    """As tl.maximum, which would hide NaN."""
+    return tl.where((other > one) | (other != other), other, one)
+
+
+@triton.jit
+def _spread(g, x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr):
+    """To the first of the largest, as torch does; the others get 0."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    inside, corner = at < n, _corner(at, H, W, C)
+    value = tl.load(g + at, mask=inside)
+    first, second = tl.load(x + corner, mask=inside), tl.load(x + corner + C, mask=inside)
+    third, fourth = tl.load(x + corner + W * C, mask=inside), tl.load(x + corner + (W + 1) * C, mask=inside)
+    most = _larger(_larger(first, second), _larger(third, fourth))
+    is_1 = (first == most) | (first != first)
+    is_2 = ((second == most) | (second != second)) & (is_1 == 0)
+    is_3 = ((third == most) | (third != third)) & (is_1 == 0) & (is_2 == 0)
+    tl.store(out + corner, tl.where(is_1, value, 0.0), mask=inside)
+    tl.store(out + corner + C, tl.where(is_2, value, 0.0), mask=inside)
+    tl.store(out + corner + W * C, tl.where(is_3, value, 0.0), mask=inside)
+    rest = (is_1 == 0) & (is_2 == 0) & (is_3 == 0)
+    tl.store(out + corner + (W + 1) * C, tl.where(rest, value, 0.0), mask=inside)
+
+
+def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[int], taps: Sequence[int]) -> Tensor:
+    """(lanes, P, F) of x (lanes, P, C), pictures of `size`, with filters (lanes, taps * C, F) and bias (lanes, F)."""
+    (lanes, P, C), (_, K, F) = x.shape, filters.shape
+    out = x.new_empty(lanes, P, F)
+    N = _tile(F, OUTPUTS)
+    grid = triton.cdiv(P, PLACES), triton.cdiv(F, N), lanes
+    given = x, filters, filters if bias is None else bias, out, P, F, *size, C, *taps
+    with torch.cuda.device_of(x):
+        _convolved[grid](*given, bias is not None, _exact(), PLACES, N, _tile(K, INPUTS), num_warps=8 if N > 64 else 4)
+    return out
+
+
+def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The gradients of filters and bias by g, that of what `convolved` made of x."""
+    (lanes, P, F), C = g.shape, x.shape[2]
+    K = C * taps[0] * taps[1]
+    R, N = _tile(K + 1, 2 * INPUTS), _tile(F, OUTPUTS // 2)
+    tiles = triton.cdiv(K + 1, R) * triton.cdiv(F, N)
+    places = PLACES // 2
+    stretch = places * max(1, P * lanes * tiles // PROGRAMS // places)
+    out = x.new_empty(triton.cdiv(P, stretch), lanes, K + 1, F)
+    with torch.cuda.device_of(x):
+        _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), places, N, R)
+    total = out.sum(0)
+    return total[:, :-1], total[:, -1]
+
+
+def pooled(x: Tensor) -> Tensor:
+    """(N, H // 2, W // 2, C) of (N, H, W, C)."""
+    N, H, W, C = x.shape
+    out = x.new_empty(N, H // 2, W // 2, C)
+    with torch.cuda.device_of(x):
+        _pooled[triton.cdiv(out.numel(), BLOCK),](x, out, out.numel(), H, W, C, BLOCK)
+    return out
+
+
+def spread(g: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x by g, that of what `pooled` made of it."""
+    _, H, W, C = x.shape
+    out = torch.empty_like(x) if H % 2 == W % 2 == 0 else torch.zeros_like(x)
+    with torch.cuda.device_of(x):
+        _spread[triton.cdiv(g.numel(), BLOCK),](g, x, out, g.numel(), H, W, C, BLOCK)
+    return out
+
+
+def _tile(size: int, most: int) -> int:
+    """A power of 2 from 16, the least of a product."""
+    width: int = max(16, min(most, triton.next_power_of_2(size)))
+    return width
+
+
+def _exact() -> bool:
+    return not torch.backends.cuda.matmul.allow_tf32

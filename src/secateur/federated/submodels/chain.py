@@ -1,0 +1,103 @@
+"""A chain of layers as a function of many flat vectors at once: the stacked clients of one width, without vmap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from secateur.federated.lane_layers import conv2d, linear, max_pool2, norm_relu
+from secateur.models.mapp import Scaler
+
+Step = Callable[[Tensor, Iterator[Tensor]], Tensor]  # takes its parameters off what is given
+
+
+class Chain:
+    """The layers of a network that `fits`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.steps = list(_steps(_layers(net)))
+        self.shapes = [tuple(value.shape) for value in net.parameters()]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+
+    def __call__(self, flat: Tensor, inputs: Tensor) -> Tensor:
+        """(lanes, B, classes) of flat (lanes, P) and inputs (lanes, B, ...)."""
+        parts = flat.split_with_sizes(self.sizes, 1)  # one gradient of all; a slice each would be as many of the whole
+        given = iter([part.view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)])
+        x = inputs.flatten(0, 1)
+        for step in self.steps:
+            x = step(x, given)
+        return x.view(len(flat), -1, *x.shape[1:])
+
+
+def _steps(layers: Sequence[nn.Module]) -> Iterator[Step]:
+    """A layer each, but that BatchNorm does the ReLU after it, and a convolution the scaling."""
+    before: nn.Module | None = None
+    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+        match layer:
+            case nn.Conv2d():
+                yield partial(_conv2d, after.rate if isinstance(after, Scaler) else 1.0)
+            case nn.BatchNorm2d():
+                yield partial(_norm_relu, layer.eps)
+            case nn.Linear():
+                yield lambda x, given: linear(x, next(given), next(given))
+            case nn.MaxPool2d():
+                yield lambda x, given: max_pool2(x)
+            case nn.ReLU() if isinstance(before, nn.BatchNorm2d):
+                pass
+            case Scaler() if isinstance(before, nn.Conv2d):
+                pass
+            case _:
+                yield partial(_itself, layer)
+        before = layer
+
+
+def _conv2d(rate: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
+    weight, bias = next(given), next(given)
+    return conv2d(x, weight, bias) if rate == 1 else conv2d(x, weight / rate, bias / rate)
+
+
+def _norm_relu(eps: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
+    return norm_relu(x, next(given), next(given), eps)
+
+
+def _itself(layer: nn.Module, x: Tensor, given: Iterator[Tensor]) -> Tensor:
+    found: Tensor = layer(x)
+    return found
+
+
+def fits(net: nn.Module) -> bool:
+    """Whether it is a sequence of layers that are known here."""
+    layers = _layers(net)
+    weighty = [layer for layer in layers if [*layer.parameters()]]
+    once = len(weighty) == len(set(weighty))  # one that stands in two places has its parameters once
+    return once and not any(map(_hooked, net.modules())) and all(map(_known, layers, [*layers[1:], None]))
+
+
+def _layers(net: nn.Module) -> list[nn.Module]:
+    """Those of nested sequences, in order."""
+    return [layer for module in net for layer in _layers(module)] if type(net) is nn.Sequential else [net]
+
+
+def _known(layer: nn.Module, after: nn.Module | None) -> bool:
+    if type(layer) is nn.Conv2d:
+        odd = all(size % 2 for size in layer.kernel_size)
+        same = layer.padding in ("same", tuple(size // 2 for size in layer.kernel_size)) and odd
+        plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+        return same and plain and layer.bias is not None
+    if type(layer) is nn.BatchNorm2d:
+        return layer.affine and not layer.track_running_stats and type(after) is nn.ReLU
+    if type(layer) is nn.Linear:
+        return layer.bias is not None
+    if type(layer) is nn.MaxPool2d:
+        given = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode, layer.return_indices
+        return given == (2, 2, 0, 1, False, False)
+    if type(layer) is nn.Flatten:
+        return layer.start_dim == 1
+    return type(layer) in (nn.ReLU, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Identity, Scaler)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
