@@ -12,7 +12,7 @@ from tiny_rules import ROWS, Withhold, federation, plain_net
 from secateur.artifacts import NoSpace
 from secateur.errors import WrongInput
 from secateur.federated import checkpoint
-from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.checkpoint import Stories, Story, depends_of, federated
 from secateur.federated.faults import Faults
 from secateur.rows import Row
 from secateur.runs import open_run
@@ -68,6 +68,15 @@ def test_a_killed_stage_goes_on(tmp_path):
     assert [row.to_json() for row in told.rows] == [row.to_json() for row in story.rows]
     assert not list(tmp_path.glob("killed/unfinished/*"))
     assert follow(tmp_path / "killed")[2] == 0  # done
+
+
+def test_stories_are_saved_as_one_and_share_the_time():
+    told, again = (Stories([Story(), Story()]) for _ in range(2))
+    told.each[1].rows.append(Row(model="m", dataset="d", seed=0, metric="auc", value=0.5))
+    told.seconds = 8.0
+    again.load(told.plain())
+    assert [len(story.rows) for story in again.each] == [0, 1] and again.each[1].rows == told.each[1].rows
+    assert [story.seconds for story in again.each] == [4.0, 4.0] and again.seconds == 8.0
 
 
 @pytest.mark.parametrize(("size", "seconds", "files"), [(1, 31, 1), (1, 29, 0), (3e9, 31, 0), (3e9, 201, 1)])

@@ -1,7 +1,9 @@
 """Studies of mapp_fl: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
 
 import json
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from secateur.config.choices import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.augment import crop_and_flip
+from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.rows import Row, comparable
 from secateur.runs import load_figures, load_rows, open_run
-from secateur.studies import mapp_sizes, mapp_tables
+from secateur.studies import mapp_run, mapp_sizes, mapp_tables
 from secateur.studies.mapp import _large
 from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
 from secateur.studies.mapp_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
@@ -302,13 +305,88 @@ def test_crops_and_flips_are_stated(tmp_path, capsys):
     assert terms.local.augment == crop_and_flip(data) and terms.local.batch_size == scale.batch_size
 
 
-def test_stacked_federations_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):
-    size = replace(SCALES["tiny"], rounds=1, examples=400)
-    data, cases, found = loaded(size, {}), [Case("none", 8), Case("mapp-fl")], []
-    for name in ("alone", "stacked"):
-        if name == "stacked":
-            monkeypatch.setattr(Hall, "_groups", lambda self, jobs: [list(jobs)])
-        with open_run(tmp_path / name, "study", {}) as run:
-            Hall(run, size, data, torch.device("cpu"), [choice("attack", "yeom")]).hold(cases, [0])
-        found.append(sorted(json.dumps(row, sort_keys=True) for row in comparable(run.rows)))
-    assert found[0] == found[1]
+def held(folder, cases, seeds=(0,), **changes):
+    """The rows of federations that a run had or has run."""
+    size = replace(SCALES["tiny"], **({"rounds": 1, "examples": 600} | changes))
+    with open_run(folder, "study", {}) as run:
+        Hall(run, size, loaded(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).hold(cases, seeds)
+    assert not list(folder.glob("unfinished/*"))
+    return comparable(run.rows)
+
+
+def ran(rows):
+    return list(dict.fromkeys((row["submodels"], row["model"], row["seed"]) for row in rows))
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The rounds that federations begin: (seed, rule, number), in order."""
+    begin, seen = SubmodelFederation.begin, []
+
+    def noted(self, number):
+        seen.append((self.seed, type(self.terms.rule).__name__, number))
+        return begin(self, number)
+
+    monkeypatch.setattr(SubmodelFederation, "begin", noted)
+    return seen
+
+
+def test_federations_that_run_together_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):
+    cases = [Case("none", 8), Case("local"), Case("mapp-fl")]
+    alone = held(tmp_path / "alone", cases, (0, 1))
+    monkeypatch.setattr(Hall, "at_once", 3)  # of both seeds
+    assert held(tmp_path / "together", cases, (0, 1)) == alone
+    assert ran(alone) == [(case.submodels, case.model, seed) for seed in (0, 1) for case in cases]
+    assert len(list(tmp_path.glob("together/artifacts/*"))) == 6
+
+
+def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
+    cases = [Case("none", 8), Case("mapp-fl")]
+    alone = held(tmp_path / "alone", cases)
+    monkeypatch.setattr(Hall, "at_once", 2)
+    monkeypatch.setattr(mapp_run, "SubmodelFederation", partial(SubmodelFederation, way="stacked"))
+    stacked = held(tmp_path / "stacked", cases)
+    assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
+        row | {"value": 0, "low": 0, "high": 0} for row in alone
+    ]
+    assert [row["value"] for row in stacked] == pytest.approx([row["value"] for row in alone], rel=1e-3)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_studies_share_runs_once(tmp_path, monkeypatch, begun, at_once):
+    monkeypatch.setattr(Hall, "at_once", at_once)
+    first, second = [Case("mapp-fl"), Case("none", 8)], [Case("heterofl"), Case("mapp-fl"), Case("ufr")]
+    held(tmp_path / "shared", first)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shared/artifacts/*")}
+    begun.clear()
+    rows = held(tmp_path / "shared", [*second, *second])  # twice in one study is once too
+    assert begun == [(0, "HeteroFL", 1), (0, "UniqueFixedRandom", 1)]
+    assert len(files) == 2 and all(path.stat().st_mtime_ns == time for path, time in files.items())
+    assert rows == held(tmp_path / "anew", [*second, *second])  # in the order of the cases, whatever was there
+    begun.clear()
+    held(tmp_path / "shared", first)
+    assert not begun
+
+
+def test_federations_that_were_killed_together_go_on_together(tmp_path, monkeypatch, begun):
+    monkeypatch.setattr(Hall, "at_once", 2)
+    monkeypatch.setattr("secateur.federated.checkpoint.EVERY", 0.0)
+    monkeypatch.setattr("secateur.federated.checkpoint.SPEED", math.inf)  # the first round is saved
+    cases, out = [Case("mapp-fl"), Case("none", 8), Case("heterofl"), Case("fdropout")], tmp_path / "killed"
+    whole = held(tmp_path / "whole", cases, rounds=3)
+    begun.clear()
+    noted = SubmodelFederation.begin
+
+    def stopping(self, number):
+        if number == 3 and type(self.terms.rule).__name__ == "FederatedDropout":
+            raise KeyboardInterrupt
+        return noted(self, number)
+
+    with monkeypatch.context() as killing, pytest.raises(KeyboardInterrupt):
+        killing.setattr(SubmodelFederation, "begin", stopping)
+        held(out, cases, rounds=3)
+    assert {row.extra["submodels"] for row in load_rows(out)} == {"mapp-fl", "none"}  # those that were done
+    assert len(list(out.glob("artifacts/*"))) == 2 and len(list(out.glob("unfinished/*"))) == 1
+    begun.clear()
+    assert held(out, cases, rounds=3) == whole
+    assert {rule for _, rule, _ in begun} == {"HeteroFL", "FederatedDropout"} and min(n for *_, n in begun) > 1

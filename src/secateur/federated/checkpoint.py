@@ -1,4 +1,4 @@
-"""A federation as one stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
+"""A federation as a stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
 
 What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters, and the
 rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,32 @@ class Story:
         self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
 
 
+@dataclass
+class Stories:
+    """What federations that run together have told so far: a story each, saved as one."""
+
+    each: Sequence[Story]
+
+    @property
+    def seconds(self) -> float:
+        """Of all of them; each has an equal share."""
+        return sum(story.seconds for story in self.each)
+
+    @seconds.setter
+    def seconds(self, spent: float) -> None:
+        for story in self.each:
+            story.seconds = spent / len(self.each)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"each": [story.plain() for story in self.each]}
+
+    def load(self, plain: dict[str, Any]) -> None:
+        """Go on from what `plain` gave."""
+        for story, own in zip(self.each, plain["each"], strict=True):
+            story.load(own)
+
+
 def federated(
     run: Run,
     federation: Followed[Done],
@@ -59,7 +85,12 @@ def federated(
 ) -> tuple[Params, Story]:
     """Run it, or go on, or take what an earlier start of this run made; returns the model and what was told."""
     key = key_of(STAGE, depends)
-    result = run.stage(STAGE, depends, lambda: _run(run.folder, key, federation, story, tell, every))
+
+    def compute() -> Result:
+        follow(run.folder, key, federation, story, tell, every)
+        return Result(federation.model(), story.plain())
+
+    result = run.stage(STAGE, depends, compute)
     forget(run.folder, STAGE, key)
     told = Story()
     told.load(result.data)
@@ -81,14 +112,18 @@ def depends_of(federation: Standing, data: Dataset) -> dict[str, Any]:
     }
 
 
-def _run(
-    folder: Path,
-    key: str,
+def follow(
+    folder: Path,  # of the run
+    key: str,  # of all that it comes to
     federation: Followed[Done],
-    story: Story,
+    story: Story | Stories,
     tell: Callable[[Done], None],
-    every: float | None,
-) -> Result:
+    every: float | None = None,
+) -> None:
+    """Follow a federation, or several together, to the last round, from where a killed process saved them.
+
+    What is saved stays until it is forgotten (`watching.forget`), when the result is kept.
+    """
     place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     _resume(place, key, federation, story)
     saved = begun = time.monotonic()
@@ -111,7 +146,6 @@ def _run(
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
         cost = max(20 * (saved - start), 0 if kept else FULL)
     story.seconds = earlier + time.monotonic() - begun
-    return Result(federation.model(), story.plain())
 
 
 def _save(place: Path, result: Result, key: str, number: int) -> bool:
@@ -130,7 +164,7 @@ def _save(place: Path, result: Result, key: str, number: int) -> bool:
     return True
 
 
-def _resume(place: Path, key: str, federation: Followed[Any], story: Story) -> None:
+def _resume(place: Path, key: str, federation: Followed[Any], story: Story | Stories) -> None:
     """Bring a federation to where a killed one was; a damaged file counts as none."""
     with explained(place):
         content = place.read_bytes() if place.exists() else None

@@ -1,4 +1,7 @@
-"""The federations of a study of mapp_fl as stages of its run: one by one on a CPU, several stacked on a GPU."""
+"""The federations of a study of mapp_fl, each a stage of its run: one by one on a CPU, several stacked on a GPU.
+
+What a federation comes to is kept by itself, so studies in one folder share those that they have in common.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
+from secateur.artifacts import Result, key_of
 from secateur.catalogue import Choice
 from secateur.chance import derive
 from secateur.data.dataset import Dataset
-from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.checkpoint import STAGE, Stories, Story, depends_of, follow
 from secateur.federated.federation import Round
 from secateur.federated.ledger import Measure
 from secateur.federated.submodels.alone import Alone
 from secateur.federated.submodels.exposure import Asking, Exposer
 from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.narrow import static
+from secateur.federated.submodels.terms import Terms
 from secateur.federated.submodels.together import Rounds, Together
 from secateur.federated.telling import row_of
 from secateur.models.create import create
@@ -25,13 +32,22 @@ from secateur.progress import progress
 from secateur.recipe import Recipe
 from secateur.runs import Run
 from secateur.studies.mapp_setting import CLIENTS, Case, Scale, terms_of
+from secateur.watching import forget
 
 
 class Job(NamedTuple):
-    """One federation of one seed."""
+    """One federation of one seed, as it stands before its first round."""
 
     case: Case
     seed: int
+    terms: Terms
+    net: nn.Module
+    device: torch.device
+
+    @property
+    def alone(self) -> bool:
+        """Whether its clients share nothing."""
+        return self.terms.rule.alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,76 +66,98 @@ class Hall:
         inputs, labels = self.data.batch.to(self.device)
         return replace(self.data, inputs=inputs, labels=labels)
 
+    @property
+    def at_once(self) -> int:
+        """How many federations are stacked: on a CPU none."""
+        return self.scale.at_once if self.device.type == "cuda" else 1
+
+    @property
+    def asking(self) -> Asking:
+        """How the attacks ask."""
+        return Asking(updates=self.scale.updates, shadows=self.scale.shadows, shuffles=self.scale.shuffles)
+
     def hold(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
-        """Run every federation for every seed, and add what each came to."""
-        jobs = [Job(case, seed) for seed in seeds for case in cases]
-        for some in self._groups(jobs):
-            self._measure(some)
+        """Run every federation for every seed, but for those that the run has, and add in this order what each told."""
+        jobs = [self._job(case, seed) for seed in seeds for case in cases]
+        depends = [self._depends(job) for job in jobs]
+        added = 0
 
-    def _groups(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
-        """Those that are stacked: on a CPU none; clients that train alone end at different times."""
-        most = self.scale.at_once if self.device.type == "cuda" else 1
-        stacked = [job for job in jobs if not _alone(job)]
-        yield from (stacked[start : start + most] for start in range(0, len(stacked), most))
-        yield from ([job] for job in jobs if _alone(job))
+        def add(until: int) -> None:
+            nonlocal added
+            kept = self.run.stages(STAGE, depends[added:until], lambda missing: ())
+            for job, result in zip(jobs[added:until], kept, strict=True):
+                self._add(job, result)
+            added = until
 
-    def _measure(self, jobs: Sequence[Job]) -> None:
-        story = Story()
-        exposers = [self._exposer(job, story) for job in jobs]
-        federations: list[SubmodelFederation] = []
+        def compute(missing: Sequence[int]) -> Iterator[tuple[int, Result]]:
+            for some in self._groups(jobs, missing):
+                add(some[0])  # groups begin in the order of the jobs, so all before this one are done
+                key = key_of(STAGE, {"each": [depends[i] for i in some]})
+                yield from zip(some, self._measured(key, [jobs[i] for i in some]), strict=True)
+                forget(self.run.folder, STAGE, key)
+
+        self.run.stages(STAGE, depends, compute)
+        add(len(jobs))
+
+    def _job(self, case: Case, seed: int) -> Job:
+        data, rng = self.data, derive(seed, "initialise", "server")
+        net = static(create(case.model, data.input_shape, data.classes, rng))
+        return Job(case, seed, terms_of(case, self.scale, data, seed), net, self.device)
+
+    def _depends(self, job: Job) -> dict[str, Any]:
+        """All that the rows of a federation depend on; who else is stacked with it is none of that."""
+        own = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
+        return depends_of(job, self.data) | own | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
+
+    def _groups(self, jobs: Sequence[Job], missing: Sequence[int]) -> list[list[int]]:
+        """Those that are stacked, ordered by their first; clients that train alone end at different times."""
+        stacked, most = [i for i in missing if not jobs[i].alone], self.at_once
+        groups = [stacked[start : start + most] for start in range(0, len(stacked), most)]
+        return sorted([*groups, *([i] for i in missing if jobs[i].alone)])
+
+    def _measured(self, key: str, jobs: Sequence[Job]) -> list[Result]:
+        """What some federations come to, stacked if there are several; killed, they go on by their common key."""
+        exposers = [self._exposer(job) for job in jobs]
+        made: list[SubmodelFederation] = []
         for job, exposer in zip(jobs, exposers, strict=True):
-            federations.append(self._federation(job, exposer, federations[0] if federations else None))
-        depends = {
-            "each": [
-                depends_of(each, self.data) | {"alone": _alone(job)}
-                for each, job in zip(federations, jobs, strict=True)
-            ],
-            "attacks": [str(attack) for attack in self.attacks],
-            "asking": repr(exposers[0].asking),
-            "threads": torch.get_num_threads(),
-        }
-        first = federations[0]
-        whole = Alone(first) if _alone(jobs[0]) else first if len(jobs) == 1 else Together(federations)
-        title = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
-        with progress(f"{title}, seed {jobs[0].seed}", self.scale.rounds, rate=True) as advance:
-            tell = self._teller(federations, exposers, story, advance)
-            _, told = federated(self.run, whole, story, tell, depends)
+            watching, beside = [(exposer.pace(job.terms), exposer)], made[0] if made else None
+            made.append(
+                SubmodelFederation(
+                    job.net, self.data, job.terms, job.seed, self.device, observers=watching, beside=beside
+                )
+            )
+        each: list[Any] = [Alone(made[0])] if jobs[0].alone else made
+        whole = each[0] if len(jobs) == 1 else Together(made)
+        stories = [exposer.story for exposer in exposers]
+        with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
+            follow(self.run.folder, key, whole, Stories(stories), self._teller(made, exposers, advance))
+        return [Result(one.model(), story.plain()) for one, story in zip(each, stories, strict=True)]
+
+    def _add(self, job: Job, result: Result) -> None:
+        told = Story()
+        told.load(result.data)
+        timed = Measure("seconds", told.seconds, self.scale.rounds)
         self.run.show(told.figures)
-        self.run.add(told.rows)
-        timed = Measure("seconds", told.seconds / len(jobs), self.scale.rounds)
-        self.run.add([row_of(exposer.labels, timed, timing=True) for exposer in exposers])
+        self.run.add([*told.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
 
-    def _federation(self, job: Job, exposer: Exposer, beside: SubmodelFederation | None) -> SubmodelFederation:
-        data, rng = self.data, derive(job.seed, "initialise", "server")
-        net = create(job.case.model, data.input_shape, data.classes, rng)
-        terms = terms_of(job.case, self.scale, data, job.seed)
-        watching = [(exposer.pace(terms), exposer)]
-        return SubmodelFederation(net, data, terms, job.seed, self.device, observers=watching, beside=beside)
-
-    def _exposer(self, job: Job, story: Story) -> Exposer:
-        scale = self.scale
-        asking = Asking(updates=scale.updates, shadows=scale.shadows, shuffles=scale.shuffles)
+    def _exposer(self, job: Job) -> Exposer:
+        scale, labels = self.scale, labels_of(job, self.data, self.scale)
         turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
-        labels = labels_of(job, self.data, scale)
         return Exposer(
-            self.attacks, self.near, labels, story, scale.rounds, asking=asking, turn=turn, device=self.device
+            self.attacks, self.near, labels, Story(), scale.rounds, asking=self.asking, turn=turn, device=self.device
         )
 
     def _teller(
-        self,
-        federations: Sequence[SubmodelFederation],
-        exposers: Sequence[Exposer],
-        story: Story,
-        advance: Callable[..., None],
+        self, made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], advance: Callable[..., None]
     ) -> Callable[[Any], None]:
-        """Adds a round's measures to the story, and in the last one attacks clients and servers."""
+        """Adds a round's measures to each one's story, and in the last one attacks clients and servers."""
         shown = 0
 
         def tell(done: Round | Rounds) -> None:
             nonlocal shown
             each = done.each if isinstance(done, Rounds) else [done]
-            for federation, exposer, one in zip(federations, exposers, each, strict=True):
-                story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
+            for federation, exposer, one in zip(made, exposers, each, strict=True):
+                exposer.story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
                 if done.number == self.scale.rounds:
                     exposer.finish(federation)
             advance(done.number - shown, f"round {done.number}")
@@ -137,5 +175,7 @@ def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
     return {"model": case.model, "dataset": data.name, "defense": case.defense, "seed": job.seed, "extra": extra}
 
 
-def _alone(job: Job) -> bool:
-    return job.case.submodels == "local"
+def _title(jobs: Sequence[Job]) -> str:
+    what = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
+    seeds = sorted({job.seed for job in jobs})
+    return f"{what}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
