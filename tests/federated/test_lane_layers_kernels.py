@@ -1,6 +1,7 @@
 """Layers with weights of every lane's own, by kernels against operations of torch: interpreted, or on a GPU."""
 
 import os
+from math import prod
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
-from secateur.federated import lane_layers, lane_layers_kernels
+from secateur.federated import batchnorm, batchnorm_kernels, lane_layers, lane_layers_kernels, norm_pool_kernels
+from secateur.federated.submodels.turning import Narrow
+from secateur.models.mapp import mapp_cnn
 from secateur.precision import tf32
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,9 +37,11 @@ def _gradients(out, inputs, g):
 
 @pytest.fixture
 def by_kernels(monkeypatch):
+    modules = {lane_layers.CONVOLUTION: lane_layers_kernels, lane_layers.POOLING: norm_pool_kernels}
     monkeypatch.setattr(
-        lane_layers, "_kernels_for", lambda x: lane_layers_kernels if x.dtype == torch.float32 else None
+        lane_layers, "_kernels_for", lambda x, name: modules[name] if x.dtype == torch.float32 else None
     )
+    monkeypatch.setattr(batchnorm, "_kernels_for", lambda x: batchnorm_kernels if x.dtype == torch.float32 else None)
     with tf32(False):
         yield
 
@@ -69,12 +74,56 @@ def test_the_first_layer_has_no_gradient_of_its_pictures(rng, by_kernels):
     assert not x.requires_grad
 
 
-@pytest.mark.parametrize("size", [(4, 4), (5, 7), (2, 3)])
-def test_pooling_equals_torch_where_values_are_equal_and_where_they_are_no_numbers(size, rng, by_kernels):
-    x = _drawn((6, 5, *size), rng).relu_()  # many zeros: the first of equal ones gets the gradient
-    x[0, 0, 0, 1] = torch.nan
-    x = x.requires_grad_()
-    out, plain = lane_layers.max_pool2(x), F.max_pool2d(x, 2)
+@pytest.mark.parametrize("size", [(4, 4), (2, 6), (5, 4)])  # an odd one is pooled by torch
+@pytest.mark.parametrize("programs", [1, 1024])
+def test_norm_relu_and_pooling_equal_one_after_the_other(size, programs, rng, monkeypatch, by_kernels):
+    for kernels in (batchnorm_kernels, norm_pool_kernels):
+        monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    lanes, pictures, channels = 3, 20, 70
+    x = (_drawn((lanes * pictures, channels, *size), rng) + 3).requires_grad_()
+    weight, bias = (torch.randn(lanes, channels, generator=rng).to(DEVICE).requires_grad_() for _ in range(2))
+    out = lane_layers.norm_relu_pool(x, weight, bias, 0.5)
     g = torch.randn(out.shape, generator=rng).to(DEVICE)
-    assert torch.equal(out.nan_to_num(9), plain.nan_to_num(9))
-    assert torch.equal(*(torch.autograd.grad(each, x, g)[0] for each in (out, plain)))
+    found = [out, *_gradients(out, (x, weight, bias), g)]
+    given = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
+    apart = zip(given[0].chunk(lanes), given[1], given[2], strict=True)
+    norms = [F.batch_norm(one, None, None, own, by, True, 0.1, 0.5) for one, own, by in apart]
+    exact = F.max_pool2d(torch.cat(norms).relu(), 2)
+    for one, other in zip(found, [exact, *_gradients(exact, given, g.double())], strict=True):
+        assert one.shape == other.shape
+        assert float((one - other).detach().norm()) <= 1e-5 * float(other.detach().norm())
+
+
+def test_of_equal_ones_the_first_gets_the_gradient_and_what_is_not_a_number_stays(rng, by_kernels):
+    x = torch.tensor([[1.0, 5.0], [5.0, 0.0]], device=DEVICE).view(1, 1, 2, 2).repeat(3, 2, 1, 1).requires_grad_()
+    weight = torch.tensor([[1.0, -1.0]], device=DEVICE)  # of the second channel the least is the largest
+    out = lane_layers.norm_relu_pool(x, weight, torch.ones_like(weight), 1.0)
+    (found,) = torch.autograd.grad(out[0].sum(), x)
+    plain = F.max_pool2d(F.batch_norm(x, None, None, weight[0], torch.ones_like(weight[0]), True, 0.1, 1.0).relu(), 2)
+    torch.testing.assert_close(found, torch.autograd.grad(plain[0].sum(), x)[0])
+    broken = x.detach().clone()
+    broken[0, 0, 0, 1] = torch.nan
+    out = lane_layers.norm_relu_pool(broken, weight, torch.ones_like(weight), 1.0)
+    assert out[:, 0].isnan().all() and not out[:, 1].isnan().any()
+
+
+def test_a_network_of_many_clients_equals_each_by_itself(rng, by_kernels):
+    net = mapp_cnn(4, (3, 16, 8), 5, 0.5).to(DEVICE)
+    flat = torch.randn(3, sum(value.numel() for value in net.parameters()), generator=rng).to(DEVICE)
+    inputs = torch.randn(3, 6, 3, 16, 8, generator=rng).to(DEVICE)
+    labels = torch.randint(5, (3, 6), generator=rng).to(DEVICE)
+    found, exact = [], []
+    for into, kind in ((found, torch.float32), (exact, torch.float64)):
+        narrow, given = Narrow(net.to(kind), 0.5, True, DEVICE), flat.to(kind).requires_grad_()
+        losses = narrow.losses(given, inputs.to(kind), labels, None, ())
+        into += [losses.detach(), *_params(torch.autograd.grad(losses.sum(), given)[0], narrow.shapes)]
+    for one, other in zip(found, exact, strict=True):
+        assert float((one - other).norm()) <= 1e-4 * float(other.norm())
+
+
+def _params(gradient, shapes):
+    """By parameter, but the biases before a BatchNorm, whose gradient is round-off."""
+    parts = gradient.split([prod(shape) for shape in shapes.values()], 1)
+    return [
+        part for name, part in zip(shapes, parts, strict=True) if name not in ("0.bias", "5.bias", "10.bias", "15.bias")
+    ]

@@ -13,7 +13,7 @@ import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
-PLACES, CHANNELS = 32, 64  # of a tile
+PLACES, CHANNELS = 32, 64  # of a tile; of fewer channels more places
 PROGRAMS = 1024  # that share the sums: some for each of a GPU's processors
 PARTS = 32  # of the sums that are loaded at once
 
@@ -142,15 +142,9 @@ def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None, relu: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The normalised x, plus a skip, through ReLU; and mean, variance, 1 / deviation and scale, (U, C) each."""
-    (U, P, C), W = x.shape, _width(x)
-    weight, bias = weight.expand(U, C), bias.expand(U, C)
+    weight, bias = (each.expand(len(x), -1) for each in (weight, bias))
     with torch.cuda.device_of(x):
-        sums = _summed(x)
-        found = x.new_empty(6, U, C)
-        grid = triton.cdiv(C, W), U
-        _moments[grid](
-            sums, x, weight, bias, found, U, P, C, weight.stride(0), bias.stride(0), sums.shape[2], eps, PARTS, W
-        )
+        found = measured(x, weight, bias, eps)
         return _write(x, skip, found[0], found[3:], relu), tuple(found[:4])
 
 
@@ -158,35 +152,48 @@ def returned(
     g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, relu: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, weight and bias; `relu` is the bias where the output went through ReLU."""
-    (U, P, C), W = x.shape, _width(x)
-    relu = None if relu is None else relu.expand(U, C)
+    relu = None if relu is None else relu.expand(len(x), -1)
     with torch.cuda.device_of(x):
-        sums = _summed(x, g, mean, scale, relu)
-        found = x.new_empty(5, U, C)
-        grid = triton.cdiv(C, W), U
-        _factors[grid](sums, inverse, scale, found, U, P, C, sums.shape[2], PARTS, W)
+        found = factored(_summed(x, g, mean, scale, relu), x, inverse, scale)
         return _write(x, g, mean, found[:3], relu is not None, (scale, relu)), found[3], found[4]
+
+
+def measured(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(6, U, C): mean, variance, 1 / deviation, scale, bias and ones, for weight and bias (U, C)."""
+    (U, P, C), (_, W), sums = x.shape, tile_of(x), _summed(x)
+    found, grid = x.new_empty(6, U, C), (triton.cdiv(C, W), U)
+    strides = weight.stride(0), bias.stride(0)
+    _moments[grid](sums, x, weight, bias, found, U, P, C, *strides, sums.shape[2], eps, PARTS, W)
+    return found
+
+
+def factored(sums: Tensor, x: Tensor, inverse: Tensor, scale: Tensor) -> Tensor:
+    """(5, U, C): of dx = (x - mean) a + b + g c the a, b and c, then the gradients of weight and bias."""
+    (U, P, C), (_, W) = x.shape, tile_of(x)
+    found, grid = x.new_empty(5, U, C), (triton.cdiv(C, W), U)
+    _factors[grid](sums, inverse, scale, found, U, P, C, sums.shape[2], PARTS, W)
+    return found
 
 
 def _summed(x: Tensor, *back: Tensor | None) -> Tensor:
     """(2, U, stretches, C), of x alone or of g, mean, scale and bias."""
-    (U, P, C), W = x.shape, _width(x)
+    (U, P, C), (R, W) = x.shape, tile_of(x)
     tiles = triton.cdiv(C, W)
-    stretch = max(PLACES, triton.next_power_of_2(P * U * tiles // PROGRAMS))
+    stretch = max(R, triton.next_power_of_2(P * U * tiles // PROGRAMS))
     sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
     relu, given = bool(back) and back[-1] is not None, _given(x, *(back or [None] * 4))
-    _sums[sums.shape[2], tiles, U](x, *given, sums, P, C, given[-1].stride(0), stretch, not back, relu, PLACES, W)
+    _sums[sums.shape[2], tiles, U](x, *given, sums, P, C, given[-1].stride(0), stretch, not back, relu, R, W)
     return sums
 
 
 def _write(
     x: Tensor, g: Tensor | None, mean: Tensor, factors: Tensor, relu: bool, back: tuple[Tensor | None, ...] = ()
 ) -> Tensor:
-    (U, P, C), W = x.shape, _width(x)
+    (U, P, C), (R, W) = x.shape, tile_of(x)
     out = torch.empty_like(x)
-    grid = triton.cdiv(P, 2 * PLACES), triton.cdiv(C, W), U
+    grid = triton.cdiv(P, 2 * R), triton.cdiv(C, W), U
     given = _given(x, g, mean, *(back or [None] * 2))
-    _written[grid](x, *given, factors, out, P, C, given[-1].stride(0), g is not None, relu, bool(back), 2 * PLACES, W)
+    _written[grid](x, *given, factors, out, P, C, given[-1].stride(0), g is not None, relu, bool(back), 2 * R, W)
     return out
 
 
@@ -195,6 +202,7 @@ def _given(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     return [x if tensor is None else tensor for tensor in tensors]
 
 
-def _width(x: Tensor) -> int:
-    width: int = min(CHANNELS, triton.next_power_of_2(x.shape[2]))
-    return width
+def tile_of(x: Tensor) -> tuple[int, int]:
+    """Places and channels of a tile."""
+    width = min(CHANNELS, triton.next_power_of_2(x.shape[2]))
+    return PLACES * CHANNELS // width, width

@@ -1,12 +1,13 @@
 """Layers on the batches of many lanes at once, where every lane has weights of its own.
 
 Batches are (lanes * B, ...), one lane after the other; weights have a first axis of lanes. vmap makes one convolution
-in groups of such a layer, which is slow where groups are as narrow as here. On a GPU the kernels of
-lane_layers_kernels.py read channels_last pictures as they lie.
+in groups of such a layer, which is slow where groups are as narrow as here. On a GPU kernels read channels_last
+pictures as they lie, and a sub-model's layer is three of them each way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -19,10 +20,12 @@ from torch.nn import functional as F
 from secateur.federated.batchnorm import Moments, normalised, returned
 from secateur.triton_kernels import loaded
 
+CONVOLUTION, POOLING = "secateur.federated.lane_layers_kernels", "secateur.federated.norm_pool_kernels"
+
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Stride 1, with zeros around that keep the size: weight (lanes, F, C, h, w) of odd h and w, bias (lanes, F)."""
-    if kernels := _kernels_for(x):
+    if kernels := _kernels_for(x, CONVOLUTION):
         found: Tensor = _Conv2d.apply(x, weight, bias, kernels)  # type: ignore[no-untyped-call]
         return found
     padding = [size // 2 for size in weight.shape[3:]]
@@ -40,12 +43,13 @@ def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return found
 
 
-def max_pool2(x: Tensor) -> Tensor:
-    """The largest of every two by two; what an odd size leaves at the end is left out."""
-    if kernels := _kernels_for(x):
-        found: Tensor = _MaxPool2.apply(x, kernels)  # type: ignore[no-untyped-call]
+def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Of that the largest of every two by two; what an odd size leaves at the end is left out."""
+    kernels = _kernels_for(x, POOLING)
+    if kernels is not None and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+        found: Tensor = _NormReluPool.apply(x, weight, bias, eps, kernels)  # type: ignore[no-untyped-call]
         return found
-    return F.max_pool2d(x, 2)
+    return F.max_pool2d(norm_relu(x, weight, bias, eps), 2)
 
 
 class _Conv2d(Function):
@@ -55,7 +59,8 @@ class _Conv2d(Function):
         ctx.save_for_backward(rows, weight)
         ctx.kernels, ctx.size = kernels, x.shape[2:]
         by_tap = weight.permute(0, 3, 4, 2, 1).flatten(1, 3).contiguous()
-        return _pictures(kernels.convolved(rows, by_tap, bias, ctx.size, weight.shape[3:]), x)
+        out = kernels.convolved(rows, by_tap, bias.contiguous(), ctx.size, weight.shape[3:])
+        return _pictures(out, (len(x), *ctx.size))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -66,7 +71,7 @@ class _Conv2d(Function):
         by_x = None
         if ctx.needs_input_grad[0]:  # the same convolution, of g with turned filters
             turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3).contiguous()
-            by_x = _pictures(kernels.convolved(of, turned, None, size, taps), g)
+            by_x = _pictures(kernels.convolved(of, turned, None, size, taps), (len(g), *size))
         return by_x, by_weight, by_bias, None
 
 
@@ -76,29 +81,29 @@ class _NormRelu(Function):
         rows = _rows(x, len(weight))
         out, moments = normalised(rows, weight, bias, eps, relu=True)
         ctx.save_for_backward(rows, bias, *moments)
-        return _pictures(out, x)
+        return _pictures(out, (len(x), *x.shape[2:]))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         rows, bias, *moments = ctx.saved_tensors
         by_x, by_weight, by_bias = returned(_rows(g, len(bias)), rows, Moments(*moments), bias)
-        return _pictures(by_x, g), by_weight, by_bias, None
+        return _pictures(by_x, (len(g), *g.shape[2:])), by_weight, by_bias, None
 
 
-class _MaxPool2(Function):
+class _NormReluPool(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: ModuleType) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        ctx.save_for_backward(x)
-        ctx.kernels = kernels
-        found: Tensor = kernels.pooled(x.movedim(1, -1)).movedim(-1, 1)
-        return found
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: ModuleType) -> Tensor:
+        rows, size = _rows(x, len(weight)), x.shape[2:]
+        out, (mean, _, inverse, scale) = kernels.pooled(rows, weight, bias, eps, size[1])
+        ctx.save_for_backward(rows, mean, inverse, scale, bias)
+        ctx.kernels, ctx.size = kernels, size
+        return _pictures(out, (len(x), *(each // 2 for each in size)))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        g = g.contiguous(memory_format=torch.channels_last)
-        return ctx.kernels.spread(g.movedim(1, -1), x.movedim(1, -1)).movedim(-1, 1), None
+        bias = ctx.saved_tensors[-1]
+        by_x, *others = ctx.kernels.spread(_rows(g, len(bias)), *ctx.saved_tensors, ctx.size[1])
+        return _pictures(by_x, (len(g), *ctx.size)), *others, None, None
 
 
 def _apart(x: Tensor, lanes: int) -> Tensor:
@@ -110,21 +115,24 @@ def _rows(x: Tensor, lanes: int) -> Tensor:
     return x.movedim(1, -1).reshape(lanes, -1, x.shape[1]).contiguous()
 
 
-def _pictures(rows: Tensor, like: Tensor) -> Tensor:
-    """What `_rows` makes of pictures of this size, as pictures."""
-    return rows.view(len(like), *like.shape[2:], -1).movedim(-1, 1)
+def _pictures(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """What `_rows` makes of pictures, as pictures: how many, and their size."""
+    return rows.view(*shape, -1).movedim(-1, 1)
 
 
-def _kernels_for(x: Tensor) -> ModuleType | None:
-    return _kernels() if x.is_cuda and x.dtype == torch.float32 else None
+def _kernels_for(x: Tensor, name: str) -> ModuleType | None:
+    return _kernels(name) if x.is_cuda and x.dtype == torch.float32 else None
 
 
 @cache
-def _kernels() -> ModuleType | None:
+def _kernels(name: str) -> ModuleType | None:
     def probe(kernels: ModuleType) -> None:
         x = torch.zeros(1, 16, 3, device="cuda")
-        out = kernels.convolved(x, x.new_zeros(1, 27, 8), None, (4, 4), (3, 3))
-        kernels.by_filters(out, x, (4, 4), (3, 3))
-        kernels.spread(kernels.pooled(x.view(1, 4, 4, 3)), x.view(1, 4, 4, 3))
+        if name == CONVOLUTION:
+            out = kernels.convolved(x, x.new_zeros(1, 27, 8), x.new_zeros(1, 8), (4, 4), (3, 3))
+            kernels.by_filters(out, x, (4, 4), (3, 3))
+        else:
+            out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
+            kernels.spread(out, x, mean, mean, mean, mean, 4)
 
-    return loaded("secateur.federated.lane_layers_kernels", probe, "a step of sub-models")
+    return loaded(name, probe, "a step of sub-models")

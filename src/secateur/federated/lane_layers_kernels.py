@@ -18,7 +18,6 @@ from torch import Tensor
 
 PLACES, INPUTS, OUTPUTS = 128, 32, 128  # most of a tile
 PROGRAMS = 1024  # that share the gradient of the filters: some for each of a GPU's processors
-BLOCK = 1024  # entries of a program that pools
 
 
 @triton.jit
@@ -78,49 +77,6 @@ def _by_filters(
     tl.store(into, total, mask=(k <= K)[:, None] & (o < F)[None, :])
 
 
-@triton.jit
-def _corner(at, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
-    """Where the first of the four entries lies that entry `at` of (N, H // 2, W // 2, C) is the largest of."""
-    c, rest = at % C, at // C
-    column, rest = rest % (W // 2), rest // (W // 2)
-    line, picture = rest % (H // 2), (rest // (H // 2)).to(tl.int64)
-    return ((picture * H + 2 * line) * W + 2 * column) * C + c
-
-
-@triton.jit
-def _pooled(x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    inside, first = at < n, x + _corner(at, H, W, C)
-    top = _larger(tl.load(first, mask=inside), tl.load(first + C, mask=inside))
-    bottom = _larger(tl.load(first + W * C, mask=inside), tl.load(first + (W + 1) * C, mask=inside))
-    tl.store(out + at, _larger(top, bottom), mask=inside)
-
-
-@triton.jit
-def _larger(one, other):
-    """As tl.maximum, which would hide NaN."""
-    return tl.where((other > one) | (other != other), other, one)
-
-
-@triton.jit
-def _spread(g, x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr):
-    """To the first of the largest, as torch does; the others get 0."""
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    inside, corner = at < n, _corner(at, H, W, C)
-    value = tl.load(g + at, mask=inside)
-    first, second = tl.load(x + corner, mask=inside), tl.load(x + corner + C, mask=inside)
-    third, fourth = tl.load(x + corner + W * C, mask=inside), tl.load(x + corner + (W + 1) * C, mask=inside)
-    most = _larger(_larger(first, second), _larger(third, fourth))
-    is_1 = (first == most) | (first != first)
-    is_2 = ((second == most) | (second != second)) & (is_1 == 0)
-    is_3 = ((third == most) | (third != third)) & (is_1 == 0) & (is_2 == 0)
-    tl.store(out + corner, tl.where(is_1, value, 0.0), mask=inside)
-    tl.store(out + corner + C, tl.where(is_2, value, 0.0), mask=inside)
-    tl.store(out + corner + W * C, tl.where(is_3, value, 0.0), mask=inside)
-    rest = (is_1 == 0) & (is_2 == 0) & (is_3 == 0)
-    tl.store(out + corner + (W + 1) * C, tl.where(rest, value, 0.0), mask=inside)
-
-
 def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[int], taps: Sequence[int]) -> Tensor:
     """(lanes, P, F) of x (lanes, P, C), pictures of `size`, with filters (lanes, taps * C, F) and bias (lanes, F)."""
     (lanes, P, C), (_, K, F) = x.shape, filters.shape
@@ -146,24 +102,6 @@ def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -
         _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), places, N, R)
     total = out.sum(0)
     return total[:, :-1], total[:, -1]
-
-
-def pooled(x: Tensor) -> Tensor:
-    """(N, H // 2, W // 2, C) of (N, H, W, C)."""
-    N, H, W, C = x.shape
-    out = x.new_empty(N, H // 2, W // 2, C)
-    with torch.cuda.device_of(x):
-        _pooled[triton.cdiv(out.numel(), BLOCK),](x, out, out.numel(), H, W, C, BLOCK)
-    return out
-
-
-def spread(g: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x by g, that of what `pooled` made of it."""
-    _, H, W, C = x.shape
-    out = torch.empty_like(x) if H % 2 == W % 2 == 0 else torch.zeros_like(x)
-    with torch.cuda.device_of(x):
-        _spread[triton.cdiv(g.numel(), BLOCK),](g, x, out, g.numel(), H, W, C, BLOCK)
-    return out
 
 
 def _tile(size: int, most: int) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from secateur.federated.lane_layers import conv2d, linear, max_pool2, norm_relu
+from secateur.federated.lane_layers import conv2d, linear, norm_relu, norm_relu_pool
 from secateur.models.mapp import Scaler
 
 Step = Callable[[Tensor, Iterator[Tensor]], Tensor]  # takes its parameters off what is given
@@ -33,25 +33,23 @@ class Chain:
 
 
 def _steps(layers: Sequence[nn.Module]) -> Iterator[Step]:
-    """A layer each, but that BatchNorm does the ReLU after it, and a convolution the scaling."""
-    before: nn.Module | None = None
-    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+    """A layer each, but that a convolution does the scaling after it, and BatchNorm the ReLU and a pooling."""
+    left = list(layers)
+    while left:
+        layer = left.pop(0)
         match layer:
             case nn.Conv2d():
-                yield partial(_conv2d, after.rate if isinstance(after, Scaler) else 1.0)
+                scaler = left.pop(0) if left and isinstance(left[0], Scaler) else None
+                yield partial(_conv2d, scaler.rate if isinstance(scaler, Scaler) else 1.0)
             case nn.BatchNorm2d():
-                yield partial(_norm_relu, layer.eps)
+                left.pop(0)
+                pools = bool(left) and isinstance(left[0], nn.MaxPool2d)
+                left = left[pools:]
+                yield partial(_norm, norm_relu_pool if pools else norm_relu, layer.eps)
             case nn.Linear():
                 yield lambda x, given: linear(x, next(given), next(given))
-            case nn.MaxPool2d():
-                yield lambda x, given: max_pool2(x)
-            case nn.ReLU() if isinstance(before, nn.BatchNorm2d):
-                pass
-            case Scaler() if isinstance(before, nn.Conv2d):
-                pass
             case _:
                 yield partial(_itself, layer)
-        before = layer
 
 
 def _conv2d(rate: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
@@ -59,8 +57,8 @@ def _conv2d(rate: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
     return conv2d(x, weight, bias) if rate == 1 else conv2d(x, weight / rate, bias / rate)
 
 
-def _norm_relu(eps: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
-    return norm_relu(x, next(given), next(given), eps)
+def _norm(layer: Callable[..., Tensor], eps: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
+    return layer(x, next(given), next(given), eps)
 
 
 def _itself(layer: nn.Module, x: Tensor, given: Iterator[Tensor]) -> Tensor:
