@@ -88,6 +88,11 @@ def test_what_passes_a_channel_on(operation):
     assert channels.fixed[channels.makes["conv"]].all()
 
 
+class Sliced(nn.Module):
+    def forward(self, x):
+        return x[:, :2]
+
+
 @pytest.mark.parametrize(
     ("net", "named"),
     [
@@ -97,12 +102,14 @@ def test_what_passes_a_channel_on(operation):
         (Functional(lambda x: x + 1), "add"),
         (Functional(lambda x: x + x.size(0)), "add"),
         (Functional(lambda x: x.mean((2, 3)).flatten(1) + x.mean(2).mean(2, keepdim=True)), "add"),
-        (Functional(lambda x: x + x[:, :1]), "getitem"),
+        (Functional(lambda x: x + x[:, :1]), r"getitem after Conv2d \(conv\) is not known"),
+        (Functional(lambda x: F.relu(x).mean((2, 3))[:, 0], nn.Tanh()), r"getitem after Tanh \(layer\) is not known"),
+        (Functional(lambda x: x.reshape(-1, 36)), r"reshape after Conv2d \(conv\) mixes"),
+        (nn.Sequential(Sliced(), nn.Conv2d(2, 4, 1)), "getitem before any layer is not known"),
         (Functional(lambda x: torch.cat([x, x], 2)), "cat"),
         (Functional(lambda x: x.mean(1)), "mean"),
         (Functional(lambda x: x.mean()), "mean"),
         (Functional(lambda x: x.chunk(2, 1)[0]), "chunk"),
-        (Functional(lambda x: x.reshape(-1, 36)), "reshape"),
         (Functional(lambda x: x, nn.Conv2d(4, 4, 3, groups=4)), r"Conv2d \(layer\) is a grouped or depthwise"),
         (Functional(lambda x: x, nn.GroupNorm(2, 4)), r"GroupNorm \(layer\)"),
         (Functional(lambda x: x, nn.Linear(6, 6)), r"Linear \(layer\) reads more than rows"),

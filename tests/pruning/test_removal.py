@@ -126,7 +126,7 @@ def test_masks_of_single_weights_cannot_be_removed(rng):
 
 @pytest.mark.parametrize(
     ("layer", "named"),
-    [(nn.Sigmoid(), "Sigmoid"), (nn.BatchNorm2d(4, affine=False), "BatchNorm without gamma and beta")],
+    [(nn.Sigmoid(), r"Sigmoid \(1\)"), (nn.BatchNorm2d(4, affine=False), "BatchNorm without gamma and beta")],
 )
 def test_what_turns_zero_into_something_else_forbids_removal(layer, named, rng):
     net = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 1), layer, nn.Flatten(), nn.Linear(144, 2)))

@@ -115,26 +115,26 @@ class _Walk:
             return self.layer(node, layer, self.value(sources[0]))
         atoms = self.operation(node, layer, [self.value(source) for source in sources])
         if len(atoms) != ops.shape_of(node)[1]:
-            raise ops.unknown_operation(ops.name_of(node, layer))
+            raise ops.unknown_operation(ops.name_of(node))
         return atoms
 
     def value(self, node: fx.Node) -> Atoms:
         atoms = self.values[node]
         if atoms is None:
-            raise ops.unknown_operation(ops.name_of(node, None))
+            raise ops.unknown_operation(ops.name_of(node))
         return atoms
 
     def layer(self, node: fx.Node, layer: nn.Module, source: Atoms) -> Atoms:
         name = str(node.target)
         if name in self.called:
-            raise ops.unknown_operation(ops.name_of(node, layer), "is called more than once")
+            raise ops.unknown_operation(ops.name_of(node), "is called more than once")
         self.called.add(name)
         if isinstance(layer, ops.NORMS):
             return self.norm(name, layer, source)
         if isinstance(layer, ops.CONVS) and layer.groups > 1:
-            raise ops.unknown_operation(ops.name_of(node, layer), "is a grouped or depthwise convolution")
+            raise ops.unknown_operation(ops.name_of(node), "is a grouped or depthwise convolution")
         if isinstance(layer, nn.Linear) and len(ops.shape_of(node)) != 2:
-            raise ops.unknown_operation(ops.name_of(node, layer), "reads more than rows of features")
+            raise ops.unknown_operation(ops.name_of(node), "reads more than rows of features")
         self.reads[name] = source
         self.raw.update(source)
         self.makes[name] = self.new(ops.shape_of(node)[1])
@@ -150,7 +150,7 @@ class _Walk:
         return gives
 
     def operation(self, node: fx.Node, layer: nn.Module | None, sources: list[Atoms]) -> Atoms:
-        name = "" if layer is not None else ops.name_of(node, None)
+        name = "" if layer is not None else ops.function_of(node)
         if isinstance(layer, nn.Flatten) or name in ops.RESHAPE_FUNCTIONS:
             return self.reshape(node, layer, sources[0])
         if name in ops.SUM_FUNCTIONS and ops.adds_tensors(node):
@@ -160,12 +160,12 @@ class _Walk:
         if name in ops.REDUCE_FUNCTIONS and ops.is_spatial(node):
             return sources[0]
         if isinstance(layer, ops.SHIFT_LAYERS) or name in ops.SHIFT_FUNCTIONS:
-            self.shifts.append((ops.name_of(node, layer), torch.tensor(sources[0])))
+            self.shifts.append((ops.name_of(node), torch.tensor(sources[0])))
             return sources[0]
         passes = isinstance(layer, ops.PASS_LAYERS) or name in ops.PASS_FUNCTIONS | ops.SCALE_FUNCTIONS
         if passes and len(sources) == 1:
             return sources[0]
-        raise ops.unknown_operation(ops.name_of(node, layer))
+        raise ops.unknown_operation(ops.name_of(node))
 
     def reshape(self, node: fx.Node, layer: nn.Module | None, source: Atoms) -> Atoms:
         before, after = ops.shape_of(node.all_input_nodes[0]), ops.shape_of(node)
@@ -173,11 +173,11 @@ class _Walk:
             return source
         if len(after) == 2 and after[0] == before[0]:  # channel-major: each channel becomes a run of features
             return [atom for atom in source for _ in range(after[1] // len(source))]
-        raise ops.unknown_operation(ops.name_of(node, layer), "mixes channels with other dimensions")
+        raise ops.unknown_operation(ops.name_of(node), "mixes channels with other dimensions")
 
     def sum(self, node: fx.Node, left: Atoms, right: Atoms) -> Atoms:
         if len(left) != len(right):
-            raise ops.unknown_operation(ops.name_of(node, None), "adds values of different numbers of channels")
+            raise ops.unknown_operation(ops.name_of(node), "adds values of different numbers of channels")
         gives = self.new(len(left))
         for one, other, both in zip(left, right, gives, strict=True):
             self.unite(one, both)

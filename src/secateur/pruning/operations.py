@@ -64,7 +64,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
     """The shape of a value that has a batch and a channel dimension."""
     meta = node.meta["tensor_meta"]
     if not isinstance(meta, TensorMetadata) or len(meta.shape) < 2:
-        raise unknown_operation(name_of(node, None))
+        raise unknown_operation(name_of(node))
     return tuple(meta.shape)
 
 
@@ -84,11 +84,29 @@ def is_spatial(node: fx.Node) -> bool:
     return bool(dims) and all(dim % rank >= 2 for dim in dims)
 
 
-def name_of(node: fx.Node, layer: nn.Module | None) -> str:
-    """What an error calls an operation."""
-    if layer is not None:
-        return f"{type(layer).__name__} ({node.target})"
+def function_of(node: fx.Node) -> str:
+    """The name of the function or method that a node calls."""
     return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target))
+
+
+def name_of(node: fx.Node) -> str:
+    """What an error calls an operation: a layer by its name, a function by the nearest layer before it."""
+    if node.op == "call_module":
+        return _layer_name(node)
+    if node.op not in ("call_function", "call_method"):
+        return function_of(node)
+    before = list(node.all_input_nodes)
+    for each in before:  # grows meanwhile, so that the nearest come first
+        if each.op == "call_module":
+            return f"{function_of(node)} after {_layer_name(each)}"
+        before += [one for one in each.all_input_nodes if one not in before]
+    return f"{function_of(node)} before any layer"
+
+
+def _layer_name(node: fx.Node) -> str:
+    graph = node.graph.owning_module
+    assert graph is not None
+    return f"{type(graph.get_submodule(str(node.target))).__name__} ({node.target})"
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:

@@ -179,6 +179,25 @@ class Grouped(nn.Module):
         return self.head(self.depthwise(self.stem(x)))
 
 
+class Reading(nn.Module):
+    """A network that reads a picture's rows one after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.recurrent = nn.LSTM(8, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        """The head reads the last state."""
+        return self.head(self.recurrent(self.stem(x)[:, 0])[0][:, -1])
+
+
+def test_where_a_function_stops_the_cut_the_layer_before_it_is_named():
+    with pytest.raises(WrongInput, match=r"sub-models: getitem after Conv2d \(stem\) is not known"):
+        Structure(Reading(), SHAPE)
+
+
 def test_what_cannot_be_cut_is_refused_with_the_layers_name():
     with pytest.raises(WrongInput, match=r"cannot be cut to sub-models: Conv2d \(depthwise\) is a grouped"):
         Structure(Grouped(), SHAPE)
