@@ -2,15 +2,17 @@
 
 import pytest
 
-from secateur.report.defended import Point, balance, facts, front, front_sentence, over_epochs, sheets, studied, worth
+from secateur.metrics.membership import Estimate
+from secateur.report.balance import Point, balance, front, front_sentence, worth
+from secateur.report.defended import facts, over_epochs, sheets, studied
 from secateur.report.page import Source, render
 from secateur.report.studied import tables
 from secateur.rows import Row
 
 
-def row(metric, value, defense, attack=None, **extra):
-    own = {"model": "net", "dataset": "digits", "defense": defense, "attack": attack, "seed": 0}
-    return Row(**own, metric=metric, value=value, extra=extra)
+def row(metric, value, defense, attack=None, model="net", **extra):
+    own = {"model": model, "dataset": "digits", "defense": defense, "attack": attack, "seed": 0}
+    return Row(**own, metric=metric, value=value, low=value - 0.01, high=value + 0.02, extra=extra)
 
 
 def trained(defense, ratio, *accuracies):
@@ -38,18 +40,49 @@ def test_a_defense_is_worth_its_accuracy_its_worst_leak_and_its_bytes():
     rows += [attacked("none", "ig", 0.95), attacked("dgp", "ig", 0.3), attacked("dgp", "ig:adaptive=reapply", 0.7)]
     rows += [attacked("ats", "ig", 0.98, against="used"), attacked("ats", "ig", 0.5, against="raw")]
     found = {point.name: point for point in worth(rows)}
-    assert found["dgp+error-feedback"] == Point("dgp+error-feedback", 0.88, 0.7, "ig", 0.6)  # the last epoch
-    assert found["ats"].leak == 0.5  # of the raw picture
-    assert found["none"].accuracy == 0.9
-    (none,) = [point for point in worth([*rows, attacked("none", "ig", 0.99, "oracle")]) if point.name == "none"]
-    assert none.leak == 0.99  # the attacker who was told the labels is no part of the other's mean
+    dgp = found["dgp+error-feedback"]
+    assert (dgp.accuracy.value, dgp.leak.value, dgp.attacker, dgp.ratio) == (0.88, 0.7, "ig", 0.6)  # the last epoch
+    assert found["ats"].leak.value == 0.5  # of the raw picture
+    assert found["none"].accuracy.value == 0.9
+    assert leak([*rows, attacked("none", "ig", 0.99, "oracle")], "none") == 0.99  # told the labels: another attacker
+    (view,) = balance(rows)
+    bars = [view.panels[0].data[0][axis] for axis in ("error_x", "error_y")]
+    assert [(bar["arrayminus"][0], bar["array"][0]) for bar in bars] == [(0.01, 0.02)] * 2
+
+
+def leak(rows, defense):
+    return next(point.leak.value for point in worth(rows) if point.name == defense)
+
+
+def test_a_trained_network_is_not_charged_with_the_leaks_of_another():
+    rows = [*trained("none", 1.0, 0.9), attacked("none", "ig", 0.6), attacked("none", "r-gap", 1.0, model="cnn6")]
+    (view,) = balance(rows)  # cnn6 was attacked, never trained
+    assert view.label == "net on digits" and "CW-SSIM 0.60 under ig" in view.text
+
+
+def test_one_attacker_on_two_models_or_batches_is_two():
+    rows = [*trained("none", 1.0, 0.9), attacked("none", "ig", 0.9, stage="untrained", batch_size=1)]
+    rows += [attacked("none", "ig", 0.2, stage="weights given", batch_size=1)]
+    rows += [attacked("none", "ig", 0.1, stage="untrained", batch_size=4)]
+    assert leak(rows, "none") == 0.9  # the highest, not their mean
+
+
+def test_error_feedback_has_the_leak_of_its_first_round_too():
+    rows = [*trained("dgp+error-feedback", 0.6, 0.9), attacked("dgp", "ig", 0.9, stage="untrained")]
+    rows += [attacked("dgp", "ig", 0.95, stage="weights given")]  # a trained model with an empty residual: nobody's
+    rows += [attacked("dgp+error-feedback", "ig", 0.3, stage="weights given")]
+    assert leak(rows, "dgp+error-feedback") == 0.9
 
 
 def test_the_front_by_hand():
-    a, b = Point("a", 0.9, 0.9, "ig", 1.0), Point("b", 0.8, 0.5, "ig", 1.0)
-    c, d = Point("c", 0.8, 0.6, "ig", 0.6), Point("d", 0.8, 0.6, "ig", 1.0)  # b and c are better than d
+    def point(name, accuracy, leak, ratio):
+        return Point(name, Estimate(accuracy, 0, 1), Estimate(leak, 0, 1), "ig", ratio)
+
+    a, b = point("a", 0.9, 0.9, 1.0), point("b", 0.8, 0.5, 1.0)
+    c, d = point("c", 0.8, 0.6, 0.6), point("d", 0.8, 0.6, 1.0)  # b and c are better than d
     assert front([a, b, c, d]) == [a, b, c]
-    assert front([a, Point("twin", 0.9, 0.9, "ig", 1.0)]) == [a, Point("twin", 0.9, 0.9, "ig", 1.0)]
+    twin = point("twin", 0.9, 0.9, 1.0)
+    assert front([a, twin]) == [a, twin]
     assert front_sentence([a, d]).startswith("On the front, from least to most accurate: d: 80.0% right, CW-SSIM 0.60")
 
 
@@ -61,6 +94,9 @@ def test_curves_of_the_epochs():
         ([1, 2], [0.4, 0.8]),
     ]
     assert "dgp 80.0%" in view.panels[0].alt
+    assert view.panels[0].layout["xaxis"]["dtick"] == 1  # there is no half epoch
+    (long,) = over_epochs(trained("none", 1.0, *[0.5] * 100))
+    assert long.panels[0].layout["xaxis"]["nticks"] == 10
     assert balance(trained("none", 1.0, 0.5)) == []  # never attacked
 
 

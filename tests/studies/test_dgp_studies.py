@@ -189,22 +189,42 @@ def test_bytes_beside_the_papers():
     assert [lines[0].cells[title].value for title in ("seconds an epoch", "with the gradients")] == [9.0, 12.0]
 
 
-def test_quality_by_distance():
-    rows = []
-    for number, (distance, psnr) in enumerate([(0.0, 40.0), (0.2, 30.0), (0.5, 19.0), (0.8, 11.0), (1.0, 5.0)]):
-        rows += attacked("ig", "dgp", 0.3, 0.3) if number == 0 else []
+STEPS = {"none": (0.0, 40.0), "top-k": (0.2, 30.0), "dgp": (0.8, 11.0), "noise": (1.0, 5.0)}  # distance and PSNR
+
+
+def distanced(defense, targets, broken=0.0):
+    """Some targets under a defense, each a little unlike the others."""
+    distance, psnr = STEPS[defense.partition(":")[0]]
+    rows = attacked("ig", defense, 0.3, 0.3)
+    for number in range(targets):
         values = {"relative_distance": distance, "error": 1.0, "bound": 0.5, "bound_by_sent": 2.0}
-        values |= {"violated": 0.0, "violated_by_sent": 1.0, "fitted": 0.1, "reached": 0.1 * number}
-        rows += [row(metric, value, "dgp", study="theory", number=number) for metric, value in values.items()]
-        rows.append(row("psnr", psnr, "dgp", attack="ig:iterations=9", target=number, item=0))
-    (line,), findings = dgp_theory.fig1(Seen(rows))
-    assert line.cells["relative distance"].value == pytest.approx(0.5)
+        values |= {"violated": broken, "violated_by_sent": 1.0, "fitted": 0.1, "reached": 0.1 * number}
+        rows += [row(metric, value, defense, study="theory", number=number) for metric, value in values.items()]
+        shifted = psnr + number * (1 if distance else 3)
+        rows.append(row("psnr", shifted, defense, attack="ig:iterations=9", target=number, item=0))
+    return rows
+
+
+def test_quality_by_distance():
+    lines, findings = dgp_theory.fig1(Seen([x for defense in STEPS for x in distanced(defense, 5)]))
+    line = lines[2]
+    assert line.cells["relative distance"].value == pytest.approx(0.8)
     assert line.cells["Eq. 2 broken"].value == 0.0
     assert line.cells["epsilon"].value == pytest.approx(0.3)  # the 4th of 5 trials at delta .2
-    assert line.cells["Theorem 1 prints"] == "1.000"  # gamma_1 is 1 in the worst trial
+    assert line.cells["Theorem 1 prints"] == "0.820"  # .1 + .9 * .8
     assert said(findings, "worse reconstruction") == "supported"  # -psnr rises with the distance
-    assert said(findings, "Eq. 2") == "undecided"  # 0 of 5 may still be more than 5 %
+    assert said(findings, "Eq. 2") == "undecided"  # 0 of 5 targets may still be more than 5 %
     assert said(findings, "with what was sent") == "not supported"
+
+
+def test_more_defenses_of_the_same_targets_narrow_no_interval():
+    few = [x for defense in ("none", "top-k", "dgp", "noise") for x in distanced(defense, 5)]
+    again = [x for defense in STEPS for n in range(8) for x in distanced(f"{defense}:again={n}", 5)]
+    once, often = (dgp_theory.fig1(Seen(rows))[1] for rows in (few, again))
+    for words in (("worse reconstruction",), ("Eq. 2",), ("with what was sent",)):
+        first, second = (next(x for x in found if all(w in x.claim for w in words)) for found in (once, often))
+        assert first.measured == second.measured, words
+    assert said(often, "Eq. 2") == "undecided"  # 160 reconstructions of 5 pictures are 5 pictures
 
 
 def test_an_empty_and_a_trained_residual():

@@ -1,4 +1,4 @@
-"""Defenses of updates side by side: pictures, accuracy over the epochs, and what each is worth as a whole."""
+"""Defenses of updates side by side: pictures, and accuracy over the epochs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 from secateur.catalogue import split
 from secateur.report.figures import DASHES
 from secateur.report.inversion_gallery import Picture
-from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View, setting
 from secateur.report.summary import Key
 from secateur.rows import Row
 
 ACROSS = 9  # truths in a sheet: a batch of Rob
-FEEDBACK = "+error-feedback"  # an update before the first round is the same with it and without it
 Labels = Mapping[str, Any]
 
 
@@ -25,22 +24,6 @@ class Sheet:
 
     title: str
     lines: list[tuple[str, list[Picture | None]]]
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one defense is worth."""
-
-    name: str
-    accuracy: float
-    leak: float  # the highest mean CW-SSIM that any attacker reached
-    attacker: str
-    ratio: float  # of dense, an upload and a download
-
-    def worse_than(self, other: Point) -> bool:
-        """Whether the other is at least as good in everything, and better in something."""
-        mine, theirs = (-self.accuracy, self.leak, self.ratio), (-other.accuracy, other.leak, other.ratio)
-        return all(b <= a for a, b in zip(mine, theirs, strict=True)) and mine != theirs
 
 
 def studied(rows: Iterable[Row]) -> list[Row]:
@@ -92,95 +75,20 @@ def over_epochs(rows: Iterable[Row]) -> list[View]:
     return [View(place, [_curves(place, curves)]) for place, curves in groups.items()]
 
 
-def balance(rows: Sequence[Row]) -> list[View]:
-    """One view for each data set that was trained on and attacked: accuracy, leakage and bytes of every defense."""
-    views = []
-    for place in dict.fromkeys((row.extra.get("run"), row.dataset) for row in studied(rows)):
-        own = [row for row in rows if (row.extra.get("run"), row.dataset) == place]
-        if points := worth(own):
-            name = str(place[1]) if place[0] is None else f"{place[0]}: {place[1]}"
-            views.append(View(name, [_scatter(name, points)], front_sentence(points)))
-    return views
-
-
-def worth(rows: Iterable[Row]) -> list[Point]:
-    """Every defense that was trained with and attacked; means over networks and seeds."""
-    trained = {"test_accuracy": dict[str, list[float]](), "ratio": dict[str, list[float]]()}
-    leaks: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for row in rows:
-        name, extra = row.defense or "none", row.extra
-        if row.value is None:
-            continue
-        if extra.get("study") == "training" and extra["epoch"] == extra["epochs"] and row.metric in trained:
-            trained[row.metric].setdefault(name, []).append(row.value)
-        # What a defense hides is the raw picture, so of ATS's two likenesses that one counts.
-        elif row.metric == "cw_ssim" and row.attack and extra["target"] is None and extra.get("against") != "used":
-            attacker = row.attack, str(extra.get("labels"))  # one who was told the labels is another
-            leaks.setdefault(name, {}).setdefault(attacker, []).append(row.value)
-    points = []
-    for name, accuracy in trained["test_accuracy"].items():
-        attacked = leaks.get(name, leaks.get(name.removesuffix(FEEDBACK)))
-        if attacked and name in trained["ratio"]:
-            leak, (attack, _) = max((_mean(values), attacker) for attacker, values in attacked.items())
-            points.append(Point(name, _mean(accuracy), leak, split(attack)[0], _mean(trained["ratio"][name])))
-    return points
-
-
-def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats in everything: accuracy, leakage and bytes."""
-    return [point for point in points if not any(point.worse_than(other) for other in points)]
-
-
-def front_sentence(points: Sequence[Point]) -> str:
-    """The front in words, for whoever prints the page or cannot see the plot."""
-    told = "; ".join(
-        f"{x.name}: {100 * x.accuracy:.1f}% right, CW-SSIM {x.leak:.2f} under {x.attacker}, {x.ratio:.3f} of the bytes"
-        for x in sorted(front(points), key=lambda x: x.accuracy)
-    )
-    return f"On the front, from least to most accurate: {told}."
-
-
-def _scatter(title: str, points: Sequence[Point]) -> Panel:
-    best, traces = front(points), list[Part]()
-    for number, point in enumerate(points):
-        ring = {"width": 3 if point in best else 0, "color": GREY}
-        told = f"<b>{point.name}</b><br>accuracy {100 * point.accuracy:.1f}%<br>CW-SSIM {point.leak:.3f} under "
-        marker = {"color": cycle(PALETTE, number), "size": 10 + 24 * min(point.ratio, 1.2), "line": ring}
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"{point.name}{' (front)' if point in best else ''}",
-                "x": short([point.accuracy]),
-                "y": short([point.leak]),
-                "marker": marker,
-                "text": [f"{told}{point.attacker}<br>{point.ratio:.3f} of the bytes of dense"],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
-    return panel(
-        title,
-        f"{title}: test accuracy against CW-SSIM of the strongest attacker. {front_sentence(points)}",
-        traces,
-        440,
-        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
-        {"title": "CW-SSIM of the strongest attacker", "zeroline": False, "nticks": 8},
-    )
-
-
 def _curves(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
     traces = list[Part]()
     for number, (name, points) in enumerate(curves.items()):
         style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
         values = short(_mean(found) for found in points.values())
         traces.append({"type": "scatter", "mode": "lines", "name": name, "x": list(points), "y": values, "line": style})
+    last = max(max(points) for points in curves.values())
     ends = "; ".join(f"{trace['name']} {100 * trace['y'][-1]:.1f}%" for trace in traces)
     return panel(
         title,
         f"{title}, test accuracy by epoch. In the end: {ends}.",
         traces,
         400,
-        {"title": "epoch", "zeroline": False, "nticks": 10},
+        {"title": "epoch", "zeroline": False} | ({"nticks": 10} if last > 10 else {"dtick": 1}),  # there is no half one
         {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 6},
     )
 

@@ -12,6 +12,7 @@ from secateur.errors import WrongInput
 from secateur.federated.submodels.advice import from_rows
 from secateur.limits import check
 from secateur.report import (
+    balance,
     defended,
     federation,
     federation_gallery,
@@ -96,7 +97,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "histograms": sections.histograms(on_models),
         "classes": sections.class_means(on_models),
         "losses": inversion_losses.losses(figures),
-        "balance": defended.balance(rows),
+        "balance": balance.balance(rows),
         "epochs": defended.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
         "planes": federation_plane.planes(rows),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import sub
@@ -14,6 +14,7 @@ from secateur.attacks.inversion.updates import gradient_update
 from secateur.chance import derive
 from secateur.exposure import Exposure, chance_of
 from secateur.interfaces import Batch
+from secateur.likeness import share_by_target
 from secateur.metrics.attack_bounds import epsilon, theorem_1_cosine
 from secateur.metrics.gradient_distance import cosine_distance, relative_distance
 from secateur.metrics.input_bound import reconstruction_bound
@@ -96,7 +97,7 @@ def fig1(found: Seen) -> tuple[list[Line], list[Finding]]:
         cells |= {f"{title} broken": _broken(own, name) for name, title in FORMS.items()}
         cells |= {"epsilon": _epsilon(own, "reached"), "Theorem 1 prints": _theorem_1(own)}
         lines.append(Line({"defense": defense}, cells))
-    every = list(targets.values())
+    every = _by_target(targets)
     return lines, [
         judge("a greater distance goes with a worse reconstruction (correlation)", _follow(every), "every", unit=""),
         *(_holds(every, name, title) for name, title in FORMS.items()),
@@ -123,19 +124,33 @@ def _targets(found: Seen) -> dict[tuple[str, int, int], Values]:
     return {key: values for key, values in targets.items() if "relative_distance" in values}
 
 
-def _follow(targets: Sequence[Values]) -> dict[str, Estimate | None]:
-    """The correlation of each measure with the distance, turned so that it should be positive."""
+def _by_target(targets: Mapping[tuple[str, int, int], Values]) -> list[list[Values]]:
+    """The same, a list a target: what many defenses made of one picture is not independent."""
+    groups: dict[tuple[int, int], list[Values]] = {}
+    for (_, seed, number), values in targets.items():
+        groups.setdefault((seed, number), []).append(values)
+    return list(groups.values())
+
+
+def _follow(targets: Sequence[Sequence[Values]]) -> dict[str, Estimate | None]:
+    """Each measure's correlation with the distance over a target's defenses, turned so that it should be positive.
+
+    The mean over the targets, so that a target counts once, however many defenses it met.
+    """
     cases: dict[str, Estimate | None] = {}
     for name, sign in QUALITY.items():
-        r = correlation(
-            [(x["relative_distance"], sign * x[name]) for x in targets if math.isfinite(x.get(name, math.nan))]
-        )
-        cases[name] = r
+        known = ([x for x in own if math.isfinite(x.get(name, math.nan))] for own in targets)
+        found = (correlation([(x["relative_distance"], sign * x[name]) for x in own]) for own in known if own)
+        each = [r.value for r in found if r is not None]
+        cases[name] = mean_of(each) if each else None
     return cases
 
 
-def _holds(targets: Sequence[Values], name: str, title: str) -> Finding:
-    broken = _broken(targets, name)
+def _holds(targets: Sequence[Sequence[Values]], name: str, title: str) -> Finding:
+    """Whether a form is rarely broken, over all defenses; the interval is over targets."""
+    groups = [known for own in targets if (known := [bool(x[name]) for x in own if name in x])]
+    hits = torch.tensor([hit for own in groups for hit in own])
+    broken = share_by_target(hits, [len(own) for own in groups]) if groups else None
     room = None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)
     claim = f"Proposition 1 holds, {title}: broken at most {100 * RARE:g} % of the time"
     return judge(claim, {"rarer than that by": room}, "every")
