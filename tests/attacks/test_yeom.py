@@ -85,5 +85,8 @@ def test_as_many_members_as_others_and_nobody_twice(inside, outside, whole):
 def test_ten_thousand_are_asked_at_most_and_a_client_can_be_too_small():
     found = trial(torch.arange(17_020), torch.arange(20_000, 30_000), derive(0, "trial"))
     assert (len(found.known), len(found.members), len(found.nonmembers), len(found.own)) == (170, 5000, 5000, 5000)
-    with pytest.raises(WrongInput, match="too few"):
+    said = "client: 3 members and 10 non-members are too few: the attacker must know 3 of each "
+    said += "(1 % of the members, at least 3) and be asked about others; mapp_fl leaves its smallest clients out too"
+    with pytest.raises(WrongInput) as refused:
         trial(torch.arange(3), torch.arange(10, 20), derive(0, "trial"))
+    assert str(refused.value) == said

@@ -144,10 +144,11 @@ def trial(rows: Tensor, outside: Tensor, rng: Generator, *, printed: bool = Fals
     """
     number, half = known_count(len(rows), printed), len(outside) // 2
     left = len(rows) - (0 if whole else number)
-    if number < 1:
-        raise WrongInput("client", f"of {len(rows)} rows 1 % is nobody that could be known")
-    if left < 1 or half < 1 or len(outside) - half < number:
-        raise WrongInput("client", f"{len(rows)} rows and {len(outside)} others are too few to know {number} of both")
+    if number < 1 or left < 1 or half < 1 or len(outside) - half < number:
+        few = f"{len(rows)} members and {len(outside)} non-members are too few"
+        rule = f"1 % of the members, at {'most' if printed else 'least'} {FEWEST}"
+        need = f"the attacker must know {number or 'some'} of each ({rule}) and be asked about others"
+        raise WrongInput("client", f"{few}: {need}; mapp_fl leaves its smallest clients out too")
     asked = min(MOST, left, half)
     inside, others = (part[torch.randperm(len(part), generator=rng)] for part in (rows, outside))
     candidates = rows[torch.randperm(len(rows), generator=rng)] if whole else inside[number:]
