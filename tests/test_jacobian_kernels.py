@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="left out: Triton is not installed")
 from secateur.jacobian import kernels
 from secateur.jacobian.flows import Flow, Thin, laid_out
 
+pytestmark = pytest.mark.system  # interpreted, they take minutes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -307,6 +307,7 @@ def test_rows_without_a_kernel():
 
 
 @needs_triton
+@pytest.mark.system
 def test_the_interpreted_kernel_equals_the_plain_path():
     # In a process of its own: Triton reads the variable once, and the interpreter would stay for all that follows.
     here = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -19,6 +19,7 @@ from secateur.defenses.priprune_passes import FIRST, LOGITS, TURNS, Fused, Plain
 from secateur.defenses.withholding import SAVED, WITHHELD, whole_mask
 from secateur.interfaces import Batch
 
+pytestmark = pytest.mark.system  # interpreted, they take minutes
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 TOLERANCES = {torch.float32: 2e-5} if GPU else {torch.float64: 1e-14, torch.float32: 5e-7}

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="left out: Triton is not installed")
 
 from secateur.federated import batchnorm, batchnorm_kernels
 
+pytestmark = pytest.mark.system  # interpreted, they take minutes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -16,6 +16,7 @@ from secateur.federated.submodels.turning import Narrow
 from secateur.models.mapp import mapp_cnn
 from secateur.precision import tf32
 
+pytestmark = pytest.mark.system  # interpreted, they take minutes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [  # lanes, pictures, channels, filters, height, width, taps
     (2, 3, 3, 8, 6, 6, (3, 3)),

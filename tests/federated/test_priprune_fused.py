@@ -15,6 +15,7 @@ from secateur.config import base_pruning
 from secateur.defenses import priprune, priprune_passes
 from secateur.federated import graphs
 
+pytestmark = pytest.mark.system  # interpreted, they take minutes
 GPU = torch.cuda.is_available()
 
 

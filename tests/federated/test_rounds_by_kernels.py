@@ -15,9 +15,12 @@ from secateur.federated.terms import protection_of
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or torch.cuda.is_available(), reason="left out: nothing to interpret"
-)
+pytestmark = [
+    pytest.mark.system,  # interpreted, they take minutes
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None or torch.cuda.is_available(), reason="left out: nothing to interpret"
+    ),
+]
 CASES = {
     "plain": {},
     "pseudo-largest": protection_of(defense("pseudo-largest")),

@@ -9,8 +9,8 @@ stride of 0 is one row that all users share.
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 PLACES, CHANNELS = 32, 64  # of a tile; of fewer channels more places

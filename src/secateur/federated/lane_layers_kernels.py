@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 PLACES, INPUTS, OUTPUTS = 128, 32, 128  # most of a tile

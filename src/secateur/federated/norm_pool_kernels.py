@@ -9,8 +9,8 @@ x is (U, P, C), of pictures with an even number of lines and `width` columns; wh
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from secateur.federated.batchnorm_kernels import PROGRAMS, factored, measured, tile_of

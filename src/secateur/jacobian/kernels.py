@@ -9,8 +9,8 @@ features share, slopes and normalised inputs (P, C), is loaded once for some of 
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from secateur.jacobian.flows import Thin
