@@ -71,10 +71,11 @@ def _forward(norm: _BatchNorm, x: Tensor, skip: Tensor | None) -> Tensor:
 def _plain(norm: _BatchNorm) -> bool:
     """Whether its forward is F.batch_norm in training and nothing else."""
     counts = norm.num_batches_tracked is not None
-    return norm.training and not counts and norm.momentum is not None and not _hooked(norm)
+    return norm.training and not counts and norm.momentum is not None and not hooked(norm)
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody looks at what it is given or gives."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
@@ -94,5 +95,5 @@ def _skip(node: fx.Node, norm: fx.Node) -> fx.Node | None:
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return type(module) is nn.ReLU and not _hooked(module)
+        return type(module) is nn.ReLU and not hooked(module)
     return node.op == "call_function" and node.target in RELUS

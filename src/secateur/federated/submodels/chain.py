@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from secateur.federated.fusing import hooked
 from secateur.federated.lane_layers import conv2d, linear, norm_relu, norm_relu_pool
 from secateur.models.mapp import Scaler
 
@@ -71,7 +72,7 @@ def fits(net: nn.Module) -> bool:
     layers = _layers(net)
     weighty = [layer for layer in layers if [*layer.parameters()]]
     once = len(weighty) == len(set(weighty))  # one that stands in two places has its parameters once
-    return once and not any(map(_hooked, net.modules())) and all(map(_known, layers, [*layers[1:], None]))
+    return once and not any(map(hooked, net.modules())) and all(map(_known, layers, [*layers[1:], None]))
 
 
 def _layers(net: nn.Module) -> list[nn.Module]:
@@ -86,7 +87,8 @@ def _known(layer: nn.Module, after: nn.Module | None) -> bool:
         plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
         return same and plain and layer.bias is not None
     if type(layer) is nn.BatchNorm2d:
-        return layer.affine and not layer.track_running_stats and type(after) is nn.ReLU
+        plain = layer.affine and layer.bias is not None and not layer.track_running_stats
+        return plain and type(after) is nn.ReLU
     if type(layer) is nn.Linear:
         return layer.bias is not None
     if type(layer) is nn.MaxPool2d:
@@ -95,7 +97,3 @@ def _known(layer: nn.Module, after: nn.Module | None) -> bool:
     if type(layer) is nn.Flatten:
         return layer.start_dim == 1
     return type(layer) in (nn.ReLU, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Identity, Scaler)
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
