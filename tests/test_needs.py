@@ -1,5 +1,6 @@
 """What a job needs and does not have is said before any of it is done."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,35 @@ def test_a_federation_over_flower_without_it_is_refused_before_any_work(package,
     said = capsys.readouterr()
     wanted = f"secateur: {package}: is not installed; install it with: pip install 'secateur[flower]'\n"
     assert (said.out, said.err) == ("", wanted) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("command", ["audit", "federate", "invert"])
+@pytest.mark.parametrize(
+    ("field", "file", "sentence"),
+    [
+        ("weights", "none.safetensors", "none.safetensors cannot be read as a .safetensors file: No such file"),
+        ("weights", "bad.safetensors", "bad.safetensors cannot be read as a .safetensors file: Error"),
+        ("data", "none.npz", "none.npz does not exist"),
+        ("data", "bad.npz", "bad.npz is truncated, damaged or unreadable"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_a_dry_run_too(
+    field, file, sentence, command, dry, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bad.safetensors", "bad.npz"):
+        (tmp_path / name).write_text("no such thing")
+    assert main([command, f"--{field}", file, *dry]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"secateur: {field}: {sentence}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_refuses_data_that_is_too_small_to_be_split(tmp_path, capsys):
+    np.savez(tmp_path / "few.npz", inputs=np.zeros((4, 1, 8, 8), np.float32), labels=np.arange(4) % 2)
+    assert main(["audit", "--data", str(tmp_path / "few.npz"), "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("secateur: data: 4 rows cannot be split")
 
 
 NAMES = ("correctness", "conf", "rmia", "lira:variance=per-example")

@@ -65,7 +65,9 @@ def plan(config: Audit) -> list[str]:
     config = _attacked(config)
     names = ", ".join(map(str, config.attack))
     check_audit(config)
+    data, _ = prepare(config)
     seed = config.seeds[0]
+    parts_of(config, data, seed)
     every = list(duels(config, seed))
     victims = list(dict.fromkeys(duel.victim for duel in every))
     shadows = config.shadows if config.trains_shadows else 0

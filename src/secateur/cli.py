@@ -56,7 +56,7 @@ Data = Annotated[str | None, typer.Option(help="A data set's name, an .npz, an i
 DataFolder = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Many = Annotated[list[str] | None, typer.Option(help="Comma-separated, repeatable.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check what is given, say what would be done, and do nothing.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the file: field.part=value.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
@@ -303,12 +303,12 @@ def sweep(
     """Spread audits, inversions, federations, studies and seeds over Ray workers."""
     given = dict(locals())
     from secateur.config import Sweep
-    from secateur.sweep.pieces import plan
+    from secateur.sweep.pieces import plan_at
     from secateur.sweep.sweeping import run_sweep
 
     settings = _settings(Sweep, given)
     if dry_run:
-        typer.echo("\n".join(piece.told for piece in plan(settings)))
+        typer.echo("\n".join(piece.told for piece in plan_at(settings, address)))
         return
     swept = run_sweep(settings, out, address, workers)
     told = f"{len(swept.rows)} rows of {len(swept.entries)} pieces: {out / 'results.jsonl'}"

@@ -117,6 +117,20 @@ def test_a_dry_run_lists_the_pieces_and_does_nothing(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("field", "file"), [("weights", "net.safetensors"), ("data", "own.npz"), ("data", "folder/of/images")]
+)
+def test_a_file_that_is_not_on_this_machine_is_refused_before_any_work(dry, field, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "sweep.yaml").write_text(f"job: audit\n{field}: {file}\nsparsity: [.5]\n")
+    assert main(["sweep", "sweep.yaml", *dry]) == 2
+    assert capsys.readouterr().err == f"secateur: {field}: {file} does not exist (in audit)\n"
+    assert not (tmp_path / "runs").exists()
+    assert main(["sweep", "sweep.yaml", "--address", "head:6379", "--dry-run"]) == 0  # where it may be
+
+
 def test_a_piece_depends_on_its_settings_and_on_the_files_they_name(tmp_path):
     def key(**more):
         return planned(job="audit", **more)[0].key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,19 @@ def plan(sweep: Sweep) -> list[Piece]:
     name, times = Counter(piece.name for piece in pieces).most_common(1)[0]
     if times > 1:
         raise WrongInput("grid", f"{times} pieces are called {name}; every piece must differ in a field of the grid")
+    return pieces
+
+
+def plan_at(sweep: Sweep, address: str | None) -> list[Piece]:
+    """The pieces of a sweep on a cluster; without one on this machine, where the files that they name must be."""
+    pieces = plan(sweep)
+    for piece in () if address or os.environ.get("RAY_ADDRESS") else pieces:
+        data = piece.config.data or ""
+        named: dict[str, Any] = {"data": data} if "/" in data or data.endswith(".npz") else {}
+        named |= {name: value for name, value in piece.config if isinstance(value, Path)}
+        for field, value in named.items():
+            if not Path(value).expanduser().exists():
+                raise WrongInput(field, f"{value} does not exist (in {piece.run})")
     return pieces
 
 

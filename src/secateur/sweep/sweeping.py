@@ -23,7 +23,7 @@ from secateur.progress import progress
 from secateur.rows import Row
 from secateur.runs import Run, load_figures, load_rows, open_run
 from secateur.sweep.book import Book, Entry
-from secateur.sweep.pieces import Piece, plan
+from secateur.sweep.pieces import Piece, plan_at
 from secateur.sweep.spreading import spread
 from secateur.sweep.working import Home
 
@@ -44,7 +44,7 @@ class Swept:
 
 def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int | None = None) -> Swept:
     """Run every piece that is not finished, at `address` or on this machine, and gather all into the folder `out`."""
-    pieces = plan(config)
+    pieces = plan_at(config, address)
     require("ray", "ray")
     seeds = sorted({seed for piece in pieces for seed in piece.config.seeds or ()})
     settings = config.model_dump(mode="json", by_alias=True)
