@@ -272,6 +272,7 @@ def reproduce(
     model: Model = None,
     seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
     device: Device = None,
+    images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-SCALE.")] = None,
     set_: Set = None,
     json_: Json = False,
@@ -279,7 +280,8 @@ def reproduce(
     """Run a paper's table or figure (secateur list studies), and print it next to what the paper says."""
     from secateur.studies.study import reproduce as run
 
-    given = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds, "device": device}
+    given: dict[str, Any] = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds}
+    given |= {"device": device, "images": images}
     folder = out or Path("runs") / f"{name}-{scale}"
     table = run(name, scale, given, set_, folder)
     if json_:

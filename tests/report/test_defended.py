@@ -111,6 +111,9 @@ def test_pictures_by_defense():
     assert shown["none"] == ["ig:iterations=3-none-0", "ig:iterations=3-none-1"]
     assert shown["dgp"] == ["ig:iterations=3-dgp-0", None]
     assert sheets([figure | {"png": None} for figure in figures]) == []
+    later = [figure | {"stage": "weights given", "png": "later"} for figure in figures]
+    first, second = sheets(figures + later)
+    assert first == sheet and second.title == "ig: net on digits, weights given"  # one does not stand over the other
 
 
 @pytest.mark.parametrize("with_attack", [True, False])

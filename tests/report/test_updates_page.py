@@ -13,7 +13,7 @@ from secateur.inverting import run_invert
 from secateur.report import inversion
 from secateur.report.inversion_gallery import gallery
 from secateur.report.inversion_losses import losses as losses_of
-from secateur.report.page import write_page
+from secateur.report.page import Source, render, write_page
 from secateur.report.terminal import print_inversion
 from secateur.rows import Row
 
@@ -48,6 +48,27 @@ def test_pictures_of_several_networks_or_batch_sizes_say_of_which():
     titles = ["m on d, batches of 1, target 0", "n on d, batches of 1, target 0"]
     titles += ["m on d, batches of 4, target 0, picture 0"]
     assert [card.title for card in gallery(found)] == titles
+
+
+def test_pictures_of_an_untrained_and_of_a_trained_model_are_told_apart():
+    found = [figure(0, 3.0, stage="untrained"), figure(0, 2.0, stage="weights given")]
+    assert [card.title for card in gallery(found)] == ["untrained, target 0", "weights given, target 0"]
+    assert [card.title for card in gallery(found[:1])] == ["target 0"]
+
+
+def test_losses_of_two_batch_sizes_are_two_plots():
+    curve = {"kind": "loss", "curve": [[0, 1.0], [1, 0.5]], "defense": "none"}
+    views = losses_of(figure(0, 1.0, batch_size=size, **curve) for size in (2, 4))
+    assert [view.label for view in views] == ["m on d, batches of 2: ig", "m on d, batches of 4: ig"]
+
+
+def test_the_table_says_what_its_lines_differ_in(tmp_path):
+    told = {"threat": "a server", "knows": "all", "labels": "inferred", "total_variation": None, "target": None}
+    for key, values in {"stage": ("untrained", "weights given"), "batch_size": (2, 4)}.items():
+        own = {"model": "m", "dataset": "d", "seed": 0, "attack": "ig", "metric": "psnr", "value": 9.0}
+        rows = [Row(**own, extra=told | {"stage": "untrained", "batch_size": 2} | {key: value}) for value in values]
+        table = render([Source("run", rows, [], "", {})]).split('id="recovered"')[1].split("</table>")[0]
+        assert all(f"<td>{value}</td>" in table for value in values) and f">{key.replace('_', ' ')}<" in table
 
 
 def test_what_stands_under_a_picture():

@@ -11,7 +11,7 @@ from secateur.cli import main
 from secateur.errors import WrongInput
 from secateur.exposure import Exposure
 from secateur.rows import Row, comparable
-from secateur.runs import load_rows
+from secateur.runs import load_figures, load_rows
 from secateur.studies import (
     dgp_accuracy,
     dgp_bounds,
@@ -315,6 +315,19 @@ def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
     assert main([*command, str(tmp_path / "again")]) == 0
     one, two = (comparable(load_rows(tmp_path / name)) for name in ("whole", "again"))
     assert one == two
+
+
+def test_a_study_without_pictures_and_one_of_two_models_with_all_of_them(tmp_path):
+    small = ["--set", "targets=1", "--set", "iterations=2", "--set", "epochs=1", "--set", "examples=80"]
+    command = ["reproduce", "dgp-residual", "--scale", "tiny", "--set", "adaptive=none", *small, "--out"]
+    assert main([*command, str(tmp_path / "shown")]) == main([*command, str(tmp_path / "hidden"), "--no-images"]) == 0
+    figures = [figure for figure in load_figures(tmp_path / "shown") if figure["kind"] == "picture"]
+    truths = sum(figure["attack"] is None for figure in figures)
+    files = list((tmp_path / "shown" / "pictures").rglob("*.png"))
+    assert truths == 4 and len(figures) == 4 + 2 + 1 + 3 * 2 and len(files) == len(figures)  # none over another
+    assert not list((tmp_path / "hidden").rglob("*.png"))
+    assert all(not figure["png"] for figure in load_figures(tmp_path / "hidden") if figure["kind"] == "picture")
+    assert "This page shows training pictures" not in (tmp_path / "hidden" / "report.html").read_text()
 
 
 def test_a_part_of_a_study_is_for_a_machine_of_its_own():

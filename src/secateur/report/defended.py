@@ -8,6 +8,7 @@ from typing import Any
 
 from secateur.catalogue import split
 from secateur.report.figures import DASHES
+from secateur.report.inversion import where
 from secateur.report.inversion_gallery import Picture
 from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.sections import View, setting
@@ -44,7 +45,7 @@ def sheets(figures: Iterable[Labels]) -> list[Sheet]:
     for figure in figures:
         if figure["kind"] != "picture" or not figure["png"]:
             continue
-        place = _place(figure)
+        place = where(figure)
         key = tuple((name, figure.get(name)) for name in ("seed", "target", "item"))
         if figure["attack"] is None:
             truths.setdefault(place, {})[key] = Picture("truth", figure["png"], [])
@@ -91,12 +92,6 @@ def _curves(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> 
         {"title": "epoch", "zeroline": False} | ({"nticks": 10} if last > 10 else {"dtick": 1}),  # there is no half one
         {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 6},
     )
-
-
-def _place(figure: Labels) -> str:
-    size = figure.get("batch_size", 1)
-    told = [setting(figure), *([f"batches of {size}"] if size > 1 else [])]
-    return ", ".join([*told, *(["labels told"] if figure.get("labels") == "oracle" else [])])
 
 
 def _labels(row: Row) -> dict[str, Any]:

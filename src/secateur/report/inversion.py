@@ -12,7 +12,8 @@ from secateur.report.verdict import Badge
 from secateur.rows import Row
 
 # columns of the table where its lines differ in them
-PLACES = ("run", "model", "dataset", "base_pruning", "defense", "against", "round", "client")
+PLACES = ("run", "model", "dataset", "stage", "batch_size", "base_pruning", "defense", "against", "round", "client")
+TRAINED = "weights given"  # the stage of a model that is no longer the untrained one
 Labels = Mapping[str, Any]
 
 
@@ -53,6 +54,19 @@ def place(figure: Labels) -> str:
         return f"target {figure['target']}"
     who = "the sum of all clients" if figure.get("client") is None else f"client {figure['client']}"
     return f"round {figure['round']}, {who}"
+
+
+def where(figure: Labels) -> str:
+    """What the updates of one comparison share: network, data, batches, whether weights were given and labels told.
+
+    Example:
+        >>> where({"model": "m", "dataset": "d", "batch_size": 4, "stage": "weights given", "labels": "oracle"})
+        'm on d, batches of 4, weights given, labels told'
+    """
+    size = figure.get("batch_size", 1)
+    told = [setting(figure), *([f"batches of {size}"] if size > 1 else [])]
+    told += [TRAINED] if figure.get("stage") == TRAINED else []
+    return ", ".join([*told, *(["labels told"] if figure.get("labels") == "oracle" else [])])
 
 
 def threat(line: Line) -> str:
@@ -141,7 +155,7 @@ def plain_only(found: Iterable[Line]) -> list[str]:
         plain = [line for line in group if not line.labels["adaptive"]]
         knowing = [str(line.labels["attack"]) for line in group if line.labels["adaptive"] and _leaks(line)]
         if plain and knowing and not any(map(_leaks, plain)):
-            told = f"{', '.join(knowing)} brings pictures back"
+            told = f"{', '.join(knowing)} {'brings' if len(knowing) == 1 else 'bring'} pictures back"
             sentences.append(f"{met} stands only against the plain attacker: {told}.")
     return sentences
 

@@ -14,7 +14,7 @@ from secateur.report.summary import Cell, Key
 
 OPEN = 12  # cards that are seen at once
 MOST = 100  # cards: the others are in the run's folder
-CARD = ("run", "model", "dataset", "batch_size", "seed", "target", "item")  # what tells one truth from another
+CARD = ("run", "model", "dataset", "stage", "batch_size", "seed", "target", "item")  # what tells one truth from another
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,10 @@ def gallery(figures: Iterable[Labels]) -> list[Card]:
     cards: dict[Key, Card] = {}
     pictures = [figure for figure in figures if figure["kind"] == "picture"]
     settings = {(setting(figure), figure["batch_size"]) for figure in pictures}
+    stages = {figure.get("stage") for figure in pictures}
     for figure in pictures:
         key = tuple((name, figure.get(name)) for name in CARD)
-        card = cards.setdefault(key, Card(_title(figure, len(settings) > 1)))
+        card = cards.setdefault(key, Card(_title(figure, len(settings) > 1, len(stages) > 1)))
         if figure["attack"] is None:
             card.truth = Picture("truth", figure["png"], [f"label {figure['label']}"])
             continue
@@ -65,10 +66,11 @@ def _guess(figure: Labels) -> Picture:
     return Picture(name({**figure, "attack": attack}), figure["png"], told + believed)
 
 
-def _title(figure: Labels, several: bool) -> str:
+def _title(figure: Labels, several: bool, staged: bool) -> str:
     size = figure["batch_size"]
     parts = [setting(figure)] if several or figure.get("run") else []
     parts += [f"batches of {size}"] if several else []
+    parts += [str(figure.get("stage"))] if staged else []
     parts += [place(figure)]
     parts += [f"picture {figure['item']}"] if size > 1 else []
     parts += [f"seed {figure['seed']}"] if figure["seed"] else []

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from secateur.report.figures import DASHES
-from secateur.report.inversion import Labels, name, place
+from secateur.report.inversion import Labels, name, place, where
 from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.sections import View, setting
+from secateur.report.sections import View
 from secateur.report.summary import Key
 
 CURVES = 40  # in a plot
@@ -19,11 +19,11 @@ def losses(figures: Iterable[Labels]) -> list[View]:
     groups: dict[Key, list[Labels]] = {}
     for figure in figures:
         if figure["kind"] == "loss":
-            groups.setdefault((("setting", setting(figure)), ("attack", name(figure))), []).append(figure)
+            groups.setdefault((("where", where(figure)), ("attack", name(figure))), []).append(figure)
     several = len({key[0] for key in groups}) > 1
     views = []
-    for (where, attack), found in groups.items():
-        label = f"{where[1]}: {attack[1]}" if several else str(attack[1])
+    for (shared, attack), found in groups.items():
+        label = f"{shared[1]}: {attack[1]}" if several else str(attack[1])
         views.append(View(label, [_curves(label, found)]))
     return views
 

@@ -69,7 +69,8 @@ class Attacked:
             residual=self.residual if "error-feedback" in defense else None,
         )
         bench = Bench(setting.run, config, data, setting.device, setting.seed)
-        where = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}")
+        trained = "" if self.weights is None else f"-{self.weights.stem}"  # beside the untrained model's
+        where = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}{trained}")
         return Exposure(config, bench, config.defense[0], f"pictures/{where}")
 
 

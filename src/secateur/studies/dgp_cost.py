@@ -146,13 +146,13 @@ def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
         lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} MB"))
     whole = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
     room = {name: combine(lambda x, most=most: most - x, whole.get(name, {})) for name, most in DENSE_SHARE.items()}
-    least = {x.model: _less(costs, x._replace(defense="dgp"), x, "bytes") for x in costs if x.defense == "adgp"}
+    least = {x.model: _less(costs, x._replace(defense="dgp"), x, "ratio") for x in costs if x.defense == "adgp"}
     limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
     return lines, [
         judge(
             f"on ResNet18 an upload and a download take at most this share of dense: {limits}", room, "every", unit=""
         ),
-        judge("ADGP sends less than DGP (bytes)", least, "every", unit=""),
+        judge("ADGP sends less than DGP (share of dense)", least, "every", unit=""),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import sub
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from secateur.metrics.convergence import lemma_1
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp_accuracy import FEEDBACK, accuracy_lines
-from secateur.studies.dgp_attacked import Attacked
+from secateur.studies.dgp_attacked import ADAPTIVE, Attacked
 from secateur.studies.dgp_found import Course, Seen
 from secateur.studies.dgp_listening import overheard_claims, overheard_lines
 from secateur.studies.dgp_privacy import SAME, Cases, case, hidden, knowing_claims, privacy_lines
@@ -34,6 +34,7 @@ class Midway:
     defenses: tuple[str, ...]  # with error feedback
     model: str = "resnet18"
     data: str = CIFAR10
+    adaptive: tuple[str, ...] = ADAPTIVE
 
     def __call__(self, setting: Setting) -> None:
         """Train, then attack the model and the first user as the training left them."""
@@ -49,7 +50,8 @@ class Midway:
             weights = _kept(setting.run.folder / "models" / f"seed{setting.seed}-{number}.safetensors", made.state)
             residual = _kept(weights.with_suffix(".residual.safetensors"), made.client)
             met = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
-            Attacked("ig", met, self.model, self.data, weights=weights, residual=residual)(setting)
+            attacked = Attacked("ig", met, self.model, self.data, adaptive=self.adaptive)
+            replace(attacked, weights=weights, residual=residual)(setting)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Setting:
 
     run: Run
     scale: Scale
-    given: Mapping[str, Any]  # model, data_folder and device, where a user gave them
+    given: Mapping[str, Any]  # model, data_folder, device and images, where a user gave them
     datasets: Mapping[str, Dataset]  # by what the paper has in their place
     seed: int
 
@@ -133,6 +133,7 @@ class Setting:
         """The fields of `secateur invert` that a step is run by."""
         scale = self.scale
         common = {"model": model, "device": self.given.get("device"), "data_folder": self.given.get("data_folder")}
+        common |= {"images": self.given.get("images")}
         common |= {"targets": scale.targets, "threads": scale.threads, "seeds": [self.seed]}
         common |= {"generator_steps": scale.generator_steps, "generator_width": scale.generator_width}
         return read(Invert, None, common | more)

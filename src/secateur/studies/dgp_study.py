@@ -49,7 +49,7 @@ class UpdateStudy:
         asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
         device, datasets = device_of(asked), load_all(steps, size, given)
         torch.set_num_threads(size.threads)
-        told = {name: str(given[name]) for name in ("data", "model") if given.get(name) is not None}
+        told = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
         config = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
         config |= {} if steps == self.steps else {"steps": [repr(step) for step in steps]}
         try:

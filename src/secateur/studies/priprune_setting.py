@@ -96,6 +96,7 @@ class Setting:
             "model": given.get("model") or step.model or place.model,
             "data_folder": given.get("data_folder"),
             "device": given.get("device"),
+            "images": given.get("images"),
             "examples": scale.examples,
             "threads": scale.threads,
             "seeds": self.seeds,

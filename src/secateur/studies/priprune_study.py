@@ -65,7 +65,7 @@ class FederatedStudy:
             raise WrongInput("data", f"nothing of {entry.name} is run on this data set; give another")
         for each in ready:
             check_federate(each.config, each.data, device)
-        told = {name: str(given[name]) for name in ("data", "model") if given.get(name) is not None}
+        told = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
         kept = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
         kept |= {"only": only} if only else {}
         with page_afterwards(out), open_run(out, "study", plain(kept), device=str(device), seeds=asked.seeds) as run:

@@ -49,7 +49,8 @@ class Study:
         for text in overrides or []:
             if text.partition("=")[0] in ("protocol", "adaptive"):
                 raise WrongInput("set", f"{text!r} would make this another study; {entry.name} has its own protocol")
-        fields = settings(self, scale, given) | {field: value for field, value in given.items() if value is not None}
+        told = {field: value for field, value in given.items() if value is not None and field != "images"}
+        fields = settings(self, scale, given) | told  # an audit has no pictures to show
         config = read(Audit, None, fields, overrides)
         rows = run_audit(config, out)
         lines, findings = self.tabulate(Found(rows, load_figures(out)))
