@@ -162,9 +162,10 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         (["--base-pruning", "snip:rate=1"], "base_pruning.snip.rate: 1.0 is not allowed"),
         (["--defense", "priprune:alpha=2"], "defense.priprune.alpha: 2.0 is not allowed"),
         (["--defense", "ppb"], "acts on"),
+        (["--defense", "adgp+error-feedback"], "defense: adgp lets one client choose everybody's positions; take dgp"),
         (
             ["--defense", "dgp+nope"],
-            "Allowed: adgp, dgp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",
+            "Allowed: dgp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",
         ),
         (["--attack", "ig,rob"], "apart"),
         (["--attack", "ig", "--local-epochs", "1"], "not both"),

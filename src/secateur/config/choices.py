@@ -13,7 +13,7 @@ from secateur.config.wording import plain, sentence
 from secateur.errors import WrongInput, unknown
 
 UPDATES = ("upload", "residual", "inputs", "model")  # places of defenses that act where an update is made
-SENT = ("upload", "residual")  # of these what rewrites an update, which a federation's clients have too
+SENT = ("upload", "residual")  # of these what rewrites an update
 FEDERATED = ("client",)  # places that only a federation has
 
 
@@ -99,13 +99,22 @@ def defense_of_clients(value: Any) -> Defense:
     from secateur.federated.terms import protection_of
 
     known = catalogue.methods("defense")
-    here = [each.name for each in known.values() if each.info["acts_on"] in (*SENT, *FEDERATED)]
+    here = [name for name in known if federated(name)]
     for name in (catalogue.split(part)[0] for part in value.split("+")) if isinstance(value, str) else ():
         if name not in known:
             raise unknown("defense", name, ["none", *here])
     made = defense(value)
     protection_of(made)  # what does not act here is refused now
     return made
+
+
+def federated(name: str) -> bool:
+    """Whether a federation's clients have a defense: it rewrites what one sends, and not by what another says."""
+    from secateur.federated.sending import aligned
+
+    entry = catalogue.find("defense", name)
+    place = entry.info["acts_on"]
+    return place in (*SENT, *FEDERATED) and not (place == "upload" and aligned(entry()))
 
 
 def base_pruning(value: Any) -> Choice:

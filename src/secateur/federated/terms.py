@@ -97,8 +97,7 @@ class Terms:
             raise WrongInput("method", "fedsgd sends gradients, and this defense withholds weights; take fedavg")
         if self.sends_gradients and self.at_client:
             raise WrongInput("base_pruning", "its clients choose masks for weights, and here they send gradients")
-        if self.upload is not None and aligned(self.upload) is not None:
-            raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")
+        _check_alone(self.upload)
         looking = private or (self.upload is not None and isinstance(inner_of(self.upload), Soteria))
         if looking and self.local.steps != 1:
             raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
@@ -155,6 +154,7 @@ def protection_of(defense: Defense) -> dict[str, Any]:
         if part.name != "none" and place not in ("client", "upload", "residual"):
             raise WrongInput("defense", f"{part.name} acts on {place}; give one that acts on what a client sends")
     upload = upload_of(defense)
+    _check_alone(upload)
     if client is None:
         return {"upload": upload}
     made = client.make()
@@ -163,3 +163,8 @@ def protection_of(defense: Defense) -> dict[str, Any]:
     if not hasattr(made, "turn"):
         return {"withholding": made, "upload": upload}
     return {"own": PrivateTurn(made, upload) if isinstance(upload, DifferentialPrivacy) else made}
+
+
+def _check_alone(upload: Upload | None) -> None:
+    if upload is not None and aligned(upload) is not None:
+        raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")

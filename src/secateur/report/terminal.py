@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from secateur.catalogue import split
-from secateur.config.choices import SENT, UPDATES
+from secateur.config.choices import FEDERATED, UPDATES, federated
 from secateur.report import federation_table, inversion
 from secateur.report.measures import shown, title
 from secateur.report.submodels_terminal import print_submodels
@@ -35,7 +35,7 @@ TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
     "inversion": "on an update: what was it made of? (secateur invert, secateur federate)",
     "updates": "of updates, before a client sends them (secateur invert, secateur federate)",
-    "made": "of updates, where a client makes them (secateur invert)",
+    "made": "of updates, where clients make them or agree on them (secateur invert)",
     "client": "of a federation's clients: what they withhold (secateur federate)",
     "training": "of training and fine-tuning (secateur audit)",
 }
@@ -149,8 +149,9 @@ def _group(row: Mapping[str, Any]) -> str | None:
     """The table that a method stands in: its kind, or where a defense acts."""
     if (place := row.get("acts_on")) is None:
         return row.get("kind")
-    places = {**dict.fromkeys(UPDATES, "made"), **dict.fromkeys(SENT, "updates"), "client": "client"}
-    return places.get(place, "training")
+    if place in FEDERATED:
+        return "client"
+    return ("updates" if federated(row["name"]) else "made") if place in UPDATES else "training"
 
 
 def _needs(row: Mapping[str, Any]) -> str:
