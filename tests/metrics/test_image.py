@@ -145,9 +145,24 @@ def test_summary_of_infinite_and_single_values(rng):
 
 
 def test_summary_draws_a_target_with_all_its_values(rng):
-    """Targets of two values and of one: resampled means are those of whole targets."""
+    """Targets of two values and of one: resampled medians are those of whole targets."""
     values = torch.tensor([0.0, 1.0, 6.0])
     found = summary({"psnr": values}, rng, sizes=[2, 1])["psnr"]
-    assert (found.mean.value, found.mean.low, found.mean.high) == (pytest.approx(7 / 3), 0.5, 6.0)
     assert (found.median.value, found.median.low, found.median.high) == (1.0, 0.5, 6.0)
-    assert found.targets == 2 and "resampling the 2 targets" in found.mean.note
+    assert found.median.note.startswith("2 targets are too few for 95 %")
+    # sums 1 and 6 are 11/3 off their shares of 7/3 a value: sqrt(2 * 2 * (11/3)^2) / 3 = 22/9, and t(1) = 12.7062
+    assert found.mean.value == pytest.approx(7 / 3)
+    assert found.mean.high - found.mean.value == pytest.approx(12.7062 * 22 / 9, rel=1e-5)
+    assert found.mean.value - found.mean.low == pytest.approx(12.7062 * 22 / 9, rel=1e-5)
+    assert found.targets == 2 and "over the 2 targets" in found.mean.note
+    many = summary({"psnr": values.repeat(5)}, rng, sizes=[2, 1] * 5)["psnr"]
+    assert 0.5 <= many.mean.low < 7 / 3 < many.mean.high <= 6.0 and many.median.note == many.mean.note
+
+
+@pytest.mark.parametrize("targets", [2, 3, 5, 9, 20])
+def test_an_interval_of_few_targets_covers_as_often_as_it_says(targets, rng):
+    """Two targets resampled lie on both sides of their mean half of the time, and that is no 95 %."""
+    draws = torch.randn(600, targets, generator=rng)
+    found = [summary({"x": draw}, rng, resamples=200)["x"].mean for draw in draws]
+    covered = sum(each.low <= 0 <= each.high for each in found) / len(found)
+    assert covered > 0.9

@@ -23,6 +23,7 @@ from secateur.metrics.pictures import paired
 
 WINDOW = 11  # pixels: 3.5 sigma to each side, as in scikit-image
 SIGMA = 1.5
+FEW = 10  # targets, below which resampling gives too narrow an interval
 LEVELS = (256, 100)  # of NMI: an 8-bit picture's own, and a coarser one whose chance level is low
 
 
@@ -140,8 +141,9 @@ def summary(
 ) -> dict[str, Summary]:
     """Mean and median with 95 % percentile intervals from resampling the targets, minimum and maximum.
 
-    A target has one value, or as many as `sizes` says, one after another: values of one target are not independent
-    (one update mixes its pictures), so a target is drawn with all of them.
+    Fewer than 10 targets cannot be resampled to 95 % (two would cover half): the mean has Student's interval then, and
+    the median's says so. A target has one value, or as many as `sizes` says, one after another: values of one target
+    are not independent (one update mixes its pictures), so a target is drawn with all of them.
 
     Example:
         >>> found = summary({"psnr": torch.tensor([10.0, 20.0, 60.0])}, Generator().manual_seed(0))["psnr"]
@@ -154,25 +156,38 @@ def summary(
 
 
 def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
-    note = "one target: no interval" if len(sizes) == 1 else None
+    few, note = 1 < len(sizes) < FEW, "one target: no interval" if len(sizes) == 1 else None
     if len(sizes) > 1 and max(sizes) > 1:
-        note = f"interval by resampling the {len(sizes)} targets, each with all its pictures"
+        note = f"interval over the {len(sizes)} targets, each with all its pictures"
     rows = pad_sequence(list(torch.split(value, list(sizes))), True, math.nan)  # (targets, pictures)
     again = rows[drawn].flatten(1)  # (resamples, targets * pictures)
 
-    def estimate(exact: Tensor, resampled: Tensor) -> Estimate:
+    def estimate(exact: Tensor, resampled: Tensor, note: str | None = note) -> Estimate:
         # no interpolation: between an infinite PSNR and another there is nothing
         low = torch.quantile(resampled, 0.025, interpolation="lower")
         high = torch.quantile(resampled, 0.975, interpolation="higher")
         return Estimate(float(exact), float(low), float(high), note)
 
+    mean = estimate(value.mean(), again.nanmean(1))
+    told = f"{len(sizes)} targets are too few for 95 %: the median's interval is narrower" if few else note
     return Summary(
-        mean=estimate(value.mean(), again.nanmean(1)),
-        median=estimate(_median(value), _median(again)),
+        mean=_student(value, sizes, mean) if few and bool(value.isfinite().all()) else mean,
+        median=estimate(_median(value), _median(again), told),
         minimum=float(value.min()),
         maximum=float(value.max()),
         targets=len(sizes),
     )
+
+
+def _student(value: Tensor, sizes: Sequence[int], mean: Estimate) -> Estimate:
+    """The mean with Student's interval over targets, by how far each one's sum is from its share of the whole."""
+    from scipy.stats import t
+
+    off = [float(part.sum()) - mean.value * len(part) for part in torch.split(value, list(sizes))]
+    n = len(off)
+    error = math.sqrt(n / (n - 1) * math.fsum(each * each for each in off)) / value.numel()
+    radius = float(t.ppf(0.975, n - 1)) * error
+    return mean._replace(low=mean.value - radius, high=mean.value + radius)
 
 
 def _median(x: Tensor) -> Tensor:
