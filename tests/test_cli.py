@@ -117,6 +117,15 @@ def test_help_is_plain_text(command, capsys):
     assert command != "list" or "|submodels|models|datasets|studies" in "".join(said.split())
 
 
+ARGUMENTS = {"reproduce": "NAME is that of the table", "report": "DIR... are the folders", "sweep": "FILE.yaml says"}
+
+
+@pytest.mark.parametrize("command", ["audit", "prune", "invert", "federate", *ARGUMENTS])
+def test_help_says_what_the_argument_is(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert f"\n  {ARGUMENTS.get(command, 'FILE.yaml is a run file')}" in capsys.readouterr().out
+
+
 def test_a_folder_that_belongs_to_something_else(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("precious")
     assert audit("--out", tmp_path) == 2

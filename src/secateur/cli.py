@@ -43,9 +43,8 @@ command = partial(app.command, cls=Command)
 STOPPED = 130  # the exit code of what Control-C ended
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 
-File = Annotated[
-    Path | None, typer.Argument(help="A run file (YAML); the flags are laid over it.", metavar="FILE.yaml")
-]
+# What an argument is, its command's docstring says: some versions of typer and click drop the help of arguments.
+File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
 Config = Annotated[
     Path | None, typer.Option("--config", help="The run file (YAML), as a flag; the others are laid over it.")
 ]
@@ -96,7 +95,10 @@ def audit(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Train, prune, fine-tune and attack: what does each way of pruning give away?"""
+    """Train, prune, fine-tune and attack: what does each way of pruning give away?
+
+    FILE.yaml is a run file; the flags are laid over it.
+    """
     given = dict(locals())
     from secateur import limits
     from secateur.artifacts import write
@@ -151,7 +153,10 @@ def invert(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Turn a client's update back into pictures: what does one update reveal?"""
+    """Turn a client's update back into pictures: what does one update reveal?
+
+    FILE.yaml is a run file; the flags are laid over it.
+    """
     given = dict(locals())
     from secateur.config import Invert
     from secateur.inverting import plan, run_invert
@@ -222,7 +227,10 @@ def federate(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Train a pruned federation, and attack its clients' updates from inside."""
+    """Train a pruned federation, and attack its clients' updates from inside.
+
+    FILE.yaml is a run file; the flags are laid over it.
+    """
     given = dict(locals())
     from secateur.config import Federate
     from secateur.federating import plan, run_federate
@@ -253,7 +261,10 @@ def prune(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Make a pruned, fine-tuned model: .safetensors with the recipe that made it."""
+    """Make a pruned, fine-tuned model: .safetensors with the recipe that made it.
+
+    FILE.yaml is a run file; the flags are laid over it.
+    """
     given = dict(locals())
     from secateur.config import Prune
     from secateur.pruned import run_prune
@@ -265,7 +276,7 @@ def prune(
 
 @command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="A table or figure of a paper (secateur list studies).", metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     scale: Annotated[str, typer.Option(help="tiny, small, or full: the paper's setting.")] = "small",
     data: Data = None,
     data_folder: DataFolder = None,
@@ -277,7 +288,10 @@ def reproduce(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Run a paper's table or figure (secateur list studies), and print it next to what the paper says."""
+    """Run a paper's table or figure, and print it next to what the paper says.
+
+    NAME is that of the table or figure, such as dgp-table1 (secateur list studies).
+    """
     from secateur.studies.study import reproduce as run
 
     given: dict[str, Any] = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds}
@@ -302,7 +316,10 @@ def sweep(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Spread audits, inversions, federations, studies and seeds over Ray workers."""
+    """Spread audits, inversions, federations, studies and seeds over Ray workers.
+
+    FILE.yaml says which; the flags are laid over it.
+    """
     given = dict(locals())
     from secateur.config import Sweep
     from secateur.sweep.pieces import plan_at
@@ -323,7 +340,7 @@ def sweep(
 
 @command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="Of what.", metavar="|".join(KINDS))] = "",
+    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS))] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print objects, with defaults, on standard output.")] = False,
 ) -> None:
     """List the methods of a kind with their papers."""
@@ -346,10 +363,13 @@ def list_(
 
 @command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,
 ) -> None:
-    """Write the page of one run, or one page of several."""
+    """Write the page of one run, or one page of several.
+
+    DIR... are the folders of the runs.
+    """
     from secateur.report.page import write_page
 
     typer.echo(write_page(folders, out))
