@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.cli import main
-from secateur.federated.submodels.advice import advise, from_rows, rows_of
+from secateur.federated.submodels.advice import advise, caution, from_rows, rows_of
 from secateur.federated.submodels.pilots import dealt
 from secateur.rows import Row
 from secateur.runs import load_rows
@@ -53,6 +53,24 @@ def test_advice_survives_being_rows():
     assert read == given
 
 
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ({"pilot_rounds": 10, "rounds": 150}, "so pilots of 10 rounds for a federation of 150 favour the whole model"),
+        ({"pilot_rounds": 1, "rounds": 2}, "so pilots of 1 round for"),
+        ({}, "so short pilots favour the whole model"),
+    ],
+)
+def test_pilots_that_are_shorter_than_the_federation_come_with_a_caution(rounds, said):
+    row = Row(**LABELS | {"extra": LABELS["extra"] | rounds}, metric="recommended_rate", value=1.0)
+    assert caution(row).startswith("Small models lag in early rounds, ") and said in caution(row)
+
+
+def test_pilots_as_long_as_the_federation_need_no_caution():
+    extra = LABELS["extra"] | {"pilot_rounds": 10, "rounds": 10}
+    assert caution(Row(**LABELS | {"extra": extra}, metric="recommended_rate", value=1.0)) is None
+
+
 @given(st.integers(2, 12), st.integers(2, 4), st.integers(1, 3))
 def test_every_client_has_every_size_once_a_draw(clients, sizes, draws):
     widths = [1 / (number + 1) for number in range(sizes)]
@@ -78,6 +96,7 @@ def test_advice_from_the_command_line(tmp_path, capsys):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Which model size suits each client" in page and advice[0].words in page
     assert "the advantage of yeom on what it sends back" in page and "accuracy, whole model" in page
+    assert "so pilots of 1 round for a federation of 150 favour the whole model" in said and caution(told) in page
     other = [*command[:2], "none", *command[3:]]
     other[other.index("--out") + 1] = str(tmp_path / "other")
     assert main(other) == 2 and "advise" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 
 from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
-from secateur.federated.submodels.advice import from_rows
+from secateur.federated.submodels.advice import caution, from_rows
 from secateur.limits import check
 from secateur.report import (
     balance,
@@ -85,6 +85,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
     environment.filters |= {"named": name_and_settings, "megabytes": federation_table.megabytes}
+    environment.filters["caution"] = caution
     rows, figures = _together(sources)
     others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
     audited = [row for row in rows if not any(of(row) for of in others)]

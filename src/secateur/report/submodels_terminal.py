@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from secateur.federated.submodels.advice import Advice, from_rows
+from secateur.federated.submodels.advice import Advice, caution, from_rows
 from secateur.metrics.membership import Estimate
 from secateur.report import submodels
 from secateur.rows import Row
@@ -85,6 +85,8 @@ def _print_advice(told: Row, advice: Sequence[Advice], console: Console) -> None
     console.print(table)
     for one in advice:
         console.print(f"client {one.client}: {one.words}", soft_wrap=True)
+    if (said := caution(told)) is not None:
+        console.print(said, soft_wrap=True)
 
 
 def _said(estimate: Estimate | None) -> str:

@@ -80,6 +80,17 @@ def from_rows(rows: Sequence[Row]) -> list[tuple[Row, list[Advice]]]:
     return [(own[0], [_read(own, row) for row in own if row.metric == "recommended_rate"]) for own in groups.values()]
 
 
+def caution(told: Row) -> str | None:
+    """What a reader of advice must know of pilots that are shorter than the federation, by one of its rows."""
+    pilots, whole = (told.extra.get(name) for name in ("pilot_rounds", "rounds"))
+    if pilots is None or whole is None:
+        return "Small models lag in early rounds, so short pilots favour the whole model."
+    if pilots >= whole:
+        return None
+    short = f"pilots of {pilots} round{'s' * (pilots > 1)} for a federation of {whole} favour the whole model"
+    return f"Small models lag in early rounds, so {short}; pilot_rounds makes them longer."
+
+
 def _read(rows: Sequence[Row], told: Row) -> Advice:
     options: dict[float, dict[str, Estimate]] = {}
     for row in rows:

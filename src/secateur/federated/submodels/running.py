@@ -183,7 +183,8 @@ def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule
     for seed in config.seeds:
         terms = terms_of(config, data, seed, rule, defense)
         labels = labels_of(config.model, data, seed, rule, defense, terms)
-        exposer = exposer_of(config, data, labels | {"extra": labels["extra"] | {"pilot": True}}, Story(), device)
+        piloted = labels["extra"] | {"pilot": True, "pilot_rounds": config.pilot_rounds}
+        exposer = exposer_of(config, data, labels | {"extra": piloted}, Story(), device)
         run_pilots(config, run, data, device, rule, terms, exposer)
 
 
