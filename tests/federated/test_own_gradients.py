@@ -33,6 +33,8 @@ def test_each_gets_what_its_own_backward_gives(
 ):
     sides = zip(size, window, padding, dilation, strict=True)
     assume(all(side + 2 * pad > by * (wide - 1) for side, wide, pad, by in sides))
+    # A window of one cannot be dilated; asked to, torch 2.13 on a CPU ends the process (float32, channels_last).
+    assume(all(wide > 1 or by == 1 for wide, by in zip(window, dilation, strict=True)))
     rng, geometry, (inputs, outputs) = torch.Generator().manual_seed(0), (stride, padding, dilation, groups), channels
 
     def random(*shape):
