@@ -5,6 +5,7 @@ import pytest
 from secateur.metrics.membership import Estimate
 from secateur.report.balance import Point, balance, front, front_sentence, worth
 from secateur.report.defended import facts, over_epochs, sheets, studied
+from secateur.report.distances import by_distance
 from secateur.report.page import Source, render
 from secateur.report.studied import tables
 from secateur.rows import Row
@@ -140,3 +141,31 @@ def test_a_study_without_attacks_and_trainings_has_its_tables():
     html = render([Source("study", rows, [], "", {})])
     assert "What each defense costs" in html and "0.613" in html
     assert "residual&#39;s norm" in html and "pruned models" not in html
+
+
+def distanced(defense, number, distance, error, bound, by_sent, **more):
+    values = {"relative_distance": distance, "error": error, "bound": bound, "bound_by_sent": by_sent}
+    return [row(name, value, defense, study="theory", number=number, **more) for name, value in values.items()]
+
+
+def test_every_reconstruction_is_a_point_by_its_distance_beside_its_bounds():
+    rows = distanced("none", 0, 0.0, 2.0, 1.0, 0.0) + distanced("none", 1, 0.0, 4.0, 5.0, 0.0)
+    rows += distanced("dgp", 0, 0.8, 6.0, 3.0, 7.0) + distanced("dgp", 1, 0.9, 8.0, 3.0, 9.0)
+    rows += [row("relative_distance", 0.5, "noise", study="theory", number=0)]  # nothing was reconstructed
+    (view,) = by_distance(rows)
+    assert view.label == "net on digits"
+    (plot,) = view.panels
+    drawn = {trace["name"]: (list(trace["x"]), list(trace["y"])) for trace in plot.data}
+    assert drawn == {
+        "none": ([0.0, 0.0], [2.0, 4.0]),
+        "dgp": ([0.8, 0.9], [6.0, 8.0]),
+        "at least, by Eq. 2": ([0.0, 0.0, 0.8, 0.9], [1.0, 5.0, 3.0, 3.0]),
+        "at least, by what was sent": ([0.0, 0.0, 0.8, 0.9], [0.0, 0.0, 7.0, 9.0]),
+    }
+    assert "distance" in plot.layout["xaxis"]["title"]["text"] and "error" in plot.layout["yaxis"]["title"]["text"]
+    assert "none (distance 0, mean error 3) to dgp (distance 0.85, mean error 7)" in view.text
+    assert "1 of 4 reconstructions by Eq. 2, 2 by what was sent" in view.text and view.text in plot.alt
+    page = render([Source("fig1", rows, [], "", {})])
+    assert "Error by the distance of the update" in page and "breaks the bound" in page
+    assert len(by_distance([*rows, *distanced("dgp", 0, 0.8, 6.0, 3.0, 7.0, run="other")])) == 2
+    assert by_distance([attacked("none", "ig", 0.9)]) == []

@@ -14,6 +14,7 @@ from secateur.limits import check
 from secateur.report import (
     balance,
     defended,
+    distances,
     federation,
     federation_gallery,
     federation_plane,
@@ -98,6 +99,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         "histograms": sections.histograms(on_models),
         "classes": sections.class_means(on_models),
         "losses": inversion_losses.losses(figures),
+        "distances": distances.by_distance(rows),
         "balance": balance.balance(rows),
         "epochs": defended.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
