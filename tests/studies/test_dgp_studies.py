@@ -142,6 +142,16 @@ def test_the_settings_of_dgp_step_by_step():
     assert [line.paper for line in lines][:1] == ["LPIPS 0.426, SSIM 0.146"] and lines[-1].paper == "92.82%"
 
 
+@pytest.mark.parametrize(("last", "verdict"), [(0.5001, "undecided"), (0.49, "not supported"), (0.55, "supported")])
+def test_most_steps_are_not_every_step(last, verdict):
+    rows = []
+    for (k1, k2), lpips in {(0.03, 0.45): 0.3, (0.04, 0.6): 0.4, (0.05, 0.75): 0.5, (0.06, 0.9): last}.items():
+        rows += attacked("rob", f"dgp:k1={k1}:k2={k2}", lpips, 0.6 - lpips, batch_size=9)
+    found = dgp_variants.table2_claims(Seen(rows))
+    assert said(found, "Rob, at every step") == verdict
+    assert said(found, "IG, at every step") == "undecided"  # not measured
+
+
 def test_the_last_epoch_is_the_final_accuracy():
     rows = trained("none", 0.5, 0.93) + trained("top-k+error-feedback", 0.4, 0.93)
     rows += trained("dgp+error-feedback", 0.4, 0.925) + trained("noise", 0.3, 0.7)

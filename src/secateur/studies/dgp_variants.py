@@ -28,8 +28,8 @@ def table2_claims(found: Seen) -> list[Finding]:
     """Rob depends on k1 + k2, IG on p = k1 / k2."""
     by_total, by_ratio = _rising(found, "rob", sum), _rising(found, "ig", lambda k: k[0] / k[1])
     return [
-        judge("a larger k1 + k2 protects better against Rob, step by step", by_total, unit=""),
-        judge("a larger p = k1 / k2 protects better against IG, step by step", by_ratio, unit=""),
+        judge("a larger k1 + k2 protects better against Rob, at every step", by_total, "every", unit=""),
+        judge("a larger p = k1 / k2 protects better against IG, at every step", by_ratio, "every", unit=""),
     ]
 
 
