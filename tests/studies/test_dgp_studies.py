@@ -276,6 +276,20 @@ def test_membership_by_defense():
     assert said(findings, "dgp+error-feedback hides members too") == "not supported"
 
 
+def test_an_attack_that_guesses_without_a_defense_says_nothing_of_one():
+    rows = []
+    for defense, aucs in {"none": (0.7, 0.5, 0.5005), "noise": (0.6, 0.5, 0.52)}.items():
+        rows += [
+            row("auc", auc, defense, attack=name) for name, auc in zip(("conf", "rmia", "lira"), aucs, strict=True)
+        ]
+    _, (found,) = dgp_membership.membership(Seen(rows))
+    assert found.verdict == "supported"  # conf alone: .7 to .6
+    left_out = "left out, not clearly above 0.5 without a defense: rmia, lira"
+    assert found.measured.startswith("conf: 0.100") and found.measured.endswith(f"; {left_out}")
+    _, (found,) = dgp_membership.membership(Seen([x for x in rows if x.attack != "conf"]))
+    assert (found.verdict, found.measured) == ("undecided", left_out)
+
+
 # Settings ------------------------------------------------------------------------------------------------------
 def test_full_is_the_papers_setting():
     full = SCALES["full"]
