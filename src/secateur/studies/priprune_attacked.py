@@ -92,7 +92,7 @@ def _falls(found: Seen, attack: str, metric: str = NMI, name: str = "NMI") -> Fi
         for low, high in pairwise(own):
             case = f"{low.base}, {low.broadcast}, {low.rate:g} to {high.rate:g}"
             cases[case] = found.apart(found.course(low, metric, attack), found.course(high, metric, attack))
-    return judge(f"{name} falls with the pruning rate, step by step", cases, unit="")
+    return judge(f"{name} falls with the pruning rate, in most steps", cases, unit="")
 
 
 def _by_rate(found: Seen) -> list[Sequence[Federation]]:

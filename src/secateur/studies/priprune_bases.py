@@ -56,7 +56,7 @@ def tablea1(found: Seen) -> tuple[list[Line], list[Finding]]:
             case = f"{accuracy:g}, {sharing:g}: {privacy:g} to {after[1]:g}"
             cases[case] = found.less(each, own[after], NMI, SGI)
     printed = {own[key]: value for key, value in _nearest(own).items()}
-    claim = "a higher lambda_pri lowers NMI, step by step"
+    claim = "a higher lambda_pri lowers NMI, in most steps"
     return lines(found, lambda each: printed.get(each, "")), [judge(claim, cases, unit="")]
 
 

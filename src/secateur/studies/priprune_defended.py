@@ -63,7 +63,7 @@ def fig8(found: Seen) -> tuple[list[Line], list[Finding]]:
             "every",
             -LITTLE,
         ),
-        judge("a higher fixed rate costs accuracy, step by step", worse),
+        judge("a higher fixed rate costs accuracy, in most steps", worse),
         judge("no fixed rate reaches PruneFL's accuracy", {n: _minus(case) for n, case in least.items()}, "every"),
         judge("PriPrune's NMI is lower than PruneFL's", {"NMI": found.less(bare, learnt, NMI, SGI)}, "every", unit=""),
         in_every_round(found, bare, learnt),
@@ -74,7 +74,7 @@ def fig8(found: Seen) -> tuple[list[Line], list[Finding]]:
             -LITTLE,
             unit="",
         ),
-        judge("a higher fixed rate hides more, step by step", hides, unit=""),
+        judge("a higher fixed rate hides more, in most steps", hides, unit=""),
         best_balance(found, learnt, fixed),
         moves(found, learnt),
     ]
@@ -104,9 +104,9 @@ def figa5(found: Seen) -> tuple[list[Line], list[Finding]]:
     hard: Cases = {step: found.less(high, low, LOSS, SGI) for step, low, high in steps(own)}
     worse: Cases = {step: found.gain(low, high) for step, low, high in steps(own)}
     return lines(found), [
-        judge("the more of the largest are pruned the lower NMI is, step by step", private, unit=""),
-        judge("the more of the largest are pruned the higher the attack's loss is, step by step", hard, unit=""),
-        judge("the more of the largest are pruned the lower the accuracy is, step by step", worse),
+        judge("the more of the largest are pruned the lower NMI is, in most steps", private, unit=""),
+        judge("the more of the largest are pruned the higher the attack's loss is, in most steps", hard, unit=""),
+        judge("the more of the largest are pruned the lower the accuracy is, in most steps", worse),
     ]
 
 
