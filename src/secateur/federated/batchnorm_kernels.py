@@ -4,7 +4,7 @@ x and g are (U, P, C): users, places, channels. What is given or found for a use
 stride of 0 is one row that all users share.
 """
 
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ from torch import Tensor
 PLACES, CHANNELS = 32, 64  # of a tile; of fewer channels more places
 PROGRAMS = 1024  # that share the sums: some for each of a GPU's processors
 PARTS = 32  # of the sums that are loaded at once
+
+
+@triton.jit
+def kept(out, total, along, u, c, C):
+    """A stretch's two sums, into (2, U, stretches, C)."""
+    into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
+    tl.store(into, tl.sum(total, 0), mask=c < C)
+    tl.store(into + tl.num_programs(2) * tl.num_programs(0) * C, tl.sum(along, 0), mask=c < C)
 
 
 @triton.jit
@@ -47,9 +55,7 @@ def _sums(
             value = tl.where(d * slope[None, :] + shift[None, :] > 0, value, 0.0)
         total += value
         along += value * d
-    into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
-    tl.store(into, tl.sum(total, 0), mask=c < C)
-    tl.store(into + tl.num_programs(2) * tl.num_programs(0) * C, tl.sum(along, 0), mask=c < C)
+    kept(out, total, along, u, c, C)
 
 
 @triton.jit

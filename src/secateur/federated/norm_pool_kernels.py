@@ -13,14 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from secateur.federated.batchnorm_kernels import PROGRAMS, factored, measured, tile_of
+from secateur.federated.batchnorm_kernels import PROGRAMS, factored, kept, measured, tile_of
 
 
 @triton.jit
-def _corner(p, W: tl.constexpr):
-    """The first of the four places that pooled place p has."""
-    column, line = p % (W // 2), p // (W // 2)  # of all pictures, one under the other
-    return 2 * line * W + 2 * column
+def _places(u, q, c, Q, W: tl.constexpr, C: tl.constexpr):
+    """Of pooled places q and channels c: which there are, where they lie, and where the first of each one's four."""
+    inside = (q < Q)[:, None] & (c < C)[None, :]
+    column, line = q % (W // 2), q // (W // 2)  # of all pictures, one under the other
+    first = u * 4 * Q * C + (2 * line * W + 2 * column)[:, None] * C + c[None, :]
+    return inside, u * Q * C + q[:, None] * C + c[None, :], first
 
 
 @triton.jit
@@ -59,10 +61,9 @@ def _pooled(
     c = tl.program_id(1) * T + tl.arange(0, T)
     q = tl.program_id(0) * R + tl.arange(0, R)
     centre, slope, shift = _given(mean, scale, bias, u, c, C, bias_stride)
-    inside = (q < Q)[:, None] & (c < C)[None, :]
-    at = u * 4 * Q * C + _corner(q, W)[:, None] * C + c[None, :]
+    inside, of_pooled, at = _places(u, q, c, Q, W, C)
     _, value, _ = _largest(x, at, inside, C, W, centre, slope, shift)
-    tl.store(out + u * Q * C + q[:, None] * C + c[None, :], tl.where(value < 0, 0.0, value), mask=inside)
+    tl.store(out + of_pooled, tl.where(value < 0, 0.0, value), mask=inside)
 
 
 @triton.jit
@@ -78,16 +79,13 @@ def _summed(
     along = tl.zeros((R, T), dtype=tl.float32)
     for step in range(0, stretch, R):
         q = tl.program_id(0) * stretch + step + tl.arange(0, R)
-        inside = (q < Q)[:, None] & (c < C)[None, :]
-        at = u * 4 * Q * C + _corner(q, W)[:, None] * C + c[None, :]
+        inside, of_pooled, at = _places(u, q, c, Q, W, C)
         d, value, _ = _largest(x, at, inside, C, W, centre, slope, shift)
-        gradient = tl.load(g + u * Q * C + q[:, None] * C + c[None, :], mask=inside, other=0)
+        gradient = tl.load(g + of_pooled, mask=inside, other=0)
         gradient = tl.where(value > 0, gradient, 0.0)
         total += gradient
         along += gradient * d
-    into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
-    tl.store(into, tl.sum(total, 0), mask=c < C)
-    tl.store(into + tl.num_programs(2) * tl.num_programs(0) * C, tl.sum(along, 0), mask=c < C)
+    kept(out, total, along, u, c, C)
 
 
 @triton.jit
@@ -103,10 +101,9 @@ def _spread(
     of, step = factors + u * C + c, tl.num_programs(2) * C
     a, b = tl.load(of, mask=c < C, other=0), tl.load(of + step, mask=c < C, other=0)
     by = tl.load(of + 2 * step, mask=c < C, other=0)
-    inside = (q < Q)[:, None] & (c < C)[None, :]
-    at = u * 4 * Q * C + _corner(q, W)[:, None] * C + c[None, :]
+    inside, of_pooled, at = _places(u, q, c, Q, W, C)
     _, value, number = _largest(x, at, inside, C, W, centre, slope, shift)
-    gradient = tl.load(g + u * Q * C + q[:, None] * C + c[None, :], mask=inside, other=0) * by[None, :]
+    gradient = tl.load(g + of_pooled, mask=inside, other=0) * by[None, :]
     gradient = tl.where(value > 0, gradient, 0.0)
     for k in tl.static_range(0, 4):
         here = (k // 2 * W + k % 2) * C
