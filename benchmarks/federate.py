@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -139,12 +139,17 @@ def submodels(
     sizes: Sequence[int], rule: str, device: str, rounds: int, beside: SubmodelFederation | None = None, seed: int = 0
 ) -> SubmodelFederation:
     """A federation of mapp_fl that evaluates at its end only, on random pictures in the shape of CIFAR-10."""
-    rng, rows = Generator().manual_seed(0), sum(sizes)
-    inputs, labels = torch.randn(rows + 128, 3, 32, 32, generator=rng), torch.randint(10, (rows + 128,), generator=rng)
-    shares = list(torch.arange(rows).split(list(sizes)))
+    shares = list(torch.arange(sum(sizes)).split(list(sizes)))
     terms = SubmodelTerms(shares, find("submodel", rule)(), rates_of(shares, 2), rounds, evaluate_every=rounds)
-    net = create("mapp-cnn-16", (3, 32, 32), 10, rng).to(device)
-    return SubmodelFederation(net, Dataset("random", inputs, labels, 10, rows), terms, seed, device, beside=beside)
+    net = create("mapp-cnn-16", (3, 32, 32), 10, Generator().manual_seed(0)).to(device)
+    return SubmodelFederation(net, _pictures(sum(sizes)), terms, seed, device, beside=beside)
+
+
+@cache
+def _pictures(rows: int) -> Dataset:
+    rng = Generator().manual_seed(0)
+    inputs, labels = torch.randn(rows + 128, 3, 32, 32, generator=rng), torch.randint(10, (rows + 128,), generator=rng)
+    return Dataset("random", inputs, labels, 10, rows)
 
 
 def plain_submodels(server: nn.Module, small: nn.Module, fed: SubmodelFederation, rng: Generator) -> None:

@@ -66,8 +66,8 @@ class _Conv2d(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         (rows, weight), kernels, size = ctx.saved_tensors, ctx.kernels, ctx.size
         taps, of = weight.shape[3:], _rows(g, len(weight))
-        by_weight, by_bias = kernels.by_filters(of, rows, size, taps)
-        by_weight = by_weight.unflatten(1, (*taps, -1)).permute(0, 4, 3, 1, 2)
+        by_weight = kernels.by_filters(of, rows, size, taps).unflatten(1, (*taps, -1)).permute(0, 4, 3, 1, 2)
+        by_bias = of.sum(1) if ctx.needs_input_grad[2] else None
         by_x = None
         if ctx.needs_input_grad[0]:  # the same convolution, of g with turned filters
             turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3).contiguous()

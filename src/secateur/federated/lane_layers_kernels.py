@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PLACES, INPUTS, OUTPUTS = 128, 32, 128  # most of a tile
-PROGRAMS = 1024  # that share the gradient of the filters: some for each of a GPU's processors
+INPUTS, OUTPUTS = 32, 128  # most of a tile; it has as many places as were fastest on an H200
+PROGRAMS = 4096  # that share the gradient of the filters: many for each of a GPU's processors
 
 
 @triton.jit
 def _around(
     x, p, k, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr
 ):  # fmt: skip
-    """Inputs k of the places p, which are a column and a row or a row and a column; 0 outside of the picture."""
+    """Inputs k, a row, of the places p, a column; 0 outside of the picture."""
     tap = k // C
     down, right = tap // w - h // 2, tap % w - w // 2
     line, column = (p // W) % H + down, p % W + right
@@ -59,7 +59,7 @@ def _by_filters(
     g, x, out, P, F, stretch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
     EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Over a stretch of places, into (stretches, lanes, K + 1, F): a last input, always 1, stands for the bias."""
+    """Over a stretch of places, into (stretches, lanes, K, F)."""
     K: tl.constexpr = h * w * C
     lane = tl.program_id(2).to(tl.int64)
     tiles = tl.cdiv(F, N)
@@ -68,13 +68,12 @@ def _by_filters(
     total = tl.zeros((R, N), dtype=tl.float32)
     for step in range(0, stretch, M):
         p = tl.program_id(1) * stretch + step + tl.arange(0, M)
-        inputs = _around(x + lane * P * C, p[None, :], k[:, None], P, H, W, C, h, w)
-        inputs = tl.where(k[:, None] == K, 1.0, inputs)
+        inputs = _around(x + lane * P * C, p[:, None], k[None, :], P, H, W, C, h, w)
         at = g + lane * P * F + p[:, None] * F + o[None, :]
         gradients = tl.load(at, mask=(p < P)[:, None] & (o < F)[None, :], other=0)
-        total = tl.dot(inputs, gradients, total, input_precision="ieee" if EXACT else "tf32")
-    into = out + ((tl.program_id(1) * tl.num_programs(2) + lane) * (K + 1) + k[:, None]) * F + o[None, :]
-    tl.store(into, total, mask=(k <= K)[:, None] & (o < F)[None, :])
+        total = tl.dot(tl.trans(inputs), gradients, total, input_precision="ieee" if EXACT else "tf32")
+    into = out + ((tl.program_id(1) * tl.num_programs(2) + lane) * K + k[:, None]) * F + o[None, :]
+    tl.store(into, total, mask=(k < K)[:, None] & (o < F)[None, :])
 
 
 def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[int], taps: Sequence[int]) -> Tensor:
@@ -82,26 +81,25 @@ def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[in
     (lanes, P, C), (_, K, F) = x.shape, filters.shape
     out = x.new_empty(lanes, P, F)
     N = _tile(F, OUTPUTS)
-    grid = triton.cdiv(P, PLACES), triton.cdiv(F, N), lanes
+    places, warps = (64, 2) if N > 16 else (128, 4)
+    grid = triton.cdiv(P, places), triton.cdiv(F, N), lanes
     given = x, filters, filters if bias is None else bias, out, P, F, *size, C, *taps
     with torch.cuda.device_of(x):
-        _convolved[grid](*given, bias is not None, _exact(), PLACES, N, _tile(K, INPUTS), num_warps=8 if N > 64 else 4)
+        _convolved[grid](*given, bias is not None, _exact(), places, N, _tile(K, INPUTS), num_warps=warps)
     return out
 
 
-def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The gradients of filters and bias by g, that of what `convolved` made of x."""
+def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -> Tensor:
+    """The gradient of the filters by g, that of what `convolved` made of x."""
     (lanes, P, F), C = g.shape, x.shape[2]
-    K = C * taps[0] * taps[1]
-    R, N = _tile(K + 1, 2 * INPUTS), _tile(F, OUTPUTS // 2)
-    tiles = triton.cdiv(K + 1, R) * triton.cdiv(F, N)
-    places = PLACES // 2
+    K, places = C * taps[0] * taps[1], 64
+    R, N = _tile(K, INPUTS), _tile(F, OUTPUTS // 2)
+    tiles = triton.cdiv(K, R) * triton.cdiv(F, N)
     stretch = places * max(1, P * lanes * tiles // PROGRAMS // places)
-    out = x.new_empty(triton.cdiv(P, stretch), lanes, K + 1, F)
+    out = x.new_empty(triton.cdiv(P, stretch), lanes, K, F)
     with torch.cuda.device_of(x):
         _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), places, N, R)
-    total = out.sum(0)
-    return total[:, :-1], total[:, -1]
+    return out.sum(0)
 
 
 def _tile(size: int, most: int) -> int:

@@ -41,7 +41,8 @@ def _steps(layers: Sequence[nn.Module]) -> Iterator[Step]:
         match layer:
             case nn.Conv2d():
                 scaler = left.pop(0) if left and isinstance(left[0], Scaler) else None
-                yield partial(_conv2d, scaler.rate if isinstance(scaler, Scaler) else 1.0)
+                rate = scaler.rate if isinstance(scaler, Scaler) else 1.0
+                yield partial(_conv2d, rate, bool(left) and isinstance(left[0], nn.BatchNorm2d))
             case nn.BatchNorm2d():
                 left.pop(0)
                 pools = bool(left) and isinstance(left[0], nn.MaxPool2d)
@@ -53,8 +54,9 @@ def _steps(layers: Sequence[nn.Module]) -> Iterator[Step]:
                 yield partial(_itself, layer)
 
 
-def _conv2d(rate: float, x: Tensor, given: Iterator[Tensor]) -> Tensor:
+def _conv2d(rate: float, normed: bool, x: Tensor, given: Iterator[Tensor]) -> Tensor:
     weight, bias = next(given), next(given)
+    bias = bias.detach() if normed else bias  # BatchNorm takes it away again: its gradient is 0, by layers round-off
     return conv2d(x, weight, bias) if rate == 1 else conv2d(x, weight / rate, bias / rate)
 
 
