@@ -73,11 +73,13 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     for start in range(0, resamples, AT_ONCE):
         draws.append(measured([_resample(*side, min(AT_ONCE, resamples - start), noise) for side in sides]))
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64, device=device)
-    result = {}
-    for name, value in exact.items():
-        low, high = torch.quantile(torch.cat([draw[name] for draw in draws]), bounds).tolist()
-        result[name] = Estimate(float(value), low, high, _unsupported(name, int((~member).sum())))
-    return result
+    table = torch.stack([torch.cat([draw[name] for draw in draws]) for name in exact])
+    ends, values = torch.quantile(table, bounds, dim=1).T.tolist(), torch.stack([*exact.values()]).tolist()
+    outside = int((~member).sum())
+    return {
+        name: Estimate(value, low, high, _unsupported(name, outside))
+        for name, value, (low, high) in zip(exact, values, ends, strict=True)
+    }
 
 
 def share(hits: Tensor) -> Estimate:

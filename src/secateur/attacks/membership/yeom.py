@@ -99,13 +99,11 @@ def over_knowledge(inside: Tensor, outside: Tensor, known: int, rng: Generator, 
     Three known members make a threshold that depends much on who they are; an interval over the candidates alone does
     not show it. `inside` and `outside` are (N,) log p_y.
     """
-    found = []
-    for _ in range(draws):
-        chosen = torch.zeros(len(inside), dtype=torch.bool, device=inside.device)
-        chosen[torch.randperm(len(inside), generator=rng)[:known].to(inside.device)] = True
-        limit = inside[chosen].mean()
-        found.append((inside[~chosen] > limit).double().mean() - (outside > limit).double().mean())
-    advantages = torch.stack(found)
+    drawn = torch.stack([torch.randperm(len(inside), generator=rng)[:known] for _ in range(draws)])
+    chosen = inside[drawn.to(inside.device)]
+    limit = chosen.mean(1, keepdim=True)
+    above, of_known, of_others = ((values > limit).double().sum(1) for values in (inside, chosen, outside))
+    advantages = (above - of_known) / (len(inside) - known) - of_others / len(outside)
     low, high = advantages.quantile(advantages.new_tensor([0.025, 0.975])).tolist()
     return Estimate(float(advantages.mean()), low, high)
 
