@@ -39,9 +39,7 @@ def _gradients(out, inputs, g):
 @pytest.fixture
 def by_kernels(monkeypatch):
     modules = {lane_layers.CONVOLUTION: lane_layers_kernels, lane_layers.POOLING: norm_pool_kernels}
-    monkeypatch.setattr(
-        lane_layers, "_kernels_for", lambda x, name: modules[name] if x.dtype == torch.float32 else None
-    )
+    monkeypatch.setattr(lane_layers, "kernels_for", lambda x, name: modules[name] if x.dtype == torch.float32 else None)
     monkeypatch.setattr(batchnorm, "_kernels_for", lambda x: batchnorm_kernels if x.dtype == torch.float32 else None)
     with tf32(False):
         yield

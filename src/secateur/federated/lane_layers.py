@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, vmap
 from torch.autograd import Function
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from secateur.federated.batchnorm import Moments, normalised, returned
 from secateur.triton_kernels import loaded
@@ -23,13 +24,26 @@ from secateur.triton_kernels import loaded
 CONVOLUTION, POOLING = "secateur.federated.lane_layers_kernels", "secateur.federated.norm_pool_kernels"
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Stride 1, with zeros around that keep the size: weight (lanes, F, C, h, w) of odd h and w, bias (lanes, F)."""
-    if kernels := _kernels_for(x, CONVOLUTION):
+    if kernels := kernels_for(x, CONVOLUTION):
         found: Tensor = _Conv2d.apply(x, weight, bias, kernels)  # type: ignore[no-untyped-call]
         return found
-    padding = [size // 2 for size in weight.shape[3:]]
-    return vmap(partial(F.conv2d, padding=padding))(_apart(x, len(weight)), weight, bias).flatten(0, 1)
+    one = partial(F.conv2d, padding=_padding(weight.shape[3:]))
+    return vmap(one, (0, 0, None if bias is None else 0))(_apart(x, len(weight)), weight, bias).flatten(0, 1)
+
+
+def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
+    """(lanes, F, C, h, w) the gradient of the filters by g, that of what `conv2d` made of x."""
+    if kernels := kernels_for(x, CONVOLUTION):
+        found: Tensor = kernels.by_filters(_rows(g, lanes), _rows(x, lanes), x.shape[2:], taps)
+        return _filters(found, taps)
+    shape = g.shape[1], x.shape[1], *taps
+
+    def one(x: Tensor, g: Tensor) -> Tensor:
+        return conv2d_weight(x, shape, g, padding=_padding(taps))  # type: ignore[no-any-return, no-untyped-call]
+
+    return vmap(one)(_apart(x, lanes), _apart(g, lanes))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -45,7 +59,7 @@ def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Of that the largest of every two by two; what an odd size leaves at the end is left out."""
-    kernels = _kernels_for(x, POOLING)
+    kernels = kernels_for(x, POOLING)
     if kernels is not None and x.shape[2] % 2 == x.shape[3] % 2 == 0:
         found: Tensor = _NormReluPool.apply(x, weight, bias, eps, kernels)  # type: ignore[no-untyped-call]
         return found
@@ -54,19 +68,20 @@ def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tenso
 
 class _Conv2d(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kernels: ModuleType) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: ModuleType) -> Tensor:
         rows = _rows(x, len(weight))
         ctx.save_for_backward(rows, weight)
         ctx.kernels, ctx.size = kernels, x.shape[2:]
         by_tap = weight.permute(0, 3, 4, 2, 1).flatten(1, 3).contiguous()
-        out = kernels.convolved(rows, by_tap, bias.contiguous(), ctx.size, weight.shape[3:])
+        bias = None if bias is None else bias.contiguous()
+        out = kernels.convolved(rows, by_tap, bias, ctx.size, weight.shape[3:])
         return _pictures(out, (len(x), *ctx.size))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         (rows, weight), kernels, size = ctx.saved_tensors, ctx.kernels, ctx.size
         taps, of = weight.shape[3:], _rows(g, len(weight))
-        by_weight = kernels.by_filters(of, rows, size, taps).unflatten(1, (*taps, -1)).permute(0, 4, 3, 1, 2)
+        by_weight = _filters(kernels.by_filters(of, rows, size, taps), taps)
         by_bias = of.sum(1) if ctx.needs_input_grad[2] else None
         by_x = None
         if ctx.needs_input_grad[0]:  # the same convolution, of g with turned filters
@@ -120,7 +135,17 @@ def _pictures(rows: Tensor, shape: Sequence[int]) -> Tensor:
     return rows.view(*shape, -1).movedim(-1, 1)
 
 
-def _kernels_for(x: Tensor, name: str) -> ModuleType | None:
+def _filters(found: Tensor, taps: Sequence[int]) -> Tensor:
+    """(lanes, h * w * C, F) as (lanes, F, C, h, w), which lie as the weights do: so all that follows is fast."""
+    return found.view(len(found), *taps, -1, found.shape[2]).permute(0, 4, 3, 1, 2).contiguous()
+
+
+def _padding(taps: Sequence[int]) -> list[int]:
+    return [size // 2 for size in taps]
+
+
+def kernels_for(x: Tensor, name: str) -> ModuleType | None:
+    """Kernels that take such an x."""
     return _kernels(name) if x.is_cuda and x.dtype == torch.float32 else None
 
 

@@ -2,7 +2,8 @@
 
 The gradient of a stacked linear layer comes transposed, so that every step reads it against its grain, and a stacked
 convolution of pictures of one channel is run by kernels for depthwise ones, which are slow. Written out as below both
-are one product for all networks, of tensors that lie as the weights do. Other convolutions become ones with groups.
+are one product for all networks, of tensors that lie as the weights do. Other convolutions are taken by kernels on a
+GPU where lane_convolution.py knows them, and become ones with groups where it does not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from secateur.federated import lane_convolution
 
 CHANNELS = 3  # of a picture; of more, patches cost more than they bring
 MOST = 1 << 22  # entries of the patches of one network's batch
@@ -29,6 +32,8 @@ class Products(TorchFunctionMode):
             return linear(*args)
         if func is F.conv2d and not kwargs and _plain(*args):
             return convolution(*args[:5])
+        if func is F.conv2d and not kwargs and lane_convolution.takes(*args):
+            return lane_convolution.convolution(*args[:3])
         return func(*args, **kwargs)
 
 

@@ -1,0 +1,120 @@
+"""A stacked convolution against one network after the other: by torch's operations, and by interpreted kernels."""
+
+import os
+
+import pytest
+import torch
+from torch import nn, vmap
+from torch.func import functional_call, grad, grad_and_value
+from torch.nn import functional as F
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+
+from secateur.federated import lane_convolution, lane_layers
+from secateur.federated.products import Products
+from secateur.models.conv import conv_2, conv_4
+from secateur.precision import tf32
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LANES = 3
+
+
+def _numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def _taken(monkeypatch, kernels, dtype):
+    """Every convolution that is known, by kernels of this name or by operations of torch; how often."""
+    calls = []
+
+    def takes(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        same = tuple(size // 2 for size in weight.shape[2:])
+        calls.append(fits := weight.shape[1] > 3 and padding == same and stride == (1, 1))
+        return fits
+
+    monkeypatch.setattr(lane_convolution, "takes", takes)
+    monkeypatch.setattr(lane_layers, "kernels_for", lambda x, name: kernels if x.dtype == dtype else None)
+    return calls
+
+
+def _compared(net, inputs, labels, bound):
+    def loss(params, inputs, labels):
+        return F.cross_entropy(functional_call(net, params, (inputs,)), labels)
+
+    stacked = {
+        name: _numbers(LANES, *value.shape, seed=i).to(value.dtype) * 0.1
+        for i, (name, value) in enumerate(net.named_parameters())
+    }
+    with Products(), tf32(False):
+        inside, losses = vmap(grad_and_value(loss))(stacked, inputs, labels)
+        leaves = {name: value.clone().requires_grad_() for name, value in stacked.items()}
+        total = vmap(loss)(leaves, inputs, labels).sum()
+        outside = dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+    for lane in range(LANES):
+        one = {name: value[lane].double() for name, value in stacked.items()}
+        given = inputs[lane].double(), labels[lane]
+        exact = grad(lambda params, *rest: F.cross_entropy(functional_call(net, params, rest[:1]), rest[1]))(
+            one, *given
+        )
+        assert float(losses[lane]) == pytest.approx(float(loss(one, *given)), rel=bound)
+        for name, value in exact.items():
+            for found in (inside, outside):
+                assert float((found[name][lane] - value).norm()) <= bound * float(value.norm()), name
+    assert all(value.is_contiguous() for found in (inside, outside) for value in found.values())
+
+
+@pytest.mark.parametrize("network", [conv_2, conv_4])  # of conv-4 two convolutions make pictures larger: not known
+def test_gradients_are_those_of_each_network(network, monkeypatch):
+    calls = _taken(monkeypatch, None, torch.float32)
+    net = network((1, 8, 8), 5).double().to(DEVICE)
+    inputs, labels = _numbers(LANES, 4, 1, 8, 8).double(), torch.arange(LANES * 4, device=DEVICE).view(LANES, 4) % 5
+    _compared(net, inputs, labels, 1e-9)
+    assert any(calls) and (network is conv_2) == all(calls)
+
+
+@pytest.mark.system
+def test_kernels_give_the_same(monkeypatch):
+    pytest.importorskip("triton", reason="left out: Triton is not installed")
+    from secateur.federated import lane_layers_kernels
+
+    calls = _taken(monkeypatch, lane_layers_kernels, torch.float32)
+    net = nn.Sequential(nn.Conv2d(4, 6, 5, padding=2), nn.ReLU(), nn.Conv2d(6, 7, (3, 1), padding=(1, 0), bias=False))
+    net = nn.Sequential(*net, nn.Flatten(), nn.Linear(7 * 24, 5)).to(DEVICE)
+    inputs, labels = _numbers(LANES, 3, 4, 4, 6), torch.arange(LANES * 3, device=DEVICE).view(LANES, 3) % 5
+    _compared(net, inputs, labels, 1e-4)
+    assert calls and all(calls)
+
+
+def test_weights_that_all_share_and_inputs_that_all_share():
+    x, weight, bias = _numbers(2, 3, 4, 4).double(), _numbers(5, 3, 3, 3).double(), _numbers(LANES, 5).double()
+    found = vmap(lane_convolution.convolution, (None, None, 0))(x, weight, bias)
+    for lane in range(LANES):
+        torch.testing.assert_close(found[lane], F.conv2d(x, weight, bias[lane], padding=1))
+    many = _numbers(2, LANES, 3, 4, 4).double()
+    found = vmap(lane_convolution.convolution, (1, None, None))(many, weight, None)
+    for lane in range(LANES):
+        torch.testing.assert_close(found[lane], F.conv2d(many[:, lane], weight, padding=1))
+
+
+@pytest.mark.parametrize(
+    "given, known",
+    [
+        ({}, True),
+        ({"stride": (2, 2)}, False),
+        ({"padding": (0, 0)}, False),
+        ({"padding": "same"}, False),
+        ({"dilation": (2, 2)}, False),
+        ({"groups": 2}, False),
+    ],
+)
+def test_what_is_known(given, known, monkeypatch):
+    monkeypatch.setattr(lane_convolution, "kernels_for", lambda x, name: torch)
+    usual = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1} | given
+    assert lane_convolution.takes(_numbers(2, 4, 5, 5), _numbers(6, 4, 3, 3), None, *usual.values()) is known
+    assert not lane_convolution.takes(_numbers(2, 4, 5, 5), _numbers(6, 4, 2, 2), None, *usual.values())
+
+
+def test_without_kernels_nothing_is_taken():
+    if DEVICE == "cpu":
+        assert not lane_convolution.takes(_numbers(2, 4, 5, 5), _numbers(6, 4, 3, 3), None, (1, 1), (1, 1), (1, 1), 1)
