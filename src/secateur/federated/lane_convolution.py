@@ -29,7 +29,7 @@ class Convolution(Function):
         """By x the same convolution, of g with turned filters."""
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        by_x = convolution(g, weight.flip(2, 3).transpose(0, 1)) if of_x else None
+        by_x = convolution(g, _turned(weight)) if of_x else None
         by_weight = _ByFilters.apply(g, x, weight.shape[2:]) if of_weight else None  # type: ignore[no-untyped-call]
         return by_x, by_weight, g.sum((0, 2, 3)) if of_bias else None
 
@@ -43,7 +43,7 @@ class Convolution(Function):
 
 
 class _ByFilters(Function):
-    """The gradient of the filters by g, that of the output."""
+    """The gradient of the filters by g, that of the output: linear in x and in g, so its own are convolutions again."""
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, taps: tuple[int, ...]) -> Tensor:
@@ -51,7 +51,14 @@ class _ByFilters(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, of_filters: Tensor) -> Any:
+        g, x = ctx.saved_tensors
+        of_g, of_x, _ = ctx.needs_input_grad
+        by_g = convolution(x, of_filters) if of_g else None
+        return by_g, convolution(g, _turned(of_filters)) if of_x else None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, int]:
@@ -79,6 +86,11 @@ def takes(
     same = tuple(size // 2 for size in weight.shape[2:])
     plain = (stride, padding, dilation, groups) == ((1, 1), same, (1, 1), 1)
     return plain and x.ndim == 4 and all(size % 2 for size in weight.shape[2:]) and bool(kernels_for(x, CONVOLUTION))
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """The filters that lead back from the outputs to the inputs."""
+    return weight.flip(2, 3).transpose(0, 1)
 
 
 def _many(value: Tensor, dim: int | None, count: int) -> Tensor:

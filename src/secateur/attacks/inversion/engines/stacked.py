@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, grad_and_value, vmap
@@ -17,6 +19,7 @@ from secateur.attacks.inversion.problem import (
     Variables,
     compared,
 )
+from secateur.federated.products import Products
 from secateur.interfaces import Mask, Params
 
 Statistics = list[tuple[Tensor, Tensor]]
@@ -42,10 +45,17 @@ def stacked(problem: Problem, objective: Objective, chunk: int | None = None) ->
         axes = (0, None if labels is None else 0, 0, axis, 0, masks)
         many = vmap(grad_and_value(one, has_aux=True), axes, chunk_size=chunk)
         leaves = {name: value.detach() for name, value in variables.items()}
-        gradient, (_, (total, matching)) = many(leaves, labels, fixed, sent, problem.observed, problem.mask)
+        with layers(problem):
+            gradient, (_, (total, matching)) = many(leaves, labels, fixed, sent, problem.observed, problem.mask)
         return Evaluated(total, matching, gradient)
 
     return evaluate
+
+
+def layers(problem: Problem) -> AbstractContextManager[object]:
+    """How layers are taken: with weights of every trial's own a GPU has kernels for them, in place of groups."""
+    on_gpu = next(iter(problem.sent.values())).is_cuda
+    return Products() if problem.own_weights and on_gpu else nullcontext()
 
 
 def client_gradient(
