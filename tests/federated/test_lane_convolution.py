@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from tiny_rules import Half, Moving, federation, run
 from torch import nn, vmap
 from torch.func import functional_call, grad, grad_and_value
 from torch.nn import functional as F
@@ -11,8 +12,10 @@ from torch.nn import functional as F
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
+from secateur.config import defense
 from secateur.federated import lane_convolution, lane_layers
 from secateur.federated.products import Products
+from secateur.federated.terms import protection_of
 from secateur.models.conv import conv_2, conv_4
 from secateur.precision import tf32
 
@@ -118,3 +121,26 @@ def test_what_is_known(given, known, monkeypatch):
 def test_without_kernels_nothing_is_taken():
     if DEVICE == "cpu":
         assert not lane_convolution.takes(_numbers(2, 4, 5, 5), _numbers(6, 4, 3, 3), None, (1, 1), (1, 1), (1, 1), 1)
+
+
+CASES = {
+    "plain": {},
+    "moving": {"base": Moving()},
+    "pseudo-mix": protection_of(defense("pseudo-mix")) | {"base": Half()},
+    "priprune": protection_of(defense("priprune:sharing=0.02")) | {"base": Half()},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rounds_are_those_of_one_client_after_the_other(case, monkeypatch):
+    calls = _taken(monkeypatch, None, torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1), nn.MaxPool2d(2), nn.Flatten()]
+        net = nn.Sequential(*parts, nn.Linear(27, 3)).double()
+    one, many = (federation(net, way=way, **CASES[case]) for way in ("sequential", "stacked"))
+    wanted, found = run(one), run(many)
+    assert any(calls)
+    assert [(row.metric, row.value) for row in found] == [(row.metric, pytest.approx(row.value)) for row in wanted]
+    for name, value in one.model().items():
+        torch.testing.assert_close(many.model()[name], value, rtol=0, atol=1e-9)
