@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The measurements of results/priprune.md, side by side on one GPU.
+# The measurements of results/priprune.md, AT_ONCE (4) side by side on one GPU.
 #   results/priprune.sh DATA OUT CHAIN...     DATA holds MNIST/raw/, QMNIST/raw/ and cifar-10-batches-bin/; CHAIN is a
 #   function below, in the order in which they are wanted, or a federation of one (rate_none, base_snip_priprune, ...)
 # What is stopped goes on where it was. A federation under PriPrune holds 110 MB a client, 21 GB here, and as much in a

@@ -16,7 +16,10 @@ study_into() { # study_into FOLDER NAME ARGUMENTS...
   cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
   cp "$out/$folder/table.md" "$out/done/$folder.md"
 }
-side_by_side() { # side_by_side FUNCTION...
-  for each in "$@"; do $each & done
+side_by_side() { # side_by_side FUNCTION...: AT_ONCE (4) at a time, in this order
+  for each in "$@"; do
+    $each &
+    while [ "$(jobs -rp | wc -l)" -ge "${AT_ONCE:-4}" ]; do wait -n; done
+  done
   wait
 }
