@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
 
 from secateur.config import defense
 from secateur.federated import lane_convolution, lane_layers
+from secateur.federated.local import Local
 from secateur.federated.products import Products
 from secateur.federated.terms import protection_of
 from secateur.models.conv import conv_2, conv_4
@@ -33,7 +34,7 @@ def _taken(monkeypatch, kernels, dtype):
 
     def takes(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         same = tuple(size // 2 for size in weight.shape[2:])
-        calls.append(fits := weight.shape[1] > 3 and padding == same and stride == (1, 1))
+        calls.append(fits := padding == same and stride == (1, 1))
         return fits
 
     monkeypatch.setattr(lane_convolution, "takes", takes)
@@ -89,6 +90,42 @@ def test_kernels_give_the_same(monkeypatch):
     assert calls and all(calls)
 
 
+@pytest.mark.system
+def test_kernels_are_found_and_taken_at_any_depth(monkeypatch):
+    """The first question for them may come from inside of vmap and grad, where new tensors have no memory."""
+    pytest.importorskip("triton", reason="left out: Triton is not installed")
+    monkeypatch.setattr(lane_layers, "DEVICE", DEVICE)
+    monkeypatch.setattr(lane_convolution, "takes", lambda *given: True)
+    found = []
+
+    def kernels_for(x, name):
+        found.append(lane_layers._kernels(name))
+        return found[-1]
+
+    monkeypatch.setattr(lane_layers, "kernels_for", kernels_for)
+    x, weight = _numbers(2, LANES, 4, 5, 3, 3), _numbers(2, LANES, 6, 5, 3, 3)
+
+    def loss(weight, x):
+        kernels_for(x, lane_layers.CONVOLUTION)
+        return lane_convolution.convolution(x, weight).square().sum()
+
+    lane_layers._kernels.cache_clear()
+    with tf32(False):
+        many = vmap(grad(loss))(weight[0], x[0])
+        nested = vmap(vmap(grad(loss)))(weight, x)  # as dp inside of a federation has it
+    assert found and all(found)
+    for lane in range(LANES):
+        exact = grad(lambda weight, x: F.conv2d(x, weight, padding=1).square().sum())(weight[0, lane], x[0, lane])
+        for one in (many[lane], nested[0, lane]):
+            torch.testing.assert_close(one, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
+
+
+def test_what_is_recorded_outside_is_not_left_out(monkeypatch):
+    monkeypatch.setattr(lane_layers, "kernels_for", lambda x, name: pytest.fail("kernels would leave it out"))
+    x, g = _numbers(4, 3, 4, 4).requires_grad_(), _numbers(4, 2, 4, 4)
+    assert lane_layers.by_filters(g, x, 2, (3, 3)).requires_grad
+
+
 def test_weights_that_all_share_and_inputs_that_all_share():
     x, weight, bias = _numbers(2, 3, 4, 4).double(), _numbers(5, 3, 3, 3).double(), _numbers(LANES, 5).double()
     found = vmap(lane_convolution.convolution, (None, None, 0))(x, weight, bias)
@@ -128,6 +165,7 @@ CASES = {
     "moving": {"base": Moving()},
     "pseudo-mix": protection_of(defense("pseudo-mix")) | {"base": Half()},
     "priprune": protection_of(defense("priprune:sharing=0.02")) | {"base": Half()},
+    "private": protection_of(defense("priprune:sharing=0.02+dp")) | {"local": Local(1, None, 4, 0.1)},
 }
 
 

@@ -1,7 +1,8 @@
 """A federation as a stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
 
-What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters, and the
-rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
+That is its last finished round, unless saving every one would take too long (`_pause`). What is saved: the server's
+weights, mask, momentum and squares, every sampled client's state, all counters, and the rows and figures so far. Chance
+needs no saving: it depends on the seed and the round's number.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from secateur.watching import forget
 log = logging.getLogger(__name__)
 
 STAGE = "federate"
-EVERY = 30.0  # seconds between two savings, or more: saving takes at most a twentieth of the time
-FULL = 600.0  # seconds before a full disk is tried again
+EVERY = 30.0  # seconds between two savings at most, unless they take longer than a twentieth of that
+FULL = 30.0  # seconds that saving is taken to need where the disk was full: it is tried again after ten minutes
 SPEED = 3e8  # bytes a second that are saved, until it is measured
 
 
@@ -127,25 +128,32 @@ def follow(
     place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     _resume(place, key, federation, story)
     saved = begun = time.monotonic()
-    cost, speed, earlier = 0.0, SPEED, story.seconds
+    takes, speed, earlier = 0.0, SPEED, story.seconds
     for done in federation.rounds():
         tell(done)
-        since = time.monotonic() - saved
-        pause = cost if federation.observed(done.number) else max(EVERY, cost)  # an attack is not to be made twice
-        if since < (pause if every is None else every) or federation.number >= federation.terms.rounds:
+        start = time.monotonic()
+        since, worth = start - saved, federation.observed(done.number)
+        if since < (_pause(takes, worth) if every is None else every) or federation.number >= federation.terms.rounds:
             continue
         tensors, data = federation.state()
         size = sum(value.nbytes for value in tensors.values())
-        cost = 20 * size / speed  # it grows as clients join, and the first is not known to be cheap
-        if every is None and since < cost:
+        takes = size / speed  # it grows as clients join, and the first is not known to be cheap
+        if every is None and since < _pause(takes, worth):
             continue
-        start = time.monotonic()
         story.seconds = earlier + start - begun
         kept = _save(place, Result(tensors, {"federation": data, "story": story.plain()}), key, federation.number)
         saved = time.monotonic()
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
-        cost = max(20 * (saved - start), 0 if kept else FULL)
+        takes = saved - start if kept else FULL
     story.seconds = earlier + time.monotonic() - begun
+
+
+def _pause(takes: float, worth: bool) -> float:
+    """Seconds between two savings that take so many: a fiftieth of the time goes there, of long ones a twentieth.
+
+    `worth`: so it is also for a round with an attack, which is not to be made twice.
+    """
+    return 20 * takes if worth else min(50 * takes, max(EVERY, 20 * takes))
 
 
 def _save(place: Path, result: Result, key: str, number: int) -> bool:

@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, vmap
+from torch._C import _DisableFuncTorch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
@@ -22,11 +25,12 @@ from secateur.federated.batchnorm import Moments, normalised, returned
 from secateur.triton_kernels import loaded
 
 CONVOLUTION, POOLING = "secateur.federated.lane_layers_kernels", "secateur.federated.norm_pool_kernels"
+DEVICE = "cuda"  # where kernels are tried
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Stride 1, with zeros around that keep the size: weight (lanes, F, C, h, w) of odd h and w, bias (lanes, F)."""
-    if kernels := kernels_for(x, CONVOLUTION):
+    if kernels := _convolving(x, weight):
         found: Tensor = _Conv2d.apply(x, weight, bias, kernels)  # type: ignore[no-untyped-call]
         return found
     one = partial(F.conv2d, padding=_padding(weight.shape[3:]))
@@ -35,7 +39,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
     """(lanes, F, C, h, w) the gradient of the filters by g, that of what `conv2d` made of x."""
-    if kernels := kernels_for(x, CONVOLUTION):
+    recorded = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)  # kernels would leave it out
+    if not recorded and (kernels := _convolving(x, g)):
         found: Tensor = kernels.by_filters(_rows(g, lanes), _rows(x, lanes), x.shape[2:], taps)
         return _filters(found, taps)
     shape = g.shape[1], x.shape[1], *taps
@@ -78,6 +83,7 @@ class _Conv2d(Function):
         return _pictures(out, (len(x), *ctx.size))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         (rows, weight), kernels, size = ctx.saved_tensors, ctx.kernels, ctx.size
         taps, of = weight.shape[3:], _rows(g, len(weight))
@@ -99,6 +105,7 @@ class _NormRelu(Function):
         return _pictures(out, (len(x), *x.shape[2:]))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         rows, bias, *moments = ctx.saved_tensors
         by_x, by_weight, by_bias = returned(_rows(g, len(bias)), rows, Moments(*moments), bias)
@@ -115,6 +122,7 @@ class _NormReluPool(Function):
         return _pictures(out, (len(x), *(each // 2 for each in size)))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         bias = ctx.saved_tensors[-1]
         by_x, *others = ctx.kernels.spread(_rows(g, len(bias)), *ctx.saved_tensors, ctx.size[1])
@@ -144,6 +152,11 @@ def _padding(taps: Sequence[int]) -> list[int]:
     return [size // 2 for size in taps]
 
 
+def _convolving(*given: Tensor) -> ModuleType | None:
+    """Of an outer vmap or grad tensors have no memory of their own: torch's operations then go level by level."""
+    return None if any(map(is_functorch_wrapped_tensor, given)) else kernels_for(given[0], CONVOLUTION)
+
+
 def kernels_for(x: Tensor, name: str) -> ModuleType | None:
     """Kernels that take such an x."""
     return _kernels(name) if x.is_cuda and x.dtype == torch.float32 else None
@@ -152,12 +165,13 @@ def kernels_for(x: Tensor, name: str) -> ModuleType | None:
 @cache
 def _kernels(name: str) -> ModuleType | None:
     def probe(kernels: ModuleType) -> None:
-        x = torch.zeros(1, 16, 3, device="cuda")
-        if name == CONVOLUTION:
-            out = kernels.convolved(x, x.new_zeros(1, 27, 8), x.new_zeros(1, 8), (4, 4), (3, 3))
-            kernels.by_filters(out, x, (4, 4), (3, 3))
-        else:
-            out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
-            kernels.spread(out, x, mean, mean, mean, mean, 4)
+        with _DisableFuncTorch():  # inside of vmap and grad new tensors would have no memory of their own
+            x = torch.zeros(1, 16, 3, device=DEVICE)
+            if name == CONVOLUTION:
+                out = kernels.convolved(x, x.new_zeros(1, 27, 8), x.new_zeros(1, 8), (4, 4), (3, 3))
+                kernels.by_filters(out, x, (4, 4), (3, 3))
+            else:
+                out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
+                kernels.spread(out, x, mean, mean, mean, mean, 4)
 
-    return loaded(name, probe, "a step of sub-models")
+    return loaded(name, probe, "stacked networks")

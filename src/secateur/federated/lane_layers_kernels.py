@@ -95,7 +95,8 @@ def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -
     K, places = C * taps[0] * taps[1], 64
     R, N = _tile(K, INPUTS), _tile(F, OUTPUTS // 2)
     tiles = triton.cdiv(K, R) * triton.cdiv(F, N)
-    stretch = places * max(1, P * lanes * tiles // PROGRAMS // places)
+    steps = triton.cdiv(P, places)
+    stretch = places * triton.cdiv(steps, max(1, min(steps, PROGRAMS // (lanes * tiles))))
     out = x.new_empty(triton.cdiv(P, stretch), lanes, K, F)
     with torch.cuda.device_of(x):
         _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), places, N, R)

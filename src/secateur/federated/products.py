@@ -2,8 +2,8 @@
 
 The gradient of a stacked linear layer comes transposed, so that every step reads it against its grain, and a stacked
 convolution of pictures of one channel is run by kernels for depthwise ones, which are slow. Written out as below both
-are one product for all networks, of tensors that lie as the weights do. Other convolutions are taken by kernels on a
-GPU where lane_convolution.py knows them, and become ones with groups where it does not.
+are one product for all networks, of tensors that lie as the weights do. On a GPU kernels take the convolutions that
+lane_convolution.py knows; all others become ones with groups.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Products(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and not kwargs and args[1].ndim == 2:
             return linear(*args)
-        if func is F.conv2d and not kwargs and _plain(*args):
-            return convolution(*args[:5])
         if func is F.conv2d and not kwargs and lane_convolution.takes(*args):
             return lane_convolution.convolution(*args[:3])
+        if func is F.conv2d and not kwargs and _plain(*args):
+            return convolution(*args[:5])
         return func(*args, **kwargs)
 
 
