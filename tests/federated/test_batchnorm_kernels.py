@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
-from secateur.federated import batchnorm, batchnorm_kernels
+from secateur.stacking import batchnorm, batchnorm_kernels
 
 pytestmark = pytest.mark.system  # interpreted, they take minutes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

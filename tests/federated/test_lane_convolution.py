@@ -13,12 +13,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 from secateur.config import defense
-from secateur.federated import lane_convolution, lane_layers
 from secateur.federated.local import Local
-from secateur.federated.products import Products
 from secateur.federated.terms import protection_of
 from secateur.models.conv import conv_2, conv_4
 from secateur.precision import tf32
+from secateur.stacking import lane_convolution, lane_layers
+from secateur.stacking.products import Products
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LANES = 3
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_each_network(network, monkeypatch):
 @pytest.mark.system
 def test_kernels_give_the_same(monkeypatch):
     pytest.importorskip("triton", reason="left out: Triton is not installed")
-    from secateur.federated import lane_layers_kernels
+    from secateur.stacking import lane_layers_kernels
 
     calls = _taken(monkeypatch, lane_layers_kernels, torch.float32)
     net = nn.Sequential(nn.Conv2d(4, 6, 5, padding=2), nn.ReLU(), nn.Conv2d(6, 7, (3, 1), padding=(1, 0), bias=False))

@@ -11,10 +11,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
-from secateur.federated import batchnorm, batchnorm_kernels, lane_layers, lane_layers_kernels, norm_pool_kernels
 from secateur.federated.submodels.turning import Narrow
 from secateur.models.mapp import mapp_cnn
 from secateur.precision import tf32
+from secateur.stacking import batchnorm, batchnorm_kernels, lane_layers, lane_layers_kernels, norm_pool_kernels
 
 pytestmark = pytest.mark.system  # interpreted, they take minutes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,7 +9,6 @@ from torch import nn
 from secateur import tree
 from secateur.catalogue import methods
 from secateur.defenses.precode import with_bottleneck, with_divergence
-from secateur.federated.batchnorm import normalised, returned
 from secateur.federated.graphs import Aside
 from secateur.federated.rounds import Rounds
 from secateur.federated.sending import SendAll
@@ -17,6 +16,7 @@ from secateur.federated.steps import Given, Round
 from secateur.functional import Functional
 from secateur.interfaces import Batch
 from secateur.models.create import create
+from secateur.stacking.batchnorm import normalised, returned
 
 
 def rounds_of(net, plan, at_once=True, stacked=True, device="cpu"):

@@ -6,7 +6,7 @@ from torch import nn, vmap
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from secateur.federated.products import Products, convolution, linear
+from secateur.stacking.products import Products, convolution, linear
 
 
 def numbers(*shape):

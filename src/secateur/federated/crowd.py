@@ -23,12 +23,12 @@ from secateur import tree
 from secateur.defenses.private_turn import PrivateTurn
 from secateur.errors import WrongInput, unknown
 from secateur.federated.local import Local, OwnTurn, Sent, Trained, added, gradient, train
-from secateur.federated.products import Products
 from secateur.functional import Ask, Functional
 from secateur.interfaces import Batch, Mask, Params
 from secateur.lanes import copies
 from secateur.precision import tf32
 from secateur.prediction import arranged
+from secateur.stacking.products import Products
 
 Choose = Callable[[Params, Params], Mask]  # (weights, dense gradient) -> a client's own mask; runs under vmap
 Rows = Tensor | Sequence[Tensor]  # a step each: (steps, B), or batches of several sizes

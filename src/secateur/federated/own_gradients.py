@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from secateur.federated.batchnorm import Moments, normalised, returned
 from secateur.federated.graphs import Aside
 from secateur.jacobian.convolutions import Geometry, transposed
+from secateur.stacking.batchnorm import Moments, normalised, returned
 
 
 class Layer(NamedTuple):

@@ -12,9 +12,9 @@ if not torch.cuda.is_available():
 
 from secateur.attacks.inversion.engines import stacked as engine
 from secateur.attacks.inversion.problem import Problem
-from secateur.federated import lane_convolution, lane_layers
-from secateur.federated.products import Products
 from secateur.precision import tf32
+from secateur.stacking import lane_convolution, lane_layers
+from secateur.stacking.products import Products
 
 
 def net():
@@ -61,7 +61,7 @@ def test_a_double_backward_through_stacked_convolutions(objective, steps, taken)
 @OBJECTIVES
 def test_and_through_their_kernels(objective, taken, monkeypatch):
     pytest.importorskip("triton", reason="left out: Triton is not installed")
-    from secateur.federated import lane_layers_kernels
+    from secateur.stacking import lane_layers_kernels
 
     called = []
 

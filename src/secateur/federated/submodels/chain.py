@@ -9,8 +9,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from secateur.federated.fusing import hooked
-from secateur.federated.lane_layers import conv2d, linear, norm_relu, norm_relu_pool
 from secateur.models.mapp import Scaler
+from secateur.stacking.lane_layers import conv2d, linear, norm_relu, norm_relu_pool
 
 Step = Callable[[Tensor, Iterator[Tensor]], Tensor]  # takes its parameters off what is given
 

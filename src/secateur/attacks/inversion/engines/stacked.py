@@ -19,8 +19,8 @@ from secateur.attacks.inversion.problem import (
     Variables,
     compared,
 )
-from secateur.federated.products import Products
 from secateur.interfaces import Mask, Params
+from secateur.stacking.products import Products
 
 Statistics = list[tuple[Tensor, Tensor]]
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from secateur.federated.batchnorm_kernels import PROGRAMS, factored, kept, measured, tile_of
+from secateur.stacking.batchnorm_kernels import PROGRAMS, factored, kept, measured, tile_of
 
 
 @triton.jit

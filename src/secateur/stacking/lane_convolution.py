@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from secateur.federated.lane_layers import CONVOLUTION, by_filters, conv2d, kernels_for
+from secateur.stacking.lane_layers import CONVOLUTION, by_filters, conv2d, kernels_for
 
 
 class Convolution(Function):

@@ -70,4 +70,4 @@ def _kernels() -> ModuleType | None:
         zero = torch.zeros(1, 1, 1, device="cuda")
         kernels.normalised(zero, zero[0, 0], zero[0, 0], 1.0, None, False)
 
-    return loaded("secateur.federated.batchnorm_kernels", probe, "a step")
+    return loaded("secateur.stacking.batchnorm_kernels", probe, "a step")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from secateur.federated import lane_convolution
+from secateur.stacking import lane_convolution
 
 CHANNELS = 3  # of a picture; of more, patches cost more than they bring
 MOST = 1 << 22  # entries of the patches of one network's batch

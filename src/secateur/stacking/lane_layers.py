@@ -21,10 +21,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from secateur.federated.batchnorm import Moments, normalised, returned
+from secateur.stacking.batchnorm import Moments, normalised, returned
 from secateur.triton_kernels import loaded
 
-CONVOLUTION, POOLING = "secateur.federated.lane_layers_kernels", "secateur.federated.norm_pool_kernels"
+CONVOLUTION, POOLING = "secateur.stacking.lane_layers_kernels", "secateur.stacking.norm_pool_kernels"
 DEVICE = "cuda"  # where kernels are tried
 
 
