@@ -10,12 +10,16 @@ batches of 128. On a CPU: 512 pictures a client, against a plain loop with torch
 at most 0.75x. On a GPU: the sizes of mapp_fl's Table 2, and what 150 rounds would take: at most 4 minutes; also of
 several federations together, each.
 
+Attacks: on a GPU, milliseconds an iteration on ten updates of 20 pictures each, of networks with other weights each.
+
+On a GPU all are also measured with stacked convolutions in groups, as vmap makes them, in place of the kernels.
+
 Engines: the same work in process, in Flower's simulation and by pfl-research, as benchmarks/flower.py measures it.
 
 What is compared takes turns, and medians count. Pictures and labels are random.
 
-    python benchmarks/federate.py [--what pruning|submodels|engines] [--device cpu|cuda] [--rounds N] [--repeats N]
-        [--json F]
+    python benchmarks/federate.py [--what pruning|submodels|attacks|engines] [--device cpu|cuda] [--rounds N]
+        [--model NAME] [--repeats N] [--json F]
 """
 
 from __future__ import annotations
@@ -30,29 +34,36 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from secateur.attacks.inversion.engines.graph import captured
+from secateur.attacks.inversion.engines.stacked import stacked
+from secateur.attacks.inversion.problem import Compared, Problem, Variables, structure
 from secateur.catalogue import find
 from secateur.config import base_pruning, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.federated.federation import Federation
-from secateur.federated.local import Local
+from secateur.federated.local import Local, binary_cross_entropy
 from secateur.federated.sampling import Sampler
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.terms import Terms as SubmodelTerms
 from secateur.federated.submodels.terms import rates_of
 from secateur.federated.submodels.together import Together
 from secateur.federated.terms import Terms, protection_of
+from secateur.interfaces import Params
 from secateur.models.create import create
+from secateur.stacking import lane_convolution
 
 CLIENTS, PER_ROUND, ROWS, TARGET = 193, 10, 19_300, 20_000
 LIMITS = {"none": 5.0, "priprune": 10.0}  # minutes of 20 000 rounds on one H200
@@ -60,11 +71,14 @@ LOCAL = Local(steps=5, batch_size=20, learning_rate=0.05)
 TABLE_2 = (17020, 7400, 7040, 6310, 4060, 3110, 1660, 1650, 1260, 490)  # rows of mapp_fl's clients
 
 
-def setting() -> tuple[nn.Module, Dataset]:
-    """Conv-2 and random pictures in the shape of FEMNIST."""
-    rng = Generator().manual_seed(0)
-    inputs, labels = torch.randn(ROWS + 62, 1, 28, 28, generator=rng), torch.randint(62, (ROWS + 62,), generator=rng)
-    return create("conv-2", (1, 28, 28), 62, rng), Dataset("random", inputs, labels, 62, ROWS)
+def setting(model: str = "conv-2") -> tuple[nn.Module, Dataset]:
+    """A network and random pictures: in the shape of FEMNIST, of a VGG in that of CIFAR-10."""
+    rng, classes, shape = Generator().manual_seed(0), 62, (1, 28, 28)
+    if model.startswith("vgg"):
+        classes, shape = 10, (3, 32, 32)
+    inputs = torch.randn(ROWS + classes, *shape, generator=rng)
+    labels = torch.randint(classes, (ROWS + classes,), generator=rng)
+    return create(model, shape, classes, rng), Dataset("random", inputs, labels, classes, ROWS)
 
 
 def federation(net: nn.Module, data: Dataset, base: str, defense: str, device: str, rounds: int) -> Federation:
@@ -112,27 +126,81 @@ def on_cpu(repeats: int) -> dict[str, Any]:
     return {"device": "cpu", "seconds": ours, "plain_seconds": plain, "ratio": ours / plain, "limit": 1.1}
 
 
-def on_gpu(base: str, defense: str, count: int) -> dict[str, Any]:
+def on_gpu(base: str, defense: str, count: int, model: str) -> dict[str, Any]:
     """Milliseconds of a captured round."""
-    net, data = setting()
-    rounds = federation(net, data, base, defense, "cuda", count + 11).rounds()
-    for _ in range(10):  # warm-up and capture
-        next(rounds)
+    net, data = setting(model)
+
+    def each() -> float:
+        rounds = federation(net, data, base, defense, "cuda", count + 11).rounds()
+        return _each(partial(next, rounds), count, warmups=10)
+
+    with_kernels, found = each(), {"device": torch.cuda.get_device_name(), "base": base, "defense": defense}
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    with _in_groups():
+        by_groups = each()
+    found |= {"model": model, "ms": 1e3 * with_kernels, "groups_ms": 1e3 * by_groups, "ratio": with_kernels / by_groups}
+    return found | {"GiB": memory, "minutes_of_20000": with_kernels * TARGET / 60, "limit": LIMITS.get(defense)}
+
+
+def attacks_on_gpu(count: int, model: str) -> dict[str, Any]:
+    """Milliseconds of a captured iteration on ten updates, each of another network."""
+    net, data = setting(model)
+    rng, many = torch.Generator("cuda").manual_seed(0), {name: value.cuda() for name, value in net.named_parameters()}
+    sent, observed = (
+        {name: torch.randn(10, *value.shape, generator=rng, device="cuda") * 0.05 for name, value in many.items()}
+        for _ in range(2)
+    )
+    problem = Problem(structure(net.cuda(), "eval"), sent, observed, own_weights=True, loss=binary_cross_entropy)
+    labels = data.labels[:200].view(10, 20).cuda()
+
+    def each() -> float:
+        variables = {"inputs": data.inputs[:200].view(10, 20, *data.inputs.shape[1:]).cuda()}
+        evaluate = stacked(problem, Cosine())
+
+        def step() -> None:
+            variables["inputs"].sub_(evaluate(variables, labels, {}).gradient["inputs"].sign(), alpha=1e-3)
+
+        return _each(captured(step, variables), count, warmups=5)
+
+    with_kernels, found = each(), {"device": torch.cuda.get_device_name(), "model": model}
+    with _in_groups():
+        by_groups = each()
+    return found | {"ms": 1e3 * with_kernels, "groups_ms": 1e3 * by_groups, "ratio": with_kernels / by_groups}
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """One minus the cosine of two gradients."""
+
+    needs_gap: bool = False
+    needs_statistics: bool = False
+
+    def __call__(self, compared: Compared, variables: Variables, fixed: Params) -> tuple[Tensor, Tensor]:
+        """Of each trial."""
+        found = 1 - compared.dot / (compared.trial * compared.observed).sqrt()
+        return found, found
+
+
+@contextmanager
+def _in_groups() -> Iterator[None]:
+    """Let vmap take stacked convolutions as it does by itself."""
+    usual, lane_convolution.takes = lane_convolution.takes, lambda *given: False
+    try:
+        yield
+    finally:
+        lane_convolution.takes = usual
+
+
+def _each(run: Callable[[], object], count: int, warmups: int) -> float:
+    """Seconds of a call, once all is captured."""
+    for _ in range(warmups):
+        run()
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(count):
-        next(rounds)
+        run()
     torch.cuda.synchronize()
-    each = (time.perf_counter() - begun) / count
-    minutes = {"minutes_of_20000": each * TARGET / 60, "limit": LIMITS.get(defense)}
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    return {
-        "device": torch.cuda.get_device_name(),
-        "base": base,
-        "defense": defense,
-        "ms": 1e3 * each,
-        "GiB": memory,
-    } | minutes
+    return (time.perf_counter() - begun) / count
 
 
 def submodels(
@@ -198,22 +266,16 @@ def _rounds_of_submodels(rule: str, count: int, together: int, kernels: bool) ->
     for narrow in first.crowd.narrow.values():
         narrow.chain = narrow.chain if kernels else None
     rounds = Together([first, *others]).rounds()
-    for _ in range(5):  # warm-up and capture
-        next(rounds)
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    for _ in range(count):
-        next(rounds)
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begun) / count / together
+    return _each(partial(next, rounds), count, warmups=5) / together
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("pruning", "submodels", "engines"), default="pruning")
+    parser.add_argument("--what", choices=("pruning", "submodels", "attacks", "engines"), default="pruning")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=200, help="on a GPU")
+    parser.add_argument("--model", default="conv-2", help="of pruning and attacks on a GPU")
     parser.add_argument("--repeats", type=int, default=5, help="on a CPU")
     parser.add_argument("--bases", nargs="+", default=["none", "snip", "prunefl"])
     parser.add_argument("--defenses", nargs="+", default=["none", "pseudo-largest", "priprune", "dgp"])
@@ -230,10 +292,15 @@ def main() -> None:
         gpu = given.device == "cuda"
         found = [submodels_on_gpu(rule, given.rounds, number) for rule, number in several] if gpu else []
         found += [] if gpu else [submodels_on_cpu(given.repeats)]
+    elif given.what == "attacks":
+        if given.device == "cpu":
+            raise SystemExit("attacks are measured on a GPU: --device cuda")
+        found = [attacks_on_gpu(given.rounds, given.model)]
     elif given.device == "cpu":
         found = [on_cpu(given.repeats)]
     else:
-        found = [on_gpu(base, defense, given.rounds) for base in given.bases for defense in given.defenses]
+        several = [(base, defense) for base in given.bases for defense in given.defenses]
+        found = [on_gpu(base, defense, given.rounds, given.model) for base, defense in several]
     for row in found:
         print(
             ", ".join(
