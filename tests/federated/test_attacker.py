@@ -166,9 +166,9 @@ def test_who_waits_is_attacked_before_a_state_is_taken():
     fed, attacker, story = attacked(orders=Orders(every=1), at_once=100)
     rounds = fed.rounds()
     next(rounds), next(rounds)
-    assert len(attacker.waiting) == 2 and not psnrs(story) and not fed.observed(2)  # no need to save it at once
+    assert len(attacker.waiting) == 2 and not psnrs(story) and fed.puts_off and not fed.observed(2)
     fed.state()
-    assert not attacker.waiting and fed.observed(2) and {number for number, _ in psnrs(story)} == {1, 2}
+    assert not attacker.waiting and not fed.puts_off and fed.observed(2) and {number for number, _ in psnrs(story)} == {1, 2}
     assert len([*rounds]) == 2 and {number for number, _ in psnrs(story)} == {1, 2, 3, 4}
 
 

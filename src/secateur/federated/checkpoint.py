@@ -1,8 +1,8 @@
 """A federation as a stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
 
-That is its last finished round, unless saving every one would take too long (`_pause`). What is saved: the server's
-weights, mask, momentum and squares, every sampled client's state, all counters, and the rows and figures so far. Chance
-needs no saving: it depends on the seed and the round's number.
+That is its last finished round, unless saving every one would take too long, or updates wait to be attacked together
+(`_pause`). What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters,
+and the rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 STAGE = "federate"
 EVERY = 30.0  # seconds between two savings at most, unless they take longer than a twentieth of that
+LATER = 300.0  # seconds at least where updates wait for others: saved, they would be attacked one by one
 FULL = 30.0  # seconds that saving is taken to need where the disk was full: it is tried again after ten minutes
 SPEED = 3e8  # bytes a second that are saved, until it is measured
 
@@ -132,13 +133,13 @@ def follow(
     for done in federation.rounds():
         tell(done)
         start = time.monotonic()
-        since, worth = start - saved, federation.observed(done.number)
-        if since < (_pause(takes, worth) if every is None else every) or federation.number >= federation.terms.rounds:
+        since, when = start - saved, (federation.observed(done.number), federation.puts_off)
+        if since < (_pause(takes, *when) if every is None else every) or federation.number >= federation.terms.rounds:
             continue
         tensors, data = federation.state()
         size = sum(value.nbytes for value in tensors.values())
         takes = size / speed  # it grows as clients join, and the first is not known to be cheap
-        if every is None and since < _pause(takes, worth):
+        if every is None and since < _pause(takes, *when):
             continue
         story.seconds = earlier + start - begun
         kept = _save(place, Result(tensors, {"federation": data, "story": story.plain()}), key, federation.number)
@@ -148,12 +149,13 @@ def follow(
     story.seconds = earlier + time.monotonic() - begun
 
 
-def _pause(takes: float, worth: bool) -> float:
+def _pause(takes: float, worth: bool, later: bool) -> float:
     """Seconds between two savings that take so many: a fiftieth of the time goes there, of long ones a twentieth.
 
-    `worth`: so it is also for a round with an attack, which is not to be made twice.
+    `worth`: so it is also for a round with an attack, which is not to be made twice; `later`: updates wait for others.
     """
-    return 20 * takes if worth else min(50 * takes, max(EVERY, 20 * takes))
+    usual = 20 * takes if worth else min(50 * takes, max(EVERY, 20 * takes))
+    return max(usual, LATER) if later else usual
 
 
 def _save(place: Path, result: Result, key: str, number: int) -> bool:

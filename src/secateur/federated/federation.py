@@ -226,6 +226,11 @@ class Federation:
         """Whether somebody looked at a round's updates, and did not put off what is to be done with them."""
         return self.panel.looks(number) and not self.panel.waits
 
+    @property
+    def puts_off(self) -> bool:
+        """Whether updates wait for others, to be attacked together."""
+        return self.panel.waits
+
     def examples(self, rows: Rows) -> Batch:
         """The examples of all steps in their order."""
         return self.train.take(flat(rows).to(self.device))

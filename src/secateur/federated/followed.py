@@ -91,6 +91,11 @@ class Followed(Protocol[Done]):
         """Whether somebody looked at a round's updates, and is done with them: it is worth saving."""
         ...
 
+    @property
+    def puts_off(self) -> bool:
+        """Whether updates wait for others, to be attacked together; `state` ends that."""
+        ...
+
     def model(self) -> Params:
         """What it came to."""
         ...

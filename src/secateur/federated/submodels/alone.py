@@ -64,6 +64,8 @@ class Alone:
         """Whether somebody looks at the models: at the end."""
         return bool(self.federation.observers) and number == self.terms.rounds
 
+    puts_off = False  # attacks are made at once
+
     def _split(self, client: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What a client trains with, and what it stops by: two rows at least of each."""
         held = min(max(2, round(self.rule.validation * len(rows))), len(rows) - 2)

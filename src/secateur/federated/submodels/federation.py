@@ -250,6 +250,8 @@ class SubmodelFederation:
         """Whether somebody looks at a round's updates."""
         return any(number % every == 0 for every, _ in self.observers)
 
+    puts_off = False  # attacks are made at once
+
     def _observe(self, number: int, turn: Turn, sent: Sent) -> None:
         client, shapes = turn.client, turn.cut.shapes
         net = self.narrow(client).net

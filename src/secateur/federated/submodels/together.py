@@ -52,6 +52,8 @@ class Together:
         """Whether somebody looks at a round's updates."""
         return any(one.observed(number) for one in self.federations)
 
+    puts_off = False  # attacks are made at once
+
     def model(self) -> Params:
         """The servers' models, each under its number."""
         return {f"{i}.{n}": value for i, one in enumerate(self.federations) for n, value in one.model().items()}
