@@ -77,6 +77,33 @@ def bands_equal_the_plain_path(device, cases, lengths):
             assert torch.equal(found.cpu(), plain(values.abs(), sizes, ranks)), (case, sizes, ranks)
 
 
+def a_rank_of_many_entries_is_exact(device, entries):
+    """Also where the sample says nothing of where it is: what it never met lies there, or all of it is equal."""
+    from secateur import narrowing
+    from secateur.ranking import bands
+
+    assert entries >= narrowing.FROM
+    torch.manual_seed(0)
+    spots, wanted = narrowing._spots(entries, torch.device("cpu")), []
+    before = narrowing.select_near
+    narrowing.select_near = lambda *given: (wanted.append(given[-1].tolist()), before(*given))[1]
+    for number in (0, 2, entries // 3, entries):
+        for kind in (*KINDS, "missed"):
+            values = values_of("smooth" if kind == "missed" else kind, 3, entries)
+            if kind == "missed":  # in one lane: the largest are nowhere that anybody looks
+                values[1] = 5.0
+                values[1, spots] = 0.0
+            ranks = torch.full((3, 1, 1), number)
+            expected = plain(values, (entries,), ranks.tolist())
+            given = ((number,),) if kind in ("smooth", "tied") else ranks.to(device)
+            assert torch.equal(bands(values.to(device), (entries,), given).cpu(), expected), (kind, number)
+            if kind == "smooth" and number == entries // 3:
+                assert wanted[-1] == [0, 0, 0]  # found by the short way
+            if kind == "missed" and number == entries // 3:
+                assert wanted[-1] == [0, 1, 0]  # not found, in the lane where it is not there
+    narrowing.select_near = before
+
+
 def rows_keep_what_tensors_keep(device, sizes):
     """Users' tensors at multiples of some number of entries in rows, gaps that hold anything; also one by one."""
     for aligned in (1, 64):
@@ -288,12 +315,14 @@ def a_loop_ends_where_a_number_says():
 
 
 def interpreted():
-    from secateur import launching, radix, ranking
+    from secateur import launching, narrowing, radix, ranking
 
     if not a_loop_ends_where_a_number_says():
         sys.exit(CANNOT)
     ranking.EACH, launching.TILE, launching.PART, radix.LEAST = 256, 128, 64, radix.tl.constexpr(20)
     bands_equal_the_plain_path("cpu", 15, (0, 1, 2, 64, 127, 129, 300))
+    narrowing.FROM, narrowing.SAMPLE, narrowing.WIDTH, launching.NEAR, launching.ROOM = 1000, 256, 2.0, 128, 2
+    a_rank_of_many_entries_is_exact("cpu", 1203)
     with AsIfOnAGpu():
         users_are_lanes("cpu")
         rows_keep_what_tensors_keep("cpu", (300, 1, 64, 127, 257))
@@ -323,6 +352,7 @@ def test_the_interpreted_kernel_equals_the_plain_path():
 @needs_cuda
 def test_the_kernel_equals_the_plain_path():
     bands_equal_the_plain_path("cuda", 40, (0, 1, 2, 64, 8191, 8192, 8193, 30_000, 1_000_000))
+    a_rank_of_many_entries_is_exact("cuda", 3_000_001)
     users_are_lanes("cuda")
     rows_keep_what_tensors_keep("cuda", (300, 1, 64, 8193, 100_000))
     uploads_in_a_row_are_each_their_own("cuda")

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secateur.radix import BINS, count, mark, ties
+from secateur.radix import BINS, count, mark, narrow, ties
 from secateur.recording import recorded
 
 BITS = (7, 7, 9, 9)  # of the digits
 TILE, PART, WARPS = 1024, 512, 4  # entries that a program has at once in a histogram and elsewhere
+NEAR, ROOM = 2048, 16  # likewise where those near a rank are taken out: room is for one in so many
 PLAIN = 4  # calls before one is recorded: kernels are compiled by then, and a few calls are not worth it
 _compiled: dict[tuple[Any, ...], list[Any]] = {}  # kernels in order; none where only Triton can launch them
 
@@ -42,12 +43,18 @@ class Task(NamedTuple):
         counted, found, equal = (self.table.new_empty(size, dtype=torch.int32) for size in sizes)
         return counted, found, equal
 
+    @property
+    def room(self) -> int:
+        """How many entries of a lane may be near a rank."""
+        return self.entries // ROOM // 4 * 4
+
     def result(self) -> Tensor:
         """(lanes, entries), still empty."""
         return self.table.new_empty((self.lanes, self.entries), dtype=torch.float32 if self.kept else torch.int8)
 
 
-Steps = Callable[[Task, Sequence[Any]], Iterator[tuple[Any, tuple[Any, ...]]]]
+Launches = Iterator[tuple[Any, tuple[Any, ...]]]  # kernels, and their arguments
+Steps = Callable[[Task, Sequence[Any]], Launches]
 
 
 def select(task: Task, values: Tensor, shifts: Tensor) -> Tensor:
@@ -59,6 +66,37 @@ def select(task: Task, values: Tensor, shifts: Tensor) -> Tensor:
         with torch.cuda.device_of(values):
             _launch(_search, task, (values, task.table, shifts, task.ranks, counted, found, equal))
             _launch(_mark, task, (values, task.table, shifts, found, equal, result))
+    return result
+
+
+def bounds_of(task: Task, values: Tensor, shifts: Tensor) -> Tensor:
+    """What is found of the ranks, six numbers a segment."""
+    counted, found, _ = task.scratch()
+    counted.zero_()
+    with torch.cuda.device_of(values):
+        _launch(_counts, task, (values, task.table, shifts, task.ranks, counted, found, found))
+    return found
+
+
+def narrowed(task: Task, values: Tensor, shifts: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """(lanes, room) the entries from a lane's second bound up to its first, in any order, and -inf behind them.
+
+    And (2, lanes) how many lie above, and how many these are, whether there is room for them or not.
+    """
+    near = values.new_full((task.lanes, task.room), -torch.inf)
+    numbers = task.table.new_zeros((2, task.lanes), dtype=torch.int32)
+    with torch.cuda.device_of(values):
+        _launch(_narrow, task, (values, task.table, shifts, bounds, numbers, near))
+    return near, numbers
+
+
+def select_near(task: Task, values: Tensor, shifts: Tensor, found: Tensor, wanted: Tensor) -> Tensor:
+    """What `select` does where the ranks are found, but for the lanes (lanes,) where it is still wanted."""
+    result, (counted, _, equal) = task.result(), task.scratch()
+    counted.zero_()
+    with torch.cuda.device_of(values):
+        _launch(_again, task, (values, task.table, shifts, task.ranks, counted, found, wanted, equal))
+        _launch(_mark, task, (values, task.table, shifts, found, equal, result))
     return result
 
 
@@ -131,19 +169,41 @@ def _launch(steps: Steps, task: Task, memory: tuple[Tensor, ...]) -> None:
         _compiled.setdefault(key, made)
 
 
-def _search(task: Task, memory: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """What finds the ranks, with all arguments."""
-    values, table, shifts, ranks, counted, found, equal = memory
+def _counts(task: Task, memory: Sequence[Any], again: bool = False) -> Launches:
+    """What finds the ranks, with all arguments; the last of the memory says in which lanes, where it is done again."""
     shared, segments, each = task.ranks.shape
     stride, shift = segments * each if shared > 1 else 0, 32
     for step, bits in enumerate(BITS):
         shift -= bits
         # Entries that are added one by one lie in threads one by one: else all would change places first.
-        how = (shift, 1 << bits, step == 0, each, task.magnitudes, task.wide if step < 2 else 1, TILE, PART)
-        yield count, (values, table, shifts, ranks, counted, found, task.entries, segments, stride, *how)
-    yield ties, (values, table, shifts, found, equal, task.entries, segments, task.magnitudes, task.wide, PART)
+        how = (shift, 1 << bits, step == 0, again, each, task.magnitudes, task.wide if step < 2 else 1, TILE, PART)
+        yield count, (*memory, task.entries, segments, stride, *how)
 
 
-def _mark(task: Task, memory: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def _ties(task: Task, memory: Sequence[Any]) -> Launches:
+    segments = task.ranks.shape[1]
+    yield ties, (*memory, task.entries, segments, task.magnitudes, task.wide, PART)
+
+
+def _search(task: Task, memory: Sequence[Any]) -> Launches:
+    """The ranks, and where there are ties."""
+    *first, found, equal = memory
+    yield from _counts(task, (*first, found, found))
+    yield from _ties(task, (*first[:3], found, equal))
+
+
+def _again(task: Task, memory: Sequence[Any]) -> Launches:
+    """The same of lanes where it is wanted; the ties of all."""
+    *first, found, wanted, equal = memory
+    yield from _counts(task, (*first, found, wanted), again=True)
+    yield from _ties(task, (*first[:3], found, equal))
+
+
+def _narrow(task: Task, memory: Sequence[Any]) -> Launches:
+    """What takes out the entries between two bounds."""
+    yield narrow, (*memory, task.entries, task.room, task.wide, NEAR)
+
+
+def _mark(task: Task, memory: Sequence[Any]) -> Launches:
     """What tells every entry."""
     yield mark, (*memory, task.entries, task.ranks.shape[1], task.kept, task.magnitudes, task.wide, PART)

@@ -8,6 +8,9 @@ program, since ties go by position; and at last every entry is told its band.
 
 The first two digits are counted in shared memory, where fewer bins are faster; later so few entries are left that each
 is added by itself, and their digits may be longer.
+
+Of very many entries one rank is looked for among those near it (narrowing.py): `narrow` takes them out, and `count`
+goes through all of them only in lanes where it is not there.
 """
 
 # A kernel's arguments have no types to write down: Triton reads annotations its own way.
@@ -86,19 +89,24 @@ def count(
     ranks,
     counted,
     found,
+    wanted,
     entries,
     segments,
     stride,
     SHIFT: tl.constexpr,
     DIGITS: tl.constexpr,
     FIRST: tl.constexpr,
+    AGAIN: tl.constexpr,
     RANKS: tl.constexpr,
     MAGNITUDES: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """One digit of both ranks, a and b. Where they have the same bound so far, its digits are counted once, for a."""
+    """One digit of both ranks, a and b. Where they have the same bound so far, its digits are counted once, for a.
+
+    AGAIN: only in lanes where it is wanted.
+    """
     segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     place = lane * segments + segment
@@ -114,7 +122,10 @@ def count(
         a, a_left, a_alike = tl.load(state), tl.load(state + 1), tl.load(state + 2)
         b, b_left, b_alike = tl.load(state + 3), tl.load(state + 4), tl.load(state + 5)
     a_open, b_open = a_left < a_alike, b_left < b_alike
-    if FIRST | a_open | b_open:
+    asked = FIRST | a_open | b_open
+    if AGAIN:
+        asked = asked & (tl.load(wanted + lane) != 0)
+    if asked:
         shared = b_open & (FIRST | (a_open & (a == b)))
         alone, known = b_open ^ shared, -(DIGITS << SHIFT)
         few = tl.maximum(length // FEW, LEAST)
@@ -158,6 +169,29 @@ def count(
             tl.store(row + bins, 0)  # for the next step
             tl.store(row + BINS + bins, 0)
             tl.store(done, 0)
+
+
+@triton.jit(do_not_specialize=["entries", "room"])
+def narrow(
+    values, table, shifts, bounds, numbers, near, entries, room, WIDE: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """A lane's entries from its second bound up to its first, in any order; how many lie above, and how many those are.
+
+    What there is no room for is only counted.
+    """
+    _segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
+    lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
+    a, b = tl.load(bounds + lane * 6) ^ LOWEST, tl.load(bounds + lane * 6 + 3) ^ LOWEST
+    higher = 0
+    for at in range(0, here, TILE):
+        value, keys, offsets = _keys(values + origin, at, slot, False, TILE)
+        above = (keys ^ LOWEST) >= a
+        between = ((keys ^ LOWEST) >= b) & (above == 0) & (offsets < here)
+        higher += tl.sum((above & (offsets < here)).to(tl.int32), 0)
+        met = between.to(tl.int32)
+        spots = tl.atomic_add(numbers + lanes + lane, tl.sum(met, 0), sem="relaxed") + tl.cumsum(met, 0) - 1
+        tl.store(near + lane * room + spots, value, mask=between & (spots < room))
+    tl.atomic_add(numbers + lane, higher, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["entries", "segments"])

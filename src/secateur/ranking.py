@@ -20,6 +20,7 @@ from torch._C._functorch import peek_interpreter_stack
 
 from secateur.joining import Layout, joined, transformed
 from secateur.launching import Gathered, Task, select
+from secateur.narrowing import select_narrowly, worth
 from secateur.radix import COLUMNS
 
 Ranks = tuple[tuple[int, ...], ...]
@@ -116,7 +117,10 @@ def _select(
     values: Tensor, table: Tensor, shifts: Tensor, ranks: Tensor, magnitudes: bool, kept: bool, wide: int
 ) -> Tensor:
     lanes, entries = values.shape
-    return select(Task(table, ranks.contiguous(), lanes, entries, magnitudes, kept, wide), values.contiguous(), shifts)
+    task = Task(table, ranks.contiguous(), lanes, entries, magnitudes, kept, wide)
+    if worth(task):
+        return select_narrowly(task, values.contiguous(), shifts, lambda n: _places((n,), VECTOR, values.device))
+    return select(task, values.contiguous(), shifts)
 
 
 def _stacked(

@@ -147,6 +147,9 @@ def test_a_part_of_a_study_for_a_machine_of_its_own():
     assert chosen(all_of_it, {}) == list(all_of_it)
     with pytest.raises(WrongInput, match="its bases are prunefl, its defenses are none, priprune, pseudo-largest"):
         chosen(all_of_it, {"bases": "snip"})
+    both = catalogue.find("study", "priprune-fig3").make().steps(SCALES["full"])
+    (left,) = chosen(both, {"broadcast": "dense", "bases": "snip"})
+    assert left.broadcast == "dense" and len(left.bases) == len(SCALES["full"].rates)
 
 
 # Tables --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from secateur.studies.tables import Line, Table
 Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
 Steps = Callable[[Scale], Sequence[Federations]]
 Also = Callable[[Scale, Run, Federate, Dataset, torch.device, int, Choice], None]
-PARTS = ("bases", "defenses")  # of a study that `--set` can choose from
+PARTS = ("bases", "defenses", "broadcast")  # of a study that `--set` can choose from
 INTERVALS = {
     True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
     "accuracies have Wilson's. Another seed may differ by more.",
@@ -80,17 +80,26 @@ class FederatedStudy:
 def chosen(steps: Sequence[Federations], asked: Mapping[str, str]) -> list[Federations]:
     """A part of a study, for a machine of its own: `bases=prunefl,snip` and `defenses=none,priprune` leave these.
 
-    Each is a name, which stands for all its settings, or a text as the study has it (pseudo-largest:rate=0.3).
+    Each is a name, which stands for all its settings, or a text as the study has it (pseudo-largest:rate=0.3);
+    `broadcast=dense` leaves the federations with one.
     """
     left = []
     for step in steps:
-        own: dict[str, Any] = {part: _among(getattr(step, part), wanted) for part, wanted in asked.items()}
-        left += [replace(step, **own)] if all(own.values()) else []
+        own: dict[str, Any] = {part: _among(_texts(step, part), wanted) for part, wanted in asked.items()}
+        if all(own.values()):
+            own |= {"broadcast": step.broadcast} if "broadcast" in own else {}
+            left.append(replace(step, **own))
     if not left:
-        known = {part: dict.fromkeys(text for step in steps for text in getattr(step, part)) for part in PARTS}
+        known = {part: dict.fromkeys(text for step in steps for text in _texts(step, part)) for part in PARTS}
         told = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
         raise WrongInput("set", f"leaves nothing of this study; its {told}")
     return left
+
+
+def _texts(step: Federations, part: str) -> tuple[str, ...]:
+    """What there is of a part in a step."""
+    found = getattr(step, part)
+    return (found,) if isinstance(found, str) else found
 
 
 def _key(text: str) -> str:
