@@ -96,7 +96,7 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
 
     def one(inputs: Tensor, label: Tensor, fixed: Params, sent: Params, observed: Params, mask: Mask | None) -> Tensor:
         gradient, statistics = client_gradient(problem, sent, inputs, label, objective.needs_statistics)
-        result = compared(problem, gradient, observed, mask)._replace(statistics=statistics)
+        result = compared(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
         return objective(result, {"inputs": inputs}, fixed)[0]
 
     sent = {name: value.detach() for name, value in problem.sent.items()}

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from secateur.attacks.inversion.comparing import products
 from secateur.interfaces import Loss, Mask, Params
 
 Variables = Params  # what is optimised, N first: "inputs" (N, B, C, H, W) and, if they are too, "labels" (N, B, K)
@@ -106,15 +107,20 @@ def evaluated(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Modu
     return copied
 
 
-def compared(problem: Problem, gradient: Mapping[str, Tensor], observed: Params, mask: Mask | None) -> Compared:
+def compared(
+    problem: Problem, gradient: Mapping[str, Tensor], observed: Params, mask: Mask | None, needs_gap: bool = True
+) -> Compared:
     """Compare one trial's gradient, given whole, with what was observed for it (no leading axis)."""
     shown = dict(gradient) if problem.compression is None else problem.compression(dict(gradient))
     zero = next(iter(observed.values())).new_zeros(())
-    dot = trial = target = gap = zero
+    dot, trial, target, gap = zero, zero, zero, zero if needs_gap else None
     for name, aim in observed.items():
-        value = shown[name] if mask is None or name not in mask else shown[name] * mask[name]
-        dot, trial, target = dot + (value * aim).sum(), trial + value.square().sum(), target + aim.square().sum()
-        gap = gap + (value - aim).square().sum()
+        inside = None if mask is None else mask.get(name)
+        found = products(shown[name], aim, inside)
+        dot, trial, target = dot + found[0], trial + found[1], target + found[2]
+        if gap is not None:
+            value = shown[name] if inside is None else shown[name] * inside
+            gap = gap + (value - aim).square().sum()
     return Compared(dot, trial, target, gap, ())
 
 

@@ -31,7 +31,7 @@ def plain(problem: Problem, objective: Objective) -> Evaluate:
             gradient = _gradient(problem, i, leaves["inputs"], chosen, objective.needs_statistics, statistics)
             aim = {name: value[i] for name, value in problem.observed.items()}
             mask = None if problem.mask is None else {name: value[i] for name, value in problem.mask.items()}
-            result = compared(problem, gradient, aim, mask)._replace(statistics=statistics)
+            result = compared(problem, gradient, aim, mask, objective.needs_gap)._replace(statistics=statistics)
             total, matching = objective(result, leaves, {name: value[i] for name, value in fixed.items()})
             grads = torch.autograd.grad(total, list(leaves.values()))
             found.append((total.detach(), matching.detach(), dict(zip(leaves, grads, strict=True))))

@@ -33,7 +33,7 @@ def stacked(problem: Problem, objective: Objective, chunk: int | None = None) ->
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         chosen = leaves["labels"].softmax(-1) if labels is None else labels
         gradient, statistics = client_gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
-        result = compared(problem, gradient, observed, mask)._replace(statistics=statistics)
+        result = compared(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
         total, matching = objective(result, leaves, fixed)
         return total, (total, matching)
 
