@@ -137,6 +137,34 @@ def test_weights_that_all_share_and_inputs_that_all_share():
         torch.testing.assert_close(found[lane], F.conv2d(many[:, lane], weight, padding=1))
 
 
+@pytest.mark.parametrize("taps", [(3, 3), (1, 1), (5, 3)])
+@pytest.mark.parametrize("back", [False, True])
+def test_every_derivative_of_both_ways(taps, back):
+    """Of one network and of many: those of F.conv2d, with turned filters on the way back."""
+    x, weight = _numbers(LANES, 2, 5 if back else 3, 4, 4).double(), _numbers(LANES, 5, 3, *taps).double()
+    bias = _numbers(LANES, 3 if back else 5, seed=1).double()
+
+    def plain(x, weight, bias):
+        padding = [size // 2 for size in taps]
+        return F.conv2d(x, lane_layers.turned(weight) if back else weight, bias, padding=padding)
+
+    def own(x, weight, bias):
+        return lane_convolution.convolution(x, weight, bias, back)
+
+    def first(function):
+        return grad(lambda *given: function(*given).pow(3).sum(), (0, 1, 2))
+
+    def second(function):
+        return grad(lambda *given: sum(each.pow(2).sum() for each in first(function)(*given)), (0, 1, 2))
+
+    for way in (first, second):
+        found = vmap(way(own))(x, weight, bias)
+        for lane in range(LANES):
+            exact = way(plain)(x[lane], weight[lane], bias[lane])
+            torch.testing.assert_close(way(own)(x[lane], weight[lane], bias[lane]), exact)
+            torch.testing.assert_close(tuple(each[lane] for each in found), exact)
+
+
 @pytest.mark.parametrize(
     "given, known",
     [

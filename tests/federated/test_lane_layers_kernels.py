@@ -25,6 +25,17 @@ SHAPES = [  # lanes, pictures, channels, filters, height, width, taps
     (2, 2, 40, 7, 7, 2, (1, 5)),
     (2, 70, 4, 4, 2, 2, (1, 1)),
 ]
+FILTERS = [  # lanes, filters, channels, taps
+    (3, 5, 1, (1, 1)),
+    (1, 67, 130, (1, 1)),
+    (2, 70, 3, (3, 3)),
+    (2, 64, 16, (3, 3)),
+    (3, 9, 37, (3, 3)),
+    (2, 33, 1, (5, 5)),
+    (2, 130, 7, (5, 5)),
+    (4, 6, 11, (1, 5)),
+    (2, 3, 4, (7, 3)),
+]
 
 
 def _drawn(shape, rng, last=True):
@@ -63,6 +74,48 @@ def test_a_convolution_equals_one_a_lane(shape, programs, rng, monkeypatch, by_k
     for one, other in zip(found, [exact, *_gradients(exact, given, g.double())], strict=True):
         assert one.shape == other.shape
         assert float((one - other).detach().norm()) <= 1e-5 * float(other.detach().norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_way_back_is_a_convolution_with_turned_filters(shape, rng, by_kernels):
+    lanes, pictures, channels, filters, height, width, taps = shape
+    x = _drawn((lanes * pictures, filters, height, width), rng).requires_grad_()
+    weight = _drawn((lanes, filters, channels, *taps), rng, last=False).requires_grad_()
+    bias = _drawn((lanes, channels), rng, last=False).requires_grad_()
+    g = _drawn((lanes * pictures, channels, height, width), rng)
+    out = lane_layers.conv2d(x, weight, bias, back=True)
+    found = [out, *_gradients(out, (x, weight, bias), g)]
+    given = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
+    exact = lane_layers.conv2d(*given, back=True)  # by operations of torch
+    plain = lane_layers.conv2d(given[0], lane_layers.turned(given[1]), given[2])
+    torch.testing.assert_close(exact, plain, rtol=0, atol=0)
+    for one, other in zip(found, [exact, *_gradients(exact, given, g.double())], strict=True):
+        assert one.shape == other.shape
+        assert float((one - other).detach().norm()) <= 1e-5 * float(other.detach().norm())
+
+
+@pytest.mark.parametrize("shape", FILTERS)
+@pytest.mark.parametrize("lying", ["one run", "lanes apart", "all the same", "transposed"])
+def test_filters_are_laid_as_operations_of_torch_lay_them(shape, lying, rng):
+    lanes, filters, channels, taps = shape
+    weight = _lying(_drawn((lanes, filters, channels, *taps), rng, last=False), lying)
+    found = lane_layers_kernels.by_tap(weight)
+    _same(found, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
+    _same(lane_layers_kernels.as_weights(found, taps), weight)
+    _same(lane_layers_kernels.turned(weight), weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3))
+
+
+def _lying(weight, how):
+    if how == "lanes apart":  # as those of a row of all parameters do
+        return torch.cat([weight.flatten(1)[:, :3], weight.flatten(1)], 1)[:, 3:].view(weight.shape)
+    if how == "all the same":
+        return weight[0].expand(weight.shape)
+    return weight.transpose(1, 2).contiguous().transpose(1, 2) if how == "transposed" else weight
+
+
+def _same(found, exact):
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, exact, rtol=0, atol=0)
 
 
 def test_the_first_layer_has_no_gradient_of_its_pictures(rng, by_kernels):

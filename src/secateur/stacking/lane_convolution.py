@@ -8,37 +8,40 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from secateur.stacking.lane_layers import CONVOLUTION, by_filters, conv2d, kernels_for
+from secateur.stacking.lane_layers import CONVOLUTION, by_filters, conv2d, kernels_for, turned
 
 
 class Convolution(Function):
-    """F.conv2d with stride 1 and zeros around that keep the size, of odd filters."""
+    """F.conv2d with stride 1 and zeros around that keep the size, of odd filters; back, with the filters turned."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
         """Of one network."""
-        return F.conv2d(x, weight, bias, padding=[size // 2 for size in weight.shape[2:]])
+        padding = [size // 2 for size in weight.shape[2:]]
+        return F.conv2d(x, turned(weight) if back else weight, bias, padding=padding)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """What the way back needs."""
         ctx.save_for_backward(*inputs[:2])
+        ctx.back = inputs[3]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        """By x the same convolution, of g with turned filters."""
+        """By x the same convolution, of g the other way; on the way back x and g change their sides."""
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        by_x = convolution(g, _turned(weight)) if of_x else None
-        by_weight = _ByFilters.apply(g, x, weight.shape[2:]) if of_weight else None  # type: ignore[no-untyped-call]
-        return by_x, by_weight, g.sum((0, 2, 3)) if of_bias else None
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        by_x = convolution(g, weight, back=not ctx.back) if of_x else None
+        sides = (x, g) if ctx.back else (g, x)
+        by_weight = _ByFilters.apply(*sides, weight.shape[2:]) if of_weight else None  # type: ignore[no-untyped-call]
+        return by_x, by_weight, g.sum((0, 2, 3)) if of_bias else None, None
 
     @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
+    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> tuple[Tensor, int]:
         """Of many networks."""
         lanes = info.batch_size
         of_all = None if bias is None else _many(bias, dims[2], lanes)
-        found = conv2d(_many(x, dims[0], lanes).flatten(0, 1), _many(weight, dims[1], lanes), of_all)
+        found = conv2d(_many(x, dims[0], lanes).flatten(0, 1), _many(weight, dims[1], lanes), of_all, back)
         return found.view(lanes, -1, *found.shape[1:]), 0
 
 
@@ -58,7 +61,7 @@ class _ByFilters(Function):
         g, x = ctx.saved_tensors
         of_g, of_x, _ = ctx.needs_input_grad
         by_g = convolution(x, of_filters) if of_g else None
-        return by_g, convolution(g, _turned(of_filters)) if of_x else None, None
+        return by_g, convolution(g, of_filters, back=True) if of_x else None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, int]:
@@ -67,9 +70,9 @@ class _ByFilters(Function):
         return by_filters(g, x, lanes, taps), 0
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None, back: bool = False) -> Tensor:
     """What `Convolution` is, as a function."""
-    found: Tensor = Convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    found: Tensor = Convolution.apply(x, weight, bias, back)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -86,11 +89,6 @@ def takes(
     same = tuple(size // 2 for size in weight.shape[2:])
     plain = (stride, padding, dilation, groups) == ((1, 1), same, (1, 1), 1)
     return plain and x.ndim == 4 and all(size % 2 for size in weight.shape[2:]) and bool(kernels_for(x, CONVOLUTION))
-
-
-def _turned(weight: Tensor) -> Tensor:
-    """The filters that lead back from the outputs to the inputs."""
-    return weight.flip(2, 3).transpose(0, 1)
 
 
 def _many(value: Tensor, dim: int | None, count: int) -> Tensor:

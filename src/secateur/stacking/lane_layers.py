@@ -28,11 +28,15 @@ CONVOLUTION, POOLING = "secateur.stacking.lane_layers_kernels", "secateur.stacki
 DEVICE = "cuda"  # where kernels are tried
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Stride 1, with zeros around that keep the size: weight (lanes, F, C, h, w) of odd h and w, bias (lanes, F)."""
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool = False) -> Tensor:
+    """Stride 1, with zeros around that keep the size: weight (lanes, F, C, h, w) of odd h and w, bias (lanes, F).
+
+    Back is from F channels to C, with the filters turned, and bias (lanes, C).
+    """
     if kernels := _convolving(x, weight):
-        found: Tensor = _Conv2d.apply(x, weight, bias, kernels)  # type: ignore[no-untyped-call]
+        found: Tensor = _Conv2d.apply(x, weight, bias, back, kernels)  # type: ignore[no-untyped-call]
         return found
+    weight = turned(weight) if back else weight
     one = partial(F.conv2d, padding=_padding(weight.shape[3:]))
     return vmap(one, (0, 0, None if bias is None else 0))(_apart(x, len(weight)), weight, bias).flatten(0, 1)
 
@@ -42,13 +46,18 @@ def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
     recorded = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)  # kernels would leave it out
     if not recorded and (kernels := _convolving(x, g)):
         found: Tensor = kernels.by_filters(_rows(g, lanes), _rows(x, lanes), x.shape[2:], taps)
-        return _filters(found, taps)
+        return found
     shape = g.shape[1], x.shape[1], *taps
 
     def one(x: Tensor, g: Tensor) -> Tensor:
         return conv2d_weight(x, shape, g, padding=_padding(taps))  # type: ignore[no-any-return, no-untyped-call]
 
     return vmap(one)(_apart(x, lanes), _apart(g, lanes))
+
+
+def turned(weight: Tensor) -> Tensor:
+    """The filters that lead back from the outputs to the inputs."""
+    return weight.flip(-2, -1).transpose(-4, -3)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -73,13 +82,13 @@ def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tenso
 
 class _Conv2d(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: ModuleType) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool, kernels: ModuleType) -> Tensor:
         rows = _rows(x, len(weight))
         ctx.save_for_backward(rows, weight)
-        ctx.kernels, ctx.size = kernels, x.shape[2:]
-        by_tap = weight.permute(0, 3, 4, 2, 1).flatten(1, 3).contiguous()
+        ctx.kernels, ctx.size, ctx.back = kernels, x.shape[2:], back
+        filters = kernels.turned(weight) if back else kernels.by_tap(weight)
         bias = None if bias is None else bias.contiguous()
-        out = kernels.convolved(rows, by_tap, bias, ctx.size, weight.shape[3:])
+        out = kernels.convolved(rows, filters, bias, ctx.size, weight.shape[3:])
         return _pictures(out, (len(x), *ctx.size))
 
     @staticmethod
@@ -87,13 +96,13 @@ class _Conv2d(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         (rows, weight), kernels, size = ctx.saved_tensors, ctx.kernels, ctx.size
         taps, of = weight.shape[3:], _rows(g, len(weight))
-        by_weight = _filters(kernels.by_filters(of, rows, size, taps), taps)
+        by_weight = kernels.by_filters(*((rows, of) if ctx.back else (of, rows)), size, taps)
         by_bias = of.sum(1) if ctx.needs_input_grad[2] else None
         by_x = None
         if ctx.needs_input_grad[0]:  # the same convolution, of g with turned filters
-            turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3).contiguous()
-            by_x = _pictures(kernels.convolved(of, turned, None, size, taps), (len(g), *size))
-        return by_x, by_weight, by_bias, None
+            filters = kernels.by_tap(weight) if ctx.back else kernels.turned(weight)
+            by_x = _pictures(kernels.convolved(of, filters, None, size, taps), (len(g), *size))
+        return by_x, by_weight, by_bias, None, None
 
 
 class _NormRelu(Function):
@@ -143,11 +152,6 @@ def _pictures(rows: Tensor, shape: Sequence[int]) -> Tensor:
     return rows.view(*shape, -1).movedim(-1, 1)
 
 
-def _filters(found: Tensor, taps: Sequence[int]) -> Tensor:
-    """(lanes, h * w * C, F) as (lanes, F, C, h, w), which lie as the weights do: so all that follows is fast."""
-    return found.view(len(found), *taps, -1, found.shape[2]).permute(0, 4, 3, 1, 2).contiguous()
-
-
 def _padding(taps: Sequence[int]) -> list[int]:
     return [size // 2 for size in taps]
 
@@ -168,8 +172,9 @@ def _kernels(name: str) -> ModuleType | None:
         with _DisableFuncTorch():  # inside of vmap and grad new tensors would have no memory of their own
             x = torch.zeros(1, 16, 3, device=DEVICE)
             if name == CONVOLUTION:
-                out = kernels.convolved(x, x.new_zeros(1, 27, 8), x.new_zeros(1, 8), (4, 4), (3, 3))
-                kernels.by_filters(out, x, (4, 4), (3, 3))
+                weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
+                out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
+                kernels.convolved(out, kernels.turned(weight), None, (4, 4), (3, 3))
             else:
                 out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
                 kernels.spread(out, x, mean, mean, mean, mean, 4)
