@@ -60,6 +60,14 @@ def test_by_hand():
     assert lanes.magnitudes([values, values[0]], []).tolist() == [1, 2, 3, 4, 1, 2]
     assert lanes.magnitudes([values, values[0]], [where, where[0]]).tolist() == [1, -1, -1, -1, 1, -1]
     assert lanes.copies(values, 2).tolist() == [values.tolist()] * 2
+    assert lanes.copies(values, 2, where).tolist() == [[[1, 0], [0, 0]]] * 2
+    keep = torch.tensor([True, False])
+    assert lanes.mixed(where, values, torch.tensor([8.0, 9.0]), keep).tolist() == [[1, 0], [8, 0]]
+    assert lanes.both(where[0], keep).tolist() == [True, False] and not lanes.both(where[1], keep).any()
+    assert lanes.both(where[1], keep, inverted=True).tolist() == [True, False]
+    assert not lanes.both(where[0], keep, inverted=True).any()
+    lanes.descend([values, whole := torch.ones(2)], [torch.ones(2, 2), whole * 4], 0.5, [~keep, None])
+    assert values.tolist() == [[0.5, 0], [2.5, 0]] and whole.tolist() == [-1, -1]
 
 
 def looks(look, device):
@@ -105,6 +113,16 @@ def test_rows_by_place(shape, dtype, rng, kernels):
     assert torch.equal(kernels.copies(held[0], 4), held[0].expand(4, *held.shape[1:]))
 
 
+def same(one, other):
+    """Bit for bit, and NaN where it is."""
+    return torch.equal(one.nan_to_num(9.0), other.nan_to_num(9.0)) and one.dtype == other.dtype
+
+
+def apart(value):
+    """The same, with other numbers between its rows."""
+    return torch.stack([value, value], 1)[:, 0]
+
+
 def alike(one, other):
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -125,7 +143,9 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
     parts = [(values, False), (others.expand(shape), True)]
     for one, other in zip(kernels.looked(parts), lanes.looked([(v.cpu(), s) for v, s in parts]), strict=True):
         assert torch.equal(one.cpu(), other)
-    alike(kernels.mixed(where, values, others), torch.where(where, values, others))
+    either, keep = torch.where(where, values, others), flags(rng, *shape[1:])
+    assert same(kernels.mixed(where, values, others, None), either)
+    assert same(kernels.mixed(where, values, others, keep), torch.where(keep, either, 0))
     for hidden in (where, where[0]):  # of each lane, and of all
         found = values.clone()
         kernels.erase(hidden, found)
@@ -136,6 +156,50 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
             inside, outside = kernels.parted(hidden, values, both)
             alike(outside, torch.where(hidden, 0, values))
             alike(inside, torch.where(hidden, values, 0) if both else outside)
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.25, 0.1])
+def test_a_step_is_torchs_bit_for_bit(shape, dtype, rate, rng, interpreted):
+    slopes, dropped, whole = drawn(rng, *shape, dtype=dtype), flags(rng, *shape), drawn(rng, *shape, dtype=dtype)
+    whole[0] = torch.nan
+    drops = [dropped, dropped[0], apart(dropped), None, dropped]
+    given = [slopes, apart(slopes), slopes[:1].expand_as(slopes), slopes, slopes]
+    found = [whole.clone() for _ in drops]
+    found[-1] = whole.unsqueeze(-1).expand(*shape, 2).clone()[..., 0]  # its entries lie apart, as no kernel has them
+    expected = [whole.clone() for _ in drops]
+    lanes.descend(found, given, rate, drops)
+    torch._foreach_add_(expected, given, alpha=-rate)
+    for one, other, drop in zip(found, expected, drops, strict=True):
+        assert same(one, other if drop is None else other.masked_fill(drop, 0))
+
+
+@needs_triton
+def test_a_step_of_rows_that_lie_apart(rng, kernels):
+    held, slopes, dropped = drawn(rng, 3, 2, 7), drawn(rng, 3, 7), flags(rng, 7)
+    values, other = held[:, 0], held[:, 1].clone()
+    expected = values.sub(slopes, alpha=0.25).masked_fill(dropped, 0)
+    kernels.descend(values, slopes, 0.25, dropped)
+    assert torch.equal(values, expected) and torch.equal(held[:, 1], other)
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("inverted", [True, False])
+def test_both_of_one_and_of_many(shape, inverted, rng, interpreted):
+    where, keep = flags(rng, *shape), flags(rng, *shape)
+    both = torch.ops.secateur.both
+    for said, kept in [(where, keep), (apart(where), keep), (where, apart(keep)), (where, keep[0]), (where[0], keep)]:
+        dims = tuple(0 if each.ndim == len(shape) else None for each in (said, kept))
+        many = vmap(lambda one, other: both(one, other, inverted), dims)(said, kept)
+        expected = (~said if inverted else said) & kept
+        assert torch.equal(many, expected)
+        one = [each[0] if dim == 0 else each for each, dim in zip((said, kept), dims, strict=True)]
+        assert torch.equal(both(*one, inverted), expected[0])
+    last = vmap(lambda one: both(one, keep[0], inverted), -1, -1)(where.movedim(0, -1))  # lanes behind
+    assert torch.equal(last.movedim(-1, 0), (~where if inverted else where) & keep[0])
 
 
 @needs_triton

@@ -19,6 +19,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur.triton_kernels import loaded
 
+_STEPPED = (torch.float32, torch.float64)  # of which one fma is torch's step
+
 
 def rows_at(held: Tensor, places: Tensor) -> Tensor:
     """(lanes, ...) the rows of (rows, ...) at these places (lanes,)."""
@@ -34,8 +36,9 @@ def put_rows(held: Tensor, places: Tensor, rows: Tensor) -> None:
         held.index_copy_(0, places, rows)
 
 
-def copies(value: Tensor, count: int) -> Tensor:
-    """(count, ...) copies of a tensor."""
+def copies(value: Tensor, count: int, keep: Tensor | None = None) -> Tensor:
+    """(count, ...) copies of a tensor, 0 where it is not kept; no `keep`: all is."""
+    value = value if keep is None else torch.where(keep, value, 0)
     if kernels := _kernels_for(value):
         found: Tensor = kernels.copies(value, count)
         return found
@@ -67,10 +70,17 @@ def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
     return torch.stack([row.sum(1).isfinite() for row in rows]).all(0), torch.stack(sizes).sum(0)
 
 
-def mixed(where: Tensor, values: Tensor, others: Tensor) -> Tensor:
-    """(lanes, ...) the values where this is said, else the others (...), which are the same for all; or of one lane."""
-    kernels = _kernels_for(where, values, others) if values.ndim > others.ndim else None
-    return torch.where(where, values, others) if kernels is None else kernels.mixed(where, values, others)
+def mixed(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = None) -> Tensor:
+    """(lanes, ...) the values where this is said, else the others (...), which are the same for all; or of one lane.
+
+    It is 0 where all lanes alike do not keep it (...); no `keep`: all is kept.
+    """
+    given = [where, values, others] if keep is None else [where, values, others, keep]
+    if values.ndim > others.ndim and (kernels := _kernels_for(*given)):
+        found: Tensor = kernels.mixed(where, values, others, keep)
+        return found
+    either = torch.where(where, values, others)
+    return either if keep is None else torch.where(keep, either, 0)
 
 
 def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
@@ -89,6 +99,50 @@ def erase(where: Tensor, values: Tensor) -> None:
         values.masked_fill_(where, 0)
     else:
         kernels.erase(where, values)
+
+
+def descend(values: Sequence[Tensor], slopes: Sequence[Tensor], rate: float, dropped: Sequence[Tensor | None]) -> None:
+    """A step of -rate * slopes in place, and 0 where a tensor is dropped, as `erase` has it; None: nowhere."""
+    others = []
+    for value, slope, drop in zip(values, slopes, dropped, strict=True):
+        fits = value.is_contiguous() and value.ndim and value.dtype in _STEPPED
+        if drop is not None and fits and (kernels := _kernels_for(value, slope, drop)):
+            kernels.descend(value, slope, rate, drop)
+        else:
+            others.append((value, slope, drop))
+    if others:
+        torch._foreach_add_([value for value, _, _ in others], [slope for _, slope, _ in others], alpha=-rate)
+    for value, _, drop in others:
+        if drop is not None:
+            erase(drop, value)
+
+
+def both(where: Tensor, keep: Tensor, inverted: bool = False) -> Tensor:
+    """(...) where this is said, or `inverted` where it is not, and kept; of one client, and under vmap of many."""
+    if where.is_cuda and keep.is_cuda:
+        found: Tensor = torch.ops.secateur.both(where, keep, inverted)
+        return found
+    return _both(where, keep, inverted)
+
+
+def _both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
+    return _all_both(where[None], keep[None], inverted)[0]
+
+
+def _all_both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
+    """(lanes, ...) of (lanes, ...) each."""
+    if kernels := _kernels_for(where, keep):
+        found: Tensor = kernels.both(where, keep, inverted)
+        return found
+    return ~where & keep if inverted else where & keep
+
+
+def _stacked_both(
+    info: Any, dims: tuple[int | None, ...], where: Tensor, keep: Tensor, inverted: bool
+) -> tuple[Tensor, int]:
+    """Under vmap the many are lanes of one call."""
+    first, second = _in_lanes(info, [where, keep], dims[:2])
+    return _all_both(first, second, inverted), 0
 
 
 def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
@@ -119,18 +173,22 @@ def _stacked(
     info: Any, dims: tuple[list[int | None], ...], values: list[Tensor], keeps: list[Tensor]
 ) -> tuple[Tensor, int]:
     """Under vmap the many are lanes of one call."""
+    return _all_magnitudes(_in_lanes(info, values, dims[0]), _in_lanes(info, keeps, dims[1])), 0
 
-    def lanes(tensors: list[Tensor], dims: list[int | None]) -> list[Tensor]:
-        first = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
-        return [each.expand(info.batch_size, *each.shape[1:]) for each in first]
 
-    return _all_magnitudes(lanes(values, dims[0]), lanes(keeps, dims[1])), 0
+def _in_lanes(info: Any, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    """(lanes, ...) each, of which some may share their memory."""
+    first = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
+    return [each.expand(info.batch_size, *each.shape[1:]) for each in first]
 
 
 _library = torch.library.Library("secateur", "FRAGMENT")
 _library.define("magnitudes(Tensor[] values, Tensor[] keeps) -> Tensor")
 _library.impl("magnitudes", _magnitudes, "CompositeExplicitAutograd")
 torch.library.register_vmap("secateur::magnitudes", _stacked, lib=_library)
+_library.define("both(Tensor where, Tensor keep, bool inverted) -> Tensor")
+_library.impl("both", _both, "CompositeExplicitAutograd")
+torch.library.register_vmap("secateur::both", _stacked_both, lib=_library)
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:

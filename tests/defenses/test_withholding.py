@@ -13,7 +13,16 @@ from secateur.defenses import selection
 from secateur.defenses.largest import Largest, PseudoLargest
 from secateur.defenses.mix import Mix
 from secateur.defenses.random_share import RandomShare
-from secateur.defenses.withholding import nothing_saved, rates, reloaded, saved, sent, whole_mask
+from secateur.defenses.withholding import (
+    entries_sent,
+    nothing_saved,
+    put_back,
+    rates,
+    reloaded,
+    saved,
+    sent,
+    whole_mask,
+)
 from secateur.errors import WrongInput
 from secateur.wire import decode, encode, encode_mask
 
@@ -79,6 +88,19 @@ def test_pseudo_pruning_puts_back_what_was_withheld_and_nothing_else():
     assert begun["b"].tolist() == [[9.0, 10.0], [-11.0, 0.0]] and torch.equal(begun["a.bias"], received["a.bias"])
     moved = {"a": MASK["a"].clone().index_fill_(1, torch.tensor([1]), False), "b": MASK["b"]}
     assert reloaded(received, state, moved)["a"].tolist() == [[-1.0, 0.0, 0.0], [-4.0, 0.0, -6.0]]  # now base-pruned
+    many = {name: torch.stack([value, value]) for name, value in state.items()}
+    for mask in (MASK, moved, {}):
+        begun = reloaded(received, state, mask)
+        for home, lanes in ((state, ...), (many, 1)):  # of one client, and of many
+            back = put_back(received, home, mask)
+            assert back.keys() == withheld.keys() and all(torch.equal(v[lanes], begun[n]) for n, v in back.items())
+
+
+def test_what_is_sent_is_kept_and_not_withheld():
+    withheld = Largest(rate=0.3).withheld(WEIGHTS, GRADIENT, MASK)
+    found = entries_sent(withheld, {"a": MASK["a"], "a.bias": torch.ones(2, dtype=torch.bool)})
+    assert found["a"].tolist() == (MASK["a"] & ~withheld["a"]).tolist() and found["a.bias"].all()
+    assert torch.equal(found["b"], ~withheld["b"])
 
 
 def test_before_the_first_round_a_client_begins_at_what_it_receives():

@@ -57,6 +57,21 @@ def test_what_a_mask_drops_is_zero_and_its_gradient_is_still_told():
     assert (made.last["0.weight"][~mask["0.weight"]] != 0).any()
 
 
+def test_a_fresh_start_is_changed_where_it_is():
+    net, data = plain_net(), pictures()
+    mask = {"0.weight": torch.arange(27).view(3, 1, 3, 3) % 2 == 0}
+    batches = [(data.inputs[:4].double(), data.labels[:4])] * 2
+    start = tree.params_of(net)
+    kept = tree.masked(tree.clone(start), mask)
+    one, other = (
+        train(objective(net), each, {}, mask, batches, LOCAL, fresh=fresh)
+        for each, fresh in ((start, False), (kept, True))
+    )
+    for name, value in one.params.items():
+        assert torch.equal(other.params[name], value)
+        assert other.params[name].data_ptr() == kept[name].data_ptr() != value.data_ptr()
+
+
 def test_binary_cross_entropy_by_hand():
     logits, labels = torch.zeros(2, 4), torch.tensor([1, 3])
     assert float(binary_cross_entropy(logits, labels)) == pytest.approx(torch.log(torch.tensor(2.0)).item())
@@ -80,10 +95,12 @@ CASES = {
     "uniform": {"averaging": "uniform"},
     "server momentum": {"server_momentum": 0.5, "server_rate": 0.7},
     "pruned": {"base": Half()},
+    "pruned, momentum": {"base": Half(), "local": Local(3, None, 4, 0.1, 0.9, 0.01), "broadcast": "dense"},
     "squares": {"base": Stale(), "broadcast": "dense"},
     "clients' own masks": {"base": Moving(), "averaging": "coverage"},
     "withheld": {"base": Half(), "withholding": Withhold(pseudo=False), "averaging": "coverage"},
     "withheld, put back": {"base": Half(), "withholding": Withhold()},
+    "withheld, put back, dense": {"base": Half(), "withholding": Withhold(), "broadcast": "dense"},
     "own masks and withheld": {"base": Moving(), "withholding": Withhold()},
     "own turn": {"base": Half(), "own": Noisy()},
     "own turn and own masks": {"base": Moving(), "own": Noisy(), "averaging": "coverage"},

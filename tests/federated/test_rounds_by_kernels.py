@@ -10,7 +10,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur import lanes
 from secateur.config import defense
+from secateur.defenses import withholding
 from secateur.federated.faults import Faults
+from secateur.federated.local import Local
 from secateur.federated.terms import protection_of
 
 if not torch.cuda.is_available():
@@ -26,6 +28,9 @@ CASES = {
     "pseudo-largest": protection_of(defense("pseudo-largest")),
     "mix": protection_of(defense("mix")) | {"base": Half(), "averaging": "coverage"},
     "pseudo-mix": protection_of(defense("pseudo-mix")) | {"base": Moving()},
+    "pseudo-largest, pruned": protection_of(defense("pseudo-largest"))
+    | {"base": Half(), "averaging": "coverage", "broadcast": "dense"},
+    "pruned, momentum": {"base": Half(), "local": Local(3, None, 4, 0.1, 0.9, 0.01)},
     "squares": protection_of(defense("pseudo-random")) | {"base": Stale()},
     "priprune": protection_of(defense("priprune:sharing=0.02")) | {"base": Half()},
 }
@@ -45,6 +50,9 @@ def test_rounds(case, monkeypatch):
     one = federation(way="stacked", **terms)
     rows = run(one)
     monkeypatch.setattr(lanes, "_kernels_for", kernels_for)
+    operators = torch.ops.secateur  # as tensors on a GPU go by them
+    monkeypatch.setattr(withholding, "magnitudes", lambda values, keeps: operators.magnitudes([*values], [*keeps]))
+    monkeypatch.setattr(withholding, "both", lambda where, keep, inverted=False: operators.both(where, keep, inverted))
     many = federation(way="stacked", **terms)
     assert [(row.metric, row.value) for row in run(many)] == [(row.metric, pytest.approx(row.value)) for row in rows]
     assert called and one.states.keys() == many.states.keys()

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from secateur import tree
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params
-from secateur.lanes import magnitudes, mixed, parted
+from secateur.lanes import both, magnitudes, mixed, parted
 from secateur.pruning.masks import Scope, one_of
 
 Of = Literal["all", "kept"]
@@ -63,7 +63,7 @@ class Withholding:
             steepness, chance = (magnitudes(values, kept) if values else torch.empty(0) for values in given)
             keep, sizes = torch.cat([each.flatten() for each in kept]) if kept else None, [v.numel() for v in like]
             chosen = self.choose(steepness, chance, self.number(sum(sizes), keep))
-            parts = torch.split_with_sizes(chosen if keep is None else keep & chosen, sizes)
+            parts = torch.split_with_sizes(chosen if keep is None else both(chosen, keep), sizes)
             found |= {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
         return found
 
@@ -101,7 +101,9 @@ def sent(values: Params, withheld: Mask, mask: Mask) -> Params:
 
 def entries_sent(withheld: Mask, mask: Mask) -> Mask:
     """Which entries leave the client: those that the base pruning keeps and that are not withheld."""
-    return mask | {name: ~where & mask[name] if name in mask else ~where for name, where in withheld.items()}
+    return mask | {
+        name: both(where, mask[name], inverted=True) if name in mask else ~where for name, where in withheld.items()
+    }
 
 
 def nothing_saved(weights: Params) -> Params:
@@ -140,10 +142,13 @@ def reloaded(received: Params, state: Params, mask: Mask) -> Params:
     return tree.masked(received | put_back(received, state), mask)
 
 
-def put_back(received: Params, state: Params) -> Params:
-    """The tensors of which something was withheld, with it in its place; of one client or of many, stacked."""
+def put_back(received: Params, state: Params, mask: Mask | None = None) -> Params:
+    """The tensors of which something was withheld, with it in its place; of one client or of many, stacked.
+
+    They are 0 where a mask is given that drops them.
+    """
     return {
-        name: mixed(state[WITHHELD + name], state[SAVED + name], value)
+        name: mixed(state[WITHHELD + name], state[SAVED + name], value, mask.get(name) if mask else None)
         for name, value in received.items()
         if WITHHELD + name in state
     }

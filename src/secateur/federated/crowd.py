@@ -82,14 +82,20 @@ class Crowd:
             return self._trained(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
 
     def many(self, many: Given, start: Params, choose: Choose | None) -> tuple[Trained | Sent, Mask | None]:
-        """The same of many, stacked: from the server's model, but for tensors of their own in `start`, which change."""
+        """The same of many, stacked: from the server's model, but for tensors of their own in `start`.
+
+        These change, and are 0 where the server's mask drops.
+        """
         assert isinstance(many.rows, Tensor)
         inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
         batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
-        count, params, fresh = len(inputs), self.model.params, self.own is None
+        count, params, mask, fresh = len(inputs), self.model.params, self.model.mask, self.own is None
         begun, buffers = (repeated(each, count) for each in (params, self.model.buffers))
         if fresh:
-            begun = {name: start[name] if name in start else copies(value, count) for name, value in params.items()}
+            begun = {
+                name: start[name] if name in start else copies(value, count, mask.get(name))
+                for name, value in params.items()
+            }
         with tf32(True), Products():
             return self._trained(vmap, many, begun, buffers, batches, choose, fresh)
 

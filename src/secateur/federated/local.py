@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from secateur import tree
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Loss, LossOf, Mask, Params
-from secateur.lanes import erase
+from secateur.lanes import descend, erase
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
 
@@ -132,12 +132,13 @@ def train(
     """SGD from `start`, a step for each of `batches` (inputs, labels, noise of the network ...).
 
     What the mask drops is zero from the start on. `summing` adds up the dense gradients. `fresh`: nobody else needs
-    `start`, which is changed.
+    `start`, which is changed, and which is zero there already.
     """
     params = {name: value.requires_grad_() for name, value in (start if fresh else tree.clone(start)).items()}
     held, leaves = tree.clone(buffers), list(params.values())
-    dropped = [(params[name], ~keep) for name, keep in mask.items()]
-    _drop(dropped)
+    dropped = [~mask[name] if name in mask else None for name in params]
+    if not fresh:
+        _drop(leaves, dropped)
     moments: list[Tensor] = []
     summed: list[Tensor] = []
     losses = []
@@ -153,8 +154,7 @@ def train(
                 torch._foreach_add_(summed, grads)
             elif summing:  # two gradients may share their memory: these are never changed
                 summed = list(torch._foreach_add(summed, grads)) if summed else grads
-            moments = _descend(leaves, grads, moments, local)
-            _drop(dropped)
+            moments = _descend(leaves, grads, moments, local, dropped)
     return Trained(
         {name: leaf.detach() for name, leaf in params.items()},
         held,
@@ -178,8 +178,10 @@ def added(before: Trained, after: Trained, first: int, then: int) -> Trained:
     return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
 
 
-def _descend(leaves: list[Tensor], grads: list[Tensor], moments: list[Tensor], local: Local) -> list[Tensor]:
-    """One step of torch.optim.SGD; returns the moments."""
+def _descend(
+    leaves: list[Tensor], grads: list[Tensor], moments: list[Tensor], local: Local, dropped: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """One step of torch.optim.SGD, and zero where this is dropped; returns the moments."""
     step = grads
     if local.weight_decay:
         step = list(torch._foreach_add(grads, leaves, alpha=local.weight_decay))
@@ -190,11 +192,12 @@ def _descend(leaves: list[Tensor], grads: list[Tensor], moments: list[Tensor], l
         else:
             moments = [value.clone() for value in step]
         step = moments
-    torch._foreach_add_(leaves, step, alpha=-local.learning_rate)
+    descend([leaf.detach() for leaf in leaves], step, local.learning_rate, dropped)
     return moments
 
 
 @torch.no_grad()
-def _drop(dropped: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for leaf, where in dropped:
-        erase(where, leaf.detach())
+def _drop(leaves: Sequence[Tensor], dropped: Sequence[Tensor | None]) -> None:
+    for leaf, where in zip(leaves, dropped, strict=True):
+        if where is not None:
+            erase(where, leaf.detach())

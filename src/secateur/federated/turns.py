@@ -81,7 +81,8 @@ class Turns:
 
     def many(self, many: Given, number: int, choose: Choose | None) -> Update:
         """The same of many, stacked; nothing draws but what is given."""
-        start = put_back(self.server.model.params, many.state) if self.reloads else {}
+        model = self.server.model
+        start = put_back(model.params, many.state, model.mask) if self.reloads else {}
         made, chosen = self.crowd.many(many, start, choose)
         kind, nothing = type(made), Generator()
         if isinstance(made, Trained) and self.terms.withholding is not None and self.terms.upload is None:
