@@ -79,12 +79,12 @@ def bounds_of(task: Task, values: Tensor, shifts: Tensor) -> Tensor:
 
 
 def narrowed(task: Task, values: Tensor, shifts: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """(lanes, room) the entries from a lane's second bound up to its first, in any order, and -inf behind them.
+    """(lanes, room) the entries between a lane's two bounds, in any order, and -inf behind them.
 
-    And (2, lanes) how many lie above, and how many these are, whether there is room for them or not.
+    And (4, lanes) how many lie above the first, at it, between, and at the second; there may not be room for them.
     """
     near = values.new_full((task.lanes, task.room), -torch.inf)
-    numbers = task.table.new_zeros((2, task.lanes), dtype=torch.int32)
+    numbers = task.table.new_zeros((4, task.lanes), dtype=torch.int32)
     with torch.cuda.device_of(values):
         _launch(_narrow, task, (values, task.table, shifts, bounds, numbers, near))
     return near, numbers

@@ -33,12 +33,25 @@ def select_narrowly(task: Task, values: Tensor, shifts: Tensor, places: Places) 
     sampled = values.index_select(1, _spots(task.entries, values.device))
     table, none = places(SAMPLE)
     few = task._replace(table=table, ranks=_around(task.ranks, task.entries), entries=SAMPLE)
-    near, numbers = narrowed(task, values, shifts, bounds_of(few, sampled, none))
-    above, inside = numbers.long()
-    left, (table, none) = task.ranks.view(-1) - above, places(task.room)
-    rest = task._replace(table=table, ranks=left.view(-1, 1, 1), entries=task.room)
-    missed = (left < 1) | (left > inside) | (inside > task.room)
-    return select_near(task, values, shifts, bounds_of(rest, near, none), missed.int())
+    bounds = bounds_of(few, sampled, none)
+    near, numbers = narrowed(task, values, shifts, bounds)
+    above, first, between, second = numbers.long()
+    at_first = task.ranks.view(-1) - above  # which of those there it would be
+    inside = at_first - first
+    at_second = inside - between
+    table, none = places(task.room)
+    found = bounds_of(task._replace(table=table, ranks=inside.view(-1, 1, 1), entries=task.room), near, none)
+    there = (inside > 0) & (inside <= between) & (between <= task.room)
+    # Many entries may be equal, such as zeros: a bound that a rank lies at is none that others are near.
+    for bound, left, alike in (
+        (bounds.view(-1, 6)[:, 0], at_first, first),
+        (bounds.view(-1, 6)[:, 3], at_second, second),
+    ):
+        here = (left > 0) & (left <= alike)
+        state = torch.stack([bound, left.int(), alike.int()], 1)
+        found.view(-1, 6)[:, :3] = torch.where(here[:, None], state, found.view(-1, 6)[:, :3])
+        there = there | here
+    return select_near(task, values, shifts, found, (~there).int())
 
 
 def _around(ranks: Tensor, entries: int) -> Tensor:

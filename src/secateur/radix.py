@@ -175,23 +175,29 @@ def count(
 def narrow(
     values, table, shifts, bounds, numbers, near, entries, room, WIDE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """A lane's entries from its second bound up to its first, in any order; how many lie above, and how many those are.
+    """A lane's entries between its two bounds, in any order; how many lie above both, at one, between, at the other.
 
     What there is no room for is only counted.
     """
     _segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     a, b = tl.load(bounds + lane * 6) ^ LOWEST, tl.load(bounds + lane * 6 + 3) ^ LOWEST
-    higher = 0
+    above = 0
+    first = 0
+    second = 0
     for at in range(0, here, TILE):
         value, keys, offsets = _keys(values + origin, at, slot, False, TILE)
-        above = (keys ^ LOWEST) >= a
-        between = ((keys ^ LOWEST) >= b) & (above == 0) & (offsets < here)
-        higher += tl.sum((above & (offsets < here)).to(tl.int32), 0)
+        keys, inside = keys ^ LOWEST, offsets < here
+        above += tl.sum((inside & (keys > a)).to(tl.int32), 0)
+        first += tl.sum((inside & (keys == a)).to(tl.int32), 0)
+        second += tl.sum((inside & (keys == b) & (keys < a)).to(tl.int32), 0)
+        between = inside & (keys > b) & (keys < a)
         met = between.to(tl.int32)
-        spots = tl.atomic_add(numbers + lanes + lane, tl.sum(met, 0), sem="relaxed") + tl.cumsum(met, 0) - 1
+        spots = tl.atomic_add(numbers + 2 * lanes + lane, tl.sum(met, 0), sem="relaxed") + tl.cumsum(met, 0) - 1
         tl.store(near + lane * room + spots, value, mask=between & (spots < room))
-    tl.atomic_add(numbers + lane, higher, sem="relaxed")
+    tl.atomic_add(numbers + lane, above, sem="relaxed")
+    tl.atomic_add(numbers + lanes + lane, first, sem="relaxed")
+    tl.atomic_add(numbers + 3 * lanes + lane, second, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["entries", "segments"])
