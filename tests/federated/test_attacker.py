@@ -168,7 +168,8 @@ def test_who_waits_is_attacked_before_a_state_is_taken():
     next(rounds), next(rounds)
     assert len(attacker.waiting) == 2 and not psnrs(story) and fed.puts_off and not fed.observed(2)
     fed.state()
-    assert not attacker.waiting and not fed.puts_off and fed.observed(2) and {number for number, _ in psnrs(story)} == {1, 2}
+    assert not attacker.waiting and not fed.puts_off and fed.observed(2)
+    assert {number for number, _ in psnrs(story)} == {1, 2}
     assert len([*rounds]) == 2 and {number for number, _ in psnrs(story)} == {1, 2, 3, 4}
 
 

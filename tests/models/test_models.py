@@ -227,3 +227,16 @@ def test_digits_cnn_learns_the_digits():
     with torch.no_grad():
         right = net.eval()(inputs[1280:]).argmax(1) == targets[1280:]
     assert right.float().mean() > 0.9
+
+
+def test_vgg_11_of_priprune_begins_where_it_can_learn():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = find("model", "vgg-11")()
+    first, second, last = (layer.weight for layer in net if isinstance(layer, nn.Linear))
+    # sqrt(6 / 512), sqrt(6 / 256), and of the last sqrt(2 / (1 + 1.5^2)) * sqrt(3 / 10)
+    for weight, bound in ((first, 0.108253), (second, 0.153093), (last, 0.429669)):
+        assert 0.99 * bound < float(weight.detach().abs().max()) <= bound + 1e-6
+    rows = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert float(net(rows).std(0).mean()) > 1e-4  # as torch begins its head, 2e-5

@@ -153,6 +153,21 @@ def test_a_part_of_a_study_for_a_machine_of_its_own():
 
 
 # Tables --------------------------------------------------------------------------------------------------------
+def test_an_attacker_who_remembers_has_lines_of_its_own_and_claims_are_judged_by_the_papers():
+    found = seen(
+        federation(0.9, (0.40, 0.41, 0.42)),
+        federation(0.9, (0.40, 0.41, 0.42), attack="sgi:follows=true"),
+        federation(0.9, (0.20, 0.215, 0.21), defense="priprune", withheld=(0.1, 0.3)),
+        federation(0.9, (0.40, 0.41, 0.42), defense="priprune", withheld=(0.1, 0.3), attack="sgi:follows=true"),
+    )
+    lines, findings = priprune_defended.fig8(found)
+    assert [(line.labels["defense"], line.labels["attack"]) for line in lines] == [
+        (defense, attack) for defense in ("none", "priprune") for attack in ("sgi", "sgi:follows=true")
+    ]
+    assert [line.cells["NMI"].value for line in lines] == pytest.approx([0.41, 0.41, 0.20833, 0.41], abs=1e-5)
+    assert said(findings, "PriPrune's NMI is lower than PruneFL's") == "supported"
+
+
 def test_fixed_rates_and_priprune():
     found = seen(
         federation(0.9, (0.40, 0.41, 0.42)),

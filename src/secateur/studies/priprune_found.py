@@ -153,11 +153,11 @@ def attack_of(attack: str) -> str:
     """An attack without its iterations and rate.
 
     Example:
-        >>> attack_of("sgi:adaptive=mask:iterations=9:learning_rate=0.1"), attack_of("sgi")
-        ('sgi:adaptive=mask', 'sgi')
+        >>> attack_of("sgi:follows=true:iterations=9:learning_rate=0.1"), attack_of("sgi:iterations=9")
+        ('sgi:follows=true', 'sgi')
     """
     name, *settings = attack.split(":")
-    return ":".join([name, *(each for each in settings if each.startswith("adaptive="))])
+    return ":".join([name, *(each for each in settings if not each.startswith(("iterations=", "learning_rate=")))])
 
 
 def _mean(course: Course) -> float:
