@@ -35,13 +35,26 @@ bases() { for base in feddst synflow snip; do side_by_side base_${base}_none bas
 
 # 3: Table 2 on CIFAR-10 with VGG-11 in batches of 1; or cifar20, which is ours: 2000 rounds in batches of 20
 cifar() { federations cifar table2 --data cifar10; }
-cifar20() { ROUNDS=2000 federations cifar20 table2 --data cifar10 --set batch_size=20; }
+for defense in none priprune; do
+  eval "cifar20_$defense() { ROUNDS=2000 federations cifar20-$defense table2 --data cifar10 --set batch_size=20 --set defenses=$defense; }"
+done
+cifar20() { side_by_side cifar20_priprune cifar20_none; }
 
-attacks() { # 4: Fig. 3, GI and SGI by base pruning and rate, then A3, A2 and A1
-  for name in fig3 figa3 figa2 figa1; do mnist fig3 $name; done
+# 4: Fig. 3, GI and SGI by base pruning and rate, with the dense broadcast, where they differ; then A3, A2 and A1
+for base in prunefl snip feddst random synflow; do
+  eval "attacks_$base() { mnist fig3-$base fig3 --set broadcast=dense --set bases=$base; }"
+done
+attacks() { side_by_side attacks_prunefl attacks_snip attacks_feddst attacks_random attacks_synflow; }
+appendix() {
+  for name in figa3 figa2 figa1; do mnist figa $name; done
 }
-rules() { # 5: Fig. 6, real and pseudo-pruning, then the mixes of A4 and the rates of A5
-  for name in fig6 figa4 figa5; do mnist fig6 $name; done
+# 5: Fig. 6, real and pseudo-pruning (the undefended one is in Fig. 8), then the mixes of A4 and the rates of A5
+for rule in largest random mix pseudo-largest pseudo-random pseudo-mix; do
+  eval "rule_${rule/-/_}() { mnist fig6-$rule fig6 --set defenses=$rule; }"
+done
+rules() { side_by_side rule_largest rule_random rule_mix rule_pseudo_largest rule_pseudo_random rule_pseudo_mix; }
+mixes() {
+  for name in figa4 figa5; do mnist figa4 $name; done
 }
 theory() { # 6: Figs. 2, 4 and 5
   for name in fig2 fig4 fig5; do mnist $name $name; done
