@@ -147,10 +147,18 @@ TEN, EIGHT = range(10), range(2, 10)
         ("fdropout", EIGHT, 0.87, 0.93),
         ("osr", TEN, 0.25, 0.25),
         ("osm", TEN, 0.25, 0.25),
+        ("osm:reading=paper", TEN, 0.75, 1.0),  # a group may be nobody's
+        ("gsr", TEN, 0.65, 0.72),  # 1 - .75^4 = .684 of four random sets
+        ("mapp-fl:groups=9", TEN, 1.0, 1.0),
     ],
 )
 def test_coverage_of_hidden_cells_by_ten_and_by_eight_small_clients(structure, name, clients, low, high):
-    assert low - 1e-9 <= covered(structure, name, clients) <= high + 1e-9
+    """Of the notes; in every round."""
+    name, _, setting = name.partition(":")
+    field, _, value = setting.partition("=")
+    fields = {field: int(value) if value.isdigit() else value} if setting else {}
+    for number in (1, 2, 3, 17, 60, 149):
+        assert low - 1e-9 <= covered(structure, name, clients, number, **fields) <= high + 1e-9, number
 
 
 def test_eight_small_clients_of_mapp_fl_cover_all_where_all_groups_occur(structure):

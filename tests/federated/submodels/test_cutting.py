@@ -100,6 +100,17 @@ def test_independent_inputs_are_drawn_apart_and_no_cell_is_taken_twice(net, name
     }
 
 
+@pytest.mark.parametrize("name", ["fdropout", "mapp-fl-r", "ufr"])
+def test_independent_inputs_are_not_the_outputs_before_them(name):
+    structure = Structure(static(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
+    cut, coupled = (
+        structure.cut(find("submodel", name)(coupling=how), Asked(1, 10, 3), 0.5)
+        for how in ("independent", "layer-wise")
+    )
+    inputs, outputs = ({int(cell) // 9 % 16 for cell in each.parts["5.weight"]} for each in (cut, coupled))
+    assert len(inputs) == len(outputs) == 8 and inputs != outputs  # of the second convolution's 16 input channels
+
+
 @pytest.mark.parametrize(
     ("classes", "shape", "counts"),
     [
