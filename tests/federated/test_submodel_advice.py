@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.cli import main
+from secateur.config import Federate, read
 from secateur.federated.submodels.advice import advise, caution, from_rows, rows_of
 from secateur.federated.submodels.pilots import dealt
 from secateur.rows import Row
@@ -64,6 +65,13 @@ def test_advice_survives_being_rows():
 def test_pilots_that_are_shorter_than_the_federation_come_with_a_caution(rounds, said):
     row = Row(**LABELS | {"extra": LABELS["extra"] | rounds}, metric="recommended_rate", value=1.0)
     assert caution(row).startswith("Small models lag in early rounds, ") and said in caution(row)
+
+
+@pytest.mark.parametrize(
+    ("given", "rounds"), [({}, 10), ({"rounds": 3}, 3), ({"rounds": 40}, 10), ({"rounds": 3, "pilot_rounds": 7}, 7)]
+)
+def test_pilots_are_no_longer_than_the_federation_unless_one_says_so(given, rounds):
+    assert read(Federate, None, {"submodels": "mapp-fl", "data": "cifar10"} | given).pilot_rounds == rounds
 
 
 def test_pilots_as_long_as_the_federation_need_no_caution():

@@ -126,6 +126,7 @@ def test_clients_alone_are_the_small_ones():
     assert [line.labels["data size"] for line in lines[:3]] == ["17020", "7400", "7040"]
     assert lines[2].paper.endswith("local 61.57, MaPP-FL 66.30 / 1.52")
     local = next(line for line in lines if line.labels.get("rule") == "local")
+    assert [line.mark for line in lines if line.mark] == ["the average of its small clients"] and local.mark
     assert local.cells["client_accuracy"].value == pytest.approx(0.51) and local.cells["server_accuracy"] is None
     assert said(findings, "every small client does better") == "supported"
     assert said(findings, "13.5 points") == "supported"  # (.16 + .12) / 2 = .14

@@ -63,6 +63,27 @@ def test_a_tiny_study(name, tmp_path, capsys):
     assert all(finding.claim in text for finding in findings)
 
 
+@pytest.fixture(scope="module")
+def hall(tmp_path_factory):
+    """One folder for all studies of sub-models: they share the federations that they have in common."""
+    return tmp_path_factory.mktemp("hall")
+
+
+@pytest.mark.parametrize("name", [name for name in catalogue.methods("study") if name.startswith("mapp-")])
+def test_a_tiny_study_of_submodels(name, hall, capsys):
+    short = ["--set", "rounds=1", "--set", "examples=500"]
+    assert main(["reproduce", name, "--scale", "tiny", "--out", str(hall), *short, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    claims, measured = ([row for row in rows if (row["metric"] == "claim") == yes] for yes in (True, False))
+    assert claims and measured
+    for row in claims:
+        check(row["measured"], row["verdict"])
+    values = [row for row in measured if row["value"] is not None]
+    assert values and all(row["low"] <= row["value"] <= row["high"] for row in values if row["low"] is not None)
+    text = (hall / "table.md").read_text()
+    assert name in text and all(row["claim"] in text for row in claims)
+
+
 COLUMNS = 9  # the eight defenses of dgp Table 1, and ATS twice: against the used and the raw pictures
 PARTS = {  # lines of a study of dgp by the part of the table that they stand in
     "dgp-table1": {RECOVERED: (COLUMNS - 1) + 3 * COLUMNS + 3, TRAINED: 8, LEFT_OUT: 1},  # no R-GAP under PRECODE

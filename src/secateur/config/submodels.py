@@ -55,6 +55,7 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "fixed_batches": False,
 }
 
+PILOTS = 10  # rounds of a pilot
 INSTEAD = {"membership": "give attack, for example yeom", "local_steps": "give local_epochs"}
 
 
@@ -87,7 +88,7 @@ class Submodels(Common):
     knowledge: Literal["max", "min"] = "max"  # of 3 and 1 %: how many members the attacker knows; the paper prints min
     asks_known: bool = False  # the attacker is asked about known members too, as in the paper
     advise: bool = False  # pilots in which every client has every size, and advice; nothing else is run
-    pilot_rounds: Annotated[int, Field(ge=1)] = 10
+    pilot_rounds: Annotated[int, Field(ge=1)] = PILOTS  # at most those of the federation, unless they are given
     pilot_draws: Annotated[int, Field(ge=1)] = 2  # deals of the sizes
 
     @model_validator(mode="before")
@@ -131,4 +132,6 @@ def _laid(given: dict[str, Any]) -> dict[str, Any]:
         under.pop("local_epochs")
     if not str(given.get("partition")).startswith("writer"):
         under |= {"clients": CLIENTS, "per_round": given.get("clients", CLIENTS)}
+    if isinstance(rounds := given.get("rounds"), int):
+        under["pilot_rounds"] = max(1, min(PILOTS, rounds))
     return under | given

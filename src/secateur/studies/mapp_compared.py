@@ -29,6 +29,11 @@ def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
     return cells
 
 
+def whose(federation: Federation) -> str:
+    """Whom the average client stands for, where it is not everybody."""
+    return "the average of its small clients" if name_of(federation.submodels) == "local" else ""
+
+
 def clients(found: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
     """Of the average client; of those that train alone, the small ones, as in the paper."""
     return found.average(federation, metric, way, small=name_of(federation.submodels) == "local")

@@ -21,6 +21,7 @@ from secateur.studies.mapp_compared import (
     server_exposed,
     small_accurate,
     summary,
+    whose,
 )
 from secateur.studies.mapp_found import YEOM, Federation, Seen
 from secateur.studies.mapp_numbers import (
@@ -47,6 +48,7 @@ def methods(found: Seen) -> Tabulated:
             {"rule": federation.title, "network": federation.model},
             summary(found, federation),
             str(TABLE_5.get((federation.submodels, federation.model), "")),
+            whose(federation),
         )
         for federation in found.federations
     ]
@@ -80,6 +82,7 @@ def by_client(found: Seen) -> Tabulated:
             {"rule": federation.title, "network": federation.model},
             summary(found, federation),
             _server2(federation),
+            whose(federation),
             part="Server and average client",
         )
         for federation in found.federations
