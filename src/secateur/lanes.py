@@ -141,7 +141,7 @@ def _stacked_both(
     info: Any, dims: tuple[int | None, ...], where: Tensor, keep: Tensor, inverted: bool
 ) -> tuple[Tensor, int]:
     """Under vmap the many are lanes of one call."""
-    first, second = _in_lanes(info, [where, keep], dims[:2])
+    first, second = (in_lanes(each, dim, info.batch_size) for each, dim in zip((where, keep), dims, strict=False))
     return _all_both(first, second, inverted), 0
 
 
@@ -173,13 +173,16 @@ def _stacked(
     info: Any, dims: tuple[list[int | None], ...], values: list[Tensor], keeps: list[Tensor]
 ) -> tuple[Tensor, int]:
     """Under vmap the many are lanes of one call."""
-    return _all_magnitudes(_in_lanes(info, values, dims[0]), _in_lanes(info, keeps, dims[1])), 0
+    own, kept = (
+        [in_lanes(each, dim, info.batch_size) for each, dim in zip(*pair, strict=True)]
+        for pair in ((values, dims[0]), (keeps, dims[1]))
+    )
+    return _all_magnitudes(own, kept), 0
 
 
-def _in_lanes(info: Any, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    """(lanes, ...) each, of which some may share their memory."""
-    first = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
-    return [each.expand(info.batch_size, *each.shape[1:]) for each in first]
+def in_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
+    """(count, ...) of what vmap gives to a rule: the many first, or the same for all, which then share its memory."""
+    return value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
 _library = torch.library.Library("secateur", "FRAGMENT")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from secateur.lanes import in_lanes
 from secateur.stacking.lane_layers import CONVOLUTION, by_filters, conv2d, kernels_for, turned
 
 
@@ -40,8 +41,8 @@ class Convolution(Function):
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> tuple[Tensor, int]:
         """Of many networks."""
         lanes = info.batch_size
-        of_all = None if bias is None else _many(bias, dims[2], lanes)
-        found = conv2d(_many(x, dims[0], lanes).flatten(0, 1), _many(weight, dims[1], lanes), of_all, back)
+        of_all = None if bias is None else in_lanes(bias, dims[2], lanes)
+        found = conv2d(in_lanes(x, dims[0], lanes).flatten(0, 1), in_lanes(weight, dims[1], lanes), of_all, back)
         return found.view(lanes, -1, *found.shape[1:]), 0
 
 
@@ -66,7 +67,7 @@ class _ByFilters(Function):
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, int]:
         lanes = info.batch_size
-        g, x = (_many(value, dim, lanes).flatten(0, 1) for value, dim in ((g, dims[0]), (x, dims[1])))
+        g, x = (in_lanes(value, dim, lanes).flatten(0, 1) for value, dim in ((g, dims[0]), (x, dims[1])))
         return by_filters(g, x, lanes, taps), 0
 
 
@@ -89,8 +90,3 @@ def takes(
     same = tuple(size // 2 for size in weight.shape[2:])
     plain = (stride, padding, dilation, groups) == ((1, 1), same, (1, 1), 1)
     return plain and x.ndim == 4 and all(size % 2 for size in weight.shape[2:]) and bool(kernels_for(x, CONVOLUTION))
-
-
-def _many(value: Tensor, dim: int | None, count: int) -> Tensor:
-    """With the many first."""
-    return value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)

@@ -16,6 +16,7 @@ from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
 
+from secateur.lanes import in_lanes
 from secateur.triton_kernels import loaded
 
 
@@ -91,9 +92,7 @@ def _slope(value: Tensor, aim: Tensor, mask: Tensor | None, slopes: Tensor) -> T
 
 
 def _lanes(count: int, dims: Any, *values: Tensor | None) -> list[Any]:
-    """With the many first."""
-    pairs = zip(values, dims, strict=True)
-    return [None if v is None else v.expand(count, *v.shape) if dim is None else v.movedim(dim, 0) for v, dim in pairs]
+    return [None if v is None else in_lanes(v, dim, count) for v, dim in zip(values, dims, strict=True)]
 
 
 def _dims(lanes: list[Any]) -> tuple[int | None, ...]:
