@@ -83,10 +83,23 @@ def test_updates_are_compared_within_a_round():
     assert (exact.low, exact.high) == pytest.approx((-0.6970, 0.9956), abs=1e-3)  # tanh(atanh .8 -+ 1.96 / 1)
 
 
-def test_a_round_has_the_mean_over_its_clients():
-    rows = attacked(0.4)
-    rows += [Row(**{**row.__dict__, "value": 0.6, "extra": row.extra | {"client": 5}}) for row in rows[:1]]
-    assert next(iter(updates(rows).values()))["nmi_256"] == pytest.approx(0.5)
+def test_a_client_without_theory_counts_where_leakage_is_measured_and_not_beside_the_bound():
+    """Another client leaks more, at every rate by the same: its updates are compared with one another."""
+    rates = {0.1: 0.40, 0.5: 0.42, 0.9: 0.41}  # of client 3; client 5 leaks .2 more and falls
+    other = {0.1: 0.66, 0.5: 0.62, 0.9: 0.58}
+    rows = [row for p, nmi in rates.items() for row in attacked(nmi, rate=p, bits=100 * nmi)]
+    for p, nmi in other.items():
+        (first, *_) = attacked(nmi, rate=p)
+        rows.append(Row(**{**first.__dict__, "extra": first.extra | {"client": 5}}))
+    (curve,) = curves(updates(rows), RATE)
+    assert [len(own) for own in curve.points.values()] == [2, 2, 2]
+    assert curve.at(0.1, "nmi_256").value == pytest.approx(0.53) and curve.at(0.1, "corrected_total").value == 40
+    pairs = [(p - 0.5, nmi - sum(own.values()) / 3) for own in (rates, other) for p, nmi in own.items()]
+    falls = spearmanr(*zip(*[(x, round(y, 9)) for x, y in pairs], strict=True)).statistic
+    assert curve.together("x", "nmi_256").value == pytest.approx(falls)
+    assert curve.together("corrected_total", "nmi_256").value == pytest.approx(1)  # client 3's three updates alone
+    (sizes, *_) = [each for each in updates(rows).values() if each["client"] == 5]
+    assert sizes["parameters"] == 600 and "corrected_total" not in sizes
 
 
 def test_rank_correlation_is_spearmans():

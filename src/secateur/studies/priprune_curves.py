@@ -29,6 +29,7 @@ class Update(NamedTuple):
     attack: str
     seed: int
     round: int
+    client: int
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,15 @@ class Curve:
     def together(self, first: str, second: str) -> Estimate | None:
         """The rank correlation of two measures; `x` is what the curve goes along.
 
-        Each is taken less its mean over a seed's round, in which the same client's same pictures were attacked at every
+        Each is taken less its mean over a client's turn in a round, as the same pictures of it were attacked at every
         point, so that what pictures differ in does not count.
         """
         groups: dict[tuple[float, ...], list[tuple[float, float]]] = {}
         for x, own in self.points.items():
             for values in ({"x": x} | each for each in own):
                 if first in values and second in values:
-                    group = (values["seed"], 0 if self.axis is ROUNDS else values["round"])
+                    turn = () if self.axis is ROUNDS else (values["round"], values["client"])
+                    group = (values["seed"], *turn)
                     groups.setdefault(group, []).append((values[first], values[second]))
         pairs = [pair for group in groups.values() for pair in _centred(group)]
         return rank_correlation(pairs, max(0, len(groups) - 1))
@@ -84,35 +86,36 @@ class Curve:
 
 
 def updates(rows: Iterable[Row]) -> dict[Update, Values]:
-    """Every attacked update: what was measured of it, means over a round's clients, and the terms of the theory."""
-    found: dict[Update, dict[str, list[float]]] = {}
+    """Every attacked update: what was measured of it, and the terms of the theory where they are of this client."""
+    found: dict[Update, Values] = {}
     theory: dict[Update, Values] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for row in rows:
         extra = row.extra
-        if row.value is None:
+        if row.value is None or extra.get("client") is None:
             continue
         place = (row.dataset, row.model, name_of(row.pruner or "none"), row.sparsity or 0.0)
         if extra.get("study") == THEORY:
-            key = Update(*place, extra["local_batch"], "", row.seed, extra["at_round"])
-            theory.setdefault(key, {"parameters": extra["parameters"]})[row.metric] = row.value
-        elif row.attack and row.metric in MEASURED and extra.get("client") is not None:
-            key = Update(*place, extra["batch_size"], name_of(row.attack), row.seed, extra["round"])
-            found.setdefault(key, {}).setdefault(row.metric, []).append(row.value)
-    return {
-        key: {"seed": key.seed, "round": key.round}
-        | {name: sum(each) / len(each) for name, each in values.items()}
-        | theory.get(key._replace(attack=""), {})
-        for key, values in found.items()
-    }
+            key = Update(*place, extra["local_batch"], "", row.seed, extra["at_round"], extra["client"])
+            theory.setdefault(key, {})[row.metric] = row.value
+            sizes[row.dataset, row.model] = extra["parameters"]
+        elif row.attack and row.metric in MEASURED:
+            key = Update(*place, extra["batch_size"], name_of(row.attack), row.seed, extra["round"], extra["client"])
+            found.setdefault(key, {"seed": key.seed, "round": key.round, "client": key.client})[row.metric] = row.value
+    for key, values in found.items():
+        values |= theory.get(key._replace(attack=""), {})
+        if size := sizes.get((key.data, key.model)):
+            values["parameters"] = size
+    return found
 
 
 def curves(known: dict[Update, Values], axis: Axis) -> Iterator[Curve]:
-    """Every set of updates that differ in the axis alone, and in seed and round; of each data set the longest ones.
+    """Every set of updates that differ in the axis alone, and in seed, round and client; of each data set the longest ones.
 
     Updates of all its points are of the same rounds: leakage changes while a model is trained.
     """
     groups: dict[tuple[tuple[str, Any], ...], list[tuple[float, Update]]] = {}
-    hidden = {"seed", "round", axis.field, *(["model"] if axis is SIZE else [])}
+    hidden = {"seed", "round", "client", axis.field, *(["model"] if axis is SIZE else [])}
     for update, values in known.items():
         own = update._asdict() | {"parameters": values.get("parameters")}
         labels = tuple((name, own[name]) for name in Update._fields if name not in hidden)
