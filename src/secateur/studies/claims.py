@@ -64,8 +64,11 @@ def written(estimate: Estimate, unit: str = "%") -> str:
     Example:
         >>> written(Estimate(0.5, 0.4, 0.6)), written(Estimate(0.012, -0.01, 0.03), "points")
         ('50.0% [40.0, 60.0]', '+1.2 points [-1.0, +3.0]')
+        >>> written(Estimate(0.2718, 0.26, 0.28), ""), written(Estimate(7995189.4, 7.9e6, 8e6), "")
+        ('0.272 [0.260, 0.280]', '7,995,189 [7,900,000, 8,000,000]')
     """
-    scale, form = (1, ".3f") if unit == "" else (100, ".1f") if unit == "%" else (100, "+.1f")
+    plain = ",.0f" if abs(estimate.value) >= 1000 else ".3f"
+    scale, form = (1, plain) if unit == "" else (100, ".1f") if unit == "%" else (100, "+.1f")
     space = " " if unit == "points" else ""
     ends = [f"{scale * end:{form}}" for end in (estimate.low, estimate.high) if math.isfinite(end)]
     text = f"{scale * estimate.value:{form}}{space}{unit}"
