@@ -150,9 +150,12 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         more = ["--averaging", averaging, "--defense", defense, "--dry-run"]
         assert main(["federate", "--out", str(tmp_path / "run"), *TINY, *more]) == 0
         assert (told in capsys.readouterr().out) == there
-    assert main(["federate", "--out", str(tmp_path / "run"), *TINY, "--defense", "priprune", "--dry-run"]) == 0
+    usual = ["federate", "--out", str(tmp_path / "run"), *TINY, "--dry-run", "--defense"]
+    assert main([*usual, "priprune"]) == main([*usual, "none,dgp", "--averaging", "weighted"]) == 0
     told = capsys.readouterr().out
     assert "counts as 0" not in told and "priprune: its lambdas are for millions of weights" in told
+    assert main([*usual, "priprune", "--averaging", "uniform"]) == 0
+    assert "what priprune withholds counts as 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

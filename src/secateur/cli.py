@@ -187,7 +187,7 @@ def federate(
     local_epochs: Annotated[str | None, typer.Option(help="Or passes over its rows.")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Examples in a step.")] = None,
     learning_rate: Annotated[str | None, typer.Option(help="Of the clients' steps.")] = None,
-    averaging: Annotated[str | None, typer.Option(help="weighted, uniform or coverage: of those who sent.")] = None,
+    averaging: Annotated[str | None, typer.Option(help="coverage (of those who sent), weighted or uniform.")] = None,
     broadcast: Annotated[str | None, typer.Option(help="masked or dense: what the server sends.")] = None,
     base_pruning: Annotated[
         list[str] | None, typer.Option(help="snip, prunefl ... (list base-prunings), comma-separated.")

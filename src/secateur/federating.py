@@ -116,12 +116,12 @@ def cautions(config: Federate, data: Dataset) -> list[str]:
 
 
 def zeros_count(config: Federate) -> str | None:
-    """What a reader must know of fixed rates: by the average that priprune prints little or nothing is learnt."""
-    fixed = [str(each) for each in config.defense if "withholding" in protection_of(each)]
-    if not fixed or config.averaging == "coverage":
+    """What a reader must know of withheld weights: by the average that priprune prints little or nothing is learnt."""
+    some = [str(each) for each in config.defense if protection_of(each).keys() & {"withholding", "own"}]
+    if not some or config.averaging == "coverage":
         return None
     how = "counts as 0 in the average, as priprune prints it, which may leave nothing learnt"
-    return f"what {', '.join(fixed)} withholds {how}; --averaging coverage leaves it out"
+    return f"what {', '.join(some)} withholds {how}; --averaging coverage, the default, leaves it out"
 
 
 def plan(config: Federate) -> list[str]:

@@ -94,7 +94,7 @@ def federate(
     """Train a copy of `model` by federated averaging; what does each client's update reveal on the way?
 
     `clients` is how many share the training rows equally, or the rows of each; `per_round` of them take part in a
-    round (None: at most 10). `terms` are further fields of federated.terms.Terms, such as averaging="coverage",
+    round (None: at most 10). `terms` are further fields of federated.terms.Terms, such as averaging="weighted",
     broadcast="dense", method="fedsgd", server_momentum=.9, evaluate_every=50. `observers` are pairs (every, function):
     every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs every
     `attack_every` rounds (None: in the last one) or in the rounds `attack_at`, on so many clients of the round, "all",

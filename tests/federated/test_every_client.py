@@ -28,7 +28,7 @@ CLIENTS += [("random", rule) for rule in [*UPLOADS, *(f"{rule}+dp" for rule in R
 def carried(update, fed):
     """How many weights an update withholds, each of which is 0 in its bytes and whose own bytes are not there."""
     mask, shapes = fed.server.model.mask, {name: value.shape for name, value in fed.server.weights.items()}
-    found = messages(update, mask, "coverage", fed.server.base.wants_squares)
+    found = messages(update, mask, fed.server.base.wants_squares)
     read = decode(found["values"], shapes, inside=mask if mask and update.own_mask is None else None)
     for name, where in update.withheld.items():
         assert (read[name][where] == 0).all()

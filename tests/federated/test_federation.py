@@ -13,6 +13,7 @@ from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
+from secateur.federated.averaging import AVERAGINGS
 from secateur.federated.base.prunefl import PruneFL
 from secateur.federated.faults import Faults
 from secateur.federated.local import Local
@@ -213,7 +214,7 @@ BY_HAND = {
 @pytest.mark.parametrize("averaging", BY_HAND)
 @pytest.mark.parametrize("way", ["waits", "asks nothing", "stacked"])
 def test_masks_of_their_own_by_hand(averaging, way):
-    server = federation(base=Moving(every=1), averaging=averaging).server
+    server = federation(base=Moving(every=1), averaging=averaging, withholding=Withhold()).server
     name, clients = "4.weight", ([2, 4, 0, 0, 0], [6, 0, 8, 0, 0])
     masks, sends = ([1, 1, 1, 1, 0], [1, 0, 1, 1, 0]), ([1, 1, 0, 0, 0], [1, 0, 1, 0, 0])
     server.weights[name].fill_(9)
@@ -451,10 +452,19 @@ def test_a_mask_is_sent_again_when_it_changed():
         assert traffic.mask_bytes > 0 and traffic.down == [wanted] * 5
 
 
-def test_withheld_values_cost_nothing():
-    fed, seen, _ = watched(base=Half(every=100), withholding=Withhold(), rounds=1, per_round=1)
-    client = fed.sampler(1).clients[0]
-    assert fed.ledger.traffic.up[client] == len(encode(seen[0].view.update.values, inside=fed.server.mask))
+@pytest.mark.parametrize("averaging", AVERAGINGS)
+def test_withheld_values_cost_nothing_and_where_the_server_counts_who_sent_the_bits_that_say_so(averaging):
+    terms = {"base": Half(every=100), "withholding": Withhold(), "rounds": 1, "per_round": 1}
+    fed, seen, _ = watched(**terms, averaging=averaging)
+    (client, *_), update = fed.sampler(1).clients, seen[0].view.update.values
+    bits = encode_mask({name: update[name] != 0 for name in fed.server.mask}) if averaging == "coverage" else b""
+    assert fed.ledger.traffic.up[client] == len(encode(update, inside=fed.server.mask)) + len(bits)
+
+
+@pytest.mark.parametrize("base", [Half(every=100), Moving(every=2)])
+def test_where_nothing_is_withheld_all_entries_are_of_all_who_keep_them(base):
+    ends = [watched(averaging=how, base=base)[0].server.weights for how in ("coverage", "weighted")]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
 
 
 def test_uploads_send_gradients_and_keep_residuals():

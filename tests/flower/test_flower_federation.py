@@ -74,7 +74,7 @@ def test_the_bytes_of_the_squares_tell_of_withheld_weights_only_if_told_to(squar
     client, mask = here.sampler(1).clients[0], here.server.model.mask
     update = clients.turn(1, client, here.server.received, mask, None)
     shapes = {name: tuple(value.shape) for name, value in update.summed.items()}
-    leaving = decode(messages(update, mask, "weighted", squares=True)["squares"], shapes)
+    leaving = decode(messages(update, mask, squares=True)["squares"], shapes)
     told = [bool(leaving[name][where].any()) for name, where in update.withheld.items()]
     assert told == [squares == "all"] * len(told) and told
 

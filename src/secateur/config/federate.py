@@ -65,7 +65,7 @@ class Federate(Submodels):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     loss: Literal["cross-entropy", "binary"] = "cross-entropy"  # binary: PruneFL's, on one-hot labels
-    averaging: Literal["weighted", "uniform", "coverage"] = "weighted"
+    averaging: Literal["coverage", "weighted", "uniform"] = "coverage"
     broadcast: Literal["masked", "dense"] = "masked"
     base_pruning: Annotated[list[OneBasePruning], *MANY] = default("none")
     defense: Annotated[list[OneClientDefense], *MANY] = default("none")

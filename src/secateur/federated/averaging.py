@@ -1,10 +1,12 @@
-"""How a server makes one update of many: data-weighted as PriPrune prints it, uniform, or normalised by coverage.
+"""How a server makes one update of many: over those who sent an entry, data-weighted as PriPrune prints it, or uniform.
 
 | name     | average of values v_k, of clients with n_k examples, that sent the entries m_k                         |
 |----------|--------------------------------------------------------------------------------------------------------|
+| coverage | sum n_k m_k v_k / sum n_k m_k: over those who sent it; what nobody sent stays as it was                 |
 | weighted | sum n_k v_k / sum n_k: an entry that a client withheld counts as its zero (PriPrune, Algorithm 1)       |
 | uniform  | sum v_k / K: likewise                                                                                   |
-| coverage | sum n_k m_k v_k / sum n_k m_k: over those who sent it; what nobody sent stays as it was                 |
+
+Where nothing is withheld the first two are one.
 
 Where clients chose masks m_k of their own (FedDST), an entry is of those whose mask keeps it, in all three: weighted is
 sum n_k m_k v_k / sum n_k m_k, which is FedDST's, and what is withheld inside of m_k still counts as its zero.
@@ -19,7 +21,7 @@ from secateur.errors import unknown
 from secateur.interfaces import Mask, Params
 from secateur.lanes import add_weighted
 
-AVERAGINGS = ("weighted", "uniform", "coverage")
+AVERAGINGS = ("coverage", "weighted", "uniform")
 
 
 class Average:

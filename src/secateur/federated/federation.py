@@ -180,7 +180,7 @@ class Federation:
     def _shown(self, one: Arrived, update: Update, looked: bool, sizing: bool, evaluating: bool) -> Arrived:
         """An update with what is asked of it; else it is let go: a round is a stream."""
         if sizing:
-            self.ledger.traffic.measure_update(update, self.server.model.mask, self.terms.averaging)
+            self.ledger.traffic.measure_update(update, self.server.model.mask)
         if evaluating and (update.withheld or update.rates):
             one = one._replace(rates=update.rates or rates(update.withheld, self.server.mask))
         return one._replace(values=update.values, buffers=update.buffers) if looked else one

@@ -13,7 +13,7 @@ from secateur.lanes import looked
 from secateur.wire import encode, encode_mask
 
 
-def messages(update: Update, mask: Mask, averaging: str, squares: bool) -> dict[str, bytes]:
+def messages(update: Update, mask: Mask, squares: bool) -> dict[str, bytes]:
     """An update as bytes; which entries were sent only where the server counts them and could not know."""
     inside = mask if mask and update.own_mask is None else None
     found = {"values": encode(update.values, inside=inside)}
@@ -21,7 +21,7 @@ def messages(update: Update, mask: Mask, averaging: str, squares: bool) -> dict[
         found["buffers"] = encode(update.buffers)
     if update.own_mask is not None:
         found["mask"] = encode_mask(update.own_mask)
-    if update.sent is not None and update.withheld and averaging == "coverage":
+    if update.sent is not None:
         found["sent"] = encode_mask(update.sent)
     if squares:
         found["squares"] = encode(squares_of(update))

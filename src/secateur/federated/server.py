@@ -77,7 +77,8 @@ class Server:
 
     def gathering(self, own_masks: bool = False) -> Gathered:
         """Where this round's updates are added up; by entry where clients chose masks of their own."""
-        values = Average(self.terms.averaging, self.weights, self.exact, own_masks)
+        all_sent = self.terms.averaging == "coverage" and not self.terms.counts_sent
+        values = Average("weighted" if all_sent else self.terms.averaging, self.weights, self.exact, own_masks)
         return Gathered(values, Average("weighted", self._floating(self.buffers), self.exact))
 
     def numbers(self, update: Update) -> Params:
@@ -114,7 +115,7 @@ class Server:
 
     def _counted(self, update: Update) -> Mask | None:
         """The entries that an average by entry counts as the client's."""
-        return update.sent if self.terms.averaging == "coverage" else update.own_mask
+        return update.sent if self.terms.counts_sent else update.own_mask
 
     @torch.no_grad()
     def add_squares(self, squares: Params, size: int, alive: Tensor | None = None) -> None:

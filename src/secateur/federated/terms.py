@@ -54,7 +54,7 @@ class Terms:
     per_round: int = 10  # clients, drawn without replacement
     method: Literal["fedavg", "fedsgd"] = "fedavg"
     local: Local = field(default_factory=Local)
-    averaging: str = "weighted"
+    averaging: str = "coverage"
     broadcast: Literal["masked", "dense"] = "masked"  # dense: the server sends what its mask drops too
     base: BasePruning = field(default_factory=NoPruning)
     withholding: Withholding | None = None  # at most one of these three, or this and dp
@@ -108,6 +108,11 @@ class Terms:
             raise WrongInput("base_pruning", f"its clients {sends} their own gradients, which no epsilon covers")
         if self.own is not None and not (self.local.plain and self.local.steps is not None):
             raise WrongInput("momentum", "must be 0, as weight_decay, and local_steps given, for this defense")
+
+    @property
+    def counts_sent(self) -> bool:
+        """Whether the server must know which entries were sent: clients withhold some, and it averages the others."""
+        return self.averaging == "coverage" and (self.withholding is not None or self.own is not None)
 
     @property
     def sends_gradients(self) -> bool:

@@ -56,11 +56,11 @@ class Traffic:
         self.mask_bytes = len(encode_mask(mask)) if mask else 0
         self.model_bytes = len(encode(model, inside=None if dense or not mask else mask))
 
-    def measure_update(self, update: Update, mask: Mask, averaging: str) -> None:
+    def measure_update(self, update: Update, mask: Mask) -> None:
         """Encode one update, as its client does."""
         self.read()  # what came before was of the sizes that held then
         kind, values = _kind(update.own_mask is not None), int(values_of(update, self.squares))
-        whole = sum(map(len, messages(update, mask, averaging, self.squares).values()))
+        whole = sum(map(len, messages(update, mask, self.squares).values()))
         self.sizes[kind] = whole - values, values
         self.measured = [*self.measured, kind]
 

@@ -129,14 +129,13 @@ class Turns:
         """What a client sends of what it trained, under a mask that it chose itself or under the server's."""
         mask = self.server.model.mask if chosen is None else chosen
         if isinstance(made, Sent):
-            sending = entries_sent(made.withheld, mask) if self.terms.averaging == "coverage" else None
+            sending = entries_sent(made.withheld, mask) if self.terms.counts_sent else None
             summed = self._shared(made.summed, made.withheld)
             return Update(made.values, {}, sending, chosen, summed, made.state, made.withheld)
         if self.terms.sends_gradients:
             return self._gradient(made, one, number, rng)
         if self.terms.withholding is None:
-            covered = mask if self.terms.averaging == "coverage" else None
-            return Update(made.params, made.buffers, covered, chosen, made.summed, {}, {})
+            return Update(made.params, made.buffers, None, chosen, made.summed, {}, {})
         if self.terms.upload is not None:
             made = self._noised(made, one, number, rng)
         return self._withhold(made, chosen, one)
@@ -155,7 +154,7 @@ class Turns:
             return rule.withheld(weights, gradient, mask, noise=noise)
 
         withheld = each(choose, (0, 0, own, 0))(made.params, gradient, mask, given.chance)
-        covered = each(entries_sent, (0, own))(withheld, mask) if self.terms.averaging == "coverage" else None
+        covered = each(entries_sent, (0, own))(withheld, mask) if self.terms.counts_sent else None
         values, state = divided(made.params, withheld, rule.pseudo)
         return Update(values, made.buffers, covered, chosen, self._shared(made.summed, withheld), state, withheld)
 

@@ -138,7 +138,7 @@ class FlowerFederation(Federation):
         chosen = self._mask(given, "mask", mask) if own else None
         if chosen is not None and chosen.keys() != mask.keys():
             raise Refused("damaged")
-        sent = self._mask(given, "sent", chosen or mask) if self.terms.averaging == "coverage" else None
+        sent = self._mask(given, "sent", chosen or mask) if self.terms.counts_sent else None
         return Update(values, buffers, sent, chosen, {}, {}, {}), squares
 
     def _mask(self, given: Mapping[str, bytes], name: str, usual: Mask) -> Mask:

@@ -81,7 +81,7 @@ class Clients:
         update = self.turn(number, client, state, tree.to(mask, self.device), last(home, taken, self.device))
         if update.state:
             remember(home, number, update.state)
-        leaving = messages(update, mask, self.terms.averaging, self.base.wants_squares)
+        leaving = messages(update, mask, self.base.wants_squares)
         found = RecordDict({"update": packed(**leaving)})
         if update.withheld:
             shares = rates(update.withheld, mask)._asdict()
