@@ -110,7 +110,7 @@ def updates(rows: Iterable[Row]) -> dict[Update, Values]:
 
 
 def curves(known: dict[Update, Values], axis: Axis) -> Iterator[Curve]:
-    """Every set of updates that differ in the axis alone, and in seed and whose turn; of each data set the longest ones.
+    """Every set of updates that differ in the axis alone, and in seed and turn; of each data set the longest ones.
 
     Updates of all its points are of the same rounds: leakage changes while a model is trained.
     """
