@@ -174,11 +174,16 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         (["--attack", "ig", "--local-epochs", "1"], "not both"),
         (["--attack-every", "2"], "attack"),
         (["--attack", "ig", "--attack-every", "9"], "4 rounds"),
+        (["--attack", "ig", "--attack-history", "5"], "attack_history: 5 is not allowed; there are 4 rounds"),
+        (["--attack", "rob", "--iterations", "5"], "iterations: rob has none"),
         (["--per-round", "7"], "6 clients"),
         (["--clients", "500"], "no rows are left"),
         (["--partition", "writer"], "leave clients out"),
         (["--method", "fedsgd", "--defense", "largest"], "fedavg"),
-        (["--defense", "dgp", "--base-pruning", "feddst"], "gradients"),
+        (
+            ["--defense", "none,dgp", "--base-pruning", "snip,feddst"],
+            "feddst with dgp: its clients choose",
+        ),
         (["--model", "digits-cnn", "--defense", "priprune"], "PriPrune knows no BatchNorm"),
         (["--model", "digits-cnn", "--defense", "priprune+dp", "--local-steps", "1"], "PriPrune knows no BatchNorm"),
         (["--model", "mlp", "--defense", "priprune"], "dropout"),
@@ -204,6 +209,12 @@ def test_partitions(partition):
     parts = shares_of(config, data, 0)
     assert len(parts) == 4 and sorted(torch.cat(parts).tolist()) == list(range(data.train_size))
     assert data.train_size < len(data.inputs)  # a part is held out
+
+
+def test_iterations_are_of_the_attacks_that_have_any():
+    attacks = read(Federate, None, {"attack": ["ig", "r-gap"], "iterations": 7}).attacks
+    assert [str(each) for each in attacks] == ["ig:iterations=7", "r-gap"]
+    assert read(Federate, None, {"iterations": 7}).attacks == []
 
 
 def test_writers_must_be_known():

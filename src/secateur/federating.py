@@ -96,13 +96,23 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
     seed = config.seeds[0]
     for base in config.base_pruning:
         for defense in config.defense:
-            terms = terms_of(config, data, seed, base, defense)
+            terms = _agreed(config, data, seed, base, defense)
             if terms.faults.deadline is not None and terms.local.steps is not None:
                 _check_deadline(terms, seed)
             net = network_of(config, data, seed).to(device)
             check_network(net, terms.own, data.inputs)
             check_spending(terms)
             check_observers(config, net, data, terms, seed)
+
+
+def _agreed(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> Terms:
+    """The terms; where a base pruning and a defense do not go together it is said which ones."""
+    try:
+        return terms_of(config, data, seed, base, defense)
+    except WrongInput as error:
+        if error.field not in ("base_pruning", "defense"):
+            raise
+        raise WrongInput(error.field, f"{base} with {defense}: {error.message}") from None
 
 
 def cautions(config: Federate, data: Dataset) -> list[str]:

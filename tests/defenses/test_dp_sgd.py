@@ -2,6 +2,8 @@
 
 import importlib.util
 import math
+import subprocess
+import sys
 from statistics import NormalDist
 
 import pytest
@@ -305,3 +307,14 @@ def test_models_and_accountants_that_cannot_be_are_refused(net, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(WrongInput, match=r"opacus: is not installed; install it with: pip install 'secateur\[dp\]'"):
         private(build(), make(build()))
+
+
+def test_opacus_leaves_logs_as_they_are():
+    """Imported in a process of its own: it is imported once, and sets the root logger up then."""
+    code = (
+        "import logging; from secateur.defenses.accounting import Phase, epsilon; "
+        "assert epsilon(1.0, [Phase(0.1, 5)], 1e-5) > 0; root = logging.getLogger(); "
+        "assert not root.handlers and root.level == logging.WARNING; logging.getLogger('secateur').warning('told')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "told\n"

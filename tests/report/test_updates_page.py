@@ -54,6 +54,8 @@ def test_pictures_of_an_untrained_and_of_a_trained_model_are_told_apart():
     found = [figure(0, 3.0, stage="untrained"), figure(0, 2.0, stage="weights given")]
     assert [card.title for card in gallery(found)] == ["untrained, target 0", "weights given, target 0"]
     assert [card.title for card in gallery(found[:1])] == ["target 0"]
+    rounds = [figure(0, 9.0, "ig", stage=f"round {at}", round=at, client=3) for at in (2, 4)]
+    assert [card.title for card in gallery(rounds)] == ["round 2, client 3", "round 4, client 3"]
 
 
 def test_losses_of_two_batch_sizes_are_two_plots():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -132,3 +132,12 @@ def inversion(value: Any, **over: Any) -> Choice:
         return choice("inversion", {"name": chosen.name, **dict(chosen.arguments), **over}) if over else chosen
     except WrongInput as error:  # a user knows it as an attack
         raise WrongInput(error.field.replace("inversion", "attack", 1), error.message) from None
+
+
+def of_all(attacks: Sequence[Choice], **asked: Any) -> list[Choice]:
+    """Each attack with what was asked of all where it has that; what none of them has is refused."""
+    for name in asked:
+        if attacks and not any(name in attack.method.defaults for attack in attacks):
+            raise WrongInput(name, f"{attacks[0].name} has none; leave it out, or choose attacks that have it")
+    own = [{name: value for name, value in asked.items() if name in each.method.defaults} for each in attacks]
+    return list(dict.fromkeys(inversion(attack, **over) for attack, over in zip(attacks, own, strict=True)))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from secateur.catalogue import Choice
-from secateur.config.choices import inversion
+from secateur.config.choices import of_all
 from secateur.config.fields import (
     MANY,
     Fields,
@@ -99,9 +99,8 @@ class Federate(Submodels):
 
     @property
     def attacks(self) -> list[Choice]:
-        """The attacks, each with the iterations that were asked of all."""
-        over = {} if self.iterations is None else {"iterations": self.iterations}
-        return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
+        """The attacks, each with the iterations that were asked of all, where it has any."""
+        return of_all(self.attack, **({} if self.iterations is None else {"iterations": self.iterations}))
 
     @model_validator(mode="after")
     def _checked(self) -> Federate:

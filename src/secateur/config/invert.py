@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from secateur.catalogue import Choice
-from secateur.config.choices import inversion
+from secateur.config.choices import of_all
 from secateur.config.common import Common
 from secateur.config.fields import MANY, OneInversion, OneUpdateDefense, Seeds, default
 from secateur.errors import WrongInput
@@ -41,13 +41,15 @@ class Invert(Common):
 
     @property
     def attacks(self) -> list[Choice]:
-        """The attacks, each with the restarts, iterations and adaptive attacker that were asked of all."""
+        """The attacks, each with the restarts, iterations and adaptive attacker asked of all, where it has any.
+
+        Of an adaptive attacker all must have one: what it finds would stand beside what a plain one does.
+        """
         asked = {"restarts": self.restarts, "iterations": self.iterations, "adaptive": self.adaptive}
         over = {name: value for name, value in asked.items() if value not in (None, "none")}
-        for attack, name in ((attack, name) for attack in self.attack for name in over):
-            if name not in attack.method.defaults:
-                raise WrongInput(name, f"{attack.name} has none; leave it out, or choose attacks that have it")
-        return list(dict.fromkeys(inversion(attack, **over) for attack in self.attack))
+        for attack in self.attack if "adaptive" in over else ():
+            of_all([attack], adaptive=self.adaptive)
+        return of_all(self.attack, **over)
 
     @property
     def meaningless(self) -> tuple[str, ...]:

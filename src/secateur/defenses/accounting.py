@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from secateur.errors import WrongInput, require, unknown
@@ -44,12 +46,23 @@ def sampling(size: int, recipe: Recipe) -> Phase:
     return Phase(batch / size, math.ceil(size / batch) * recipe.epochs)
 
 
+@contextmanager
+def logs_as_they_are() -> Iterator[None]:
+    """Opacus, where it is imported, would have every log of the process written its way."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
 def epsilon(noise_multiplier: float, phases: Iterable[Phase], delta: float, accountant: str = "rdp") -> float:
     """The composed epsilon of the phases, an upper bound; infinite without noise."""
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
     require("opacus", "dp")
-    from opacus.accountants import PRVAccountant, RDPAccountant
+    with logs_as_they_are():
+        from opacus.accountants import PRVAccountant, RDPAccountant
 
     if noise_multiplier == 0:
         return math.inf

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, epsilon, sampling
+from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, epsilon, logs_as_they_are, sampling
 from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, require, unknown
 from secateur.interfaces import Loss, Params
@@ -105,7 +105,8 @@ class _Private(Trainer):
 
     def order(self, run: Run) -> list[Tensor]:
         """Poisson sampling: each example is in each batch with probability q, so a batch may be empty."""
-        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+        with logs_as_they_are():
+            from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
         size, device = run.train.size, run.train.inputs.device
         rate, steps = sampling(size, self.recipe)
@@ -122,7 +123,8 @@ class _Steps:
     """One run's DP-SGD."""
 
     def __init__(self, trainer: _Private, run: Run) -> None:
-        from opacus.optimizers import DPOptimizer
+        with logs_as_they_are():
+            from opacus.optimizers import DPOptimizer
 
         self.learner, self.run = trainer.learner, run
         self.leaves = {name: value.clone().requires_grad_() for name, value in run.lane.params.items()}

@@ -69,6 +69,8 @@ def check_orders(orders: Orders, terms: Terms, seed: int) -> None:
     """Refuse, before any work, clients and rounds that are not there."""
     if wrong := [number for number in orders.at if not 1 <= number <= terms.rounds]:
         raise WrongInput("attack_at", f"round {wrong[0]} is not allowed; there are {terms.rounds} rounds")
+    if orders.history > terms.rounds:
+        raise WrongInput("attack_history", f"{orders.history} is not allowed; there are {terms.rounds} rounds")
     if terms.view == "sum" and orders.who != 1:
         raise WrongInput("attack_clients", "view: sum shows no single client, only the sum of a round; leave it out")
     if terms.view == "sum" and orders.history > 1:

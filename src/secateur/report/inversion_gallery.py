@@ -70,8 +70,9 @@ def _title(figure: Labels, several: bool, staged: bool) -> str:
     size = figure["batch_size"]
     parts = [setting(figure)] if several or figure.get("run") else []
     parts += [f"batches of {size}"] if several else []
-    parts += [str(figure.get("stage"))] if staged else []
-    parts += [place(figure)]
+    where = place(figure)
+    parts += [str(figure.get("stage"))] if staged and str(figure.get("stage")) not in where.split(", ") else []
+    parts += [where]
     parts += [f"picture {figure['item']}"] if size > 1 else []
     parts += [f"seed {figure['seed']}"] if figure["seed"] else []
     return ", ".join(parts)

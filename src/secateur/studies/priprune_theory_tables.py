@@ -48,9 +48,8 @@ def _lines(curve: Curve) -> Iterator[Line]:
     for x in curve.points:
         varied = {"model": curve.networks[x]} if curve.axis is SIZE else {}
         cells: Cells = {title: curve.at(x, name) for name, title in names.items()}
-        yield Line(
-            shared | varied | {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}, cells, _paper(curve, x), part=f"By {curve.axis.title}"
-        )
+        at = {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}
+        yield Line(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
 
 
 def _paper(curve: Curve, x: float) -> str:
