@@ -18,7 +18,7 @@ Engines: the same work in process, in Flower's simulation and by pfl-research, a
 
 What is compared takes turns, and medians count. Pictures and labels are random.
 
-    python benchmarks/federate.py [--what pruning|submodels|attacks|engines] [--device cpu|cuda] [--rounds N]
+    python benchmarks/federate.py [--what pruning submodels attacks engines] [--device cpu|cuda] [--rounds N]
         [--model NAME] [--repeats N] [--json F]
 """
 
@@ -272,7 +272,8 @@ def _rounds_of_submodels(rule: str, count: int, together: int, kernels: bool) ->
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("pruning", "submodels", "attacks", "engines"), default="pruning")
+    several = ("pruning", "submodels", "attacks", "engines")
+    parser.add_argument("--what", nargs="+", choices=several, default=["pruning"])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=200, help="on a GPU")
     parser.add_argument("--model", default="conv-2", help="of pruning and attacks on a GPU")
@@ -283,32 +284,35 @@ def main() -> None:
     parser.add_argument("--together", nargs="+", type=int, default=[1, 3], help="federations at once, on a GPU")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    if given.what == "engines":
-        told = [] if given.json is None else ["--json", str(given.json)]
-        script = str(Path(__file__).with_name("flower.py"))
-        raise SystemExit(subprocess.call([sys.executable, script, "--clients", "10", "100", "--peer", *told]))
-    if given.what == "submodels":
-        several = [(rule, number) for rule in given.rules for number in given.together]
-        gpu = given.device == "cuda"
-        found = [submodels_on_gpu(rule, given.rounds, number) for rule, number in several] if gpu else []
-        found += [] if gpu else [submodels_on_cpu(given.repeats)]
-    elif given.what == "attacks":
-        if given.device == "cpu":
-            raise SystemExit("attacks are measured on a GPU: --device cuda")
-        found = [attacks_on_gpu(given.rounds, given.model)]
-    elif given.device == "cpu":
-        found = [on_cpu(given.repeats)]
-    else:
-        several = [(base, defense) for base in given.bases for defense in given.defenses]
-        found = [on_gpu(base, defense, given.rounds, given.model) for base, defense in several]
+    if "attacks" in given.what and given.device == "cpu":
+        raise SystemExit("attacks are measured on a GPU: --device cuda")
+    found = [row for what in given.what if what != "engines" for row in _rows(what, given)]
     for row in found:
         print(
             ", ".join(
                 f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
             )
         )
-    if given.json is not None:
+    if given.json is not None and found:
         given.json.write_text(json.dumps(found, indent=2))
+    if "engines" in given.what:
+        beside = given.json if given.json is None or not found else given.json.with_suffix(".engines.json")
+        told = [] if beside is None else ["--json", str(beside)]
+        script = str(Path(__file__).with_name("flower.py"))
+        raise SystemExit(subprocess.call([sys.executable, script, "--clients", "10", "100", "--peer", *told]))
+
+
+def _rows(what: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What was asked for, measured."""
+    gpu = given.device == "cuda"
+    if what == "attacks":
+        yield attacks_on_gpu(given.rounds, given.model)
+    elif what == "submodels" and gpu:
+        yield from (submodels_on_gpu(rule, given.rounds, n) for rule in given.rules for n in given.together)
+    elif gpu:
+        yield from (on_gpu(base, own, given.rounds, given.model) for base in given.bases for own in given.defenses)
+    else:
+        yield submodels_on_cpu(given.repeats) if what == "submodels" else on_cpu(given.repeats)
 
 
 if __name__ == "__main__":
