@@ -61,11 +61,13 @@ def cosines(rule, monkeypatch, **more):
     return found, story
 
 
-@pytest.mark.parametrize("averaging", ["weighted", "coverage"])
+@pytest.mark.parametrize("averaging, misled", [("weighted", 0.5), ("coverage", 0.6)])
 @pytest.mark.parametrize("rule", ["pseudo-largest", "pseudo-random"])
-def test_what_comes_late_is_left_out(rule, averaging, monkeypatch):
+def test_what_comes_late_is_left_out(rule, averaging, misled, monkeypatch):
     found, story = cosines(rule, monkeypatch, averaging=averaging)
-    assert min(found[False]) < 0.6 and min(found[True]) > 0.999  # where clients withhold the same again nothing is late
+    assert (
+        min(found[False]) < misled and min(found[True]) > 0.999
+    )  # where clients withhold the same again nothing is late
     rows = {row.attack: row.extra for row in story.rows if row.metric == "psnr" and row.extra["client"] is not None}
     followed = {name: extra for name, extra in rows.items() if "follows" in name}
     (extra,) = followed.values()
