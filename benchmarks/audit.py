@@ -32,16 +32,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import plain_audit as plain
 from secateur import tree
+from secateur.attacks.membership.neural_trainer import initialised, train
 from secateur.attacks.membership.samia import Samia
-from secateur.attacks.membership.two_class import initialised, train
 from secateur.catalogue import find
-from secateur.chance import derive
 from secateur.data.load import load
 from secateur.data.splits import victim_shadow
+from secateur.inference import predict
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.membership import auc, roc
 from secateur.models.create import create
-from secateur.training import Fitted, Recipe, Task, fit_many, predict
+from secateur.seeding import derive
+from secateur.training.recipe import Fitted, Recipe, Task
+from secateur.training.trainer import fit_many
 
 THRESHOLDS = ("conf", "xent", "mentr", "top1-conf")
 EPOCHS = 100  # of the paper's schedule

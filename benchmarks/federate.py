@@ -46,24 +46,25 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from secateur.attacks.inversion.engines.graph import captured
 from secateur.attacks.inversion.engines.stacked import stacked
 from secateur.attacks.inversion.problem import Compared, Problem, Variables, structure
 from secateur.catalogue import find
 from secateur.config import base_pruning, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
+from secateur.defenses.uploads import protection_of
+from secateur.federated.client_training import Local, binary_cross_entropy
 from secateur.federated.federation import Federation
-from secateur.federated.local import Local, binary_cross_entropy
 from secateur.federated.sampling import Sampler
+from secateur.federated.spec import Terms
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.terms import Terms as SubmodelTerms
-from secateur.federated.submodels.terms import rates_of
-from secateur.federated.submodels.together import Together
-from secateur.federated.terms import Terms, protection_of
+from secateur.federated.submodels.spec import Terms as SubmodelTerms
+from secateur.federated.submodels.spec import rates_of
+from secateur.federated.submodels.stacked_federations import Together
+from secateur.gpu import stacked_layers
+from secateur.gpu.graphs import captured
 from secateur.interfaces import Params
 from secateur.models.create import create
-from secateur.stacking import lane_convolution
 
 CLIENTS, PER_ROUND, ROWS, TARGET = 193, 10, 19_300, 20_000
 LIMITS = {"none": 5.0, "priprune": 10.0}  # minutes of 20 000 rounds on one H200
@@ -184,11 +185,11 @@ class Cosine:
 @contextmanager
 def _in_groups() -> Iterator[None]:
     """Let vmap take stacked convolutions as it does by itself."""
-    usual, lane_convolution.takes = lane_convolution.takes, lambda *given: False
+    usual, stacked_layers.takes = stacked_layers.takes, lambda *given: False
     try:
         yield
     finally:
-        lane_convolution.takes = usual
+        stacked_layers.takes = usual
 
 
 def _each(run: Callable[[], object], count: int, warmups: int) -> float:

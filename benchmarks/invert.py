@@ -33,16 +33,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from secateur.attacks.inversion.engines.graph import fast
 from secateur.attacks.inversion.ig import IG
 from secateur.attacks.inversion.updates import gradient_update
-from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
+from secateur.gpu.graphs import fast
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 from secateur.metrics.cw_ssim import cw_ssim
 from secateur.metrics.image import mse, psnr
 from secateur.models.create import create
+from secateur.seeding import derive
 
 Row = dict[str, Any]
 PEAK = 494.7e12  # TF32 without sparsity

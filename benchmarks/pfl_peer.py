@@ -31,10 +31,10 @@ from torch.nn.functional import cross_entropy
 
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
+from secateur.federated.client_training import Local
 from secateur.federated.federation import Federation
-from secateur.federated.local import Local
 from secateur.federated.sampling import Drawn
-from secateur.federated.terms import Terms
+from secateur.federated.spec import Terms
 from secateur.models.create import create
 
 PACKAGES = ("pfl==0.6.0", "dp-accounting==0.4.4", "prv-accountant==0.2.0", "multiprocess<0.71", "dill", "dm-tree")

@@ -29,12 +29,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
-from secateur.execution import Lane, Lanes, choose
 from secateur.functional import Functional, split
+from secateur.inference import arranged
 from secateur.interfaces import Batch
 from secateur.models.create import create
-from secateur.prediction import arranged
-from secateur.training import Recipe, Task, fit
+from secateur.training.execution import Lane, Lanes, choose
+from secateur.training.recipe import Recipe, Task
+from secateur.training.trainer import fit
 
 Row = dict[str, Any]
 

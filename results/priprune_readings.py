@@ -28,21 +28,21 @@ from torch.func import functional_call, grad
 
 from secateur import tree
 from secateur.attacks.inversion.sgi import SGI
-from secateur.chance import derive
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
 from secateur.defenses.withholding import WITHHELD, entries_sent, rates, reloaded
 from secateur.federated.averaging import Average
-from secateur.federated.judge import Judge
-from secateur.federated.local import Local, binary_cross_entropy, train
-from secateur.federating import loaded
+from secateur.federated.build import loaded
+from secateur.federated.client_training import Local, binary_cross_entropy, train
+from secateur.federated.federation import Judge
 from secateur.interfaces import Batch, Knowledge, Mask, Params, ServerView, Weights
+from secateur.metrics.estimates import mean_of
 from secateur.metrics.nmi import nmi
 from secateur.pruning.masks import prune_lowest
-from secateur.studies.measured import mean_of
-from secateur.studies.priprune_setting import of_first_writers
-from secateur.watching import Onlooker
+from secateur.runs.unfinished import Onlooker
+from secateur.seeding import derive
+from secateur.studies.priprune.settings import of_first_writers
 
 ROUNDS, PER_ROUND, TESTED = 400, 5, 3000
 LOCAL = Local(steps=1, loss=binary_cross_entropy)

@@ -16,15 +16,15 @@ from torch import Generator, Tensor
 from torch.func import functional_call, grad
 
 from secateur import tree
-from secateur.chance import derive
 from secateur.config import Federate, read
 from secateur.defenses.priprune import PriPrune, preset
 from secateur.defenses.withholding import whole_mask
-from secateur.federated.local import binary_cross_entropy
-from secateur.federating import loaded
+from secateur.federated.build import loaded
+from secateur.federated.client_training import binary_cross_entropy
 from secateur.interfaces import Batch, LossOf, Params
 from secateur.models.create import create
-from secateur.studies.priprune_setting import of_first_writers
+from secateur.seeding import derive
+from secateur.studies.priprune.settings import of_first_writers
 
 RATIOS = {"PruneFL": 15 / 2e-5, "SNIP": 1 / 2e-6, "Table A1, lowest": 5e3, "Table A1, highest": 7.5e6}
 RATE, BATCH = 0.25, 20

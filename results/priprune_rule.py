@@ -19,12 +19,12 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import split
-from secateur.defenses.priprune import LOGITS, STEPS, PriPrune, withholding
+from secateur.defenses.priprune import PriPrune, withholding
+from secateur.defenses.priprune_steps import LOGITS, STEPS
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import unknown
-from secateur.federated.local import Sent
-from secateur.interfaces import Batch, LossOf, Mask, Params
-from secateur.studies.priprune_setting import WEIGHTS
+from secateur.interfaces import Batch, LossOf, Mask, Params, Sent
+from secateur.studies.priprune.settings import WEIGHTS
 
 SMALL = 13_764  # weights of the network that is measured
 EDGE = 1e-4  # how near alpha comes to 0 and 1 where it is drawn or stepped itself

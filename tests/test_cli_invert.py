@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 
 from secateur import catalogue, tree
 from secateur.attacks.inversion.updates import gradient_update, weights_update
-from secateur.chance import derive
 from secateur.cli import main
 from secateur.data.load import load
 from secateur.models.create import create
+from secateur.seeding import derive
 
 QUICK = ["--attack", "ig", "--iterations", "60", "--targets", "2"]
 

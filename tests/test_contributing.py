@@ -62,7 +62,9 @@ def test_the_walk_names_what_is_there():
         if name.endswith((".py", "/")):
             assert (ROOT / "src/secateur" / name).exists(), name
         else:
-            module, *path = name.split(".")
-            where = ast.parse((ROOT / f"src/secateur/{module}.py").read_text(encoding="utf-8"))
+            parts = name.split(".")
+            files = [ROOT.joinpath("src/secateur", *parts[:n]).with_suffix(".py") for n in range(1, len(parts))]
+            depth, file = next((n, file) for n, file in enumerate(files, start=1) if file.exists())
+            where, path = ast.parse(file.read_text(encoding="utf-8")), parts[depth:]
             for part in path:
                 where = next(node for node in where.body if getattr(node, "name", None) == part)

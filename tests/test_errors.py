@@ -1,4 +1,4 @@
-"""Optional parts: whoever asks for one that is missing learns which extra brings it (test_needs.py: and when)."""
+"""Optional parts: whoever asks for one that is missing learns which extra brings it (test_context.py: and when)."""
 
 import pickle
 import tomllib

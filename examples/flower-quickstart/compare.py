@@ -24,7 +24,7 @@ from flwr.simulation import run_simulation
 from quickstart import client_app
 from quickstart.task import CLIENTS, RATE, network, picture_of
 from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy
-from secateur.federated.flower.records import only, size_of
+from secateur.federated.flower.link import only, size_of
 from secateur.interfaces import Batch, Knowledge
 
 ROUNDS = 2

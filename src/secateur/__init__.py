@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from secateur.api import Report, audit
+    from secateur.api.audit import Report, audit
+    from secateur.api.federate import Federated, federate
+    from secateur.api.invert import Inversion, invert
     from secateur.errors import WrongInput
-    from secateur.federation import Federated, federate
-    from secateur.inverted import Inversion, invert
-    from secateur.pruned import load_pruned
+    from secateur.experiments.prune import load_pruned
 
 __all__ = ["Federated", "Inversion", "Report", "WrongInput", "audit", "federate", "invert", "load_pruned"]
 _HOMES = {
-    "Federated": "federation",
-    "Inversion": "inverted",
-    "Report": "api",
+    "Federated": "api.federate",
+    "Inversion": "api.invert",
+    "Report": "api.audit",
     "WrongInput": "errors",
-    "audit": "api",
-    "federate": "federation",
-    "invert": "inverted",
-    "load_pruned": "pruned",
+    "audit": "api.audit",
+    "federate": "api.federate",
+    "invert": "api.invert",
+    "load_pruned": "experiments.prune",
 }
 
 

@@ -1,7 +1,7 @@
 """`@method` makes a method known; everything that lists methods reads it from here.
 
-A package listed in `PACKAGES` is imported whole the first time its kind is asked for, so that adding a method touches
-its own file and its test and nothing else.
+A package (or module) listed in `PACKAGES` is imported whole the first time its kind is asked for, so that adding a
+method touches its own file and its test and nothing else. No module in it may import Triton; kernels are in gpu/.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGES = {
     "inversion": "secateur.attacks.inversion",
     "defense": "secateur.defenses",
     "pruner": "secateur.pruning",
-    "base-pruning": "secateur.federated.base",
+    "base-pruning": "secateur.federated.base_pruning",
     "submodel": "secateur.federated.submodels.rules",
     "model": "secateur.models",
     "dataset": "secateur.data",
@@ -102,8 +102,8 @@ def methods(kind: str) -> dict[str, Method]:
         raise unknown("kind", kind, _known)
     if kind not in _loaded:
         package = importlib.import_module(PACKAGES[kind])
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{PACKAGES[kind]}.{module.name}")
+        for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{PACKAGES[kind]}."):
+            importlib.import_module(module.name)
         _loaded.add(kind)
     return dict(sorted(_known[kind].items()))
 
@@ -178,3 +178,13 @@ def users_own(field: str, reference: str) -> Callable[..., Any]:
     if not inspect.isroutine(found) and not inspect.isclass(found):
         raise WrongInput(field, f"{reference} is {type(found).__name__}; it must be a function")
     return found
+
+
+def name_of(choice: str) -> str:
+    """The name of a method that is written with its settings.
+
+    Example:
+        >>> name_of("samia:epochs=4")
+        'samia'
+    """
+    return choice.partition(":")[0]

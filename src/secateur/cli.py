@@ -17,8 +17,8 @@ import typer.core
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
-    from secateur.config.fields import Fields
-    from secateur.rows import Row
+    from secateur.config.base import Fields
+    from secateur.runs.rows import Row
 
 C = TypeVar("C", bound="Fields")
 
@@ -100,12 +100,12 @@ def audit(
     FILE.yaml is a run file; the flags are laid over it.
     """
     given = dict(locals())
-    from secateur import limits
-    from secateur.artifacts import write
-    from secateur.auditing import plan, run_audit
     from secateur.config import Audit
-    from secateur.predictions import run_predictions
+    from secateur.evaluation import limits
+    from secateur.experiments.audit import plan, run_audit
+    from secateur.experiments.predictions import run_predictions
     from secateur.report.terminal import print_audit
+    from secateur.runs.artifacts import write
 
     settings = _settings(Audit, given)
     if dry_run:
@@ -159,7 +159,7 @@ def invert(
     """
     given = dict(locals())
     from secateur.config import Invert
-    from secateur.inverting import plan, run_invert
+    from secateur.experiments.invert import plan, run_invert
     from secateur.report.terminal import print_inversion
 
     settings = _settings(Invert, given)
@@ -233,7 +233,7 @@ def federate(
     """
     given = dict(locals())
     from secateur.config import Federate
-    from secateur.federating import plan, run_federate
+    from secateur.experiments.federate import plan, run_federate
     from secateur.report.terminal import print_federation
 
     settings = _settings(Federate, given)
@@ -267,7 +267,7 @@ def prune(
     """
     given = dict(locals())
     from secateur.config import Prune
-    from secateur.pruned import run_prune
+    from secateur.experiments.prune import run_prune
     from secateur.report.terminal import print_measures
 
     rows = run_prune(_settings(Prune, given), out)
@@ -322,8 +322,8 @@ def sweep(
     """
     given = dict(locals())
     from secateur.config import Sweep
-    from secateur.sweep.pieces import plan_at
-    from secateur.sweep.sweeping import run_sweep
+    from secateur.sweep.plan import plan_at
+    from secateur.sweep.run import run_sweep
 
     settings = _settings(Sweep, given)
     if dry_run:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Size, Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from secateur import tree
@@ -151,3 +152,25 @@ def joined(net: nn.Module, tensors: Params) -> Params:
     saved = net.state_dict(keep_vars=True)
     plain = torch.contiguous_format
     return {name: tensors[first[id(value)]].detach().clone(memory_format=plain) for name, value in saved.items()}
+
+
+def classifier(net: nn.Module, classes: int) -> str:
+    """The name of the last nn.Linear in the module order that gives `classes` numbers."""
+    found: list[str] = [
+        name for name, m in net.named_modules() if isinstance(m, nn.Linear) and m.out_features == classes
+    ]
+    if not found:
+        message = f"has no nn.Linear with {classes} outputs, so labels cannot be read from its gradient"
+        raise WrongInput("model", f"{message}; optimise them with the picture (labels: joint) or give them")
+    return found[-1]
+
+
+def evaluated(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
+    """The module itself, changed so that it draws nothing and keeps no running statistics."""
+    copied.eval()
+    if batchnorm == "batch":
+        for module in copied.modules():
+            if isinstance(module, _BatchNorm):
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+    return copied

@@ -260,3 +260,43 @@ class Upload(Protocol):
     def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
         """What is sent, and the state afterwards; neither shares memory with what was given unless it is unchanged."""
         ...
+
+
+class Sent(NamedTuple):
+    """What a turn of its own (PriPrune) comes to; of many clients every tensor has them first."""
+
+    values: Params  # exactly 0 where withheld or pruned
+    withheld: Mask
+    state: Params
+    summed: Params
+    last: Params
+    loss: Tensor
+
+
+class OwnTurn(Protocol):
+    """A defense that trains by itself: its mask and the weights together."""
+
+    def init(self, params: Params) -> Params:
+        """A client's state before its first round, on the device of the parameters."""
+        ...
+
+    def caution(self, weights: int) -> str | None:
+        """What is to be known before it trains a network of so many weights; None where there is nothing."""
+        ...
+
+    def noise(self, params: Params, steps: int, rng: Generator) -> Params:
+        """All chance of a turn, drawn on the generator's device, the steps first; empty where there is none."""
+        ...
+
+    def turn(
+        self,
+        loss: LossOf,
+        received: Params,
+        mask: Mask,
+        state: Params,
+        batches: Batch,
+        noise: Params,
+        learning_rate: float,
+    ) -> Sent:
+        """One client's turn on batches (steps, B, ...): pure, and as it is under vmap."""
+        ...

@@ -10,7 +10,7 @@ from torch.func import vmap
 from secateur import catalogue, tree
 from secateur.cli import main
 from secateur.errors import WrongInput
-from secateur.federated.base import BasePruning, removed, total_of
+from secateur.federated.base_pruning import BasePruning, removed, total_of
 from secateur.interfaces import Batch
 from secateur.pruning.masks import weights_of
 

@@ -14,8 +14,10 @@ from secateur.defenses.adv import AdversarialRegularisation as Adv
 from secateur.defenses.adv import membership
 from secateur.defenses.ppb import PairBasedPosteriorBalancing as Ppb
 from secateur.errors import WrongInput
+from secateur.inference import predict
 from secateur.interfaces import Batch
-from secateur.training import Recipe, Task, fit, predict
+from secateur.training.recipe import Recipe, Task
+from secateur.training.trainer import fit
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 RECIPE = Recipe(epochs=3, batch_size=8, learning_rate=0.01, patience=None)

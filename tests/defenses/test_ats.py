@@ -9,16 +9,15 @@ from torch import nn
 import secateur
 from secateur import catalogue, tree
 from secateur.attacks.inversion.updates import gradient_update
-from secateur.chance import derive
-from secateur.client import Client
 from secateur.config import Audit, Invert, choice, defense, inversion, read
 from secateur.defenses.ats import CHOSEN, CONVNET, AutomaticTransformationSearch, read_policies, write_policies
 from secateur.defenses.ats_operations import KINDS, OPERATIONS, Operation
 from secateur.errors import WrongInput
-from secateur.exposure import compared_with
-from secateur.guard import transform_of
+from secateur.evaluation.client import Client, transform_of
+from secateur.experiments.invert import compared_with
 from secateur.interfaces import Batch, Knowledge
-from secateur.models.inversion import lenet_zhu
+from secateur.models.small import lenet_zhu
+from secateur.seeding import derive
 
 UP, DOWN = torch.tensor([1]), torch.tensor([-1])
 

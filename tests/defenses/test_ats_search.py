@@ -12,7 +12,7 @@ from secateur.defenses.ats import AutomaticTransformationSearch, write_policies
 from secateur.defenses.ats_search import LEAST, accuracy_score, eigenvalue_score, privacy_scores, search
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
-from secateur.models.inversion import lenet_zhu
+from secateur.models.small import lenet_zhu
 
 
 def score(*values):

@@ -10,13 +10,7 @@ from secateur.config import defense
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.dp import DifferentialPrivacy
-from secateur.defenses.error_feedback import (
-    RESIDUAL,
-    ErrorFeedback,
-    Starvation,
-    starvation,
-    upload_of,
-)
+from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback, Starvation, starvation, upload_of
 from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput

@@ -14,11 +14,9 @@ from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.engines.layerwise import layerwise
 from secateur.attacks.inversion.engines.plain import plain
 from secateur.attacks.inversion.engines.stacked import stacked
-from secateur.attacks.inversion.labels import classifier
 from secateur.attacks.inversion.objective import Matching
 from secateur.attacks.inversion.problem import Problem, structure
 from secateur.attacks.inversion.updates import gradient_update
-from secateur.client import Client
 from secateur.config import Invert, defense, inversion, read
 from secateur.data.dataset import Dataset
 from secateur.defenses.ats import AutomaticTransformationSearch
@@ -34,16 +32,16 @@ from secateur.defenses.precode import (
     with_noise,
 )
 from secateur.errors import WrongInput
-from secateur.federated.collaborative import Training
-from secateur.federated.plan import Plan
-from secateur.federated.schedules import Schedule
-from secateur.functional import Functional, noise_of
+from secateur.evaluation.client import Client
+from secateur.experiments.invert import run_invert
+from secateur.federated.collaborative.plan import Plan, Schedule
+from secateur.federated.collaborative.training import Training
+from secateur.functional import Functional, classifier, noise_of
 from secateur.interfaces import Batch, Knowledge
-from secateur.inverting import run_invert
 from secateur.models.create import create
-from secateur.models.inversion import lenet_zhu
-from secateur.recipe import Recipe, Task
-from secateur.training import fit_many
+from secateur.models.small import lenet_zhu
+from secateur.training.recipe import Recipe, Task
+from secateur.training.trainer import fit_many
 
 IG = inversion("ig:iterations=2")
 

@@ -14,11 +14,12 @@ from torch.nn.functional import logsigmoid
 
 from secateur import tree
 from secateur.config import Audit, Invert, read
-from secateur.defenses.priprune import LOGITS, PRESETS, STEPS, TURNS, PriPrune, preset, withholding
+from secateur.defenses.priprune import PRESETS, PriPrune, preset, withholding
+from secateur.defenses.priprune_steps import LOGITS, STEPS, TURNS
 from secateur.defenses.withholding import SAVED, WITHHELD, rates, reloaded, whole_mask
 from secateur.errors import WrongInput
 from secateur.federated.averaging import Average
-from secateur.federated.local import Local, train
+from secateur.federated.client_training import Local, train
 from secateur.interfaces import Batch
 from secateur.wire import decode, encode
 

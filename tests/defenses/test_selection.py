@@ -139,7 +139,7 @@ def test_a_gpu_without_a_compiler_goes_on_without_the_kernel(raised, told, monke
     def bands(*_):
         raise raised
 
-    monkeypatch.setitem(sys.modules, "secateur.ranking", SimpleNamespace(bands=bands))
+    monkeypatch.setitem(sys.modules, "secateur.gpu.select", SimpleNamespace(bands=bands))
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
     assert not selection._triton.__wrapped__()

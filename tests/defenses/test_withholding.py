@@ -10,10 +10,11 @@ from torch.func import vmap
 from secateur import catalogue, tree
 from secateur.config import Audit, Invert, read
 from secateur.defenses import selection
-from secateur.defenses.largest import Largest, PseudoLargest
-from secateur.defenses.mix import Mix
-from secateur.defenses.random_share import RandomShare
 from secateur.defenses.withholding import (
+    Largest,
+    Mix,
+    PseudoLargest,
+    RandomShare,
     entries_sent,
     nothing_saved,
     put_back,

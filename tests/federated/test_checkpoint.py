@@ -5,17 +5,17 @@ import os
 
 import pytest
 import torch
-from alone import pictures
-from test_local import CASES
-from tiny_rules import ROWS, Withhold, federation, plain_net
+from test_client_training import CASES
 
-from secateur.artifacts import NoSpace
+from alone import pictures
 from secateur.errors import WrongInput
 from secateur.federated import checkpoint
 from secateur.federated.checkpoint import Stories, Story, depends_of, federated
 from secateur.federated.faults import Faults
-from secateur.rows import Row
-from secateur.runs import open_run
+from secateur.runs.artifacts import NoSpace
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
+from tiny_rules import ROWS, Withhold, federation, plain_net
 
 
 class Killed(BaseException):

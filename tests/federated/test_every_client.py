@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from tiny_rules import federation
 
 from secateur import tree
 from secateur.catalogue import methods
 from secateur.config import base_pruning, defense
+from secateur.defenses.uploads import protection_of
 from secateur.defenses.withholding import SAVED, WITHHELD
-from secateur.federated.local import Local
-from secateur.federated.messages import messages
-from secateur.federated.terms import protection_of
+from secateur.federated.client_training import Local
+from secateur.federated.traffic import messages
 from secateur.wire import decode
+from tiny_rules import federation
 
 TOLD = {"prunefl": "prunefl:every=2:iterations=2", "feddst": "feddst:every=2", "random": "random:every=2"}
 BASES = sorted(methods("base-pruning"))

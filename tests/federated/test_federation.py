@@ -4,24 +4,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur import tree
 from secateur.config import defense
 from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.uploads import protection_of
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
 from secateur.federated.averaging import AVERAGINGS
-from secateur.federated.base.prunefl import PruneFL
+from secateur.federated.base_pruning.prunefl import PruneFL
+from secateur.federated.client_training import Local
+from secateur.federated.client_turn import Update
 from secateur.federated.faults import Faults
-from secateur.federated.local import Local
 from secateur.federated.sampling import Sampler
-from secateur.federated.terms import Terms, protection_of
-from secateur.federated.turns import Update
+from secateur.federated.spec import Terms
 from secateur.interfaces import Gradient, Weights
 from secateur.wire import encode, encode_mask
+from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
 aten = torch.ops.aten
 

@@ -4,21 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from alone import pictures
-from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
+from alone import pictures
 from secateur import tree
 from secateur.config import defense
-from secateur.defenses import private_turn
+from secateur.defenses import private_client
 from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.priprune import PriPrune
-from secateur.defenses.private_turn import LOOKS, PrivateTurn
+from secateur.defenses.private_client import LOOKS, PrivateTurn
+from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
+from secateur.federated.client_training import Local
 from secateur.federated.faults import Faults
-from secateur.federated.local import Local
-from secateur.federated.spending import check_spending, spent
-from secateur.federated.terms import Terms, protection_of
+from secateur.federated.privacy_budget import check_spending, spent
+from secateur.federated.spec import Terms
 from secateur.interfaces import Batch, Gradient, Weights
+from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
 pytest.importorskip("opacus")
 
@@ -105,7 +106,7 @@ def test_the_epsilon_is_of_every_update_that_a_client_took_part_in():
 
 
 def _round(fed, number):
-    from secateur.chance import derive
+    from secateur.seeding import derive
 
     drawn = fed.sampler(number)
     return drawn.clients, drawn.steps, fed.seed, derive(fed.seed, "faults", number)
@@ -153,7 +154,7 @@ def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
         asked.append(params)
         return [{name: torch.ones(1, *value.shape, dtype=value.dtype) for name, value in params.items()}]
 
-    monkeypatch.setattr(private_turn, "gradients", answer)
+    monkeypatch.setattr(private_client, "gradients", answer)
     noise = own.noise(weights, 1, torch.Generator().manual_seed(0))
     made = []
     for seed in (0, 1):
@@ -240,7 +241,7 @@ def test_an_accountant_refuses_before_any_work():
 
 
 def test_a_private_client_is_attacked_by_its_running_statistics():
-    from secateur.federated.knowing import knowledge_of
+    from secateur.federated.attacks.knowledge import knowledge_of
 
     bright = replace(pictures(40, 8), inputs=pictures(40, 8).inputs.sigmoid())
     for upload, wanted in ((None, "batch"), (DifferentialPrivacy(), "eval")):

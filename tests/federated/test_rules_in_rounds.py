@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_rules import federation, plain_net, run
 
 from secateur.catalogue import methods
 from secateur.config import base_pruning, defense
-from secateur.federated import graphs
-from secateur.federated.terms import protection_of
+from secateur.defenses.uploads import protection_of
+from secateur.gpu import graphs
+from tiny_rules import federation, plain_net, run
 
 TOLD = {"prunefl": "prunefl:every=2:iterations=2", "feddst": "feddst:every=2", "random": "random:every=2"}
 BASES = sorted(methods("base-pruning"))

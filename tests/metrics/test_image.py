@@ -11,7 +11,7 @@ from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structu
 
 from secateur.errors import WrongInput
 from secateur.metrics.image import mse, picture_scores, psnr, ssim, summary
-from secateur.metrics.matching import match
+from secateur.metrics.pictures import match
 
 
 def pictures(rng, *shape):
@@ -20,7 +20,7 @@ def pictures(rng, *shape):
     return 0.7 * torch.nn.functional.avg_pool2d(rough, 3, 1, 1) + 0.3 * rough
 
 
-@pytest.mark.parametrize("module", ["image", "cw_ssim", "nmi", "lpips", "matching"])
+@pytest.mark.parametrize("module", ["image", "cw_ssim", "nmi", "lpips", "pictures"])
 def test_the_examples_run(module):
     found = doctest.testmod(importlib.import_module(f"secateur.metrics.{module}"))
     assert found.attempted and not found.failed

@@ -12,8 +12,7 @@ from torch import nn
 
 from secateur.errors import WrongInput
 from secateur.metrics.image import picture_scores
-from secateur.metrics.lpips import LAYERS, PLACE, SHAPES, load_weights, lpips, read_weights
-from secateur.metrics.lpips_weights import convert, main
+from secateur.metrics.lpips import LAYERS, PLACE, SHAPES, convert, load_weights, lpips, main, read_weights
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.attacks.membership.two_class import initialised
+from secateur.attacks.membership.neural_trainer import initialised
 from secateur.interfaces import BlackBox
-from secateur.metrics import sensitivity as module
-from secateur.metrics.sensitivity import sensitivity
+from secateur.metrics import gaps as module
+from secateur.metrics.gaps import sensitivity
 
 
 def directions(seed, *shape):

@@ -4,8 +4,8 @@ from torch import nn
 
 from secateur.catalogue import find, methods
 from secateur.errors import WrongInput
+from secateur.models.common import flat_size, size
 from secateur.models.mapp import Scaler, mapp_cnn
-from secateur.models.parts import flat_size, size
 from secateur.models.resnet import Block
 
 CIFAR100 = {"input_shape": (3, 32, 32), "classes": 100}

@@ -7,8 +7,8 @@ from torch import nn
 
 from secateur.metrics.cost import bytes_on_disk
 from secateur.pruning.filters import L1Structured
-from secateur.pruning.magnitude import L1Unstructured
-from secateur.pruning.result import savings
+from secateur.pruning.removal import savings
+from secateur.pruning.scores import L1Unstructured
 
 IMAGES = rows_of((3, 6, 6))
 

@@ -11,12 +11,9 @@ from torch import nn
 from torch.func import functional_call
 
 from secateur.interfaces import Batch
-from secateur.pruning import synflow
-from secateur.pruning.grasp import Grasp, balanced
-from secateur.pruning.magnitude import L1Unstructured
-from secateur.pruning.random import Random
-from secateur.pruning.snip import Snip
-from secateur.pruning.synflow import SynFlow
+from secateur.pruning import masks
+from secateur.pruning import scores as pruning_scores
+from secateur.pruning.scores import Grasp, L1Unstructured, Random, Snip, SynFlow, balanced
 
 
 def linear(*rows: list[float]) -> nn.Linear:
@@ -106,8 +103,8 @@ def synflow_net() -> nn.Module:
 
 
 def test_synflow_by_hand():
-    twin, weights = synflow.linearised(synflow_net().float())
-    scores = synflow.flow(twin, weights, torch.ones(1, 2, dtype=torch.float64))
+    twin, weights = pruning_scores.linearised(synflow_net().float())
+    scores = pruning_scores.flow(twin, weights, torch.ones(1, 2, dtype=torch.float64))
     assert scores["0.weight"].tolist() == [[3, 6], [0.5, 1]]
     assert scores["2.weight"].tolist() == [[9, 1.5]]
     assert all(score.sum() == 10.5 for score in scores.values())  # Theorem 1: the flow is the same in every layer
@@ -122,8 +119,8 @@ def test_synflow_drops_a_whole_path_and_looks_at_no_data(rng):
 
 def test_synflow_takes_a_hundred_rounds_of_exponential_density(rng, monkeypatch):
     targets = []
-    select = synflow.select
-    monkeypatch.setattr(synflow, "select", lambda *args: targets.append(args[1]) or select(*args))
+    select = masks.select
+    monkeypatch.setattr(pruning_scores, "select", lambda *args: targets.append(args[1]) or select(*args))
     SynFlow()(nn.Linear(20, 20), ones(1, 20), 0.9, rng)
     assert len(targets) == 100 and targets[-1] == 0.9
     assert targets[49] == pytest.approx(1 - 0.1**0.5)

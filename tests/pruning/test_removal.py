@@ -12,8 +12,8 @@ from torch import nn
 from secateur.catalogue import find
 from secateur.errors import WrongInput
 from secateur.pruning.filters import L1Structured
-from secateur.pruning.magnitude import L1Unstructured
 from secateur.pruning.removal import remove
+from secateur.pruning.scores import L1Unstructured
 from secateur.tree import count, params_of
 
 SHAPES = {"resnet18": (3, 32, 32), "vgg16-bn": (3, 32, 32), "densenet121": (3, 32, 32)}

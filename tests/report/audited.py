@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from secateur.rows import Row
+from secateur.runs.rows import Row
 
 MODELS = [("none", 0.0, "basic"), *product(("l1-unstructured", "l1-structured"), (0.5, 0.9), ("basic", "ppb"))]
 

@@ -3,16 +3,13 @@
 import re
 from dataclasses import replace
 
-from secateur.report import federation_table
-from secateur.report.federation import over_rounds
-from secateur.report.federation_gallery import sheets
-from secateur.report.federation_names import brief, name, titles
-from secateur.report.federation_plane import planes, traffic
-from secateur.report.federation_rates import by_rate
-from secateur.report.federation_table import table
-from secateur.report.page import Source, render
+from secateur.report import federation
+from secateur.report.federation import brief, name, over_rounds, table, titles
+from secateur.report.federation_plots import by_rate, planes, sheets, traffic
+from secateur.report.page import render
+from secateur.report.sources import Source
 from secateur.report.terminal import print_federation
-from secateur.rows import Row
+from secateur.runs.rows import Row
 
 
 def row(metric, value, round, client=None, defense="none", seed=0, attack=None):
@@ -83,16 +80,14 @@ def test_who_was_lost_and_what_was_not_attacked_is_told():
     assert "could not be made: 32" in page and "<li>and 2 more in results.jsonl</li>" in page
     assert "<li>snip, seed 0, round 1: client 3 dropped out</li>" in page
     missed = replace(row("attacked_clients", 0, 2, attack="sgi:iterations=9"), note="not attacked: nobody answered")
-    assert federation_table.mishaps([missed]) == [
-        "snip, seed 0, round 2: sgi:iterations=9: not attacked: nobody answered"
-    ]
+    assert federation.mishaps([missed]) == ["snip, seed 0, round 2: sgi:iterations=9: not attacked: nobody answered"]
     assert "could not be made" not in render([Source("federate", ROWS, [], config="", environment={})])
 
 
 def test_what_every_method_was_set_to_is_told_once():
     told = ["snip: rate=0.3; priprune: alpha=0.5, step=0.01", "snip: rate=0.3", ""]
     rows = [replace(row("density", 0.7, 1), extra=row("density", 0.7, 1).extra | {"settings": each}) for each in told]
-    assert federation_table.settings(rows) == ["snip: rate=0.3", "priprune: alpha=0.5, step=0.01"]
+    assert federation.settings(rows) == ["snip: rate=0.3", "priprune: alpha=0.5, step=0.01"]
     page = render([Source("federate", rows, [], config="", environment={})])
     assert "<li>priprune: alpha=0.5, step=0.01</li>" in page
 
@@ -100,8 +95,8 @@ def test_what_every_method_was_set_to_is_told_once():
 def test_what_all_federations_share_is_a_sentence_and_what_differs_a_column():
     both = [*FOUR, *attacked("snip:rate=0.3", "none", 0.9, 0.4, view="sum")]
     found = table(both)
-    assert federation_table.apart(table(FOUR)) == {} and federation_table.apart(found) == {"view": "server sees"}
-    assert federation_table.common(found) == "network m, data d, batch 20, average weighted, broadcast masked"
+    assert federation.apart(table(FOUR)) == {} and federation.apart(found) == {"view": "server sees"}
+    assert federation.common(found) == "network m, data d, batch 20, average weighted, broadcast masked"
     headings, lines = cells(both)
     assert headings[0] == "server sees" and [line["server sees"][1] for line in lines[-2:]] == [
         "every update",

@@ -6,9 +6,10 @@ import re
 import pytest
 from audited import attack_rows, audit_rows, figures_of, labels_of
 
-from secateur.artifacts import SCHEMA
 from secateur.errors import WrongInput
-from secateur.report.page import Source, broken, render, write_page
+from secateur.report.page import broken, render, write_page
+from secateur.report.sources import Source
+from secateur.runs.artifacts import SCHEMA
 
 
 def source(rows, name="mine", **more):

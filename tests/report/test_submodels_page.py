@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from secateur.federated.submodels.advice import Advice, Option, rows_of
+from secateur.evaluation.submodel_advice import Advice, Option, rows_of
 from secateur.metrics.membership import Estimate
-from secateur.report import submodels, submodels_means, submodels_views
-from secateur.report.page import Source, render
-from secateur.report.submodels_terminal import print_submodels
-from secateur.rows import Row
+from secateur.report import submodels
+from secateur.report.page import render
+from secateur.report.sources import Source
+from secateur.report.terminal import print_submodels
+from secateur.runs.rows import Row
 
 LABELS = {"model": "mapp-cnn-16", "dataset": "digits", "defense": "none", "seed": 0}
 
@@ -106,7 +107,7 @@ def test_clients_with_less_data_are_drawn_and_correlated_by_model_size():
     assert sized.found.r.value == pytest.approx(-1)  # not of the server, nor of the larger model
     assert sized.whom == "4 of size 25,000 with 400 examples or more" and sized.whom in page_of(rows)
     asked = [each for each in rows if each.metric == "advantage" and each.extra["data_size"] < 3000]
-    (small,) = submodels_means.by_size(asked)
+    (small,) = submodels.by_size(asked)
     assert (small.found.clients, small.smallest) == (4, 0)  # all where few have so many
 
 
@@ -137,7 +138,7 @@ def test_the_page_shows_what_the_scoring_batches_do():
     for client, advantage in ((0, 0.1), (1, 0.3)):
         rows += [viewed("advantage", advantage, client, "mixed"), viewed("auc", 0.5 + advantage, client, "mixed")]
         rows += [viewed("advantage", 2 * advantage, client, "mixed", 3), viewed("advantage", 0.6, client, "apart")]
-    (found,) = submodels_views.asked(rows)
+    (found,) = submodels.asked(rows)
     assert [(way.batches, way.updates) for way in found.found] == [("mixed", 1), ("mixed", 3), ("apart", 1)]
     plain, several, apart = found.found
     assert (plain.server, plain.clients, plain.auc) == (0.04, pytest.approx(0.2), pytest.approx(0.7))

@@ -10,19 +10,18 @@ import torch
 
 from secateur import catalogue
 from secateur.cli import main
-from secateur.config.choices import choice
+from secateur.config.methods import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.rows import Row, comparable
-from secateur.runs import load_figures, load_rows, open_run
-from secateur.studies import mapp_run, mapp_sizes, mapp_tables
-from secateur.studies.mapp import _large
-from secateur.studies.mapp_found import YEOM, Federation, Seen, Way
-from secateur.studies.mapp_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from secateur.studies.mapp_run import Hall
-from secateur.studies.mapp_setting import SCALES, Case, loaded, scale_of, settled, shares_of, terms_of
+from secateur.runs.folder import load_figures, load_rows, open_run
+from secateur.runs.rows import Row, comparable
+from secateur.studies.mapp import _large, exposure_tables, method_tables, runner
+from secateur.studies.mapp.paper_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
+from secateur.studies.mapp.results import YEOM, Federation, Seen, Way
+from secateur.studies.mapp.runner import Hall
+from secateur.studies.mapp.scale import SCALES, Case, loaded, scale_of, settled, shares_of, terms_of
 
 NARROW = 0.001
 
@@ -106,7 +105,7 @@ def test_every_rule_beside_the_papers_numbers():
     rows += federation("fdropout", (0.76, 0.019), [(0.42, 0.02), (0.42, 0.02)])
     rows += federation("none", (0.78, 0.02), [(0.77, 0.05), (0.77, 0.04)])
     rows += federation("none", (0.69, 0.01), [(0.68, 0.03), (0.68, 0.02)], model="mapp-cnn-8")
-    lines, findings = mapp_tables.methods(Seen(rows))
+    lines, findings = method_tables.methods(Seen(rows))
     mapp = next(line for line in lines if line.labels["rule"] == "mapp-fl")
     assert mapp.cells["client_advantage"].value == pytest.approx(0.02)
     assert mapp.cells["server_accuracy"].value == pytest.approx(0.77)
@@ -122,7 +121,7 @@ def test_clients_alone_are_the_small_ones():
     rates = [1.0, 0.5, 0.5]
     rows = federation("mapp-fl", (0.77, 0.01), [(0.77, 0.04), (0.66, 0.01), (0.64, 0.02)], rates=rates)
     rows += federation("local", None, [(0.70, 0.2), (0.50, 0.2), (0.52, 0.2)], rates=rates)
-    lines, findings = mapp_tables.by_client(Seen(rows))
+    lines, findings = method_tables.by_client(Seen(rows))
     assert [line.labels["data size"] for line in lines[:3]] == ["17020", "7400", "7040"]
     assert lines[2].paper.endswith("local 61.57, MaPP-FL 66.30 / 1.52")
     local = next(line for line in lines if line.labels.get("rule") == "local")
@@ -138,7 +137,7 @@ def test_large_clients_one_after_another():
         rows += federation("mapp-fl", (server, 0.01), [(0.69, 0.03)], large=large)
         rows += federation("heterofl", (0.70, 0.02), [(0.70, 0.04)], large=large)
         rows += federation("fdropout", (0.60, 0.01), [(0.40, 0.02)], large=large)
-    lines, findings = mapp_tables.by_large(Seen(rows))
+    lines, findings = method_tables.by_large(Seen(rows))
     assert lines[0].paper == "server 44.03 / 0.67, clients 69.42 / 2.91"
     assert said(findings, "less exposed than HeteroFL") == "supported"
     assert said(findings, "MaPP-FL's server is worse than its clients") == "supported"
@@ -149,10 +148,10 @@ def test_large_clients_one_after_another():
 def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
     rows = federation("mapp-fl", (0.44, 0.01), [(0.69, 0.03)], large=0, uncovered="zero")
     rows += federation("mapp-fl", (0.80, 0.01), [(0.69, 0.03)], large=0, uncovered="keep")
-    zero, keep = mapp_tables.by_large(Seen(rows))[0]
+    zero, keep = method_tables.by_large(Seen(rows))[0]
     assert (zero.labels["rule"], keep.labels["rule"]) == ("mapp-fl", "mapp-fl (uncovered: keep)")
     assert zero.paper and not keep.paper and keep.cells["server_accuracy"].value == pytest.approx(0.8)
-    assert said(mapp_tables.by_large(Seen(rows))[1], "MaPP-FL's server is worse") == "supported"  # the zeroed one
+    assert said(method_tables.by_large(Seen(rows))[1], "MaPP-FL's server is worse") == "supported"  # the zeroed one
     for name in ("mapp-fig3", "mapp-table4"):
         cases = catalogue.find("study", name).make().cases(SCALES["tiny"])
         kept = [case for case in cases if case.uncovered == "keep"]
@@ -164,7 +163,7 @@ def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
 def test_coupling_layer_by_layer():
     rows = federation("fdropout", (0.76, 0.02), [(0.40, 0.02)])
     rows += federation("fdropout:coupling=independent", (0.75, 0.02), [(0.24, 0.02)])
-    lines, findings = mapp_tables.coupled(Seen(rows))
+    lines, findings = method_tables.coupled(Seen(rows))
     assert lines[1].labels["inputs and outputs"] == "independent" and lines[1].paper.endswith("clients 23.56 / 1.74")
     assert said(findings, "coupled layer by layer") == "supported"
 
@@ -173,7 +172,7 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
     advantages = [0.01, 0.02, 0.021, 0.022, 0.03, 0.035, 0.05, 0.051, 0.06, 0.2]
     rows = federation("none", (0.7, 0.01), [(0.6, x) for x in advantages], sizes=[*SIZES[:9], 90], model="mapp-cnn-8")
     rows += federation("none", (0.8, 0.02), [(0.7, 2 * x) for x in advantages], sizes=[*SIZES[:9], 90])
-    lines, findings = mapp_sizes.complexity(Seen(rows), 400)
+    lines, findings = exposure_tables.complexity(Seen(rows), 400)
     assert lines[0].cells["r"].value < -0.9 and lines[0].cells["excluded"] == "1" and lines[0].paper == "-0.62"
     assert said(findings, "r of log10") == "supported"
     assert said(findings, "advantage rises with the model's size") == "supported"
@@ -186,7 +185,7 @@ def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
     accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", way)))
     assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
     assert advantage.high - advantage.value == pytest.approx(NARROW / 2)  # of each client's own members
-    overall = mapp_sizes._overall([found.average(each, "advantage", way) for each in found.federations])
+    overall = exposure_tables._overall([found.average(each, "advantage", way) for each in found.federations])
     assert overall.high - overall.value == pytest.approx(NARROW / 2)  # every federation has these members
 
 
@@ -197,7 +196,7 @@ def test_the_ranking_under_another_attacker():
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
     found = Seen(rows)
     assert found.ways == [YEOM, Way("lira")]
-    lines, findings = mapp_sizes.attackers(found)
+    lines, findings = exposure_tables.attackers(found)
     assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
 
 
@@ -207,7 +206,7 @@ def test_yeoms_thresholds_count_once_where_scores_are_ranked():
     for attack in ways:
         rows += federation("heterofl", (0.7, 0.01), [(0.7, 0.05)], attack=attack)
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
-    lines, findings = mapp_sizes.attackers(Seen(rows))
+    lines, findings = exposure_tables.attackers(Seen(rows))
     assert len(lines) == 8
     ranked, placed = (
         next(each for each in findings if words in each.claim) for words in ("whoever attacks", "threshold lies")
@@ -227,7 +226,7 @@ def test_each_federation_has_its_own_lira_less_yeom():
     for attack, small in (("yeom", 0.02), ("lira", 0.05)):  # of the larger network both find as much
         rows += federation("none", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
         rows += federation("none", (0.6, 0.01), [(0.6, small)], attack=attack, model="mapp-cnn-8")
-    _, findings = mapp_sizes.attackers(Seen(rows))
+    _, findings = exposure_tables.attackers(Seen(rows))
     (found,) = [finding for finding in findings if "than LiRA" in finding.claim]
     assert found.measured.startswith("1 of 2 yes")
 
@@ -237,7 +236,7 @@ def test_what_a_defense_adds():
     rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
     found = Seen(rows)
     assert found.federations[1] == Federation("mapp-fl", "mapp-cnn-16", 2, "dgp")
-    _, findings = mapp_sizes.joined(found)
+    _, findings = exposure_tables.joined(found)
     assert said(findings, "exposes sub-model clients less") == said(findings, "costs the server") == "supported"
 
 
@@ -245,7 +244,7 @@ def test_the_ways_of_asking_are_lines_of_their_own():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows.append(row("advantage", 0.09, "mapp-fl", 0, attack="yeom", batches="apart", updates=1))
     rows += federation("local", None, [(0.5, 0.3)], rates=[0.5])  # sends nothing, so it cannot be asked in all ways
-    plain, apart = mapp_sizes.asked(Seen(rows))
+    plain, apart = exposure_tables.asked(Seen(rows))
     assert plain.cells["client_advantage"].value == pytest.approx(0.04)
     assert apart.labels["scoring batches"] == "apart" and apart.cells["client_advantage"].value == pytest.approx(0.09)
 
@@ -345,7 +344,7 @@ def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("mapp-fl")]
     alone = held(tmp_path / "alone", cases)
     monkeypatch.setattr(Hall, "at_once", 2)
-    monkeypatch.setattr(mapp_run, "SubmodelFederation", partial(SubmodelFederation, way="stacked"))
+    monkeypatch.setattr(runner, "SubmodelFederation", partial(SubmodelFederation, way="stacked"))
     stacked = held(tmp_path / "stacked", cases)
     assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
         row | {"value": 0, "low": 0, "high": 0} for row in alone

@@ -5,19 +5,20 @@ import torch
 from scipy.stats import spearmanr
 
 from secateur.config import Federate, base_pruning, read
+from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
+from secateur.experiments.federate import measure
+from secateur.federated.build import loaded, network_of, terms_of
 from secateur.federated.federation import Federation
-from secateur.federating import loaded, measure, network_of, terms_of
-from secateur.metrics.leakage_bound import gradient_spectrum, single_round, single_round_prunefl, spectrum_of
-from secateur.report.page import Source, render
+from secateur.report.page import render
+from secateur.report.sources import Source
 from secateur.report.theory import beside_measured
-from secateur.rows import Row
-from secateur.runs import open_run
-from secateur.studies import priprune_theory
-from secateur.studies.priprune_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
-from secateur.studies.priprune_found import Seen
-from secateur.studies.priprune_scale import SCALES
-from secateur.studies.priprune_theory import bound, terms_by_name
-from secateur.studies.priprune_theory_tables import tabulate
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
+from secateur.studies.priprune import theory
+from secateur.studies.priprune.results import Seen
+from secateur.studies.priprune.scale import SCALES
+from secateur.studies.priprune.theory import bound, tabulate, terms_by_name
+from secateur.theory.mutual_information import gradient_spectrum, single_round, single_round_prunefl, spectrum_of
 
 D = {"conv-1": 400, "conv-2": 600}
 
@@ -175,7 +176,7 @@ def test_a_federation_that_diverged_has_a_note_and_no_bound(config, tmp_path, mo
     def astray(*arguments):
         return spectrum_of(torch.full((3, 2), torch.nan))
 
-    monkeypatch.setattr(priprune_theory, "gradient_spectrum", astray)
+    monkeypatch.setattr(theory, "gradient_spectrum", astray)
     data, device = loaded(config)
     with open_run(tmp_path, "study", {}) as run:
         bound(SCALES["tiny"], run, config, data, device, 0, base_pruning("snip"))

@@ -8,16 +8,16 @@ import pytest
 
 from secateur import catalogue
 from secateur.cli import main
+from secateur.metrics.estimates import combine, correlation, mean_of
 from secateur.metrics.membership import Estimate
-from secateur.rows import Row
+from secateur.runs.rows import Row
 from secateur.studies.claims import equals, judge, verdict, written
-from secateur.studies.measured import Found, Model, combine, correlation, mean_of
-from secateur.studies.samia_attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity
-from secateur.studies.samia_behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
-from secateur.studies.samia_defenses import adaptive, marks, non_adaptive
-from secateur.studies.samia_unknown import unknown, unknown_sparsity
+from secateur.studies.results import Found, Model
+from secateur.studies.samia.attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity, unknown, unknown_sparsity
+from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
+from secateur.studies.samia.defenses import adaptive, marks, non_adaptive
 from secateur.studies.study import FULL, Study, settings
-from secateur.studies.tables import Line, Table, sparkline
+from secateur.studies.table import Line, Table, sparkline
 
 ORIGINAL = ("none", 0.0, "basic")
 NARROW = 0.001

@@ -157,7 +157,7 @@ def collaboration() -> Iterator[Any]:
     from secateur.data.load import load
     from secateur.defenses.dgp import DualGradientPruning
     from secateur.defenses.error_feedback import ErrorFeedback
-    from secateur.federated.collaborative import train_collaboratively
+    from secateur.federated.collaborative.training import train_collaboratively
     from secateur.models.create import create
 
     rng = Generator().manual_seed(0)

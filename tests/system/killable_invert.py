@@ -2,10 +2,10 @@
 
 import sys
 
-from secateur import watching
-from secateur.attacks.inversion import loop
+from secateur.attacks.inversion import optimisation
 from secateur.cli import main
+from secateur.runs import unfinished
 
 if __name__ == "__main__":
-    watching.EVERY = loop.SAVE_SECONDS = 0.2
+    unfinished.EVERY = optimisation.SAVE_SECONDS = 0.2
     sys.exit(main(["invert", *sys.argv[1:]]))

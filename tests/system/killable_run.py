@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
-from secateur.runs import Result, Row, open_run
+from secateur.runs.artifacts import Result
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
 
 
 def train(seed: int, pause: float) -> Result:

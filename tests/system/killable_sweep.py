@@ -4,10 +4,10 @@ import sys
 from dataclasses import replace
 
 from secateur.cli import main
-from secateur.sweep import sweeping
+from secateur.sweep import run
 
-at_home = sweeping.at_home
+at_home = run.at_home
 
 if __name__ == "__main__":
-    sweeping.at_home = lambda out: replace(at_home(out), token="of another disk")
+    run.at_home = lambda out: replace(at_home(out), token="of another disk")
     sys.exit(main(["sweep", *sys.argv[1:]]))

@@ -8,9 +8,9 @@ from deploying import Deployment
 
 from secateur.cli import main
 from secateur.config import Federate, read
+from secateur.federated.build import loaded, network_of, terms_of
 from secateur.federated.federation import Federation
-from secateur.federating import loaded, network_of, terms_of
-from secateur.runs import load_rows
+from secateur.runs.folder import load_rows
 
 pytestmark = pytest.mark.system
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
+from secateur.federated.build import loaded, network_of, terms_of
 from secateur.federated.federation import Federation
-from secateur.federating import loaded, network_of, terms_of
-from secateur.runs import load_rows
+from secateur.runs.folder import load_rows
 
 pytestmark = pytest.mark.system
 

@@ -10,7 +10,8 @@ import time
 import pytest
 from killing import finished, killed
 
-from secateur.runs import comparable, load_rows
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import comparable
 
 pytestmark = pytest.mark.system
 

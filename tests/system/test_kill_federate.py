@@ -11,7 +11,8 @@ import pytest
 from killing import finished, killed
 from safetensors import safe_open
 
-from secateur.runs import comparable, load_rows
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import comparable
 
 pytestmark = pytest.mark.system
 

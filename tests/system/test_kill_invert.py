@@ -13,7 +13,8 @@ import pytest
 from killing import finished, killed
 
 from secateur.report.page import write_page
-from secateur.runs import comparable, load_rows
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import comparable
 
 pytestmark = pytest.mark.system
 

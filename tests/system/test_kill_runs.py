@@ -15,15 +15,16 @@ import pytest
 import yaml
 from killable_run import work
 
-import secateur.artifacts
-import secateur.rows
-import secateur.runs
-from secateur.artifacts import decode
-from secateur.runs import comparable, load_rows
+import secateur.runs.artifacts
+import secateur.runs.folder
+import secateur.runs.rows
+from secateur.runs.artifacts import decode
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import comparable
 
 pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).with_name("killable_run.py")
-TRACED = {module.__file__ for module in (secateur.artifacts, secateur.rows, secateur.runs)}
+TRACED = {module.__file__ for module in (secateur.runs.artifacts, secateur.runs.rows, secateur.runs.folder)}
 
 
 def artifacts(folder):

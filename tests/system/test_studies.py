@@ -7,15 +7,14 @@ import pytest
 
 from secateur import catalogue
 from secateur.cli import main
-from secateur.runs import load_figures, load_rows
+from secateur.runs.folder import load_figures, load_rows
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
-from secateur.studies.dgp_accuracy import TRAINED
-from secateur.studies.dgp_found import Seen
-from secateur.studies.dgp_listening import LISTENED
-from secateur.studies.dgp_midway import HELD
-from secateur.studies.dgp_privacy import LEFT_OUT, RECOVERED, left_out_lines
-from secateur.studies.dgp_study import UpdateStudy
-from secateur.studies.measured import Found
+from secateur.studies.dgp.accuracy_tables import TRAINED
+from secateur.studies.dgp.privacy_tables import LEFT_OUT, RECOVERED, left_out_lines
+from secateur.studies.dgp.residual_steps import HELD, LISTENED
+from secateur.studies.dgp.results import Seen
+from secateur.studies.dgp.runner import UpdateStudy
+from secateur.studies.results import Found
 from secateur.studies.study import TINY, Study
 
 pytestmark = pytest.mark.system

@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from secateur.config import Sweep
-from secateur.runs import comparable, load_rows
-from secateur.sweep import working
-from secateur.sweep.pieces import plan
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import comparable
+from secateur.sweep import workers
+from secateur.sweep.plan import plan
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -41,7 +42,7 @@ def in_sequence(tmp_path_factory):
     """The rows of the pieces that can be run, one after the other in this process."""
     rows, folder = [], tmp_path_factory.mktemp("alone")
     for piece in plan(Sweep.model_validate({"jobs": JOBS})):
-        working.run(piece, folder / piece.name)
+        workers.run(piece, folder / piece.name)
         rows += [replace(row, extra=row.extra | {"run": piece.run}) for row in load_rows(folder / piece.name)]
     return comparable(rows)
 

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from secateur.cli import main
-from secateur.runs import load_rows
-from secateur.studies.priprune_curves import THEORY, updates
-from secateur.studies.priprune_grid import CIFAR10, FEMNIST, TINY_GRID
+from secateur.evaluation.theory_curves import THEORY, updates
+from secateur.runs.folder import load_rows
+from secateur.studies.priprune.scale import CIFAR10, FEMNIST, TINY_GRID
 
 pytestmark = pytest.mark.system
 BASES = len(TINY_GRID.bases)

@@ -3,8 +3,14 @@
 The only importer of pydantic. A run file is YAML; the command line's flags are laid over it, so both say the same.
 """
 
+from __future__ import annotations
+
 from secateur.config.audit import Audit, Limits, Protocol, Prune
-from secateur.config.choices import (
+from secateur.config.base import Common, Training
+from secateur.config.federate import Federate
+from secateur.config.files import dump, put, read
+from secateur.config.invert import Invert
+from secateur.config.methods import (
     FEDERATED,
     UPDATES,
     base_pruning,
@@ -15,10 +21,6 @@ from secateur.config.choices import (
     defense_of_updates,
     inversion,
 )
-from secateur.config.common import Common, Training
-from secateur.config.federate import Federate
-from secateur.config.files import dump, put, read
-from secateur.config.invert import Invert
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [

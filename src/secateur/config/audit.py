@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from secateur.config.choices import choice
-from secateur.config.common import Common
-from secateur.config.fields import (
+from secateur.config.base import (
     MANY,
+    Common,
     Fields,
     OneAttack,
     OneDefense,
@@ -20,6 +19,7 @@ from secateur.config.fields import (
     default,
     none_or_many,
 )
+from secateur.config.methods import choice
 from secateur.errors import WrongInput
 
 Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from secateur.config.common import Common
-from secateur.config.fields import Fields
-from secateur.config.wording import plain, sentence
+from secateur.config.base import Common, Fields
+from secateur.config.messages import plain, sentence
 from secateur.errors import WrongInput
 
 C = TypeVar("C", bound=Fields)

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from secateur.catalogue import Choice
-from secateur.config.choices import of_all
-from secateur.config.common import Common
-from secateur.config.fields import MANY, OneInversion, OneUpdateDefense, Seeds, default
+from secateur.config.base import MANY, Common, OneInversion, OneUpdateDefense, Seeds, default
+from secateur.config.methods import of_all
 from secateur.errors import WrongInput
 
 

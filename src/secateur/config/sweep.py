@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from secateur.catalogue import find
-from secateur.config.fields import Fields, Seeds
-from secateur.config.wording import sentence
+from secateur.config.base import Fields, Seeds
+from secateur.config.messages import sentence
 from secateur.errors import WrongInput
 
 Cases = Annotated[

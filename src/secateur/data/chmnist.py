@@ -11,7 +11,7 @@ from secateur.catalogue import method
 from secateur.data.archives import contents
 from secateur.data.dataset import Dataset, normalised
 from secateur.data.fetch import Source, fetch, md5_of
-from secateur.data.images import read_image
+from secateur.data.load import read_image
 from secateur.errors import WrongInput
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # SAMIA's, which are ImageNet's

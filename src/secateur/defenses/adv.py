@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy, linear, logsigmoid, relu
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput
-from secateur.execution import Lane, Lanes
+from secateur.inference import outputs
 from secateur.interfaces import Batch, Loss, Params
-from secateur.prediction import outputs
-from secateur.recipe import Fitted, Progress, Recipe, Row, Task
-from secateur.trainer import Run, Trainer, train_many
+from secateur.training.execution import Lane, Lanes
+from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
+from secateur.training.trainer import Run, Trainer, train_many
 
 
 @method("defense", "adv", "samia_ppb", acts_on="fine-tuning")
@@ -60,7 +60,7 @@ class AdversarialRegularisation:
         way: str = "auto",
         progress: Progress | None = None,
     ) -> Iterator[tuple[int, Fitted]]:
-        """As `training.fit_many`; `loss` is what the adversarial term is added to, so PPB's makes ppb+adv."""
+        """As `trainer.fit_many`; `loss` is what the adversarial term is added to, so PPB's makes ppb+adv."""
         if any(not task.validation.size for task in tasks):
             raise WrongInput("data", "adv needs a validation split: its reference set is drawn from it")
         return train_many(partial(_Adversarial, self, net, recipe, loss), tasks, way, progress)

@@ -16,8 +16,8 @@ from secateur.defenses.ats import Policy, Transformation
 from secateur.defenses.ats_operations import OPERATIONS
 from secateur.errors import WrongInput
 from secateur.functional import Functional, split
+from secateur.inference import per_example_gradients
 from secateur.interfaces import Batch, Loss, Params
-from secateur.prediction import per_example_gradients
 from secateur.progress import progress
 
 OF_A_POLICY = 3  # operations

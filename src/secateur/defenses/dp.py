@@ -14,10 +14,10 @@ from torch.func import functional_call, grad
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, Phase, epsilon
+from secateur.defenses.dp_accounting import ACCOUNTANTS, Guarantee, Phase, epsilon
+from secateur.defenses.dp_norms import frozen
 from secateur.defenses.dp_sgd import AT_ONCE, OPACUS
 from secateur.defenses.noise import normal
-from secateur.defenses.norms import frozen
 from secateur.errors import WrongInput, unknown
 from secateur.functional import noise_asks
 from secateur.interfaces import Batch, LossOf, Params, Turning

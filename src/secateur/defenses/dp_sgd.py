@@ -1,4 +1,7 @@
-"""DP-SGD: per-example clipping and Gaussian noise in fine-tuning."""
+"""DP-SGD: per-example clipping and Gaussian noise in fine-tuning.
+
+DP-SGD from the first step, so that its guarantee covers the original's training too.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,16 @@ import torch
 from torch import Size, Tensor, nn, vmap
 from torch.func import grad_and_value
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.accounting import ACCOUNTANTS, Guarantee, epsilon, logs_as_they_are, sampling
-from secateur.defenses.norms import frozen
+from secateur.defenses.dp_accounting import ACCOUNTANTS, Guarantee, epsilon, logs_as_they_are, sampling
+from secateur.defenses.dp_norms import frozen, grouped
 from secateur.errors import WrongInput, require, unknown
 from secateur.interfaces import Loss, Params
-from secateur.recipe import Fitted, Progress, Recipe, Row, Task
-from secateur.trainer import Run, Trainer, train_many
+from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
+from secateur.training.trainer import Run, Trainer, train_many
 
 ALONE = (
     "does not combine with another defense: its guarantee needs a loss that is a sum over examples, "
@@ -69,7 +73,7 @@ class DpSgd:
         way: str = "auto",
         progress: Progress | None = None,
     ) -> Iterator[tuple[int, Fitted]]:
-        """As `training.fit_many`; every way but ray goes one by one, and any loss but cross-entropy is refused."""
+        """As `trainer.fit_many`; every way but ray goes one by one, and any loss but cross-entropy is refused."""
         if loss is not cross_entropy:
             raise WrongInput("defense", f"dp-sgd {ALONE}")
         require(*OPACUS)
@@ -190,3 +194,41 @@ def _lay_out(optimiser: Any) -> None:
     """The gradients in their parameters' strides: fused optimisers walk both as flat memory and check nothing."""
     for leaf in optimiser.params:
         leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
+
+
+@method("defense", "dp-sgd-scratch", "samia_ppb", acts_on="training", combines=False, reason=ALONE, requires=OPACUS)
+@dataclass(frozen=True)
+class DpSgdScratch(DpSgd):
+    """Trains the original and fine-tunes it by DP-SGD, with GroupNorm for BatchNorm (beyond samia_ppb 6.3.1).
+
+    Acts on: training and fine-tuning, both by `fit_many`, on the network that `structure` makes. The guarantee composes
+    both phases. A mask made of the weights alone costs nothing more; one made of members' gradients (snip, grasp) is
+    not covered.
+    """
+
+    def structure(self, net: nn.Module) -> nn.Module:
+        """The network with GroupNorm in the place of BatchNorm; its other layers and weights are kept.
+
+        Give it a new network: weights that were trained on the members would not be covered.
+        """
+        return grouped(net)
+
+    def fit_many(
+        self,
+        net: nn.Module,
+        tasks: Sequence[Task],
+        recipe: Recipe,
+        *,
+        loss: Loss = cross_entropy,
+        way: str = "auto",
+        progress: Progress | None = None,
+    ) -> Iterator[tuple[int, Fitted]]:
+        """As `trainer.fit_many`, for the original and for the pruned model alike."""
+        if any(isinstance(module, _BatchNorm) for module in net.modules()):
+            raise WrongInput("model", "has BatchNorm, which dp-sgd-scratch cannot train; use what structure(net) gives")
+        return super().fit_many(net, tasks, recipe, loss=loss, way=way, progress=progress)
+
+    @property
+    def covers(self) -> str:
+        """What the guarantee is about."""
+        return "training and fine-tuning, with GroupNorm in place of BatchNorm"

@@ -9,10 +9,9 @@ import torch
 from torch import Generator, Tensor, fx, nn
 from torch.nn.functional import softplus
 
-from secateur.attacks.inversion.labels import classifier
 from secateur.catalogue import method
 from secateur.errors import WrongInput
-from secateur.functional import Noisy
+from secateur.functional import Noisy, classifier
 from secateur.interfaces import Loss, Params
 
 

@@ -26,22 +26,11 @@ from torch.func import grad_and_value
 from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
-from secateur.defenses.priprune_passes import (
-    BETA_1,
-    BETA_2,
-    EPSILON,
-    FIRST,
-    LOGITS,
-    SECOND,
-    STEPS,
-    TURNS,
-    Lesson,
-    passes_for,
-)
+from secateur.defenses.priprune_steps import FIRST, LOGITS, SECOND, STEPS, TURNS, Lesson, passes_for
 from secateur.defenses.withholding import nothing_saved, whole_mask
 from secateur.errors import WrongInput, unknown
-from secateur.federated.local import Sent
-from secateur.interfaces import Batch, LossOf, Mask, Params
+from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
+from secateur.interfaces import Batch, LossOf, Mask, Params, Sent
 from secateur.pruning.masks import one_of
 
 MUCH = 0.5  # where alpha may rest on average

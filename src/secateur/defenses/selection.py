@@ -16,9 +16,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import vmap
 
 from secateur.errors import WrongInput
+from secateur.gpu.packing import apart, have_slopes, joined, layout
+from secateur.gpu.triton_loader import loaded
 from secateur.interfaces import Params
-from secateur.joining import apart, have_slopes, joined, layout
-from secateur.triton_kernels import loaded
 
 Sizes = tuple[int, ...]  # of tensors that lie end to end
 Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
@@ -69,7 +69,7 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
     values = list(grads.values())
     if not _by_kernel(*values) or have_slopes(values):
         return end_to_end(rule, grads)[0]
-    from secateur.ranking import VECTOR, kept_of
+    from secateur.gpu.select import VECTOR, kept_of
 
     laid = layout(values, VECTOR)
     row = kept_of(values, laid, ranks_of(laid.sizes, top, bottom))
@@ -79,7 +79,7 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
 def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:
     """The same of (users, N): each tensor begins at a multiple of `aligned` entries, which N is; gaps become 0."""
     if _by_kernel(rows):
-        from secateur.ranking import kept
+        from secateur.gpu.select import kept
 
         return kept(rows, sizes, ranks_of(sizes, top, bottom), aligned)
 
@@ -134,7 +134,7 @@ def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...])
 def largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
     """(n,) bool: the `number` largest entries, of equal ones the earlier; it may be a tensor, which nobody reads."""
     if _by_kernel(magnitudes):
-        from secateur.ranking import bands
+        from secateur.gpu.select import bands
 
         ranks = number.view(1, 1, 1) if isinstance(number, Tensor) else ((number,),)
         return bands(magnitudes[None], (len(magnitudes),), ranks)[0] == 0
@@ -146,7 +146,7 @@ def largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
 
 
 def _banded(sizes: Sizes, values: Tensor, ranks: tuple[tuple[int, ...], ...], magnitudes: bool) -> tuple[Tensor, ...]:
-    from secateur.ranking import bands
+    from secateur.gpu.select import bands
 
     band = bands(values[None], sizes, ranks, magnitudes)[0]
     return tuple(band == number for number in range(len(ranks[0])))
@@ -165,7 +165,7 @@ def _triton() -> bool:
         with _DisableFuncTorch():
             ranking.bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
 
-    return loaded("secateur.ranking", probe, "selection") is not None
+    return loaded("secateur.gpu.select", probe, "selection") is not None
 
 
 def _largest(magnitudes: Tensor, number: int) -> Tensor:

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from secateur.attacks.inversion.engines.graph import fast
-from secateur.attacks.inversion.engines.memory import halving
 from secateur.catalogue import method
 from secateur.defenses.selection import counts, largest
 from secateur.errors import WrongInput, unknown
+from secateur.gpu.graphs import fast
+from secateur.gpu.jacobian.network import Network, features
+from secateur.gpu.memory import halving
+from secateur.gpu.precision import tf32
 from secateur.interfaces import Params, Turning
-from secateur.jacobian.network import Network
-from secateur.jacobian.walk import features
-from secateur.precision import tf32
 
 AT_ONCE = {"cpu": 32, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # what is added to |r|

@@ -3,6 +3,8 @@
 Conv and Linear weights can be withheld, those that the base pruning kept; biases and BatchNorm are sent whole. A
 withheld weight is sent as 0, whatever its value, so that an upload does not depend on it. Real pruning forgets it.
 Pseudo-pruning keeps its value in the client's state, and puts it over what the client receives next.
+
+Largest withholds the weights with the largest gradients, Random some that are drawn, Mix some of both.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import torch
 from torch import Generator, Tensor
 
 from secateur import tree
+from secateur.catalogue import method
+from secateur.defenses.selection import largest
 from secateur.errors import WrongInput
+from secateur.gpu.client_ops import both, magnitudes, mixed, parted
 from secateur.interfaces import Mask, Params
-from secateur.lanes import both, magnitudes, mixed, parted
 from secateur.pruning.masks import Scope, one_of
 
 Of = Literal["all", "kept"]
@@ -167,3 +171,102 @@ def rates(withheld: Mask, mask: Mask) -> Rates:
     number = torch.stack([where.sum() for where in withheld.values()]).sum().double()
     kept = torch.stack([mask[name].sum() if name in mask else (where | True).sum() for name, where in withheld.items()])
     return Rates(number / kept.sum().clamp_min(1), number / total)
+
+
+@method("defense", "largest", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class Largest(Withholding):
+    """Prunes the weights with the largest gradients before they are sent (Largest; priprune Section 5.1, Insight 1).
+
+    Acts on: a federation's client, on top of any base pruning.
+    """
+
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
+        """By |gradient|."""
+        return largest(steepness, number)
+
+
+@method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class PseudoLargest(Largest):
+    """Withholds the weights with the largest gradients, and trains on with them (Largest (Pseudo); priprune Fig. 7).
+
+    Acts on: a federation's client, on top of any base pruning.
+    """
+
+    pseudo: bool = True
+
+
+@method("defense", "random", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class RandomShare(Withholding):
+    """Prunes weights drawn at random before they are sent, anew in every round (Random; priprune Section 5.1).
+
+    Acts on: a federation's client, on top of any base pruning.
+    """
+
+    def noise(self, weights: Params, rng: Generator) -> Params:
+        """Uniform draws."""
+        return uniform(weights, rng)
+
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
+        """By the draws."""
+        return largest(chance, number)
+
+
+@method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class PseudoRandomShare(RandomShare):
+    """Withholds weights drawn at random, and trains on with them (Random (Pseudo); priprune Fig. 6).
+
+    Acts on: a federation's client, on top of any base pruning.
+    """
+
+    pseudo: bool = True
+
+
+def uniform(weights: Params, rng: Generator) -> Params:
+    """A draw for every weight that can be withheld."""
+    return {
+        name: torch.rand(value.shape, generator=rng, device=rng.device)
+        for name, value in weights.items()
+        if value.ndim > 1
+    }
+
+
+@method("defense", "mix", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class Mix(Withholding):
+    """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
+
+    Acts on: a federation's client, on top of any base pruning. `largest` is the share of the rate that goes to the
+    largest gradients (Fig. A4 has 0, 1/3, 2/3 and 1); the others are drawn among what is left, so the two never meet.
+    """
+
+    largest: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.largest <= 1:
+            raise WrongInput("largest", f"{self.largest} is not allowed; give a share from 0 to 1")
+
+    def noise(self, weights: Params, rng: Generator) -> Params:
+        """Uniform draws."""
+        return uniform(weights, rng)
+
+    def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
+        """By |gradient|, then by the draws."""
+        first = whole_part(self.largest * number)
+        steepest = largest(steepness, first)
+        return steepest | largest(torch.where(steepest, -1, chance), number - first)
+
+
+@method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support",))
+@dataclass(frozen=True)
+class PseudoMix(Mix):
+    """Withholds half of its rate by the largest gradients and half at random, and trains on with them (Mix (Pseudo)).
+
+    Acts on: a federation's client, on top of any base pruning.
+    """
+
+    pseudo: bool = True

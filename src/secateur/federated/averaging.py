@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from secateur.errors import unknown
+from secateur.gpu.client_ops import add_weighted
 from secateur.interfaces import Mask, Params
-from secateur.lanes import add_weighted
 
 AVERAGINGS = ("coverage", "weighted", "uniform")
 

@@ -3,6 +3,8 @@
 That is its last finished round, unless saving every one would take too long, or updates wait to be attacked together
 (`_pause`). What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters,
 and the rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
+
+What whoever runs a federation needs of it, whichever loop it is: its rounds, its state, what it depends on.
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from secateur.artifacts import NoSpace, Result, decode, explained, key_of, save
+import torch
+from torch import Tensor, nn
+
 from secateur.data.dataset import Dataset, fingerprint
-from secateur.federated.followed import Done, Followed, Standing
 from secateur.interfaces import Params
-from secateur.rows import Row
-from secateur.runs import Run
-from secateur.watching import forget
+from secateur.runs.artifacts import NoSpace, Result, decode, explained, key_of, save
+from secateur.runs.folder import Run
+from secateur.runs.rows import Row
+from secateur.runs.unfinished import forget
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,104 @@ EVERY = 30.0  # seconds between two savings at most, unless they take longer tha
 LATER = 300.0  # seconds at least where updates wait for others: saved, they would be attacked one by one
 FULL = 30.0  # seconds that saving is taken to need where the disk was full: it is tried again after ten minutes
 SPEED = 3e8  # bytes a second that are saved, until it is measured
+
+
+class Finished(Protocol):
+    """A round that is done."""
+
+    @property
+    def number(self) -> int:
+        """Which one, from 1."""
+        ...
+
+
+Done = TypeVar("Done", bound=Finished, covariant=True)
+
+
+class Agreed(Protocol):
+    """The terms of a federation."""
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        ...
+
+
+class Stated(Agreed, Protocol):
+    """Terms that can be told."""
+
+    @property
+    def shares(self) -> Sequence[Tensor]:
+        """The rows of each client."""
+        ...
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """All of them in words and numbers."""
+        ...
+
+
+class Standing(Protocol):
+    """What a federation's result depends on."""
+
+    @property
+    def terms(self) -> Stated:
+        """What was agreed on."""
+        ...
+
+    @property
+    def net(self) -> nn.Module:
+        """The model of round 1."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of all chance."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        ...
+
+
+class Followed(Protocol[Done]):
+    """A federation, or several together, that can be put down and taken up between two rounds."""
+
+    @property
+    def number(self) -> int:
+        """Rounds that are done."""
+        ...
+
+    @property
+    def terms(self) -> Agreed:
+        """What was agreed on."""
+        ...
+
+    def rounds(self) -> Iterator[Done]:
+        """From where it stands to the last one."""
+        ...
+
+    def observed(self, number: int) -> bool:
+        """Whether somebody looked at a round's updates, and is done with them: it is worth saving."""
+        ...
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether updates wait for others, to be attacked together; `state` ends that."""
+        ...
+
+    def model(self) -> Params:
+        """What it came to."""
+        ...
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """Everything that the next round depends on."""
+        ...
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        ...
 
 
 @dataclass
@@ -124,7 +226,7 @@ def follow(
 ) -> None:
     """Follow a federation, or several together, to the last round, from where a killed process saved them.
 
-    What is saved stays until it is forgotten (`watching.forget`), when the result is kept.
+    What is saved stays until it is forgotten (`unfinished.forget`), when the result is kept.
     """
     place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     _resume(place, key, federation, story)

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from secateur.chance import derive
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
+from secateur.seeding import derive
 
 Fault = Literal["dropped", "late", "nan", "shape", "absent", "size", "damaged", "error", "tampered"]
 WORDS = {

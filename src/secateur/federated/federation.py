@@ -6,6 +6,8 @@ NaN and how many values were sent is read when somebody evaluates or saves.
 
 BatchNorm's running statistics are sent with the weights, in the clear, and averaged as they are. A client that never
 answered has not taken its turn. One whose numbers are not finite counts as lost, and its state stays what it was.
+
+How the server's model does on the test part.
 """
 
 from __future__ import annotations
@@ -18,27 +20,46 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.defenses.withholding import rates
-from secateur.errors import WrongInput
+from secateur.errors import NotFinite, WrongInput
+from secateur.federated.attacks.observer import Arrived, Observer, Panel
 from secateur.federated.averaging import alive_of
-from secateur.federated.crowd import Given, Rows, even
+from secateur.federated.client_training import Given, Rows, even
+from secateur.federated.client_turn import Turns, Update, flat
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
-from secateur.federated.homes import Homes, check_room
-from secateur.federated.judge import Judge
-from secateur.federated.ledger import Ledger, Measure
-from secateur.federated.messages import values_of
-from secateur.federated.observing import Arrived, Observer, Panel
+from secateur.federated.privacy_budget import spent
 from secateur.federated.sampling import Drawn, sampler_of
 from secateur.federated.server import Gathered, Server
-from secateur.federated.spending import spent
-from secateur.federated.terms import Terms
-from secateur.federated.together import Together
-from secateur.federated.turns import Turns, Update, flat
+from secateur.federated.spec import Terms
+from secateur.federated.stacked_rounds import Homes, Together, check_room
+from secateur.federated.traffic import Ledger, Measure, values_of
 from secateur.functional import joined
-from secateur.interfaces import Batch, Params
+from secateur.inference import logits
+from secateur.interfaces import Batch, Loss, Params
 from secateur.models.create import check
+from secateur.seeding import derive
+
+
+class Judge:
+    """Accuracy and loss on examples that no client has."""
+
+    def __init__(self, net: nn.Module, test: Batch, loss: Loss) -> None:
+        self.net, self.test, self.loss = net, test, loss
+        self.dtype = next(net.parameters()).dtype
+
+    def __call__(self, state: Params) -> dict[str, float]:
+        """Of one model; nothing where there is no test part; none are right where weights or outputs are not finite."""
+        if not self.test.size:
+            return {}
+        if not all(bool(value.isfinite().all()) for value in state.values()):
+            return {"test_accuracy": 0.0}
+        try:
+            found = logits(self.net, state, self.test.inputs.to(self.dtype))
+        except NotFinite:  # weights that are still finite may overflow: a federation that diverged goes on as well
+            return {"test_accuracy": 0.0}
+        right = (found.argmax(1) == self.test.labels).double().mean()
+        return {"test_loss": float(self.loss(found, self.test.labels)), "test_accuracy": float(right)}
 
 
 @dataclass(frozen=True)

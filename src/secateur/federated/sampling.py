@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from secateur.chance import derive
 from secateur.errors import WrongInput
-from secateur.federated.local import Local
-from secateur.federated.terms import Terms
+from secateur.federated.client_training import Local
+from secateur.federated.spec import Terms
+from secateur.seeding import derive
 
 AHEAD = 64  # rounds that are drawn at once, or fewer:
 TURNS = 1024  # of so many clients in all: what is drawn is held, and a client elsewhere draws it for every message

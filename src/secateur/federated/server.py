@@ -9,13 +9,13 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.federated.averaging import Average, zeros
-from secateur.federated.crowd import Model
-from secateur.federated.messages import squares_of
-from secateur.federated.terms import Terms
-from secateur.federated.turns import Update
+from secateur.federated.client_training import Model
+from secateur.federated.client_turn import Update
+from secateur.federated.spec import Terms
+from secateur.federated.traffic import squares_of
 from secateur.functional import joined, split
+from secateur.gpu.client_ops import add_weighted
 from secateur.interfaces import Batch, Mask, Params
-from secateur.lanes import add_weighted
 
 SAMPLES = 200  # that a base pruning sees before the first round
 

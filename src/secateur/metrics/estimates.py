@@ -1,11 +1,20 @@
-"""Means and differences of estimates, with their intervals carried through."""
+"""Means and differences of estimates, with their intervals carried through.
+
+Whether clients with less data are exposed more (mapp_fl Fig. 1a and Table 3).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from secateur.metrics.membership import Estimate
+
+SMALLEST = 400  # examples of a client that counts (mapp_fl 3.2)
+
+Measure = dict[int, Estimate]  # by seed; empty where it was not measured
+INFINITE = math.inf
 
 
 def average(values: Sequence[Estimate]) -> Estimate:
@@ -45,3 +54,97 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
     down = math.hypot(one.value - one.low, other.high - other.value)
     up = math.hypot(one.high - one.value, other.value - other.low)
     return Estimate(centre, centre - down, centre + up)
+
+
+class Correlation(NamedTuple):
+    """Pearson's r of log10 dataset size and advantage over clients."""
+
+    r: Estimate
+    p: float  # of no correlation
+    clients: int
+    excluded: int  # too small
+
+
+def exposure_correlation(clients: Sequence[tuple[int, float]], smallest: int = SMALLEST) -> Correlation | None:
+    """Pearson's r of (dataset size, advantage) of clients with at least `smallest` examples (mapp_fl Table 3).
+
+    None where fewer than four are left, or where one side does not vary: then there is no interval.
+    """
+    from scipy.stats import pearsonr
+
+    kept = [(math.log10(size), advantage) for size, advantage in clients if size >= smallest]
+    sizes, advantages = [size for size, _ in kept], [advantage for _, advantage in kept]
+    if len(kept) < 4 or len(set(sizes)) == 1 or len(set(advantages)) == 1:
+        return None
+    found = pearsonr(sizes, advantages)
+    low, high = found.confidence_interval(0.95)
+    estimate = Estimate(float(found.statistic), float(low), float(high))
+    return Correlation(estimate, float(found.pvalue), len(kept), len(clients) - len(kept))
+
+
+def combine(function: Callable[..., float], *measures: Measure) -> Estimate | None:
+    """A function of measures with its 95 % interval; None where no seed has them all.
+
+    Several seeds are compared seed by seed, and Student's interval is taken over them. With one seed each measure's
+    own interval is carried through, one at a time, and the changes are added as squares; for a difference this is
+    Newcombe's interval. It takes the measures for independent, which is too wide where they share their examples.
+
+    Example:
+        >>> from operator import sub
+        >>> combine(sub, {0: Estimate(0.8, 0.77, 0.83)}, {0: Estimate(0.7, 0.66, 0.74)}).low.__round__(3)
+        0.05
+    """
+    seeds = sorted(set[int].intersection(*(set(measure) for measure in measures)))
+    if not seeds:
+        return None
+    if len(seeds) > 1:
+        return mean_of([function(*(measure[seed].value for measure in measures)) for seed in seeds])
+    return _carried(function, [measure[seeds[0]] for measure in measures])
+
+
+def mean(measure: Measure) -> Estimate | None:
+    """The mean over seeds."""
+    return combine(lambda value: value, measure)
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean of independent values with Student's 95 % interval; one value alone has none."""
+    n = len(values)
+    centre = math.fsum(values) / n
+    if n == 1:
+        return Estimate(centre, -INFINITE, INFINITE)
+    from scipy.stats import t
+
+    variance = math.fsum((value - centre) ** 2 for value in values) / (n - 1)
+    radius = float(t.ppf(0.975, n - 1)) * math.sqrt(variance / n)
+    return Estimate(centre, centre - radius, centre + radius)
+
+
+def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
+    """Pearson's r with Fisher's 95 % interval, which needs four pairs; None where one side does not vary.
+
+    `spent` are degrees of freedom that something else took, such as the means of groups.
+    """
+    n = len(pairs)
+    xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
+    dx, dy = ([value - math.fsum(side) / n for value in side] for side in (xs, ys))
+    scale = math.sqrt(math.fsum(x * x for x in dx) * math.fsum(y * y for y in dy))
+    if n < 2 or scale == 0:
+        return None
+    r = max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(dx, dy, strict=True)) / scale))
+    if n - spent < 4:
+        return Estimate(r, -1.0, 1.0)
+    z, radius = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), 1.959964 / math.sqrt(n - spent - 3)
+    return Estimate(r, math.tanh(z - radius), math.tanh(z + radius))
+
+
+def _carried(function: Callable[..., float], measures: Sequence[Estimate]) -> Estimate:
+    values = [measure.value for measure in measures]
+    centre = function(*values)
+    down = up = 0.0
+    for place, measure in enumerate(measures):
+        moved = [function(*values[:place], end, *values[place + 1 :]) for end in (measure.low, measure.high)]
+        down += max(0.0, centre - min(moved)) ** 2
+        up += max(0.0, max(moved) - centre) ** 2
+    note = "; ".join(sorted({measure.note for measure in measures if measure.note})) or None
+    return Estimate(centre, centre - math.sqrt(down), centre + math.sqrt(up), note)

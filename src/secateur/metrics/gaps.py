@@ -1,19 +1,58 @@
-"""The gaps between members and non-members: of confidence, of sensitivity and of accuracy, overall and by class."""
+"""The gaps between members and non-members: of confidence, of sensitivity and of accuracy, overall and by class.
+
+Histograms show them (samia_ppb, Figs. 1 and 4). Sensitivity is how much an answer moves when its input moves a little.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from secateur.errors import WrongInput
+from secateur.gpu.precision import full_precision
+from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox
+from secateur.metrics.curves import by_class, histogram
 from secateur.metrics.membership import Estimate, share
-from secateur.metrics.sensitivity import sensitivity
-from secateur.queries import probabilities
+
+ROWS = 4096  # asked at once: the moved copies of a CIFAR would not fit beside it
 
 Z = 1.959964  # of a normal 95 % interval
+
+
+@torch.no_grad()
+def sensitivity(
+    box: BlackBox,
+    inputs: Tensor,
+    rng: Generator,
+    directions: int = 10,
+    epsilon: float = 1e-3,
+    shared: bool = False,
+    answers: Tensor | None = None,
+) -> Tensor:
+    """(N, K) mean over n Gaussian directions d of |f(x + eps d) - f(x)| / eps (samia_ppb, Eq. 2).
+
+    Every example has directions of its own, whose chance averages out over a set. `shared` asks all examples in the
+    same directions, so that an example's answer does not depend on which others are asked, nor on their order.
+    The directions are the same numbers in float32 and in float64. `answers` are f(x), where they are known already.
+    """
+    device = inputs.device
+    noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=noise, device=device).to(inputs.dtype)
+
+    common = draw(directions, *inputs.shape[1:]) if shared else None
+    with full_precision(), torch.autocast(device.type, enabled=False):
+        answers = probabilities(box, inputs) if answers is None else answers
+        moved = torch.zeros_like(answers)
+        for part, answer, total in zip(*(torch.split(x, ROWS) for x in (inputs, answers, moved)), strict=True):
+            for i in range(directions):
+                step = draw(*part.shape) if common is None else common[i]
+                total += (probabilities(box, part + epsilon * step) - answer).abs()
+    return moved / (directions * epsilon)
 
 
 class Gap(NamedTuple):
@@ -98,3 +137,16 @@ def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:
         if min(part.numel() for part in own) >= 2:
             classes[int(label)] = compare(*own)
     return Gap(compare(*values), classes)
+
+
+def portrait(
+    box: BlackBox, members: Batch, nonmembers: Batch, classes: int, rng: Generator
+) -> tuple[dict[str, Estimate], list[dict[str, Any]]]:
+    """The gaps, and as figures the histograms of confidence and sensitivity and the means of every class."""
+    labels = [members.labels, nonmembers.labels]
+    inside, outside = (behaviour(box, side, rng) for side in (members, nonmembers))
+    gaps = {name: gap.overall for name, gap in gaps_between([inside, outside], labels).items()}
+    figures = [histogram(name, inside[name], outside[name]) for name in ("confidence", "sensitivity")]
+    for name in inside:
+        figures.append(by_class(name, (inside[name], labels[0]), (outside[name], labels[1]), classes))
+    return gaps, figures

@@ -1,7 +1,11 @@
-"""What every measure of pictures asks of its two stacks: (N, C, H, W), values in [0, 1]."""
+"""What every measure of pictures asks of its two stacks: (N, C, H, W), values in [0, 1].
+
+Which reconstruction is which picture: a batch comes back in no order, so it is matched before it is scored.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from secateur.errors import WrongInput
@@ -18,3 +22,27 @@ def paired(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
     if not (truth.is_floating_point() and guess.is_floating_point()):
         raise WrongInput("pictures", f"{truth.dtype} and {guess.dtype}: give floating-point values in [0, 1]")
     return truth.double(), guess.double()
+
+
+def match(truth: Tensor, guess: Tensor) -> Tensor:
+    """(N,) the row of `guess` that belongs to each row of `truth`: the assignment with the least total MSE (Hungarian).
+
+    Only the evaluator may call it: it looks at the truth. Every guess is used at most once, so an attack that returns
+    one picture many times is not paid for it; of more guesses than truths some are left over.
+
+    Example:
+        >>> truth = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1)
+        >>> guess = torch.tensor([0.9, 0.1, 0.4]).view(3, 1, 1, 1)
+        >>> match(truth, guess).tolist()
+        [1, 2, 0]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    first, _ = paired(truth, guess[: len(truth)])
+    a, b = first.flatten(1), guess.double().flatten(1)
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise WrongInput("pictures", "NaN or infinite values cannot be matched; leave the diverged trials out")
+    # by differences: the expanded square would lose what nearly equal pictures differ by
+    distance = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    _, columns = linear_sum_assignment((distance**2).cpu().numpy())
+    return torch.as_tensor(columns, device=truth.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from secateur.models.parts import channels, flat_size, model
+from secateur.models.common import channels, flat_size, model
 
 # (channels, kernel, whether a 2x2 max-pool follows); each network adds a pair of convolutions to the one before it
 CONV_2 = ((32, 5, True), (64, 5, True))

@@ -3,19 +3,131 @@
 Every output channel of a Conv or Linear is an atom, and so is every input channel. A BatchNorm and an addition give
 new atoms, so that a channel before and after them can be told apart; a concatenation puts atoms side by side, and all
 else passes them on. Atoms that can only be removed together are one group.
+
+What the channel analysis knows of layers and functions: how each treats a channel that is zero.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
-from secateur.pruning import operations as ops
+from secateur.errors import WrongInput
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+# Each channel stays by itself, and zero stays zero.
+PASS_LAYERS = (
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+)
+PASS_FUNCTIONS = {
+    *("dropout", "dropout1d", "dropout2d", "dropout3d", "contiguous", "clone"),
+    *("relu", "relu_", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "tanh", "hardswish"),
+    *(f"{pool}_pool{n}d" for pool in ("max", "avg", "adaptive_max", "adaptive_avg") for n in (1, 2, 3)),
+}
+SCALE_FUNCTIONS = {"mul", "truediv", "div"}  # by a number; by a tensor they are unknown
+# Each channel stays by itself, but zero becomes something else.
+SHIFT_LAYERS = (nn.Sigmoid, nn.LogSigmoid, nn.Hardsigmoid, nn.Softplus)
+SHIFT_FUNCTIONS = {"sigmoid", "logsigmoid", "hardsigmoid", "softplus"}
+
+RESHAPE_FUNCTIONS = {"flatten", "view", "reshape", "squeeze"}
+REDUCE_FUNCTIONS = {"mean", "sum"}
+SUM_FUNCTIONS = {"add", "add_", "iadd"}
+CAT_FUNCTIONS = {"cat", "concat", "concatenate"}
 
 Atoms = list[int]  # one for each feature along dimension 1
+
+
+class Tracer(fx.Tracer):
+    """Keeps the layers that the analysis knows whole, the user's subclasses of them included."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether to record a call of this module as one step."""
+        known = (*CONVS, *NORMS, nn.Linear)
+        return isinstance(m, known) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(net: nn.Module, input_shape: tuple[int, ...]) -> fx.GraphModule:
+    """The graph of a module's forward with the shape of every value, or a clear error where it cannot be had."""
+    first = next(net.parameters())
+    rows = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)  # two: squeeze() keeps the batch
+    try:
+        graph = fx.GraphModule(net, Tracer().trace(net))
+        with torch.no_grad():
+            ShapeProp(graph).propagate(rows)
+    except Exception as error:  # a user's forward can raise anything when it meets a proxy
+        message = f"its forward cannot be traced, which whole channels need ({type(error).__name__}: {error})"
+        raise WrongInput("model", message) from error
+    return graph
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """The shape of a value that has a batch and a channel dimension."""
+    meta = node.meta["tensor_meta"]
+    if not isinstance(meta, TensorMetadata) or len(meta.shape) < 2:
+        raise unknown_operation(name_of(node))
+    return tuple(meta.shape)
+
+
+def adds_tensors(node: fx.Node) -> bool:
+    """Whether both sides of an addition are values with the same dimensions, and none is a number."""
+    sides = (argument(node, 0, "input"), argument(node, 1, "other"))
+    if not all(isinstance(side, fx.Node) and "tensor_meta" in side.meta for side in sides):
+        return False
+    return len({len(shape_of(side)) for side in sides}) == 1
+
+
+def is_spatial(node: fx.Node) -> bool:
+    """Whether a reduction leaves the batch and the channels alone."""
+    dims = argument(node, 1, "dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    rank = len(shape_of(node.all_input_nodes[0]))
+    return bool(dims) and all(dim % rank >= 2 for dim in dims)
+
+
+def function_of(node: fx.Node) -> str:
+    """The name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target))
+
+
+def name_of(node: fx.Node) -> str:
+    """What an error calls an operation: a layer by its name, a function by the nearest layer before it."""
+    if node.op == "call_module":
+        return _layer_name(node)
+    if node.op not in ("call_function", "call_method"):
+        return function_of(node)
+    before = list(node.all_input_nodes)
+    for each in before:  # grows meanwhile, so that the nearest come first
+        if each.op == "call_module":
+            return f"{function_of(node)} after {_layer_name(each)}"
+        before += [one for one in each.all_input_nodes if one not in before]
+    return f"{function_of(node)} before any layer"
+
+
+def _layer_name(node: fx.Node) -> str:
+    graph = node.graph.owning_module
+    assert graph is not None
+    return f"{type(graph.get_submodule(str(node.target))).__name__} ({node.target})"
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, however it was given."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def unknown_operation(name: str, why: str = "is not known to the channel analysis") -> WrongInput:
+    """The error for what the analysis cannot follow."""
+    return WrongInput("model", f"{name} {why}; prune with l1-unstructured or with mask conv-only instead")
 
 
 @dataclass(frozen=True)
@@ -69,7 +181,7 @@ class Channels:
 
 def analyse(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
     """The channels of any module that torch.fx can trace; WrongInput names the operation that it cannot follow."""
-    graph = ops.trace(copy.deepcopy(net).eval(), input_shape)
+    graph = trace(copy.deepcopy(net).eval(), input_shape)
     walk = _Walk(graph)
     for node in graph.graph.nodes:
         walk.values[node] = walk.visit(node)
@@ -107,37 +219,37 @@ class _Walk:
         if node.op in ("output", "get_attr") or "tensor_meta" not in node.meta:
             return None
         if node.op == "placeholder":
-            atoms = self.new(ops.shape_of(node)[1])
+            atoms = self.new(shape_of(node)[1])
             self.fixed.update(atoms)
             return atoms
         layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(layer, (*ops.CONVS, nn.Linear, *ops.NORMS)):
+        if isinstance(layer, (*CONVS, nn.Linear, *NORMS)):
             return self.layer(node, layer, self.value(sources[0]))
         atoms = self.operation(node, layer, [self.value(source) for source in sources])
-        if len(atoms) != ops.shape_of(node)[1]:
-            raise ops.unknown_operation(ops.name_of(node))
+        if len(atoms) != shape_of(node)[1]:
+            raise unknown_operation(name_of(node))
         return atoms
 
     def value(self, node: fx.Node) -> Atoms:
         atoms = self.values[node]
         if atoms is None:
-            raise ops.unknown_operation(ops.name_of(node))
+            raise unknown_operation(name_of(node))
         return atoms
 
     def layer(self, node: fx.Node, layer: nn.Module, source: Atoms) -> Atoms:
         name = str(node.target)
         if name in self.called:
-            raise ops.unknown_operation(ops.name_of(node), "is called more than once")
+            raise unknown_operation(name_of(node), "is called more than once")
         self.called.add(name)
-        if isinstance(layer, ops.NORMS):
+        if isinstance(layer, NORMS):
             return self.norm(name, layer, source)
-        if isinstance(layer, ops.CONVS) and layer.groups > 1:
-            raise ops.unknown_operation(ops.name_of(node), "is a grouped or depthwise convolution")
-        if isinstance(layer, nn.Linear) and len(ops.shape_of(node)) != 2:
-            raise ops.unknown_operation(ops.name_of(node), "reads more than rows of features")
+        if isinstance(layer, CONVS) and layer.groups > 1:
+            raise unknown_operation(name_of(node), "is a grouped or depthwise convolution")
+        if isinstance(layer, nn.Linear) and len(shape_of(node)) != 2:
+            raise unknown_operation(name_of(node), "reads more than rows of features")
         self.reads[name] = source
         self.raw.update(source)
-        self.makes[name] = self.new(ops.shape_of(node)[1])
+        self.makes[name] = self.new(shape_of(node)[1])
         return self.makes[name]
 
     def norm(self, name: str, layer: nn.Module, source: Atoms) -> Atoms:
@@ -150,34 +262,34 @@ class _Walk:
         return gives
 
     def operation(self, node: fx.Node, layer: nn.Module | None, sources: list[Atoms]) -> Atoms:
-        name = "" if layer is not None else ops.function_of(node)
-        if isinstance(layer, nn.Flatten) or name in ops.RESHAPE_FUNCTIONS:
+        name = "" if layer is not None else function_of(node)
+        if isinstance(layer, nn.Flatten) or name in RESHAPE_FUNCTIONS:
             return self.reshape(node, layer, sources[0])
-        if name in ops.SUM_FUNCTIONS and ops.adds_tensors(node):
+        if name in SUM_FUNCTIONS and adds_tensors(node):
             return self.sum(node, sources[0], sources[-1])  # one source, where a value is added to itself
-        if name in ops.CAT_FUNCTIONS and ops.argument(node, 1, "dim", 0) == 1:
-            return [atom for source in ops.argument(node, 0, "tensors") for atom in self.value(source)]
-        if name in ops.REDUCE_FUNCTIONS and ops.is_spatial(node):
+        if name in CAT_FUNCTIONS and argument(node, 1, "dim", 0) == 1:
+            return [atom for source in argument(node, 0, "tensors") for atom in self.value(source)]
+        if name in REDUCE_FUNCTIONS and is_spatial(node):
             return sources[0]
-        if isinstance(layer, ops.SHIFT_LAYERS) or name in ops.SHIFT_FUNCTIONS:
-            self.shifts.append((ops.name_of(node), torch.tensor(sources[0])))
+        if isinstance(layer, SHIFT_LAYERS) or name in SHIFT_FUNCTIONS:
+            self.shifts.append((name_of(node), torch.tensor(sources[0])))
             return sources[0]
-        passes = isinstance(layer, ops.PASS_LAYERS) or name in ops.PASS_FUNCTIONS | ops.SCALE_FUNCTIONS
+        passes = isinstance(layer, PASS_LAYERS) or name in PASS_FUNCTIONS | SCALE_FUNCTIONS
         if passes and len(sources) == 1:
             return sources[0]
-        raise ops.unknown_operation(ops.name_of(node))
+        raise unknown_operation(name_of(node))
 
     def reshape(self, node: fx.Node, layer: nn.Module | None, source: Atoms) -> Atoms:
-        before, after = ops.shape_of(node.all_input_nodes[0]), ops.shape_of(node)
+        before, after = shape_of(node.all_input_nodes[0]), shape_of(node)
         if after[:2] == before[:2]:
             return source
         if len(after) == 2 and after[0] == before[0]:  # channel-major: each channel becomes a run of features
             return [atom for atom in source for _ in range(after[1] // len(source))]
-        raise ops.unknown_operation(ops.name_of(node), "mixes channels with other dimensions")
+        raise unknown_operation(name_of(node), "mixes channels with other dimensions")
 
     def sum(self, node: fx.Node, left: Atoms, right: Atoms) -> Atoms:
         if len(left) != len(right):
-            raise ops.unknown_operation(ops.name_of(node), "adds values of different numbers of channels")
+            raise unknown_operation(name_of(node), "adds values of different numbers of channels")
         gives = self.new(len(left))
         for one, other, both in zip(left, right, gives, strict=True):
             self.unite(one, both)

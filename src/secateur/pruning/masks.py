@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Mask
-from secateur.pruning.operations import CONVS
+from secateur.pruning.channels import CONVS
 
 Scope = Literal["layer", "global"]
 LAYERS = (*CONVS, nn.Linear)

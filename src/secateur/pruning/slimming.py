@@ -12,10 +12,9 @@ from torch import Generator, Tensor, nn
 from secateur.catalogue import method
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.channels import Channels, Norm, analyse
+from secateur.pruning.channels import NORMS, Channels, Norm, analyse
+from secateur.pruning.filters import Form, Groups, channel_mask, coupled_layers
 from secateur.pruning.masks import check_sparsity, one_of, prune_lowest, warn_of_floor
-from secateur.pruning.operations import NORMS
-from secateur.pruning.structure import Form, Groups, channel_mask, coupled_layers
 
 
 @method("pruner", "slimming", "samia_ppb")

@@ -1,20 +1,36 @@
-"""What attacks on updates recovered: the lines of their table, and the sentences above it."""
+"""What attacks on updates recovered: the lines of their table, and the sentences above it.
+
+The gallery of attacks on updates: every truth beside what the attacks made of it.
+
+How the losses of attacks on updates fell.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from secateur.report.measures import shown
-from secateur.report.sections import setting
-from secateur.report.summary import Line, lines
+from secateur.catalogue import split
+from secateur.report.audit import View, setting
+from secateur.report.audit_plots import DASHES
+from secateur.report.measures import PICTURE, shown
+from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
+from secateur.report.summary import Cell, Key, Line, lines
 from secateur.report.verdict import Badge
-from secateur.rows import Row
+from secateur.runs.rows import Row
 
 # columns of the table where its lines differ in them
 PLACES = ("run", "model", "dataset", "stage", "batch_size", "base_pruning", "defense", "against", "round", "client")
 TRAINED = "weights given"  # the stage of a model that is no longer the untrained one
 Labels = Mapping[str, Any]
+
+OPEN = 12  # cards that are seen at once
+MOST = 100  # cards: the others are in the run's folder
+CARD = ("run", "model", "dataset", "stage", "batch_size", "seed", "target", "item")  # what tells one truth from another
+
+CURVES = 40  # in a plot
 
 
 def is_inversion(row: Row) -> bool:
@@ -192,3 +208,120 @@ def _above_chance(line: Line) -> bool:
 
 def _told(line: Line, metric: str) -> str:
     return shown(line.cells.get(metric), metric, interval=False)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of the gallery with what stands under it."""
+
+    title: str
+    png: str | None  # base64
+    lines: list[str]
+
+
+@dataclass
+class Card:
+    """One truth and what every attack made of it."""
+
+    title: str
+    truth: Picture | None = None
+    guesses: list[Picture] = field(default_factory=list)
+    leak: float = -math.inf  # the highest PSNR that an attack reached
+
+
+def gallery(figures: Iterable[Labels]) -> list[Card]:
+    """One card a truth, the one that an attack came nearest to first."""
+    cards: dict[Key, Card] = {}
+    pictures = [figure for figure in figures if figure["kind"] == "picture"]
+    settings = {(setting(figure), figure["batch_size"]) for figure in pictures}
+    stages = {figure.get("stage") for figure in pictures}
+    for figure in pictures:
+        key = tuple((name, figure.get(name)) for name in CARD)
+        card = cards.setdefault(key, Card(_title(figure, len(settings) > 1, len(stages) > 1)))
+        if figure["attack"] is None:
+            card.truth = Picture("truth", figure["png"], [f"label {figure['label']}"])
+            continue
+        card.guesses.append(_guess(figure))
+        card.leak = max(card.leak, float(figure["scores"].get("psnr") or -math.inf))
+    return sorted(cards.values(), key=lambda card: -card.leak)
+
+
+def _guess(figure: Labels) -> Picture:
+    scores = figure["scores"]
+    told = [f"{PICTURE[name]} {shown(Cell(float(x), None, None), name)}" for name, x in scores.items() if x is not None]
+    if not figure["found"]:
+        told = ["nothing found", *told]
+    if figure.get("unfinished"):
+        told = ["unfinished", *told]
+    attack, *set_ = split(str(figure["attack"]))
+    told = [*set_, *(["labels told"] if figure["labels"] == "oracle" else []), *told]
+    believed = [] if figure["label"] is None else [f"label {figure['label']}"]
+    return Picture(name({**figure, "attack": attack}), figure["png"], told + believed)
+
+
+def _title(figure: Labels, several: bool, staged: bool) -> str:
+    size = figure["batch_size"]
+    parts = [setting(figure)] if several or figure.get("run") else []
+    parts += [f"batches of {size}"] if several else []
+    where = place(figure)
+    parts += [str(figure.get("stage"))] if staged and str(figure.get("stage")) not in where.split(", ") else []
+    parts += [where]
+    parts += [f"picture {figure['item']}"] if size > 1 else []
+    parts += [f"seed {figure['seed']}"] if figure["seed"] else []
+    return ", ".join(parts)
+
+
+def losses(figures: Iterable[Labels]) -> list[View]:
+    """One view for each attack: how its own loss fell, a curve a target."""
+    groups: dict[Key, list[Labels]] = {}
+    for figure in figures:
+        if figure["kind"] == "loss":
+            groups.setdefault((("where", where(figure)), ("attack", name(figure))), []).append(figure)
+    several = len({key[0] for key in groups}) > 1
+    views = []
+    for (shared, attack), found in groups.items():
+        label = f"{shared[1]}: {attack[1]}" if several else str(attack[1])
+        views.append(View(label, [_curves(label, found)]))
+    return views
+
+
+def _curves(title: str, found: Sequence[Labels]) -> Panel:
+    drawn = found[:CURVES]
+    traces: list[Part] = []
+    ends: list[float] = []
+    for number, figure in enumerate(drawn):
+        points = [(step, float(loss)) for step, loss in figure["curve"] if loss is not None]
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        ends += values[-1:]
+        name = place(figure) + (f", seed {figure['seed']}" if figure["seed"] else "")
+        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 1.5}
+        more = {"x": list(steps), "y": short(values), "name": name, "line": style}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "hovertemplate": f"{name}: %{{y:.3g}}<extra></extra>"} | more
+        )
+    every = [float(y) for trace in traces for y in trace["y"]]
+    left = f" (the first {CURVES} of {len(found)} targets)" if len(found) > CURVES else ""
+    reach = f"it ends between {min(ends):.3g} and {max(ends):.3g}" if ends else "no finite loss"
+    return panel(
+        f"{title}{left}",
+        f"The attack's own loss by iteration, {title}: {reach}.",
+        traces,
+        340,
+        {"title": "iteration", "zeroline": False, "nticks": 8},
+        {"title": "the attack's loss", "zeroline": False, "nticks": 6} | _scale(every),
+        showlegend=False,
+    )
+
+
+def _scale(values: Sequence[float]) -> Part:
+    """A logarithmic axis where it can be one: labelled at powers of ten, or at 1, 2 and 5 where there are few of these.
+
+    Example:
+        >>> [_scale(ends).get("dtick") for ends in ([1e-12, 1.0], [1e-4, 1.0], [0.002, 0.03], [0.7, 1.1])]
+        [2, 1, 'D2', None]
+    """
+    if min(values, default=0.0) <= 0:
+        return {}
+    decades = math.log10(max(values) / min(values))
+    ticks = {"dtick": math.ceil(decades / 6)} if decades >= 2 else {"dtick": "D2"} if decades >= 0.7 else {}
+    return {"type": "log", "exponentformat": "power"} | ticks

@@ -7,39 +7,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from secateur.artifacts import SCHEMA, write
 from secateur.errors import WrongInput
-from secateur.federated.submodels.advice import caution, from_rows
-from secateur.limits import check
+from secateur.evaluation.limits import check
+from secateur.evaluation.submodel_advice import caution, from_rows
 from secateur.report import (
-    balance,
-    defended,
-    distances,
+    audit,
+    defenses,
     federation,
-    federation_gallery,
-    federation_plane,
-    federation_rates,
-    federation_table,
+    federation_plots,
     inversion,
-    inversion_gallery,
-    inversion_losses,
     measures,
-    sections,
-    studied,
     submodels,
-    submodels_cells,
     submodels_plots,
-    submodels_views,
     theory,
 )
-from secateur.report.federation_names import name_and_settings
+from secateur.report.federation import name_and_settings
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.sources import Source, sources_of
 from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
-from secateur.rows import Row
-
-__all__ = ["Source", "broken", "render", "write_page"]
+from secateur.runs.artifacts import SCHEMA, write
+from secateur.runs.rows import Row
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -85,49 +73,49 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
-    environment.filters |= {"named": name_and_settings, "megabytes": federation_table.megabytes}
+    environment.filters |= {"named": name_and_settings, "megabytes": federation.megabytes}
     environment.filters["caution"] = caution
     rows, figures = _together(sources)
     others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
     audited = [row for row in rows if not any(of(row) for of in others)]
     on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss", "cells")]
     table, recovered, exposed = lines(audited), _recovered(rows, figures), submodels.parties(rows)
-    federations = federation_table.table(rows)
+    federations = federation.table(rows)
     views = {
-        "tradeoff": sections.tradeoffs(table),
-        "roc": sections.rocs(table, on_models),
-        "histograms": sections.histograms(on_models),
-        "classes": sections.class_means(on_models),
-        "losses": inversion_losses.losses(figures),
-        "distances": distances.by_distance(rows),
-        "balance": balance.balance(rows),
-        "epochs": defended.over_epochs(rows),
+        "tradeoff": audit.tradeoffs(table),
+        "roc": audit.rocs(table, on_models),
+        "histograms": audit.histograms(on_models),
+        "classes": audit.class_means(on_models),
+        "losses": inversion.losses(figures),
+        "distances": theory.by_distance(rows),
+        "balance": defenses.balance(rows),
+        "epochs": defenses.over_epochs(rows),
         "rounds": federation.over_rounds(rows),
-        "planes": federation_plane.planes(rows),
-        "rates": federation_rates.by_rate(rows),
-        "traffic": federation_plane.traffic(rows),
+        "planes": federation_plots.planes(rows),
+        "rates": federation_plots.by_rate(rows),
+        "traffic": federation_plots.traffic(rows),
         "theory": theory.beside_measured(rows),
         "submodel_planes": submodels_plots.planes(exposed),
-        "submodel_cells": submodels_cells.cells(figures),
+        "submodel_cells": submodels_plots.cells(figures),
         "submodel_rounds": submodels_plots.over_rounds(rows),
     }
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
         badge=badge(table, broken),
         broken=broken or [],
-        verdicts=[(sections.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
+        verdicts=[(audit.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
         facts=_facts(audited),
         federations=federations,
-        federations_apart=federation_table.apart(federations),
-        federations_alike=federation_table.common(federations),
-        federations_settings=federation_table.settings(rows),
-        mishaps=federation_table.mishaps(rows),
+        federations_apart=federation.apart(federations),
+        federations_alike=federation.common(federations),
+        federations_settings=federation.settings(rows),
+        mishaps=federation.mishaps(rows),
         submodel_federations=submodels.federations(exposed) + submodels.not_attacked(rows),
         submodel_parties=exposed,
-        submodel_views=submodels_views.asked(rows),
+        submodel_views=submodels.asked(rows),
         submodel_advice=from_rows(rows),
-        pruned_sheets=federation_gallery.sheets(figures),
-        studied=studied.tables(rows),
+        pruned_sheets=federation_plots.sheets(figures),
+        studied=defenses.tables(rows),
         **_tables(table, recovered["updates"]),
         **recovered,
         views=views,
@@ -144,21 +132,21 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
     found = inversion.attacked(rows)
     own = [row.to_json() for row in rows if inversion.is_inversion(row)]
     own += [dict(figure) for figure in figures if figure["kind"] in ("picture", "loss")]
-    cards = inversion_gallery.gallery(figures)
+    cards = inversion.gallery(figures)
     return {
         "inverted": bool(own),
         "updates": found,
         "update_badge": inversion.badge(found),
         "update_verdict": inversion.verdict(found),
-        "update_facts": inversion.facts(own) if own else defended.facts(defended.studied(rows)),
-        "sheets": defended.sheets(figure for figure in figures if not federation_gallery.is_federated(figure)),
+        "update_facts": inversion.facts(own) if own else defenses.facts(defenses.studied(rows)),
+        "sheets": defenses.sheets(figure for figure in figures if not federation_plots.is_federated(figure)),
         "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in found}) > 1],
         "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
         "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in found)],
         "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in found)),
-        "open_cards": inversion_gallery.OPEN,
-        "cards": cards[: inversion_gallery.MOST],
-        "more_cards": max(0, len(cards) - inversion_gallery.MOST),
+        "open_cards": inversion.OPEN,
+        "cards": cards[: inversion.MOST],
+        "more_cards": max(0, len(cards) - inversion.MOST),
         "pictured": any(card.truth is not None and card.truth.png for card in cards),
         "any_picture": any(x.png for card in cards for x in (card.truth, *card.guesses) if x),
     }

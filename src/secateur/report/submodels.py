@@ -1,17 +1,82 @@
-"""Federations over sub-models: how accurate and how exposed everybody is, and who trains which cells."""
+"""Federations over sub-models: how accurate and how exposed everybody is, and who trains which cells.
+
+What clients and seeds come to together, for the tables of federations over sub-models.
+
+How an attack on sub-models asked: the view that the tables show, and what the others found beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from secateur.metrics.estimates import average, average_on_same
-from secateur.report.submodels_means import BySize, by_size, over_clients, over_seeds
+from secateur.metrics.estimates import SMALLEST, Correlation, average, average_on_same, exposure_correlation
+from secateur.metrics.membership import Estimate
 from secateur.report.summary import Cell
-from secateur.rows import Row
+from secateur.runs.rows import Row
 
 MEASURES = {"accuracy": "test_accuracy", "advantage": "advantage", "auc": "auc"}  # a party's fields
+
+
+def over_seeds(rows: Sequence[Row]) -> Cell | None:
+    """The mean over seeds; its interval is the one seed's, or the range of several."""
+    known = _estimates(rows)
+    note = next((row.note for row in rows if row.note), None)
+    if not known:
+        return Cell(None, None, None, note) if rows else None
+    if len(known) == 1:
+        (row,) = (row for row in rows if row.value is not None)
+        return Cell(row.value, row.low, row.high, note)
+    return _cell([each.value for each in known], note)
+
+
+def over_clients(rows: Iterable[Row], average: Callable[[Sequence[Estimate]], Estimate]) -> Cell | None:
+    """The average client: of one seed with the clients' intervals together, of several the range of their means."""
+    seeds: dict[int, list[Row]] = {}
+    for row in rows:
+        seeds.setdefault(row.seed, []).append(row)
+    means = [average(known) for known in map(_estimates, seeds.values()) if known]
+    if not means:
+        return None
+    return Cell(*means[0][:3]) if len(means) == 1 else _cell([each.value for each in means])
+
+
+class BySize(NamedTuple):
+    """How advantage and data size go together over clients of one model size."""
+
+    parameters: int
+    found: Correlation
+    smallest: int  # examples of those that count
+
+    @property
+    def whom(self) -> str:
+        """Over whom r is."""
+        least = f" with {self.smallest} examples or more" if self.smallest else ""
+        return f"{self.found.clients} of size {self.parameters:,}{least}"
+
+
+def by_size(rows: Iterable[Row]) -> list[BySize]:
+    """Pearson's r by model size: of clients with as many examples as the paper wants, or of all where these are few."""
+    points: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.value is not None:
+            points.setdefault(row.extra["parameters"], []).append((row.extra["data_size"], row.value))
+    tried = [(size, exposure_correlation(own, least), least) for size, own in points.items() for least in (SMALLEST, 0)]
+    found = [BySize(size, r, least) for size, r, least in tried if r is not None]
+    return list({each.parameters: each for each in reversed(found)}.values())[::-1]
+
+
+def _cell(values: Sequence[float], note: str | None = None) -> Cell:
+    return Cell(sum(values) / len(values), min(values), max(values), note)
+
+
+def _estimates(rows: Iterable[Row]) -> list[Estimate]:
+    return [
+        Estimate(row.value, row.value if row.low is None else row.low, row.value if row.high is None else row.high)
+        for row in rows
+        if row.value is not None
+    ]
 
 
 class Asker(NamedTuple):
@@ -184,3 +249,50 @@ def labels_of(row: Row) -> dict[str, Any]:
     names = ("run", "submodels", "large_clients", "uncovered", "augment")
     extra = {key: row.extra[key] for key in names if key in row.extra}
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
+
+
+class Found(NamedTuple):
+    """What one way of asking came to, as means over clients and seeds."""
+
+    batches: str  # with whom an example is scored
+    updates: int  # that the attacker holds
+    server: float | None  # advantage
+    clients: float | None
+    auc: float | None  # of the clients
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One attack on one federation, asked in several ways: as in the other tables, then the others."""
+
+    labels: Mapping[str, Any]
+    attack: str
+    found: Sequence[Found]
+
+    @property
+    def name(self) -> str:
+        """Its federation's rule and network."""
+        return name(self.labels)
+
+
+def asked(rows: Sequence[Row]) -> list[Asked]:
+    """Every attack that was asked in several ways."""
+    plain = plain_views(rows)
+    groups: dict[Asker, dict[tuple[str, int], list[Row]]] = {asker: {view: []} for asker, view in plain.items()}
+    for row in rows:
+        if (way := way_of(row)) is not None:
+            groups[asker_of(row)].setdefault(way, []).append(row)
+    return [
+        Asked(dict(asker.labels), asker.attack, [_found(*way, own) for way, own in ways.items()])
+        for asker, ways in groups.items()
+        if len(ways) > 1
+    ]
+
+
+def _found(batches: str, updates: int, rows: Sequence[Row]) -> Found:
+    def mean(metric: str, scope: str) -> float | None:
+        own = [row.value for row in rows if row.metric == metric and row.extra["scope"] == scope]
+        values = [value for value in own if value is not None]
+        return sum(values) / len(values) if values else None
+
+    return Found(batches, updates, mean("advantage", "server"), mean("advantage", "client"), mean("auc", "client"))

@@ -1,21 +1,155 @@
-"""Plots of federations over sub-models: the plane of accuracy and exposure, and the rounds."""
+"""Plots of federations over sub-models: the plane of accuracy and exposure, and the rounds.
+
+Pictures of which cells of a layer each group of clients trains (mapp_fl Figure 2).
+
+Whether clients with less data are exposed more: every client's advantage against its data size (mapp_fl Fig. 1a).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from secateur.report.figures import DASHES
+from secateur.report.audit import View
+from secateur.report.audit_plots import DASHES, SYMBOLS
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.sections import View
 from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
-from secateur.report.submodels_sizes import by_size
-from secateur.report.tradeoff import SYMBOLS
-from secateur.rows import Row
+from secateur.runs.rows import Row
+
+GROUPS = 16  # different parts that are drawn each by itself: as many as groups of MaPP-FL at most
+NAMED = 12  # clients of a part that are named
+FRAME = {"zeroline": False, "showgrid": False, "showline": True, "mirror": True, "linecolor": GREY}
+FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
+
+BESIDE = 0.05  # decades of the axis beyond its first and last tick
+Point = tuple[int, float]  # data size and advantage
 
 UNDER = {"orientation": "h", "y": -0.25, "yanchor": "top"}
+
+
+def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
+    """One view a federation: how many clients train each cell of a layer, and the parts that groups of them train."""
+    views: dict[str, View] = {}
+    for figure in figures:
+        if figure["kind"] == "cells" and any(not _is_whole(figure, part) for part in _parts(figure)):
+            title = f"{name(figure)}, {figure['large_clients']} large"
+            views.setdefault(title, View(title, _heat(figure), _heat_sentence(figure)))
+    return list(views.values())
+
+
+def _heat(figure: Mapping[str, Any]) -> list[Panel]:
+    parts = _parts(figure)
+    everyone = [client for clients in parts.values() for client in clients]
+    panels = [_map(figure, parts, f"layer {figure['layer']}: how many of {len(everyone)} clients train each cell")]
+    drawn = [(part, clients) for part, clients in parts.items() if not _is_whole(figure, part)]
+    for part, clients in drawn[:GROUPS] if len(drawn) > 1 else []:
+        panels.append(_map(figure, {part: clients}, _named(clients)))
+    return panels
+
+
+def _named(clients: Sequence[int]) -> str:
+    """Whose part it is, of many clients the first.
+
+    Example:
+        >>> _named([3]), _named([2, 6]), _named(range(0, 40, 2))
+        ('client 3', 'clients 2, 6', 'clients 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 8 others')
+    """
+    named, others = ", ".join(map(str, clients[:NAMED])), len(clients) - NAMED
+    named += f" and {others} others" if others > 0 else ""
+    return f"client {named}" if len(clients) == 1 else f"clients {named}"
+
+
+def _is_whole(figure: Mapping[str, Any], part: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    return bool(len(part[0]) * len(part[1]) == figure["outputs"] * figure["inputs"])
+
+
+def _parts(figure: Mapping[str, Any]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+    """The different parts of the layer, each with the clients that train it."""
+    parts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for each in figure["trained"]:
+        parts.setdefault((tuple(each["outputs"]), tuple(each["inputs"])), []).append(each["client"])
+    return parts
+
+
+def _map(
+    figure: Mapping[str, Any], parts: Mapping[tuple[tuple[int, ...], tuple[int, ...]], Sequence[int]], title: str
+) -> Panel:
+    counts = [[0] * figure["inputs"] for _ in range(figure["outputs"])]
+    for (outputs, inputs), clients in parts.items():
+        for row in outputs:
+            for column in inputs:
+                counts[row][column] += len(clients)
+    most = max(map(max, counts))
+    trained = sum(value > 0 for line in counts for value in line) / (figure["outputs"] * figure["inputs"])
+    trace = {
+        "type": "heatmap",
+        "z": counts,
+        "zmin": 0,
+        "zmax": most,
+        "colorscale": [[0, FAINT], [1, PALETTE[0]]],
+        "showscale": len(parts) > 1,
+        "colorbar": {"title": {"text": "clients"}, "thickness": 12, "dtick": max(1, math.ceil(most / 5))},
+        "hovertemplate": "output %{y}, input %{x}: %{z} clients<extra></extra>",
+    }
+    return panel(
+        title,
+        f"{title}; {100 * trained:.0f} % of the cells are trained.",
+        [trace],
+        300,
+        {"title": "input channel", "nticks": 6} | FRAME,
+        {"title": "output channel", "nticks": 6, "autorange": "reversed"} | FRAME,
+    )
+
+
+def _heat_sentence(figure: Mapping[str, Any]) -> str:
+    parts = _parts(figure)
+    covered = {(row, column) for outputs, inputs in parts for row in outputs for column in inputs}
+    share = len(covered) / (figure["outputs"] * figure["inputs"])
+    return f"In the last round {len(parts)} different parts were trained, together {100 * share:.0f} % of the cells."
+
+
+def by_size(lines: Sequence[Party], curves: Mapping[str, str], **layout: object) -> Panel:
+    """A point a client and seed; colours as on the plane, whose curves these are, by the federations' names."""
+    clients = [line for line in lines if line.client is not None]
+    traces: list[Part] = []
+    for number, rule in enumerate(dict.fromkeys(curves.values())):
+        points = sorted(point for line in clients if curves.get(line.rule) == rule for point in _points(line))
+        mark = {"size": 7, "color": cycle(PALETTE, number), "symbol": cycle(SYMBOLS, number // len(PALETTE))}
+        own = {"x": [size for size, _ in points], "y": short(advantage for _, advantage in points), "marker": mark}
+        shown = f"{rule}: %{{x}} examples, advantage %{{y:.1%}}<extra></extra>"
+        traces.append({"type": "scatter", "mode": "markers", "name": rule, "hovertemplate": shown} | own)
+    ticks = _ticks([size for line in clients for size, _ in _points(line)])
+    ends = [math.log10(ticks[0]) - BESIDE, math.log10(ticks[-1]) + BESIDE]
+    log = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+    return panel(
+        "Every client: advantage against data size",
+        "The advantage on every client by how many examples it holds; r in the table above tells how they go together.",
+        traces,
+        xaxis={"title": "examples of the client"} | log,
+        yaxis={"title": f"advantage of {lines[0].attack}", "tickformat": ".0%", "zerolinecolor": GREY, "nticks": 8},
+        **layout,  # type: ignore[arg-type]
+    )
+
+
+def _points(line: Party) -> list[Point]:
+    rows = line.rows.get("advantage", ())
+    return [(row.extra["data_size"], row.value) for row in rows if row.value is not None]
+
+
+def _ticks(sizes: Sequence[int]) -> list[int]:
+    """1, 2, 5, 10, ... as far as the sizes go, those beside them included.
+
+    Example:
+        >>> _ticks([16, 120])
+        [10, 20, 50, 100, 200]
+    """
+    low, high = math.floor(math.log10(max(1, min(sizes)))), math.ceil(math.log10(max(sizes)))
+    all_ticks = [digit * 10**power for power in range(low, high + 1) for digit in (1, 2, 5)]
+    under = [tick for tick in all_ticks if tick <= min(sizes)]
+    over = next((tick for tick in all_ticks if tick >= max(sizes)), all_ticks[-1])
+    return [tick for tick in all_ticks if (under or [1])[-1] <= tick <= over]
 
 
 def over_rounds(rows: Sequence[Row]) -> list[View]:

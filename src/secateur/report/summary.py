@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from secateur.rows import Row
+from secateur.metrics.membership import Estimate
+from secateur.runs.rows import Row
 
 NAMES = ("model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack")
 MODEL = ("run", "model", "dataset", "pruner", "sparsity", "defense", "original")  # the others are the attacker's
@@ -164,3 +166,10 @@ def _cell(rows: Sequence[Row]) -> Cell:
     if len(rows) == 1:
         return Cell(rows[0].value, rows[0].low, rows[0].high, notes)
     return Cell(sum(values) / len(values), min(values), max(values), notes)
+
+
+def estimate(row: Row) -> Estimate:
+    """A row's value with its interval."""
+    assert row.value is not None
+    low = -math.inf if row.low is None else row.low
+    return Estimate(row.value, low, math.inf if row.high is None else row.high, row.note)

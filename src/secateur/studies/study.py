@@ -2,26 +2,36 @@
 
 A study's folder is its audit's: started again it goes on where it was, and `secateur report` and `secateur audit
 config.yaml` understand it. To the audit's files it adds table.md and table.jsonl.
+
+How large a study is run: a scale by its name, with `--set field=value` laid over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from secateur.artifacts import write
 from secateur.catalogue import Method, find, methods
+from secateur.config.messages import plain as yaml_value
 from secateur.errors import WrongInput, unknown
+from secateur.runs.artifacts import write
 from secateur.studies.claims import Finding
-from secateur.studies.measured import Found
-from secateur.studies.tables import Line, Table
+from secateur.studies.results import Found
+from secateur.studies.table import Line, Table
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Tabulate = Callable[[Found], tuple[list[Line], list[Finding]]]
 FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")
 ONE = ("l1-unstructured",)
 NETWORKS = ("nn", "top3-nn", "nn-cls", "samia")  # attacks that are trained
+
+S = TypeVar("S", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -42,9 +52,9 @@ class Study:
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run the audit into `out`, and make the table."""
-        from secateur.auditing import run_audit
         from secateur.config import Audit, read
-        from secateur.runs import load_figures
+        from secateur.experiments.audit import run_audit
+        from secateur.runs.folder import load_figures
 
         for text in overrides or []:
             if text.partition("=")[0] in ("protocol", "adaptive"):
@@ -169,3 +179,43 @@ def _is_table(data: str) -> bool:
     """Whether a data set is known to have rows of numbers, not images."""
     known = methods("dataset")
     return data in known and len(known[data].info["input_shape"]) == 1
+
+
+def laid_over(
+    scales: Mapping[str, S], name: str, overrides: Sequence[str] | None, fixed: Sequence[str], zero: Sequence[str] = ()
+) -> S:
+    """A scale with numbers laid over its fields, those that are `fixed` left alone; only those of `zero` may be 0."""
+    if name not in scales:
+        raise unknown("scale", name, scales)
+    full = scales["full"]
+    known = {each.name: getattr(full, each.name) for each in fields(full) if each.name not in fixed}
+    given: dict[str, Any] = {}
+    for text in overrides or []:
+        key, found, value = text.partition("=")
+        if not found or key not in known:
+            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
+        given[key] = _read(text, value, known[key], 0 if key in zero else 1)
+    return replace(scales[name], **given)
+
+
+def _read(text: str, value: str, like: Any, least: int) -> bool | int | float:
+    """The value of a field that is like another: true or false, a number above 0, or a whole one from `least`."""
+    if isinstance(like, float):
+        with suppress(ValueError):
+            if 0 < (number := float(value)) < math.inf:  # YAML takes 1e-2 for a word
+                return number
+        raise WrongInput("set", f"{text!r} is not allowed; give a number above 0")
+    found = yaml_value("set", value)
+    if isinstance(like, bool) and isinstance(found, bool):
+        return found
+    if not isinstance(like, bool) and type(found) is int and found >= least:
+        return found
+    wanted = "true or false" if isinstance(like, bool) else f"a whole number from {least}"
+    raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
+
+
+def plain(value: Any) -> Any:
+    """As YAML has it: tuples are lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value

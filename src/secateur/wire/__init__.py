@@ -9,6 +9,8 @@ no proof against a forger, and neither would a longer one be without a key, so t
 reads: what it allocates is bounded by the shapes that the receiver expects, and whatever does not add up is refused.
 """
 
+from __future__ import annotations
+
 from secateur.wire.message import decode, decode_mask, encode, encode_mask
 
 __all__ = ["decode", "decode_mask", "encode", "encode_mask"]

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from secateur.attacks.inversion import adaptive
-from secateur.attacks.inversion.aims import aim_at
-from secateur.attacks.inversion.matching import GradientMatching
+from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
 from secateur.errors import WrongInput
 from secateur.interfaces import Gradient, ServerView, Weights
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from secateur.attacks.inversion.generator import critic_loss, train_generator
-from secateur.attacks.inversion.wgan import Critic, Generator
+from secateur.attacks.inversion.generator import Critic, Generator, critic_loss, train_generator
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
 

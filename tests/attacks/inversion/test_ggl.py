@@ -8,12 +8,11 @@ from scenes import Diary
 from torch import nn
 
 from secateur import tree
-from secateur.attacks.inversion.aims import aim_at, problems
 from secateur.attacks.inversion.engines.plain import plain
-from secateur.attacks.inversion.evolution import candidate_losses
 from secateur.attacks.inversion.generator import train_generator
+from secateur.attacks.inversion.generator_search import candidate_losses, divergence, through_generator
 from secateur.attacks.inversion.ggl import GGL
-from secateur.attacks.inversion.latents import divergence, through_generator
+from secateur.attacks.inversion.gradient_matching import aim_at, problems
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.catalogue import find
 from secateur.errors import WrongInput
@@ -211,7 +210,7 @@ def test_where_memory_runs_out_fewer_candidates_are_judged_at_once(scene, monkey
             raise torch.OutOfMemoryError
         return torch.func.vmap(function, axes, chunk_size=chunk_size)
 
-    monkeypatch.setattr("secateur.attacks.inversion.evolution.vmap", small)
+    monkeypatch.setattr("secateur.attacks.inversion.generator_search.vmap", small)
     found = attacked(GGL(**FAST), targets, knowledge)
     assert torch.allclose(shown(found), shown(expected), atol=1e-2)
     assert asked[0] == 6 and asked[-2:] == [2, 1] and len(asked) < 50
@@ -226,7 +225,7 @@ def test_equal_chance_gives_equal_pictures(scene, settings):
 
 
 def test_an_interrupted_search_goes_on_to_the_same_end(scene, monkeypatch):
-    monkeypatch.setattr("secateur.attacks.inversion.evolution.SAVE_SECONDS", 0)
+    monkeypatch.setattr("secateur.attacks.inversion.generator_search.SAVE_SECONDS", 0)
     knowledge, targets = scene
     watch = Diary()
     whole = attacked(GGL(**FAST), targets, knowledge, watch=watch)

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from secateur import catalogue
-from secateur.attacks.inversion import loop
-from secateur.attacks.inversion.aims import aim_at
-from secateur.attacks.inversion.matching import GradientMatching
-from secateur.chance import derive
+from secateur.attacks.inversion import optimisation
+from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
 from secateur.errors import WrongInput
 from secateur.interfaces import ServerView
+from secateur.seeding import derive
 
 QUICK = GradientMatching(iterations=60, sign=True, schedule="steps", engine="plain")
 
@@ -71,8 +70,8 @@ def test_targets_together_are_what_they_are_one_by_one(change):
 
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 def test_a_resumed_attack_ends_bit_for_bit_as_one_that_was_not_interrupted(optimizer, monkeypatch):
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
-    monkeypatch.setattr(loop, "CHUNK", 2)
+    monkeypatch.setattr(optimisation, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(optimisation, "CHUNK", 2)
     _, _, targets, known = scene(2)
     attack = replace(QUICK, iterations=10, optimizer=optimizer, labels="joint", restarts=2, noise=0.1, group=0.01)
     watch = scenes.Diary()
@@ -88,14 +87,14 @@ def test_where_memory_runs_out_half_the_targets_go_on(monkeypatch):
     _, _, targets, known = scene()
     attack = replace(QUICK, iterations=20, restarts=2)
     whole = run(attack, targets, known)
-    step = loop.Trials.step
+    step = optimisation.Trials.step
 
     def short_of_memory(trials, state):
         if trials.size > 2 and int(state["clock"].max()) >= 7:
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(trials, state)
 
-    monkeypatch.setattr(loop.Trials, "step", short_of_memory)
+    monkeypatch.setattr(optimisation.Trials, "step", short_of_memory)
     watch = scenes.Diary()
     for a, b in zip(whole, run(attack, targets, known, watch=watch), strict=True):
         assert torch.equal(a.batch.inputs, b.batch.inputs) and a.curve == b.curve
@@ -110,7 +109,7 @@ class Bomb(nn.Module):
 
 
 def test_trials_that_diverge_begin_again_and_are_counted(monkeypatch):
-    monkeypatch.setattr(loop, "CHUNK", 5)
+    monkeypatch.setattr(optimisation, "CHUNK", 5)
     net = nn.Sequential(Bomb(), *scenes.network()).eval()
     truth = scenes.batch(3)
     assert truth.inputs.mean() > 0

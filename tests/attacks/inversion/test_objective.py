@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.attacks.inversion import priors
+from secateur.attacks.inversion import objective
 from secateur.attacks.inversion.objective import Matching, cosine, euclidean
 from secateur.attacks.inversion.problem import Compared, Problem, compared
 
@@ -12,15 +12,15 @@ PICTURE = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]]).view(1, 1, 2, 3)
 
 def test_total_variation_by_hand():
     """|dx| = 1 2 0 0, |dy| = 2 1 1: the mean of each over the differences that exist, summed."""
-    assert float(priors.total_variation(PICTURE)) == pytest.approx(3 / 4 + 4 / 3)
-    assert float(priors.total_variation(torch.ones(1, 1, 1, 1))) == 0
-    both = priors.total_variation(torch.stack([PICTURE, 2 * PICTURE]))
+    assert float(objective.total_variation(PICTURE)) == pytest.approx(3 / 4 + 4 / 3)
+    assert float(objective.total_variation(torch.ones(1, 1, 1, 1))) == 0
+    both = objective.total_variation(torch.stack([PICTURE, 2 * PICTURE]))
     assert both.tolist() == pytest.approx([25 / 12, 25 / 6])
 
 
 def test_squared_norm_and_disagreement_by_hand():
-    assert float(priors.squared_norm(PICTURE)) == 22
-    assert float(priors.disagreement(PICTURE, {"consensus": PICTURE - 2})) == 24
+    assert float(objective.squared_norm(PICTURE)) == 22
+    assert float(objective.disagreement(PICTURE, {"consensus": PICTURE - 2})) == 24
 
 
 def test_batchnorm_prior_by_hand():
@@ -32,19 +32,21 @@ def test_batchnorm_prior_by_hand():
         "batchnorm.1.mean": torch.zeros(1),
         "batchnorm.1.var": torch.ones(1),
     }
-    assert float(priors.statistics_gap(seen, fixed, 10)) == pytest.approx(53)
-    assert float(priors.statistics_gap(seen, {k: v for k, v in fixed.items() if ".0." in k}, 10)) == pytest.approx(50)
+    assert float(objective.statistics_gap(seen, fixed, 10)) == pytest.approx(53)
+    assert float(objective.statistics_gap(seen, {k: v for k, v in fixed.items() if ".0." in k}, 10)) == pytest.approx(
+        50
+    )
 
 
 def test_the_distance_of_equals_has_no_gradient():
     a = torch.ones(3, requires_grad=True)
-    priors.distance(a, torch.ones(3)).backward()
+    objective.distance(a, torch.ones(3)).backward()
     assert a.grad.tolist() == [0, 0, 0]
 
 
 def test_consensus_is_the_mean_of_a_targets_living_restarts():
     inputs = torch.tensor([1.0, 3.0, 10.0, torch.nan]).view(4, 1, 1, 1, 1)
-    assert priors.consensus(inputs, 2).flatten().tolist() == [2, 2, 10, 10]
+    assert objective.consensus(inputs, 2).flatten().tolist() == [2, 2, 10, 10]
 
 
 def found(g, aim):

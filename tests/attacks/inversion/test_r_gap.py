@@ -9,16 +9,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from secateur import catalogue
-from secateur.attacks.inversion.chain import INVERSES, chain
-from secateur.attacks.inversion.heads import heads
-from secateur.attacks.inversion.least_squares import System, solve, weight_gram
 from secateur.attacks.inversion.r_gap import RGap
-from secateur.attacks.inversion.rank_one import completed
+from secateur.attacks.inversion.r_gap_head import completed, heads
+from secateur.attacks.inversion.r_gap_network import INVERSES, chain
+from secateur.attacks.inversion.r_gap_solver import System, solve, weight_gram
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
 from secateur.models.create import create
-from secateur.models.inversion import cnn6, lenet_zhu
+from secateur.models.small import cnn6, lenet_zhu
 from secateur.tree import state_of
 
 

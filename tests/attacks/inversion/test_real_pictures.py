@@ -8,10 +8,10 @@ from torch.nn.functional import interpolate
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.catalogue import find
-from secateur.chance import derive
 from secateur.data.embedded import digits
 from secateur.interfaces import Batch, Knowledge, ServerView, Weights
 from secateur.models.create import create
+from secateur.seeding import derive
 
 
 def psnr(known, found, truth):

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import catalogue
-from secateur.attacks.inversion.imprint import bin_masses, expected_isolated, read_out, read_surviving, thresholds
-from secateur.attacks.inversion.rob import Rob, explain
+from secateur.attacks.inversion.rob import (
+    Rob,
+    bin_masses,
+    expected_isolated,
+    explain,
+    read_out,
+    read_surviving,
+    thresholds,
+)
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.config import defense_of_updates
 from secateur.data.load import load

@@ -4,29 +4,28 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-import tiny_submodels as tiny
 import torch
-from test_submodel_crowd import without_biases_before_norms
+from test_submodel_clients import without_biases_before_norms
 from torch.nn.functional import cross_entropy, pad
 
 import secateur
+import tiny_submodels as tiny
 from secateur.cli import main
-from secateur.config.choices import choice
+from secateur.config.methods import choice
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.checkpoint import Story
-from secateur.federated.submodels import attacking
-from secateur.federated.submodels.alone import Alone
-from secateur.federated.submodels.crowd import Crowd
-from secateur.federated.submodels.exposure import Asking, Exposer
-from secateur.federated.submodels.narrow import static
-from secateur.federated.submodels.shadow_clients import shadow_clients
-from secateur.federated.submodels.terms import Adam
-from secateur.federated.submodels.together import Together
-from secateur.federated.submodels.turning import batches
+from secateur.federated.submodels import membership_attacks
+from secateur.federated.submodels.clients import Crowd, batches
+from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.membership_attacks import Asking, shadow_clients
+from secateur.federated.submodels.spec import Adam
+from secateur.federated.submodels.stacked_federations import Together
+from secateur.federated.submodels.structure import static
 from secateur.interfaces import Batch
-from secateur.runs import load_rows
+from secateur.runs.folder import load_rows
 
 BLACK = 7.0
 LOCAL = Adam(epochs=2, batch_size=tiny.BATCH, augment=CropAndFlip(2, (BLACK,)))
@@ -151,13 +150,13 @@ def test_terms_say_it_where_it_is_on():
 
 # Shadow clients --------------------------------------------------------------------------------------------------
 def test_shadow_clients_train_as_their_client_does(monkeypatch):
-    told, real = [], attacking.shadow_clients
+    told, real = [], membership_attacks.shadow_clients
 
     def noted(*given):
         told.append(given[-1])
         return real(*given)
 
-    monkeypatch.setattr(attacking, "shadow_clients", noted)
+    monkeypatch.setattr(membership_attacks, "shadow_clients", noted)
     labels = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
     asking = Asking(size=10, compare=False, shadows=4)
     for local in (LOCAL, replace(LOCAL, augment=None)):
@@ -178,8 +177,8 @@ def test_a_shadow_client_sees_its_own_half_moved_and_nothing_else():
 
     net = static(tiny.net(dtype=torch.float32))
     start, rng = dict(net.state_dict()), torch.Generator().manual_seed(0)
-    states, design = shadow_clients(net, start, pool, 2, replace(attacking.TURN, batch_size=5), rng, moves)
-    plain, _ = shadow_clients(net, start, pool, 2, replace(attacking.TURN, batch_size=5), rng.manual_seed(0))
+    states, design = shadow_clients(net, start, pool, 2, replace(membership_attacks.TURN, batch_size=5), rng, moves)
+    plain, _ = shadow_clients(net, start, pool, 2, replace(membership_attacks.TURN, batch_size=5), rng.manual_seed(0))
     assert seen == [5, 5] * 2 and design.sum(1).tolist() == [10, 10]
     assert not torch.allclose(states[0]["0.weight"], plain[0]["0.weight"])
 

@@ -1,17 +1,17 @@
 """Who is attacked at the end of a federation over sub-models: everybody, by the last update that each one sent."""
 
 import pytest
-import tiny_submodels as tiny
 import torch
 from torch import nn
 
-from secateur.config.choices import choice, defense_of_clients
+import tiny_submodels as tiny
+from secateur.config.methods import choice, defense_of_clients
 from secateur.federated.checkpoint import Story
 from secateur.federated.faults import Faults
-from secateur.federated.submodels.alone import Alone
-from secateur.federated.submodels.exposure import Asking, Exposer
-from secateur.federated.submodels.picture import picture
-from secateur.federated.submodels.terms import joined_of
+from secateur.federated.submodels.exposure import Exposer, picture
+from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.membership_attacks import Asking
+from secateur.federated.submodels.spec import joined_of
 from secateur.models.resnet import Block
 
 LABELS = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from secateur.catalogue import find
-from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.terms import Adam, Terms
+from secateur.federated.submodels.spec import Adam, Terms
+from secateur.seeding import derive
 
 SIZES, BATCH, ROUNDS, SEED = (21, 14, 11), 8, 3, 7
 CHANNELS = (4, 8, 8)

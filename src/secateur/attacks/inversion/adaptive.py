@@ -12,9 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from secateur.attacks.inversion.labels import classifier
 from secateur.errors import unknown
-from secateur.functional import Noisy
+from secateur.functional import Noisy, classifier
 from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
 
 Adaptive = Literal["none", "support", "layer", "reapply", "mask"]

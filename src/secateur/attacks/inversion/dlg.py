@@ -1,12 +1,12 @@
-"""DLG: Deep Leakage from Gradients."""
+"""DLG, Deep Leakage from Gradients, and iDLG, its improved form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from secateur.attacks.inversion.labels import Rule
-from secateur.attacks.inversion.matching import GradientMatching
+from secateur.attacks.inversion.gradient_matching import GradientMatching
+from secateur.attacks.inversion.label_inference import Rule
 from secateur.attacks.inversion.objective import Distance
 from secateur.catalogue import method
 
@@ -33,3 +33,19 @@ class DLG(GradientMatching):
     labels: Rule = "joint"
     optimizer: Literal["adam", "lbfgs"] = "lbfgs"
     box: bool = False
+
+
+@method(
+    "inversion",
+    "idlg",
+    "priprune",
+    threat="an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised; its rule "
+    "for labels is exact for one example an update",
+    active=False,
+    demo={"iterations": 20},
+)
+@dataclass(frozen=True)
+class IDLG(DLG):
+    """iDLG (Zhao et al. 2020; in PriPrune, 2024): DLG with the label read from the last layer's gradient first."""
+
+    labels: Rule = "idlg"

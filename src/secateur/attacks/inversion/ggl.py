@@ -10,20 +10,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from secateur.attacks.inversion.aims import Aim, problems
-from secateur.attacks.inversion.evolution import Evolution, Losses, candidate_losses
-from secateur.attacks.inversion.latents import (
+from secateur.attacks.inversion.generator import LATENT
+from secateur.attacks.inversion.generator_search import (
+    Evolution,
     Latents,
+    Losses,
     Pictures,
+    candidate_losses,
     check_generator,
     divergence,
     pictures_by,
     through_generator,
 )
-from secateur.attacks.inversion.loop import Trials, sum_of
-from secateur.attacks.inversion.matching import GradientMatching
+from secateur.attacks.inversion.gradient_matching import Aim, GradientMatching, problems
 from secateur.attacks.inversion.objective import Distance
-from secateur.attacks.inversion.wgan import LATENT
+from secateur.attacks.inversion.optimisation import Trials, sum_of
 from secateur.catalogue import method, users_own
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView

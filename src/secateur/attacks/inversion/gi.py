@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from secateur.attacks.inversion.gradient_matching import GradientMatching
 from secateur.attacks.inversion.ig import IG
-from secateur.attacks.inversion.labels import Rule
-from secateur.attacks.inversion.matching import GradientMatching
+from secateur.attacks.inversion.label_inference import Rule
 from secateur.attacks.inversion.objective import Distance
-from secateur.attacks.inversion.steps import Schedule
+from secateur.attacks.inversion.optimisation import Schedule
 from secateur.catalogue import method
 
 THREAT = (

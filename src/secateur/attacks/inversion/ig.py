@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secateur.attacks.inversion.matching import GradientMatching
-from secateur.attacks.inversion.steps import Schedule
+from secateur.attacks.inversion.gradient_matching import GradientMatching
+from secateur.attacks.inversion.optimisation import Schedule
 from secateur.catalogue import method
 
 THREAT = "an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised"

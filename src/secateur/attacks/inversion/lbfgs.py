@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from secateur.attacks.inversion.problem import Evaluated, Variables
+from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
-from secateur.precision import tf32
 
 
 @dataclass(frozen=True)

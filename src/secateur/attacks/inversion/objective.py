@@ -1,18 +1,71 @@
-"""What gradient matching minimises: a distance of gradients and weighted priors, for one trial or many."""
+"""What gradient matching minimises: a distance of gradients and weighted priors, for one trial or many.
+
+What pictures are like, as penalties: total variation, size, BatchNorm statistics, agreement of the restarts.
+
+Each works on tensors with any leading axes; a trial's pictures are the last four, (B, C, H, W).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from secateur.attacks.inversion import priors
 from secateur.attacks.inversion.problem import Compared, Variables
 from secateur.interfaces import Params
 
+PICTURE = (-4, -3, -2, -1)
+
 Distance = Literal["cosine", "euclidean"]
+
+
+def total_variation(inputs: Tensor) -> Tensor:
+    """mean|dx| + mean|dy| over the differences that exist (no padding): TV of IG (Geiping et al. 2020)."""
+    across = (inputs[..., :, 1:] - inputs[..., :, :-1]).abs().mean(PICTURE) if inputs.shape[-1] > 1 else 0
+    down = (inputs[..., 1:, :] - inputs[..., :-1, :]).abs().mean(PICTURE) if inputs.shape[-2] > 1 else 0
+    return across + down + inputs.new_zeros(inputs.shape[:-4])
+
+
+def squared_norm(inputs: Tensor) -> Tensor:
+    """||x||^2 (GI, Yin et al. 2021, Eq. 9)."""
+    return inputs.square().sum(PICTURE)
+
+
+def statistics_gap(seen: Sequence[tuple[Tensor, Tensor]], fixed: Params, first: float) -> Tensor:
+    """Sum over BatchNorms of ||mean - m||_2 + ||var - v||_2, the first layer's times `first` (GI, Eq. 10).
+
+    The expected m and v of layer i are `fixed["batchnorm.i.mean"]` and `fixed["batchnorm.i.var"]`: running statistics
+    or, for the stronger attacker, the batch's own. A layer of which neither is known is left out.
+    """
+    total = seen[0][0].new_zeros(seen[0][0].shape[:-1])
+    for i, (mean, variance) in enumerate(seen):
+        if f"batchnorm.{i}.mean" not in fixed:
+            continue
+        gap = distance(mean, fixed[f"batchnorm.{i}.mean"]) + distance(variance, fixed[f"batchnorm.{i}.var"])
+        total = total + gap * (first if i == 0 else 1)
+    return total
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """||a - b||_2 over the last axis, with a gradient of zero where they are equal."""
+    squares = (a - b).square().sum(-1)
+    return squares.clamp_min(torch.finfo(a.dtype).tiny).sqrt()
+
+
+def disagreement(inputs: Tensor, fixed: Params) -> Tensor:
+    """||x - consensus||^2: group consistency (GI, Eq. 12) with `fixed["consensus"]`."""
+    return (inputs - fixed["consensus"]).square().sum(PICTURE)
+
+
+def consensus(inputs: Tensor, restarts: int) -> Tensor:
+    """(N, ...) the mean over the restarts of the same target, for each of them; what is not finite is left out."""
+    grouped = inputs.view(-1, restarts, *inputs.shape[1:])
+    alive = grouped.flatten(2).isfinite().all(2).view(-1, restarts, *[1] * (inputs.ndim - 1))
+    mean: Tensor = torch.where(alive, grouped, 0).sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp_min(1)
+    return mean.expand_as(grouped).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -43,14 +96,14 @@ class Matching:
         inputs = variables["inputs"]
         total = self.scale * matching
         if self.tv:
-            total = total + self.tv * priors.total_variation(inputs)
+            total = total + self.tv * total_variation(inputs)
         if self.l2:
-            total = total + self.l2 * priors.squared_norm(inputs)
+            total = total + self.l2 * squared_norm(inputs)
         if self.batchnorm and compared.statistics:
-            gap = priors.statistics_gap(compared.statistics, fixed, self.first_batchnorm)
+            gap = statistics_gap(compared.statistics, fixed, self.first_batchnorm)
             total = total + self.batchnorm * gap
         if self.group:
-            total = total + self.group * priors.disagreement(inputs, fixed)
+            total = total + self.group * disagreement(inputs, fixed)
         return total, matching
 
 

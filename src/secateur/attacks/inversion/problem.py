@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from secateur.attacks.inversion.comparing import products
+from secateur.functional import evaluated
+from secateur.gpu.gradient_products import products
 from secateur.interfaces import Loss, Mask, Params
 
 Variables = Params  # what is optimised, N first: "inputs" (N, B, C, H, W) and, if they are too, "labels" (N, B, K)
@@ -94,17 +95,6 @@ Engine = Callable[[Problem, Objective], Evaluate]
 def structure(net: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
     """A copy of `net` that draws nothing and keeps no running statistics; nothing of the sent model can change."""
     return evaluated(copy.deepcopy(net), batchnorm)
-
-
-def evaluated(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
-    """The module itself, changed so that it draws nothing and keeps no running statistics."""
-    copied.eval()
-    if batchnorm == "batch":
-        for module in copied.modules():
-            if isinstance(module, _BatchNorm):
-                module.track_running_stats = False
-                module.running_mean = module.running_var = module.num_batches_tracked = None
-    return copied
 
 
 def compared(

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
-from secateur.attacks.inversion.chain import Layer, chain
-from secateur.attacks.inversion.heads import Head, Kept, heads
-from secateur.attacks.inversion.least_squares import Read, Solved, back, solve, weight_gram
+from secateur.attacks.inversion.r_gap_head import Head, Kept, heads
+from secateur.attacks.inversion.r_gap_network import Layer, chain
+from secateur.attacks.inversion.r_gap_solver import Read, Solved, back, solve, weight_gram
 from secateur.attacks.inversion.updates import observed_gradient
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown

@@ -18,8 +18,8 @@ from secateur import tree
 from secateur.attacks.inversion.engines.plain import batch_of_step
 from secateur.attacks.inversion.problem import BatchNormInputs, structure
 from secateur.errors import WrongInput
+from secateur.gpu.precision import full_precision
 from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, ServerView, Weights
-from secateur.precision import full_precision
 
 BatchNormMode = Literal["eval", "batch"]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import conv2d, pad
 
-from secateur.attacks.membership.references import content
+from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import method
 from secateur.errors import WrongInput
+from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
-from secateur.queries import probabilities
 
 # the squared widths of the 19 Gaussian kernels
 WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)

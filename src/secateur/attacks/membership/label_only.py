@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
-from secateur.attacks.membership.references import sides
+from secateur.attacks.membership.reference_models import sides
 from secateur.attacks.membership.thresholds import best_threshold
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown

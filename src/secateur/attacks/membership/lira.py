@@ -12,11 +12,19 @@ import torch
 from torch import Generator, Tensor
 from torch.special import log_ndtr
 
-from secateur.attacks.membership.references import Judge, Least, References, average, gather, require_models, weights
+from secateur.attacks.membership.reference_models import (
+    Judge,
+    Least,
+    References,
+    average,
+    gather,
+    require_models,
+    weights,
+)
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
+from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
-from secateur.queries import probabilities
 
 FLOOR = 1e-45  # the smallest float32 above 0: keeps log finite, and the order of all that float32 can tell apart
 NARROWEST = 1e-30  # a deviation of 0 would make a density infinite

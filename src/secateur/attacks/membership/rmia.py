@@ -10,11 +10,11 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.membership.references import Judge, Least, References, average, gather, require_models
+from secateur.attacks.membership.reference_models import Judge, Least, References, average, gather, require_models
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
+from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
-from secateur.queries import probabilities
 
 FLOOR = 1e-300  # P(x) of an example that every model rules out
 MODES = ("auto", "online", "offline")

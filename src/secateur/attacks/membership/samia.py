@@ -8,12 +8,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import gelu, one_hot
 
-from secateur.attacks.membership.networks import NetworkAttack
-from secateur.attacks.membership.two_class import Drop, keep
+from secateur.attacks.membership.neural import NetworkAttack
+from secateur.attacks.membership.neural_trainer import Drop, keep
 from secateur.catalogue import method
+from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox
-from secateur.metrics.sensitivity import sensitivity
-from secateur.queries import probabilities
+from secateur.metrics.gaps import sensitivity
 
 WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 128, 3
 

@@ -1,4 +1,8 @@
-"""Thresholds learnt from shadow models: the one search that every threshold attack shares."""
+"""Thresholds learnt from shadow models: the one search that every threshold attack shares, and these attacks.
+
+Conf and Top1-Conf ask how sure the model is, of the true label or of its own answer; Xent, Entropy and Mentr take an
+entropy; Correctness is the gap attack, for which a label is enough.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import WrongInput
+from secateur.catalogue import method
+from secateur.errors import WrongInput, unknown
+from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
-from secateur.queries import probabilities
 
 Feature = Callable[[Tensor, Tensor], Tensor]  # ((N, K) probabilities, (N,) labels) -> (N,), high = member
+
+FLOOR = 1e-30  # keeps log finite; needs double precision
 
 
 def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
@@ -103,3 +110,89 @@ class ThresholdAttack:
         labels = candidates.batch.labels
         values = self.feature(probabilities(box, candidates.batch.inputs), labels)
         return Guesses(values, values >= self.thresholds[labels], self.note)
+
+
+def true_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """p_y."""
+    return probabilities.gather(1, labels[:, None]).squeeze(1)
+
+
+@method("attack", "conf", "samia_ppb", sees="probabilities", shadows="needed")
+def conf() -> ThresholdAttack:
+    """Member where the true label's probability reaches its class's threshold (samia_ppb 5.1, Conf)."""
+    return ThresholdAttack(true_probability)
+
+
+def negative_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """(1-p_y) log p_y + sum over t != y of p_t log(1-p_t): Mentr with its sign turned, so that high means member."""
+    p = probabilities.double()
+    p_true = p.gather(1, labels[:, None]).squeeze(1)
+    others = p * (1 - p).clamp_min(FLOOR).log()
+    others = others.scatter(1, labels[:, None], 0).sum(1)
+    return (1 - p_true) * p_true.clamp_min(FLOOR).log() + others
+
+
+@method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="needed")
+def mentr() -> ThresholdAttack:
+    """Member where the modified entropy is at most its class's threshold (samia_ppb 5.1, Mentr)."""
+    return ThresholdAttack(negative_modified_entropy)
+
+
+def negative_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Log p_y: the loss with its sign turned, so that high means member."""
+    return probabilities.double().gather(1, labels[:, None]).squeeze(1).clamp_min(FLOOR).log()
+
+
+@method("attack", "xent", "samia_ppb", sees="probabilities", shadows="needed")
+def xent() -> ThresholdAttack:
+    """Member where the cross-entropy of the true label is at most its class's threshold (samia_ppb 5.1, Xent).
+
+    It rises as p_y falls, so it ranks and decides as Conf does.
+    """
+    return ThresholdAttack(negative_cross_entropy)
+
+
+def negative_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """The sum of p_k log p_k: the entropy with its sign turned, so that high means member; the label is not used."""
+    p = probabilities.double()
+    return (p * p.clamp_min(FLOOR).log()).sum(1)
+
+
+@method("attack", "entropy", "samia_ppb", sees="probabilities", shadows="needed")
+def entropy() -> ThresholdAttack:
+    """Member where the prediction's entropy is at most its class's threshold (the code of samia_ppb for Xent)."""
+    return ThresholdAttack(negative_entropy)
+
+
+def top_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """The largest p_k; the label is not used."""
+    return probabilities.amax(1)
+
+
+FORMS = {"paper": top_probability, "code": true_probability}
+
+
+@method("attack", "top1-conf", "samia_ppb", sees="probabilities", shadows="needed")
+def top1_conf(form: str = "paper") -> ThresholdAttack:
+    """Member where the largest probability reaches one threshold for all classes (samia_ppb 5.1, Top1-Conf).
+
+    `form` is `paper`, or `code`: the authors' code compares the true label's probability instead.
+    """
+    if form not in FORMS:
+        raise unknown("attack top1-conf form", form, FORMS)
+    return ThresholdAttack(FORMS[form], per_class=False)
+
+
+@method("attack", "correctness", "samia_ppb", sees="labels", shadows="none")
+@dataclass(frozen=True)
+class Correctness:
+    """Member where the model's label is right: as accurate as the generalisation gap is wide (Yeom et al. 2018)."""
+
+    def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
+        """There is nothing to learn."""
+        return self
+
+    def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
+        """One where argmax f(x) = y, zero elsewhere."""
+        right = box.predict(candidates.batch.inputs).argmax(1) == candidates.batch.labels
+        return Guesses(right.double(), right)

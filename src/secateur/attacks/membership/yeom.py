@@ -9,13 +9,17 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.membership.thresholds import best_threshold, class_thresholds, shadow_features
-from secateur.attacks.membership.xent import negative_cross_entropy
+from secateur.attacks.membership.thresholds import (
+    best_threshold,
+    class_thresholds,
+    negative_cross_entropy,
+    shadow_features,
+)
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
+from secateur.inference import probabilities
 from secateur.interfaces import BlackBox, Candidates, Guesses, InOut, Shadow
 from secateur.metrics.membership import AT_ONCE, Estimate
-from secateur.queries import probabilities
 
 THRESHOLDS = ("mean", "tuned", "class")
 MOST = 5000  # members asked about, and as many non-members (mapp_fl 3.2)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from secateur.errors import require
 
 if TYPE_CHECKING:
-    from secateur.federated.flower.audit import AuditedStrategy, Auditor
-    from secateur.federated.flower.decoding import DecodingStrategy
     from secateur.federated.flower.mod import upload_mod
+    from secateur.federated.flower.strategies import AuditedStrategy, Auditor, DecodingStrategy
 
 __all__ = ["AuditedStrategy", "Auditor", "DecodingStrategy", "upload_mod"]
 
@@ -27,7 +26,12 @@ QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": 
 for _name, _value in QUIET.items():  # flwr reads them when it is imported
     os.environ.setdefault(_name, _value)
 
-_MODULES = {"AuditedStrategy": "audit", "Auditor": "audit", "DecodingStrategy": "decoding", "upload_mod": "mod"}
+_MODULES = {
+    "AuditedStrategy": "strategies",
+    "Auditor": "strategies",
+    "DecodingStrategy": "strategies",
+    "upload_mod": "mod",
+}
 
 
 def __getattr__(name: str) -> Any:

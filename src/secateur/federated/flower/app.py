@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
-if TYPE_CHECKING:  # a deployed client is a new process for every message: what is imported here, each one pays
+if TYPE_CHECKING:
     from secateur.catalogue import Choice, Defense
     from secateur.config import Federate
     from secateur.federated.federation import Federation
+    from secateur.federated.flower.client import Clients
     from secateur.federated.flower.link import Link
     from secateur.federated.flower.submodels import NarrowClients
-    from secateur.federated.flower.turn import Clients
     from secateur.federated.submodels.federation import SubmodelFederation
 
 
@@ -38,9 +38,9 @@ def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
     `said` is JSON of what the server says of its data, for a node with data of its own.
     """
     from secateur.config import Federate, read
-    from secateur.federated.flower.own import own_of
-    from secateur.federated.flower.turn import Clients
-    from secateur.federating import loaded, network_of, terms_of
+    from secateur.federated.build import loaded, network_of, terms_of
+    from secateur.federated.flower.client import Clients
+    from secateur.federated.flower.node_data import own_of
     from secateur.interfaces import Batch
 
     given, machine = json.loads(task), json.loads(own)
@@ -52,7 +52,7 @@ def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
     (rule,) = [each for each in config.submodels or config.base_pruning if str(each) == given["rule"]]
     if config.submodels:
         from secateur.federated.flower.submodels import NarrowClients
-        from secateur.federated.submodels.running import terms_of as narrow_terms_of
+        from secateur.federated.submodels.spec import terms_of as narrow_terms_of
 
         return NarrowClients(net, data, narrow_terms_of(config, data, seed, rule, defense), seed, device)
     terms = terms_of(config, data, seed, rule, defense, shares)
@@ -74,7 +74,7 @@ def client_app(mods: list[Mod] | None = None) -> ClientApp:
         given = context.node_config
         told: dict[str, Any] = {"client": int(given.get("partition-id", -1))}
         if "own-data" in given:
-            from secateur.federated.flower.own import own_data
+            from secateur.federated.flower.node_data import own_data
 
             folder = str(given["data-folder"]) if "data-folder" in given else None
             told["examples"] = own_data(str(given["own-data"]), folder).train_size
@@ -96,8 +96,8 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        from secateur.experiments.federate import run_federate
         from secateur.federated.flower.link import Link
-        from secateur.federating import run_federate
 
         given = dict(context.run_config)
         out, patience = Path(str(given.pop("out"))), float(given.pop("patience", 60.0))

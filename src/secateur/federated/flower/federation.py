@@ -1,11 +1,14 @@
-"""Our federations over Flower's Grid: the same rounds, with clients that are other processes on other machines."""
+"""Our federations over Flower's Grid: the same rounds, with clients that are other processes on other machines.
+
+The bytes of a federation over Flower.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,22 +21,35 @@ from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
-from secateur.federated.crowd import Rows
+from secateur.federated.client_training import Rows
+from secateur.federated.client_turn import Update
 from secateur.federated.faults import NO_ANSWER, Fault
 from secateur.federated.federation import Federation, Round
-from secateur.federated.flower.counted import Counted
-from secateur.federated.flower.link import Link
-from secateur.federated.flower.own import KnownPanel, believed, said_of
-from secateur.federated.flower.records import packed, size_of, unpacked
-from secateur.federated.ledger import Ledger, Measure
+from secateur.federated.flower.link import Link, packed, size_of, unpacked
+from secateur.federated.flower.node_data import KnownPanel, believed, said_of
 from secateur.federated.sampling import Drawn
-from secateur.federated.turns import Update
+from secateur.federated.traffic import Ledger, Measure, Traffic
 from secateur.interfaces import Mask, Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
 log = logging.getLogger(__name__)
+
 OWN = "it trains on data of its own, of which the server has nothing: its updates are averaged, and not attacked"
 SLACK = 1 << 16  # bytes that an update may have beyond all of its values: tables and positions
+
+
+class Counted(Traffic):
+    """Bytes as they are in the messages, not as they are estimated."""
+
+    def due(self, own_masks: bool, evaluating: bool) -> bool:
+        """There is nothing to estimate."""
+        return False
+
+    def broadcast(self, clients: Sequence[int]) -> None:
+        """Counted message by message."""
+
+    def upload(self, clients: list[int], values: list[Tensor] | None, own_masks: bool) -> None:
+        """Counted message by message."""
 
 
 class FlowerFederation(Federation):

@@ -1,22 +1,32 @@
-"""Questions to the clients of a federation over Flower's Grid, and their answers as a stream, until a deadline."""
+"""Questions to the clients of a federation over Flower's Grid, and their answers as a stream, until a deadline.
+
+Tensors in Flower's records: as arrays that any app reads, and as bytes of our wire format.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from flwr.app import ConfigRecord, Message, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from torch import Tensor
 
+from secateur.errors import WrongInput
 from secateur.federated.faults import Fault
+from secateur.interfaces import Params
+
+log = logging.getLogger(__name__)
 
 FEW = 4  # answers that are fetched, and held, at once
 PAUSE = 0.2  # seconds between two looks for answers
 MOST = 1 << 32  # examples that a client can say it has
 HELLO = "query"  # the type of the message that asks a node which client it is
-log = logging.getLogger(__name__)
+
+WIRE = "secateur"  # the name of an array whose bytes are a message of wire/, and its serialisation type
 
 
 class Link:
@@ -126,3 +136,48 @@ def _told(answer: RecordDict) -> tuple[int, int] | None:
         return int(str(told["client"])), min(max(int(str(told.get("examples", 0))), 0), MOST)
     except (KeyError, ValueError):
         return None
+
+
+def tensors_of(record: ArrayRecord) -> Params:
+    """The arrays of a record by name."""
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def arrays_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Tensors as arrays that any Flower app reads."""
+    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
+
+
+def packed(**messages: bytes) -> ArrayRecord:
+    """Bytes of the wire format, each under its name; Flower cuts an array into pieces, and nothing else."""
+    return ArrayRecord({name: Array("uint8", (len(data),), WIRE, data) for name, data in messages.items()})
+
+
+def unpacked(record: ArrayRecord) -> dict[str, bytes]:
+    """The bytes in a record that `packed` made."""
+    if wrong := [name for name, array in record.items() if array.stype != WIRE]:
+        raise WrongInput("message", f"{wrong[0]} is not in the wire format of secateur")
+    return {name: array.data for name, array in record.items()}
+
+
+def size_of(record: ArrayRecord) -> int:
+    """Bytes of the arrays of a record."""
+    return sum(len(array.data) for array in record.values())
+
+
+def only(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
+    """The one record of arrays in a message, and its name."""
+    found = list(content.array_records.items())
+    if len(found) != 1:
+        raise WrongInput(what, f"holds {len(found)} records of arrays; exactly one is allowed")
+    return found[0]
+
+
+def kept(state: RecordDict, name: str) -> Params | None:
+    """What a client kept at home under a name; None where it has nothing yet."""
+    return tensors_of(state.array_records[name]) if name in state.array_records else None
+
+
+def keep(state: RecordDict, name: str, tensors: Params) -> None:
+    """Keep tensors at home, in the client's context, until its next turn."""
+    state.array_records[name] = arrays_of(tensors)

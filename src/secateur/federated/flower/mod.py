@@ -9,12 +9,12 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Generator, nn
 
-from secateur.chance import derive
 from secateur.defenses.soteria import Soteria
+from secateur.defenses.uploads import aligned, inner_of, makes_anew
 from secateur.errors import WrongInput
-from secateur.federated.flower.records import arrays_of, keep, kept, only, packed, tensors_of
-from secateur.federated.sending import aligned, inner_of, makes_anew
+from secateur.federated.flower.link import arrays_of, keep, kept, only, packed, tensors_of
 from secateur.interfaces import Batch, Params, Turning, Upload
+from secateur.seeding import derive
 from secateur.wire import encode
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: sent as they are

@@ -16,15 +16,14 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.faults import Fault
 from secateur.federated.federation import Round
+from secateur.federated.flower.client import last, remember, settle
 from secateur.federated.flower.federation import SLACK, Refused, why_refused
-from secateur.federated.flower.home import last, remember, settle
-from secateur.federated.flower.link import Link
-from secateur.federated.flower.records import packed, size_of, unpacked
-from secateur.federated.submodels.cutting import Cut, flat_of, params_of
+from secateur.federated.flower.link import Link, packed, size_of, unpacked
+from secateur.federated.submodels.clients import Job
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
-from secateur.federated.submodels.sending import Sent
-from secateur.federated.submodels.terms import Terms
-from secateur.federated.submodels.turning import Job
+from secateur.federated.submodels.spec import Terms
+from secateur.federated.submodels.structure import Cut, flat_of, params_of
+from secateur.federated.submodels.uploads import Sent
 from secateur.interfaces import Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 

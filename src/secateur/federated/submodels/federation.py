@@ -1,7 +1,11 @@
 """Rounds over sub-models: cut, train, send, average each cell over those who trained it (mapp_fl Figure 2).
 
 Read `begin` and `finish` first: a round's turns go out, and come back. In between a crowd trains them, of this
-federation alone or of several together (together.py). Chance depends on the seed and the round's number alone.
+federation alone or of several together (stacked_federations.py). Chance depends on the seed and the round's number.
+
+The server's average, cell by cell: over those clients that trained a cell and sent it (HeteroFL; mapp_fl Fig. 2).
+
+Bytes of a message in the wire format: of a whole model by its width, of an update by its values.
 """
 
 from __future__ import annotations
@@ -14,25 +18,86 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.chance import derive
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.federation import Round
-from secateur.federated.ledger import Ledger
-from secateur.federated.submodels.cells import Cells, of_own_labels
-from secateur.federated.submodels.crowd import Crowd
-from secateur.federated.submodels.cutting import Asked, Cut, Structure, flat_of, params_of
-from secateur.federated.submodels.judging import Judge
-from secateur.federated.submodels.narrow import narrowed, static
-from secateur.federated.submodels.sending import Sender, Sent
-from secateur.federated.submodels.sizes import Sizes
-from secateur.federated.submodels.terms import Terms, check_rows
-from secateur.federated.submodels.turning import Job, Made, Narrow, picked
+from secateur.federated.submodels.clients import Crowd, Job, Made, Narrow, picked
+from secateur.federated.submodels.evaluation import Judge
+from secateur.federated.submodels.spec import Terms, check_rows
+from secateur.federated.submodels.structure import Asked, Cut, Structure, flat_of, narrowed, params_of, static
+from secateur.federated.submodels.uploads import Sender, Sent
+from secateur.federated.traffic import Ledger, value_bytes
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
 from secateur.models.create import check
+from secateur.seeding import derive
+from secateur.wire import encode
+
+
+class Cells:
+    """Adds up what clients send, where it belongs in the server's flat vector.
+
+    Example:
+        >>> cells = Cells(torch.tensor([5.0, 6.0, 7.0]))
+        >>> cells.add(torch.tensor([0, 2]), torch.tensor([1.0, 2.0]), 1.0)
+        >>> cells.add(torch.tensor([2]), torch.tensor([8.0]), 1.0)
+        >>> cells.average("keep").tolist(), cells.average("zero").tolist()
+        ([1.0, 6.0, 5.0], [1.0, 0.0, 5.0])
+    """
+
+    def __init__(self, before: Tensor, exact: bool = False) -> None:
+        self.before = before
+        dtype = torch.float64 if exact else before.dtype  # then the order of adding changes nothing that is seen
+        self.total, self.count = (torch.zeros_like(before, dtype=dtype) for _ in range(2))
+
+    def add(self, index: Tensor, flat: Tensor, weight: float, covered: Tensor | None = None) -> None:
+        """One client's numbers and their places; `covered` is 1 where one counts, else 0 (None: all count)."""
+        flat = flat.to(self.total.dtype)
+        counted = torch.ones_like(flat) if covered is None else covered.to(flat.dtype)
+        self.total.index_add_(0, index, flat * counted, alpha=weight)
+        self.count.index_add_(0, index, counted, alpha=weight)
+
+    def average(self, uncovered: str) -> Tensor:
+        """The mean of each cell; what nobody trained keeps its value, or becomes zero."""
+        missing = self.before if uncovered == "keep" else torch.zeros_like(self.before)
+        return torch.where(self.count > 0, self.total / self.count, missing).to(self.before.dtype)
+
+    @property
+    def share(self) -> float:
+        """Of all cells those that somebody trained."""
+        return float((self.count > 0).double().mean())
+
+
+def of_own_labels(owned: Tensor, outputs: Sequence[str], cut: Cut) -> Tensor:
+    """(P_c,) 1 where a client's cell counts: of the classifier `outputs` the rows of the labels that it owns alone."""
+    ends = {f"{name}.{part}" for name in outputs for part in ("weight", "bias")}
+    found = {name: owned.new_ones(shape) for name, shape in cut.shapes.items()}
+    for name in ends & found.keys():
+        found[name] *= owned.view(-1, *(1 for _ in cut.shapes[name][1:]))
+    return flat_of(found)
+
+
+class Sizes:
+    """Encodes one message of each kind; what tells where an update's values are is taken to cost what it did then."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def model(self, rate: float, params: Params) -> int:
+        """Of a model that keeps this share of the channels."""
+        return self._once(f"model {rate}", params, 0)
+
+    def update(self, rate: float, message: Params) -> int:
+        """Of an update that is 0 where nothing is sent."""
+        values = value_bytes(message)
+        return values + self._once(f"positions {rate}", message, values)
+
+    def _once(self, key: str, message: Params, less: int) -> int:
+        if key not in self.known:
+            self.known[key] = len(encode(tree.to(message, "cpu"))) - less
+        return self.known[key]
 
 
 class Seen(NamedTuple):
@@ -78,7 +143,7 @@ class SubmodelFederation:
     """A federation that can be followed round by round, and put down and taken up between two."""
 
     exact = False  # whether updates are added up in float64: where clients answer in any order
-    every: float | None = None  # seconds between two savings; None: as checkpoint.py has it
+    every: float | None = None  # seconds between two savings; None: as federated/checkpoint.py has it
 
     def __init__(
         self,

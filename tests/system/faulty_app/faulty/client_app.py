@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from flwr.app import RecordDict
 
-from secateur.chance import derive
 from secateur.federated.flower.app import client_app
-from secateur.federated.flower.records import packed
+from secateur.federated.flower.link import packed
 from secateur.models.create import create
+from secateur.seeding import derive
 from secateur.wire import encode
 
 NAN, SHAPE, SIZE = 4, 5, 6

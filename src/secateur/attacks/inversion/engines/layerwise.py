@@ -5,25 +5,186 @@ direction v = p g* + q g with p = df/d dot - 2 df/d gap and q = 2 df/d trial + 2
 bilinear in its inputs a and its outputs' gradient d, so v is carried back to a and d of each layer by itself, outside
 of autograd, and one backward pass from all a and d gives the gradient. |g|^2 and <g, g*> of a linear layer or a
 convolution come from inner products of rows, |d^T a|^2 = <a a^T, d d^T> (the Gram trick), where that is cheaper than g.
+
+`Part` is one layer's share of the comparison; a copy of the network notes what its layers are given, and some networks
+cannot be had that way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from secateur.attacks.inversion.engines.layers import Layer, Note, Tape
-from secateur.attacks.inversion.engines.parts import Aim, Part, bias_part, weight_part
-from secateur.attacks.inversion.engines.watched import layout, supported, watched
+from secateur.attacks.inversion.engines.layer_rules import (
+    Algebra,
+    ConvLayer,
+    Layer,
+    LinearLayer,
+    NormLayer,
+    Note,
+    Tape,
+    batchnorm_layer,
+)
 from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
-__all__ = ["layerwise", "supported"]
+LAYERS: dict[type[nn.Module], Callable[[Any, Tape], Layer]] = {
+    nn.Linear: LinearLayer,
+    nn.Conv2d: ConvLayer,
+    nn.BatchNorm1d: batchnorm_layer,
+    nn.BatchNorm2d: batchnorm_layer,
+    nn.GroupNorm: NormLayer,
+    nn.LayerNorm: NormLayer,
+}
+UNTRACED = "its forward cannot be traced"
+
+
+class Aim(NamedTuple):
+    """What was observed for one parameter, as its layer stores it, and which entries of it are compared."""
+
+    value: Tensor  # (N, ...)
+    mask: Tensor | None
+
+    def take(self, rows: slice) -> Aim:
+        """Some of the trials."""
+        return Aim(self.value[rows], None if self.mask is None else self.mask[rows])
+
+
+class Part(NamedTuple):
+    """One parameter's share, (N,) each, and how v = p g* + q g is carried back to its layer's inputs and outputs."""
+
+    dot: Tensor
+    trial: Tensor
+    gap: Tensor | None
+    pull: Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]  # p, q -> by a, and by d as rows
+
+
+def weight_part(algebra: Algebra, aim: Aim, needs_gap: bool) -> Part:
+    """By inner products of rows where they suffice and are cheaper, by the gradient itself elsewhere."""
+    if algebra.rows is not None and aim.mask is None and not needs_gap:
+        a, d, unrows = algebra.rows
+        inputs, outputs = a.shape[2], d.shape[2]
+        if 2 * a.shape[1] * (inputs + outputs) < inputs * outputs:  # the rest of the work is the same
+            return _of_products(a, d, unrows, aim.value)
+    return _of_gradient(algebra.gradient(), aim, needs_gap, lambda v: (algebra.back(v), algebra.along(v)))
+
+
+def bias_part(rows: Tensor, aim: Aim, needs_gap: bool) -> Part:
+    """For the sum of d over the places (`rows`)."""
+    return _of_gradient(rows.sum(1), aim, needs_gap, lambda v: (None, v[:, None].expand_as(rows)))
+
+
+def _of_gradient(
+    gradient: Tensor, aim: Aim, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
+) -> Part:
+    value, mask = aim
+    g = gradient if mask is None else gradient * mask
+
+    def pull(p: Tensor, q: Tensor) -> tuple[Tensor | None, Tensor]:
+        v = torch.addcmul(_wide(p, g) * value, _wide(q, g), g)
+        return carry(v if mask is None else v * mask)
+
+    return Part(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
+
+
+def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> Part:
+    """<d^T a, g*> = <d, a g*^T> and |d^T a|^2 = <a a^T, d d^T>."""
+    along = torch.bmm(a, aim.mT)
+    of_a, of_d = torch.bmm(a, a.mT), torch.bmm(d, d.mT)
+
+    def pull(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = _wide(p, a), _wide(q, a)
+        by_a = torch.baddbmm(torch.bmm(p * d, aim), q * of_d, a)
+        return unrows(by_a), torch.baddbmm(p * along, q * of_a, d)
+
+    return Part(_sum(along * d), _sum(of_a * of_d), None, pull)
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.flatten(1).sum(1)
+
+
+def _wide(x: Tensor, like: Tensor) -> Tensor:
+    return x.view(-1, *[1] * (like.ndim - 1))
+
+
+def supported(problem: Problem) -> str | None:
+    """Why the layer-wise engine cannot take a problem; None where it can."""
+    if problem.own_weights:
+        return "every trial has weights of its own"
+    if problem.steps > 1:
+        return "local steps are unrolled"
+    if problem.compression is not None:
+        return "the trial's gradient is compressed"
+    return _of_parameters(problem.net) or _of_calls(problem.net)
+
+
+def _of_parameters(net: nn.Module) -> str | None:
+    """Every parameter must lie in a known layer, and in one only."""
+    seen: dict[int, str] = {}
+    for name, value in net.named_parameters(remove_duplicate=False):
+        owner = net.get_submodule(name.rpartition(".")[0])
+        if type(owner) not in LAYERS:
+            return f"the parameter {name} is in {type(owner).__name__}"
+        if id(value) in seen:
+            return f"the parameter {name} is also {seen[id(value)]}"
+        seen[id(value)] = name
+    for name, module in net.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"the module {name or 'itself'} has hooks"
+    return None
+
+
+def _of_calls(net: nn.Module) -> str | None:
+    """Every layer must be called once, and no parameter be used around its layer; seen in a trace of the network."""
+    whole = nn.Sequential(net)
+    try:
+        nodes = fx.Tracer().trace(whole).nodes
+    except Exception as error:
+        return f"{UNTRACED} ({type(error).__name__})"
+    calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
+    names = dict(whole.named_parameters())
+    for node in nodes:
+        if node.op == "get_attr" and node.target in names:
+            return f"the parameter {str(node.target)[2:]} is used outside of its layer"
+        if node.op == "call_function" and node.target is F.batch_norm:
+            return "its forward calls batch_norm, which would mix the trials"
+    for name, module in whole.named_modules():
+        if type(module) in LAYERS and calls[name] != 1:
+            return f"the layer {name[2:] or 'itself'} is called {calls[name]} times"
+    return None
+
+
+def watched(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, Layer]]:
+    """A copy with the sent tensors, frozen and channels_last, and its layers by name; the given one is not touched."""
+    net = copy.deepcopy(problem.net)
+    layers = {}
+    for name, module in net.named_modules():
+        prefix = f"{name}." if name else ""
+        for key in module._parameters:
+            if prefix + key in problem.sent:
+                value = problem.sent[prefix + key].detach()
+                module._parameters[key] = nn.Parameter(value.contiguous(memory_format=layout(value)), False)
+        for key in module._buffers:
+            if prefix + key in problem.sent:
+                module._buffers[key] = problem.sent[prefix + key].detach()
+        if type(module) in LAYERS:
+            layers[name] = LAYERS[type(module)](module, tape)
+            module.forward = layers[name].forward
+    return net, layers
+
+
+def layout(x: Tensor) -> torch.memory_format:
+    """How a tensor of this shape is laid out."""
+    return torch.channels_last if x.ndim == 4 else torch.contiguous_format
 
 
 def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:

@@ -19,8 +19,8 @@ from secateur.attacks.inversion.problem import (
     Variables,
     compared,
 )
+from secateur.gpu.stacked_layers import Products
 from secateur.interfaces import Mask, Params
-from secateur.stacking.products import Products
 
 Statistics = list[tuple[Tensor, Tensor]]
 

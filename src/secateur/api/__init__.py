@@ -1,0 +1,1 @@
+"""The same from Python, on any nn.Module and tensors."""

@@ -1,0 +1,177 @@
+"""`secateur.federate(...)`: any nn.Module in a federation over any tensors, pruned, defended, attacked, from Python."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.api.federate_submodels import federate_submodels
+from secateur.config import base_pruning as read_base
+from secateur.config import defense_of_clients, inversion
+from secateur.data.dataset import Dataset
+from secateur.data.partition import iid
+from secateur.defenses.uploads import protection_of
+from secateur.errors import WrongInput
+from secateur.experiments.federate import Watched, attackers, check_attackers
+from secateur.federated.attacks.knowledge import knowledge_of
+from secateur.federated.attacks.observer import Every, Observer, Seen
+from secateur.federated.attacks.schedule import Orders, Who
+from secateur.federated.checkpoint import Story
+from secateur.federated.client_training import Local, check_network, turn_caution
+from secateur.federated.faults import Faults
+from secateur.federated.federation import Federation
+from secateur.federated.result_rows import labels_of, teller
+from secateur.federated.spec import Terms
+from secateur.federated.submodels.spec import Adam
+from secateur.interfaces import Batch, Params
+from secateur.progress import progress
+from secateur.runs.artifacts import write
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+
+log = logging.getLogger(__name__)
+
+Examples = Batch | tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """What a federation came to."""
+
+    state: Params  # the server's model, a state_dict: exactly 0 where it is pruned
+    rows: list[Row]
+    figures: list[dict[str, Any]]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page; it shows the pictures of attacks."""
+        from secateur.report.page import render
+        from secateur.report.sources import Source
+
+        write(Path(path), render([Source("federate", self.rows, self.figures, config="", environment={})]).encode())
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the table."""
+        from secateur.report.terminal import print_federation
+
+        print_federation(self.rows)
+
+
+def federate(
+    model: nn.Module,
+    train: Examples,
+    test: Examples | None = None,
+    *,
+    clients: int | Sequence[Tensor] = 10,
+    per_round: int | None = None,
+    rounds: int = 100,
+    local: Local | Adam | None = None,
+    base_pruning: str = "none",
+    submodels: str | None = None,
+    defense: str = "none",
+    attack: str | Sequence[str] = (),
+    membership: str | Sequence[str] = (),
+    attack_every: int | None = None,
+    attack_at: Sequence[int] = (),
+    attack_clients: int | Literal["all"] | Sequence[int] = 1,
+    attack_history: int = 1,
+    labels: Literal["inferred", "oracle"] = "inferred",
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    faults: Faults | None = None,
+    observers: Sequence[tuple[int, Callable[[Seen], None]]] = (),
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    name: str = "model",
+    **terms: Any,
+) -> Federated:
+    """Train a copy of `model` by federated averaging; what does each client's update reveal on the way?
+
+    `clients` is how many share the training rows equally, or the rows of each; `per_round` of them take part in a
+    round (None: at most 10). `terms` are further fields of federated.spec.Terms, such as averaging="weighted",
+    broadcast="dense", method="fedsgd", server_momentum=.9, evaluate_every=50. `observers` are pairs (every, function):
+    every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs every
+    `attack_every` rounds (None: in the last one) or in the rounds `attack_at`, on so many clients of the round, "all",
+    or a list of which, each with its last `attack_history` rounds, on pictures; `mean` and `std` say how pixels in
+    [0, 1] became inputs, by channel. `membership` (yeom, lira) asks the same clients who is in their data, against
+    the examples of `test`.
+
+    With `submodels`, a channel rule such as "mapp-fl", clients train parts of the model: `large_clients` of them with
+    most data (2) all of it, the others `client_widths` (.5,) of its channels; `local` is then an Adam(), `attack` asks
+    who was in the training, such as "yeom", and `terms` are fields of federated.submodels.spec.Terms. `augment=True`
+    trains on crops and flips.
+    """
+    data = _dataset(train, test, model, mean, std)
+    shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
+    if submodels is not None:
+        if base_pruning != "none" or membership:
+            raise WrongInput("submodels", "go with neither base_pruning nor membership; give attack='yeom'")
+        asked = [attack] if isinstance(attack, str) else list(attack)
+        how: dict[str, Any] = {
+            "rounds": rounds,
+            "per_round": per_round,
+            "local": local,
+            "faults": faults,
+            "observers": observers,
+        }
+        how |= {"defense": defense, "attacks": asked, "seed": seed, "device": torch.device(device), "name": name}
+        state, story = federate_submodels(copy.deepcopy(model), data, shares, submodels, **how, **terms)
+        return Federated(state, story.rows, story.figures)
+    if isinstance(local, Adam):
+        raise WrongInput("local", "Adam is for submodels; give a federated.client_training.Local")
+    base, guarded = read_base(base_pruning), defense_of_clients(defense)
+    agreed = Terms(
+        shares,
+        rounds=rounds,
+        per_round=min(10, len(shares)) if per_round is None else per_round,
+        local=local or Local(),
+        base=base.make(),
+        faults=faults or Faults(),
+        **protection_of(guarded),
+        **terms,
+    )
+    net, device = copy.deepcopy(model).to(device), torch.device(device)
+    check_network(net, agreed.own, data.inputs)
+    if (warning := turn_caution(net, agreed.own)) is not None:
+        log.warning("%s: %s", guarded, warning)
+    chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
+    told = labels_of(name, data.name, seed, base, guarded, agreed)
+    story = Story()
+    who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
+    orders = Orders(attack_every or rounds, tuple(attack_at), who, attack_history)
+    known = knowledge_of(net, data, agreed, device) if chosen else None
+    asked = [membership] if isinstance(membership, str) else list(membership)
+    check_attackers(orders, chosen, asked, known, data, agreed, seed)
+    watching: list[Observer] = [Every(every, function) for every, function in observers]
+    watched = Watched(net, data, agreed, told, story, device)
+    watching += attackers(watched, orders, chosen, asked, known, tells_labels=labels == "oracle")
+    federation = Federation(net, data, agreed, seed, device, observers=watching)
+    with progress(f"{base}, {guarded}", rounds, rate=True) as advance:
+        tell = teller(told, story, watching, advance)
+        for done in federation.rounds():
+            tell(done)
+    return Federated(federation.model(), story.rows, story.figures)
+
+
+def _dataset(
+    train: Examples, test: Examples | None, model: nn.Module, mean: Sequence[float], std: Sequence[float]
+) -> Dataset:
+    """The examples of all clients, and those to test with after them."""
+    parts = [Batch(*train), *([] if test is None else [Batch(*test)])]
+    for field, part in zip(("train", "test"), parts, strict=False):
+        if len(part.inputs) != len(part.labels):
+            raise WrongInput(
+                field, f"has {len(part.inputs)} inputs and {len(part.labels)} labels; give as many of both"
+            )
+    inputs, labels = (torch.cat([part[i].detach().cpu() for part in parts]) for i in range(2))
+    with torch.no_grad():
+        first = next(model.parameters())
+        classes = copy.deepcopy(model).eval()(inputs[:2].to(first)).shape[-1]
+    return Dataset("given", inputs.float(), labels, classes, parts[0].size, mean=tuple(mean), std=tuple(std))

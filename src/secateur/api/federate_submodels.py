@@ -1,0 +1,81 @@
+"""`secateur.federate(..., submodels=...)`: any nn.Module over sub-models, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.config import choice, defense_of_clients
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.experiments.federate_submodels import labels_of, teller
+from secateur.federated.augment import crop_and_flip
+from secateur.federated.checkpoint import Story
+from secateur.federated.faults import Faults
+from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.federation import Observer, SubmodelFederation
+from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.membership_attacks import Asking
+from secateur.federated.submodels.spec import Adam, Terms, joined_of, rates_of
+from secateur.interfaces import Params
+from secateur.progress import progress
+from secateur.training.recipe import Recipe
+
+
+def federate_submodels(
+    model: nn.Module,
+    data: Dataset,
+    shares: Sequence[Tensor],
+    submodels: str,
+    *,
+    rounds: int,
+    per_round: int | None,
+    local: Any,
+    defense: str,
+    attacks: Sequence[str],
+    faults: Faults | None,
+    observers: Sequence[tuple[int, Observer]],
+    seed: int,
+    device: torch.device,
+    name: str,
+    large_clients: int = 2,
+    client_widths: Sequence[float] = (0.5,),
+    augment: bool = False,
+    **terms: Any,
+) -> tuple[Params, Story]:
+    """The server's model and what was told; `terms` are further fields of submodels.spec.Terms."""
+    if not isinstance(local, Adam | None):
+        raise WrongInput("local", "sub-models are trained by federated.submodels.spec.Adam(...)")
+    local = local or Adam()
+    if augment:
+        local = replace(local, augment=crop_and_flip(data))
+    rule, guarded = choice("submodel", submodels), defense_of_clients(defense)
+    agreed = Terms(
+        shares,
+        rule.make(),
+        rates_of(shares, large_clients, client_widths),
+        rounds=rounds,
+        per_round=per_round,
+        local=local,
+        faults=faults or Faults(),
+        **joined_of(guarded),
+        **terms,
+    )
+    story, turn = Story(), agreed.local
+    recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
+    labels = labels_of(name, data, seed, rule, guarded, agreed)
+    chosen = [choice("attack", each) for each in attacks]
+    asking = Asking(size=agreed.test_batch)
+    exposer = Exposer(chosen, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
+    watching: list[tuple[int, Observer]] = [*observers, *([(exposer.pace(agreed), exposer)] if chosen else [])]
+    federation = SubmodelFederation(model, data, agreed, seed, device, observers=watching)
+    followed = Alone(federation) if agreed.rule.alone else federation
+    with progress(f"{rule}, {guarded}", rounds, rate=True) as advance:
+        tell = teller([federation], [exposer], story, advance)
+        for done in followed.rounds():
+            tell(done)
+    return followed.model(), story

@@ -1,0 +1,294 @@
+"""`secateur.invert(...)`: attack an update of any nn.Module, made of tensors or captured elsewhere, from Python.
+
+What a user hands over, a model with a batch or an update, is refused in one sentence where it does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur import tree
+from secateur.api.audit import in_precision
+from secateur.attacks.inversion.problem import structure
+from secateur.catalogue import Choice, Defense
+from secateur.config import defense_of_updates, inversion
+from secateur.errors import WrongInput, unknown
+from secateur.evaluation import gallery
+from secateur.evaluation.client import (
+    Client,
+    Target,
+    check_attack,
+    check_shape,
+    guard_of,
+    protected,
+    remarked,
+    scale,
+    transform_of,
+)
+from secateur.evaluation.membership import flat
+from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
+from secateur.evaluation.update_files import fitting, read_update
+from secateur.experiments.invert import chance_of, compared_with, marked
+from secateur.experiments.invert_targets import asks_search, in_python
+from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Loss, Params, Reconstruction, Weights
+from secateur.metrics.lpips import load_weights
+from secateur.progress import progress
+from secateur.runs.artifacts import write
+from secateur.runs.rows import Row
+from secateur.runs.unfinished import Onlooker
+from secateur.seeding import derive
+
+Update = Gradient | Weights | Path | str
+SLACK = 1e-3  # of a pixel beyond [0, 1], for what a normalisation rounds
+
+
+def check_settings(
+    labels: str, batchnorm: str, batch_size: int | None, local_steps: int | None, learning_rate: float | None
+) -> None:
+    """Refuse words and numbers that are not allowed."""
+    for field, word, allowed in (
+        ("labels", labels, ("inferred", "oracle")),
+        ("batchnorm", batchnorm, ("eval", "batch")),
+    ):
+        if word not in allowed:
+            raise unknown(field, word, allowed)
+    for field, number in (("batch_size", batch_size), ("local_steps", local_steps)):
+        if number is not None and number < 1:
+            raise WrongInput(field, f"{number} is not allowed; give a whole number from 1")
+    if learning_rate is not None and not 0 < learning_rate < math.inf:
+        raise WrongInput("learning_rate", f"{learning_rate} is not allowed; give a number above 0")
+
+
+def given_targets(
+    model: nn.Module, given: Any, batch_size: int | None, input_shape: Sequence[int] | None, weights: bool
+) -> tuple[list[Target], Tensor]:
+    """What is attacked, and inputs such as it was made of."""
+    if not isinstance(model, nn.Module):
+        raise WrongInput("model", f"is {type(model).__name__}; give a torch.nn.Module")
+    if isinstance(given, Gradient | Weights | Path | str):
+        return [_update(model, given, input_shape, weights)], _like(model, torch.zeros(1, *(input_shape or ())))
+    if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
+        raise WrongInput("batch", "give two tensors (inputs, labels), or an update: Gradient, Weights or a file")
+    inputs, labels = given
+    if not len(inputs) or labels.shape != inputs.shape[:1] or labels.is_floating_point():
+        sizes = f"{len(inputs)} inputs and {labels.dtype} labels of the shape {tuple(labels.shape)}"
+        raise WrongInput("batch", f"{sizes} do not fit; give at least one input, and one whole number for each")
+    check_shape("batch", "the batch", inputs.shape[1:])
+    if not bool(torch.isfinite(inputs).all()):
+        raise WrongInput("batch", "its inputs hold NaN or infinity; every number must be finite")
+    size = batch_size or len(inputs)
+    if len(inputs) % size:
+        raise WrongInput("batch_size", f"{size} does not divide the {len(inputs)} examples; give one that does")
+    batch = Batch(_like(model, inputs), labels.long().to(_device(model)))
+    parts = zip(torch.split(batch.inputs, size), torch.split(batch.labels, size), strict=True)
+    return [Batch(*part) for part in parts], batch.inputs
+
+
+def classes_of(model: nn.Module, inputs: Tensor, targets: Sequence[Target]) -> int:
+    """How many classes the model tells apart; refuses labels that are none of them."""
+    rows = torch.zeros_like(inputs[:1])
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            answers = structure(model, "eval")(rows)
+    except Exception as error:  # whatever the user's own code raises
+        reason = f"raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise WrongInput(
+            "model", f"it must take inputs of the shape {tuple(inputs.shape[1:])}, and {reason}"
+        ) from error
+    if answers.ndim != 2:
+        raise WrongInput("model", f"answers {tuple(answers.shape)} for one example; it must give one row of classes")
+    every = [target.labels for target in targets if isinstance(target, Batch)]
+    if every and not 0 <= int(torch.cat(every).min()) <= int(torch.cat(every).max()) < answers.shape[1]:
+        low, high = int(torch.cat(every).min()), int(torch.cat(every).max())
+        allowed = f"allowed by the model's outputs: 0 to {answers.shape[1] - 1}"
+        raise WrongInput("batch", f"labels from {low} to {high}; {allowed}")
+    return int(answers.shape[1])
+
+
+def check_pixels(inputs: Tensor, mean: Tensor, std: Tensor) -> None:
+    """Refuse a mean and a std by which the inputs cannot have been pixels in [0, 1]: scores would be of others."""
+    pixels = inputs * std + mean
+    low, high = float(pixels.min()), float(pixels.max())
+    if low < -SLACK or high > 1 + SLACK:
+        raise WrongInput("mean", f"by it and std the pixels lie from {low:.3g} to {high:.3g}; they must lie in [0, 1]")
+
+
+def _update(model: nn.Module, given: Update, input_shape: Sequence[int] | None, weights: bool) -> Gradient | Weights:
+    if input_shape is None:
+        raise WrongInput("input_shape", "must be given with an update: (channels, height, width)")
+    check_shape("input_shape", "the update", input_shape)
+    if isinstance(given, Path | str):
+        return read_update(Path(given), model, weights)
+    return type(given)(fitting(given.values, model, "the update"))
+
+
+def _like(model: nn.Module, inputs: Tensor) -> Tensor:
+    return in_precision(model, inputs).to(_device(model))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((value.device for value in model.parameters()), torch.device("cpu"))
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """What attacks made of updates."""
+
+    rows: list[Row]
+    pictures: dict[str, list[Tensor]]  # by attack, a target each: (B, C, H, W) pixels in the order of the truths
+    figures: list[dict[str, Any]]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page; it shows the pictures."""
+        from secateur.report.page import render
+        from secateur.report.sources import Source
+
+        write(Path(path), render([Source("invert", self.rows, self.figures, config="", environment={})]).encode())
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the table."""
+        from secateur.report.terminal import print_inversion
+
+        print_inversion(self.rows)
+
+
+def invert(
+    model: nn.Module,
+    batch_or_update: Batch | tuple[Tensor, Tensor] | Update,
+    attack: str | Sequence[str] = "ig",
+    *,
+    defense: str = "none",
+    residual: Params | Path | str | None = None,
+    batch_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    labels: Literal["inferred", "oracle"] = "inferred",
+    loss: Loss = nn.functional.cross_entropy,
+    batchnorm: Literal["eval", "batch"] = "eval",
+    local_steps: int | None = None,
+    learning_rate: float | None = None,
+    generator: Callable[[Tensor, Tensor], Tensor] | None = None,
+    seed: int = 0,
+    name: str = "model",
+    **over: Any,
+) -> Inversion:
+    """What does this model's update reveal of the batch it was made of?
+
+    The model as it is is what the server sent. A batch (inputs, labels) becomes one update, or several of `batch_size`
+    examples each; an update (a Gradient, Weights, or a .safetensors file) was captured elsewhere and needs
+    `input_shape`. `mean` and `std` say how pixels in [0, 1] became inputs, by channel. With `local_steps` the client
+    sends its weights after them instead of a gradient. A `defense` such as dgp rewrites the gradient that it sends,
+    with error feedback by the `residual` that a training left (`Collaborated.client`, or a file of it).
+    `generator` makes pictures of noise (N, 128) and labels, for attacks that search through one. `over` is laid over
+    every attack, such as iterations=500.
+    """
+    chosen = [inversion(each, **over) for each in ([attack] if isinstance(attack, str) else attack)]
+    if not chosen:
+        raise WrongInput("attack", "give at least one")
+    check_settings(labels, batchnorm, batch_size, local_steps, learning_rate)
+    targets, inputs = given_targets(model, batch_or_update, batch_size, input_shape, local_steps is not None)
+    own = isinstance(targets[0], Batch)
+    if labels == "oracle" and not own:
+        raise WrongInput("labels", "an update that was captured comes without its labels; only inferred is possible")
+    centre, spread = scale(mean, std, inputs)
+    if own:
+        check_pixels(inputs, centre, spread)
+    guarded, classes = defense_of_updates(defense), classes_of(model, inputs, targets)
+    if own and asks_search(guarded):
+        guarded = in_python(guarded, model, _joined(targets), centre, spread, seed)
+    model, precode = protected(model, guarded, classes, derive(seed, "initialise", "defense"))
+    knowledge = Knowledge(
+        model,
+        tuple(inputs.shape[1:]),
+        classes,
+        centre,
+        spread,
+        batch_size=targets[0].size if isinstance(targets[0], Batch) else batch_size or 1,
+        loss=loss,
+        batchnorm=batchnorm,
+        local_steps=local_steps or 1,
+        learning_rate=learning_rate or (0.1 if own else None),
+        generator=generator,
+    )
+    sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
+    if residual is not None and guarded.acting_on("residual") is None:
+        raise WrongInput("residual", "is what error feedback keeps; ask for it: defense='dgp+error-feedback'")
+    users = [target for target in targets if isinstance(target, Batch)]
+    other = (lambda number: users[(number + 1) % len(users)]) if len(users) > 1 else None
+    guard = guard_of(guarded, residual, seed, other)
+    if str(guarded) != "none" and (sends_weights or not own):
+        raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
+    client = Client(
+        model,
+        tree.state_of(model),
+        knowledge,
+        sends_weights,
+        labels == "oracle",
+        guard=guard,
+        transform=transform_of(guarded, centre, spread),
+        precode=precode,
+        seed=seed,
+    )
+    for each in chosen:
+        check_attack(each, client, targets[0], chance_of(seed, each)[0])
+    common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
+    extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
+    return _attacked(client, targets, chosen, common | {"extra": extra}, guarded)
+
+
+def _joined(targets: Sequence[Target]) -> Batch:
+    """The examples of all targets."""
+    batches = [target for target in targets if isinstance(target, Batch)]
+    return Batch(torch.cat([batch.inputs for batch in batches]), torch.cat([batch.labels for batch in batches]))
+
+
+def _attacked(
+    client: Client, targets: Sequence[Target], chosen: Sequence[Choice], labels: dict[str, Any], defense: Defense
+) -> Inversion:
+    """Every attack on all targets, judged."""
+    seed = labels["seed"]
+    truths, used = (
+        [target if isinstance(target, Batch) else None for target in some]
+        for some in (targets, [client.used(target, number) for number, target in enumerate(targets)])
+    )
+    found, against = Inversion([], {}, []), compared_with(client)
+    for number, truth in enumerate(truths):
+        if truth is not None:
+            shown = flat(attack_labels(labels, labels["extra"], None))
+            pixels = client.knowledge.pixels(truth.inputs)
+            found.figures.extend(gallery.truths(shown, number, pixels, truth.labels.tolist(), images=True))
+    for attack in chosen:
+        named, numbers = attack_labels(labels, labels["extra"], attack), range(len(targets))
+        made = _reconstructed(client, targets, attack, seed)
+        told = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
+        outcomes = [judge(each, *made, Scoring(load_weights())) for each in (used, truths)[: len(against)]]
+        for outcome, which in zip(outcomes, against, strict=True):
+            found.rows.extend(target_rows(marked(named, which), numbers, outcome))
+            rows = summary_rows(marked(named, which | told), outcome, derive(seed, "bootstrap"))
+            trained = client.guard is not None and client.guard.residual is not None
+            found.rows.extend(remarked(rows, defense, chosen, trained))
+        found.figures.extend(gallery.shown(flat(named), numbers, outcomes[0], images=True))
+        found.pictures[str(attack)] = [each.guess for each in outcomes[0].alike]
+    return found
+
+
+def _reconstructed(
+    client: Client, targets: Sequence[Target], attack: Choice, seed: int
+) -> tuple[list[Reconstruction | None], Knowledge, float]:
+    made: InversionAttack = attack.make()
+    begun, many = time.monotonic(), f"{len(targets)} update{'s' if len(targets) > 1 else ''}"
+    with progress(f"{attack} on {many}", getattr(made, "iterations", None), rate=True) as advance:
+        tampering, starts = chance_of(seed, attack)
+        knowledge, views = client.seen(made, targets, tampering)
+        found = dict(made.reconstruct(views, knowledge, [starts] * len(views), Onlooker(advance)))
+    return [found.get(i) for i in range(len(targets))], knowledge, time.monotonic() - begun

@@ -1,0 +1,296 @@
+"""Gradient matching: look for pictures whose gradient is the one that was sent. DLG, iDLG, IG, GI and SGI are it.
+
+The presets (dlg.py, ig.py, gi.py, sgi.py) are this class with their sources' numbers as defaults.
+
+What each target is matched with: the observed gradients of its rounds, masks, labels; and targets as problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur import tree
+from secateur.attacks.inversion import adaptive
+from secateur.attacks.inversion import label_inference as label_rules
+from secateur.attacks.inversion.adaptive import Adaptive
+from secateur.attacks.inversion.engines.choose import choose, engine_for
+from secateur.attacks.inversion.label_inference import infer
+from secateur.attacks.inversion.lbfgs import LBFGS
+from secateur.attacks.inversion.objective import Distance, Matching
+from secateur.attacks.inversion.optimisation import Adam, Schedule, StepRule, Trials, learning_rates
+from secateur.attacks.inversion.problem import Problem, structure
+from secateur.attacks.inversion.updates import batchnorm_order, observed_gradient
+from secateur.errors import WrongInput
+from secateur.gpu.memory import halving
+from secateur.interfaces import Batch, Knowledge, Mask, Params, Reconstruction, ServerView, Watch, Weights
+
+
+@dataclass(frozen=True)
+class GradientMatching:
+    """Minimise scale * D(g, g*) + priors over the pictures of all targets and restarts at once."""
+
+    iterations: int = 2500
+    learning_rate: float = 0.1
+    restarts: int = 1
+    distance: Distance = "cosine"
+    scale: float = 1.0  # a_G
+    tv: float = 0.0  # a_TV
+    tv_average: bool = False  # half the sum of mean|dx| and mean|dy| instead of their sum
+    l2: float = 0.0  # a_l2
+    batchnorm: float = 0.0  # a_BN
+    first_batchnorm: float = 10.0
+    group: float = 0.0  # a_group
+    labels: label_rules.Rule = "idlg"
+    optimizer: Literal["adam", "lbfgs"] = "adam"
+    sign: bool = False
+    schedule: Schedule = "constant"
+    noise: float = 0.0  # of the pixels in a step, times the learning rate
+    box: bool = True
+    target: Literal["update", "unpruned"] = "update"  # unpruned: SGI's mask from the received weights
+    adaptive: Adaptive = "none"
+    layer: str | None = None  # that adaptive=layer leaves out; None: the one with the most zeros
+    retries: int = 3  # new starts of a trial that diverged
+    engine: str = "auto"
+
+    def check(self, knowledge: Knowledge, view: ServerView) -> None:
+        """Refuse an update that does not fit, labels that cannot be had, a layer or an engine that is not there."""
+        self._check_numbers()
+        if knowledge.batch_size < 1:
+            raise WrongInput("batch_size", f"{knowledge.batch_size} is not allowed; an update has at least one example")
+        aim = aim_at(self, [view], knowledge, 0)
+        for problem, _ in problems([aim], knowledge, 1):
+            choose(problem, next(iter(aim.observed[0].values())).device, self.engine)
+
+    def _check_numbers(self) -> None:
+        for name in ("iterations", "restarts"):
+            if getattr(self, name) < 1:
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
+        if not 0 < self.learning_rate < math.inf:
+            raise WrongInput("learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
+        for name in ("scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "retries"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
+
+    def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
+        """A passive attacker's: unchanged."""
+        return net, state
+
+    def reconstruct(
+        self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
+    ) -> Iterator[tuple[int, Reconstruction]]:
+        """All targets at once; one draw for each makes them what they would be one by one."""
+        aims = [aim_at(self, views, knowledge, i) for i, views in enumerate(targets)]
+        seeds = [int(torch.randint(2**62, (), generator=rng, device=rng.device)) for rng in chance]
+        groups = grouped(aims)
+        trials = [self.trials([aims[i] for i in group], [seeds[i] for i in group], knowledge) for group in groups]
+        states = [one.begin() for one in trials]
+        if (saved := watch.load()) is not None:
+            for name, value in saved.items():
+                number, _, key = name.partition("/")
+                states[int(number)][key].copy_(value)
+
+        def pictures() -> list[Reconstruction]:
+            found: dict[int, Reconstruction] = {}
+            for group, one, state in zip(groups, trials, states, strict=True):
+                found |= {i: self.best(one, state, aims[i], place) for place, i in enumerate(group)}
+            return [found[i] for i in range(len(aims))]
+
+        def save() -> None:
+            whole = {f"{i}/{name}": value.clone() for i, state in enumerate(states) for name, value in state.items()}
+            watch.save(whole, pictures())
+
+        for group, one, state in zip(groups, trials, states, strict=True):
+
+            def run(places: Tensor, group: list[int] = group, one: Trials = one, state: Params = state) -> None:
+                """All of them on what was made for them; a part, where memory ran out, on its rows of the state."""
+                if len(places) == len(group):
+                    return one.run(state, watch.advance, save)
+                some = [group[place] for place in places.tolist()]
+                part = self.trials([aims[i] for i in some], [seeds[i] for i in some], knowledge)
+                part.run(one.rows(state, places), watch.advance, save)
+
+            halving(run, torch.arange(len(group)))
+            save()
+            for place, i in enumerate(group):
+                yield i, self.best(one, state, aims[i], place)
+
+    @property
+    def objective(self) -> Matching:
+        """What is minimised."""
+        tv = self.tv / 2 if self.tv_average else self.tv
+        return Matching(self.distance, self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group)
+
+    def trials(self, aims: Sequence[Aim], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
+        """The stacked trials of targets that can be stacked."""
+        rounds = problems(aims, knowledge, self.restarts)
+        like = next(iter(aims[0].observed[0].values()))
+        low, high = (limit.to(like) for limit in knowledge.box)
+        labels = [aim.labels for aim in aims if aim.labels is not None]
+        return Trials(
+            evaluate=[engine_for(problem, self.objective, like.device, self.engine) for problem, _ in rounds],
+            fixed=[fixed for _, fixed in rounds],
+            labels=torch.stack(labels).repeat_interleave(self.restarts, 0) if labels else None,
+            seeds=seeds,
+            restarts=self.restarts,
+            shape=(knowledge.batch_size, *knowledge.input_shape),
+            classes=knowledge.classes,
+            like=like,
+            iterations=self.iterations,
+            rule=self.rule(like),
+            box=(low, high) if self.box else None,
+            noise=self.noise > 0,
+            group=self.group > 0,
+            retries=self.retries,
+        )
+
+    def rule(self, like: Tensor) -> StepRule:
+        """How the trials move."""
+        if self.optimizer == "lbfgs":
+            return LBFGS(self.iterations, self.learning_rate)
+        return Adam(learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise)
+
+    def best(self, trials: Trials, state: Params, aim: Aim, place: int) -> Reconstruction:
+        """The restart of one target whose gradient matches best, priors left out."""
+        rows = slice(place * self.restarts, (place + 1) * self.restarts)
+        matching = state["matching"][rows].nan_to_num(torch.inf)
+        trial = int(matching.argmin())
+        row, loss = rows.start + trial, float(matching[trial])
+        labels = state["labels"][row].argmax(-1) if aim.labels is None else aim.labels
+        points = enumerate(state["curve"][:, row].tolist())
+        curve = [(i * trials.every, value) for i, value in points if value == value]
+        if int(state["clock"][row]) == self.iterations and loss < torch.inf:
+            curve.append((self.iterations, loss))
+        note = aim.note if loss < torch.inf or not bool(state["clock"][row]) else f"{aim.note}; every trial diverged"
+        return Reconstruction(
+            Batch(state["inputs"][row].nan_to_num().clone(), labels.clone()),
+            loss,
+            curve,
+            trial,
+            int(state["attempt"][rows].sum()),
+            note,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """One target: what its trials are compared with, a round each."""
+
+    index: int
+    sent: Sequence[Params]
+    observed: Sequence[Params]
+    masks: Sequence[Mask] | None
+    compression: adaptive.Compression | None
+    labels: Tensor | None  # (B,); None: optimised
+    steps: int  # local steps that are unrolled
+    note: str
+
+
+def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Knowledge, index: int) -> Aim:
+    """Read a target's updates as the attack does."""
+    if not views:
+        raise WrongInput("target", "has no update; give at least one round")
+    observed = [observed_gradient(view, knowledge) for view in views]
+    labels, note = infer(attack.labels, observed[0], knowledge, index)
+    notes = [note] if note else []
+    masks: list[Mask] | None = None
+    compression = None
+    if attack.target == "unpruned":
+        found = [adaptive.unpruned(view) for view in views]
+        observed = [o if mask is None else tree.masked(o, mask) for o, mask in zip(observed, found, strict=True)]
+        if None in found:
+            notes.append("a gradient shows no pruned weights: it is matched as it is")
+    if attack.adaptive == "support":
+        masks = [adaptive.support(one) for one in observed]
+    elif attack.adaptive == "mask":
+        masks = [adaptive.mask_again(view, one) for view, one in zip(views, observed, strict=True)]
+        observed = [tree.masked(one, mask) for one, mask in zip(observed, masks, strict=True)]
+    elif attack.adaptive == "layer":
+        layer = attack.layer or adaptive.defended_layer(observed[0], knowledge.net, knowledge.classes)
+        observed = [adaptive.without_layer(one, layer) for one in observed]
+        if not observed[0]:
+            raise WrongInput("adaptive", f"layer leaves nothing to match: {layer} is the only one; take another")
+        notes.append(f"adaptive: the layer {layer} is left out of the matching")
+    elif attack.adaptive == "reapply":
+        compression, note = adaptive.compression_of(observed[0], knowledge)
+        notes.append(note)
+    if attack.batchnorm and knowledge.statistics is None and _fresh(views[0].sent):
+        notes.append("BatchNorms that have seen no batch are left out of the prior")
+    sent = [_tensors(view.sent, knowledge) for view in views]
+    steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
+    return Aim(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
+
+
+def grouped(aims: Sequence[Aim]) -> list[list[int]]:
+    """Targets that can be stacked: as many rounds, the same names matched, the same compression and local steps."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, aim in enumerate(aims):
+        key = (len(aim.observed), tuple(aim.observed[0]), aim.compression, aim.steps)
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def problems(aims: Sequence[Aim], knowledge: Knowledge, restarts: int) -> list[tuple[Problem, Params]]:
+    """The problem of every round and what stays fixed in it: the statistics that BatchNorms are expected to see."""
+    net = structure(knowledge.net, knowledge.batchnorm).to(next(iter(aims[0].observed[0].values())).device)
+
+    def stacked(trees: Sequence[Mapping[str, Tensor]]) -> Params:
+        return {name: value.repeat_interleave(restarts, 0) for name, value in tree.stack(trees).items()}
+
+    found = []
+    for i in range(len(aims[0].observed)):
+        sent = [aim.sent[i] for aim in aims]
+        own = not all(_same(sent[0], other) for other in sent[1:])
+        problem = Problem(
+            net=net,
+            sent=stacked(sent) if own else sent[0],
+            observed=stacked([aim.observed[i] for aim in aims]),
+            mask=None if aims[0].masks is None else stacked([aim.masks[i] for aim in aims if aim.masks]),
+            own_weights=own,
+            loss=knowledge.loss,
+            steps=aims[0].steps,
+            learning_rate=knowledge.learning_rate or 0.0,
+            step_batch=knowledge.local_batch,
+            compression=aims[0].compression,
+        )
+        found.append((problem, stacked([_statistics(aim, i, knowledge) for aim in aims])))
+    return found
+
+
+def _tensors(sent: Params, knowledge: Knowledge) -> Params:
+    """All tensors that the structure asks for; buffers that are not saved come from the structure itself."""
+    like = next(iter(sent.values()))
+    own = {**dict(knowledge.net.named_parameters()), **dict(knowledge.net.named_buffers())}
+    return {name: sent[name] if name in sent else value.detach().to(like.device) for name, value in own.items()}
+
+
+def _same(a: Params, b: Params) -> bool:
+    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
+
+
+def _fresh(sent: Params) -> set[str]:
+    """The BatchNorms whose running statistics are still those that they were made with."""
+    tracked = ".num_batches_tracked"
+    return {name.removesuffix(tracked) for name, value in sent.items() if name.endswith(tracked) and not value.any()}
+
+
+def _statistics(aim: Aim, i: int, knowledge: Knowledge) -> Params:
+    """The batch's own statistics where the attacker was told them, else the running ones of the sent model.
+
+    Those of a BatchNorm that has seen no batch are of no data, and the attacker knows it: they are left out.
+    """
+    told = None if knowledge.statistics is None else knowledge.statistics[aim.index]
+    found: Params = {}
+    for place, name in enumerate(batchnorm_order(knowledge.net, aim.sent[i], knowledge.input_shape)):
+        if told is None and name in _fresh(aim.sent[i]):
+            continue
+        for what, running in (("mean", "running_mean"), ("var", "running_var")):
+            value = aim.sent[i].get(f"{name}.{running}") if told is None else told.get(f"{name}.{what}")
+            if value is not None:
+                found[f"batchnorm.{place}.{what}"] = value
+    return found

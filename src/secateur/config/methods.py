@@ -1,0 +1,143 @@
+"""Methods as a user writes them: `name`, `name:key=value`, several joined by `+`; what cannot act here is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from secateur import catalogue
+from secateur.catalogue import Choice, Defense
+from secateur.config.messages import plain, sentence
+from secateur.errors import WrongInput, unknown
+
+UPDATES = ("upload", "residual", "inputs", "model")  # places of defenses that act where an update is made
+SENT = ("upload", "residual")  # of these what rewrites an update
+FEDERATED = ("client",)  # places that only a federation has
+
+
+def choice(kind: str, value: Any) -> Choice:
+    """Read a choice from `name`, `name:key=value` or `{name: ..., key: ...}`; unknown names and keys are refused."""
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, str):
+        name, *pairs = catalogue.split(value)
+        if ":" in name:
+            raise WrongInput(kind, f"{value!r} is not readable; write name or name:key=value")
+        given = {key: plain(f"{kind}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)}
+    elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        name, given = value["name"], {str(key): item for key, item in value.items() if key != "name"}
+    else:
+        raise WrongInput(kind, f"{value!r} is not readable; write name, name:key=value or {{name: ..., key: ...}}")
+    entry = catalogue.find(kind, name)
+    for key in given:
+        if key not in entry.defaults:
+            raise unknown(f"{kind}.{name}", key, entry.defaults or ["(it has no hyper-parameters)"])
+    hints = get_type_hints(entry.make)
+    for key in given:  # the annotation of a hyper-parameter is its schema; `1e-4` becomes a number here
+        try:
+            given[key] = TypeAdapter(hints[key]).validate_python(given[key])
+        except ValidationError as error:
+            raise sentence(error, f"{kind}.{name}.{key}", hints[key]) from None
+    try:
+        entry(**given)  # what a method itself refuses, it refuses now
+    except WrongInput as error:  # a run file may have a field of the same name, such as alpha
+        field = f"{kind}.{name}.{error.field}" if error.field in given else error.field
+        raise WrongInput(field, error.message) from None
+    return Choice(kind, name, tuple(sorted(given.items())))
+
+
+def defense(value: Any) -> Defense:
+    """Read a defense, or several joined by `+`; what cannot act together is refused with the reason."""
+    if isinstance(value, Defense):
+        return value
+    texts = value.split("+") if isinstance(value, str) else [value]
+    parts = tuple(choice("defense", text) for text in texts)
+    if len(parts) > 1:
+        for part in parts:
+            if part.method.info.get("combines") is False:
+                raise WrongInput("defense", f"{part.name} {part.method.info['reason']}")
+        places = [part.method.info["acts_on"] for part in parts]
+        if len(set(places)) < len(places) or "recipe" in places:
+            names = " and ".join(f"{part.name} ({place})" for part, place in zip(parts, places, strict=True))
+            raise WrongInput("defense", f"{names} do not act together; join defenses that act on different places")
+    return Defense(parts)
+
+
+def defense_of_models(value: Any) -> Defense:
+    """A defense of a trained model; one that acts on updates is refused."""
+    made = _outside_federations(defense(value))
+    for part in made.parts:
+        if part.method.info["acts_on"] in (*UPDATES, "client"):
+            command = "federate" if part.method.info["acts_on"] == "client" else "invert"
+            raise WrongInput("defense", f"{part.name} acts on updates; use secateur {command}")
+    return made
+
+
+def defense_of_updates(value: Any) -> Defense:
+    """A defense of what a client sends, or `none`; one that acts on training is refused."""
+    from secateur.defenses.error_feedback import upload_of
+
+    made = _outside_federations(defense(value))
+    for part in made.parts:
+        if part.method.info["acts_on"] not in UPDATES and part.name != "none":
+            raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
+    upload_of(made)  # what cannot be joined is refused now
+    return made
+
+
+def _outside_federations(made: Defense) -> Defense:
+    for part in made.parts:
+        if part.method.info["acts_on"] in FEDERATED:
+            raise WrongInput("defense", f"{part.name} acts on the clients of a federation; use secateur federate")
+    return made
+
+
+def defense_of_clients(value: Any) -> Defense:
+    """A defense of a federation's clients, or `none`: what is withheld or rewritten before it is sent."""
+    from secateur.defenses.uploads import protection_of
+
+    known = catalogue.methods("defense")
+    here = [name for name in known if federated(name)]
+    for name in (catalogue.split(part)[0] for part in value.split("+")) if isinstance(value, str) else ():
+        if name not in known:
+            raise unknown("defense", name, ["none", *here])
+    made = defense(value)
+    protection_of(made)  # what does not act here is refused now
+    return made
+
+
+def federated(name: str) -> bool:
+    """Whether a federation's clients have a defense: it rewrites what one sends, and not by what another says."""
+    from secateur.defenses.uploads import aligned
+
+    entry = catalogue.find("defense", name)
+    place = entry.info["acts_on"]
+    return place in (*SENT, *FEDERATED) and not (place == "upload" and aligned(entry()))
+
+
+def base_pruning(value: Any) -> Choice:
+    """Read what a federation prunes by."""
+    try:
+        return choice("base-pruning", value)
+    except WrongInput as error:  # a user knows the flag
+        raise WrongInput(error.field.replace("base-pruning", "base_pruning", 1), error.message) from None
+
+
+def inversion(value: Any, **over: Any) -> Choice:
+    """Read an attack on updates; `over` are hyper-parameters that are laid over its own."""
+    try:
+        chosen = choice("inversion", value)
+        return choice("inversion", {"name": chosen.name, **dict(chosen.arguments), **over}) if over else chosen
+    except WrongInput as error:  # a user knows it as an attack
+        raise WrongInput(error.field.replace("inversion", "attack", 1), error.message) from None
+
+
+def of_all(attacks: Sequence[Choice], **asked: Any) -> list[Choice]:
+    """Each attack with what was asked of all where it has that; what none of them has is refused."""
+    for name in asked:
+        if attacks and not any(name in attack.method.defaults for attack in attacks):
+            raise WrongInput(name, f"{attacks[0].name} has none; leave it out, or choose attacks that have it")
+    own = [{name: value for name, value in asked.items() if name in each.method.defaults} for each in attacks]
+    return list(dict.fromkeys(inversion(attack, **over) for attack, over in zip(attacks, own, strict=True)))

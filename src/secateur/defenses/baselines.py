@@ -1,0 +1,34 @@
+"""Basic, which is early stopping and weight decay, and no defense at all, for comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from secateur.catalogue import method
+from secateur.training.recipe import Recipe
+
+
+@method("defense", "basic", "samia_ppb", acts_on="recipe")
+@dataclass(frozen=True)
+class Basic:
+    """Early stopping on the validation loss and weight decay, which every other defense keeps (samia_ppb 6.2).
+
+    Acts on: the recipe of fine-tuning, which it leaves as it is: both are in it from the start.
+    """
+
+    def __call__(self, recipe: Recipe) -> Recipe:
+        """The recipe unchanged."""
+        return recipe
+
+
+@method("defense", "none", "-", acts_on="recipe")
+@dataclass(frozen=True)
+class NoDefense:
+    """Fine-tunes for all epochs without early stopping or weight decay: what `basic` is measured against.
+
+    Acts on: the recipe of fine-tuning.
+    """
+
+    def __call__(self, recipe: Recipe) -> Recipe:
+        """The recipe without what protects."""
+        return replace(recipe, patience=None, weight_decay=0.0)

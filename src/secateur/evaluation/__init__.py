@@ -1,0 +1,1 @@
+"""What attacks found, held against the truth; the client under attack; limits."""

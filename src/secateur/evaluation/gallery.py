@@ -1,0 +1,80 @@
+"""Pictures for people: PNG files in the run's folder, and figures for the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from secateur.evaluation.reconstruction import Outcome
+from secateur.runs.artifacts import explained, write
+
+CAPTION = ("psnr", "ssim", "cw_ssim", "lpips")  # the measures under a picture
+Figure = dict[str, Any]
+Labels = Mapping[str, Any]
+
+
+def png(pixels: Tensor) -> bytes:
+    """(C, H, W) pixels in [0, 1], grey or colour, as a PNG file."""
+    from PIL import Image
+
+    levels = (pixels * 255).round().clamp(0, 255).byte().cpu()
+    image = Image.fromarray(levels[0].numpy() if len(levels) == 1 else levels.permute(1, 2, 0).numpy())
+    content = io.BytesIO()
+    image.save(content, format="PNG", optimize=True)
+    return content.getvalue()
+
+
+def picture(labels: Labels, pixels: Tensor | None, **more: Any) -> Figure:
+    """One picture as a figure of the page; None where pictures are left out."""
+    shown = None if pixels is None else base64.b64encode(png(pixels)).decode()
+    return {**labels, "kind": "picture", "png": shown, **more}
+
+
+def truths(labels: Labels, number: int, pixels: Tensor, names: Sequence[int], images: bool) -> list[Figure]:
+    """The training pictures of one target."""
+    return [
+        picture({**labels, "attack": None}, each if images else None, target=number, item=i, label=name)
+        for i, (each, name) in enumerate(zip(pixels, names, strict=True))
+    ]
+
+
+def shown(labels: Labels, numbers: Sequence[int], outcome: Outcome, images: bool) -> list[Figure]:
+    """What an attack made of some targets: each picture with its scores, and how the attack's loss fell."""
+    figures = []
+    for i, (number, made, alike) in enumerate(zip(numbers, outcome.made, outcome.alike, strict=True)):
+        values = outcome.values(i)
+        for item, pixels in enumerate(alike.guess):
+            more: Figure = {"target": number, "item": item, "label": alike.labels[item]}
+            more["found"] = alike.found is None or bool(alike.found[item])
+            more["scores"] = {name: plain(values[name][item]) for name in CAPTION if name in values}
+            figures.append(picture(labels, pixels if images else None, **more))
+        if made is not None and len(made.curve):
+            points = [(step, plain(loss)) for step, loss in made.curve]
+            figures.append({**labels, "kind": "loss", "target": number, "curve": points})
+    return figures
+
+
+def save(folder: Path, figures: Sequence[Figure]) -> None:
+    """Write the pictures among these figures into `folder`, each under the name of its attack, seed and target."""
+    for figure in figures:
+        if figure["kind"] == "picture" and figure["png"] is not None:
+            met = (figure.get("base_pruning"), figure.get("defense"))
+            under = "".join(f"-{each}" for each in met if each not in (None, "none"))
+            who = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{under}" if figure["attack"] else "truth")
+            name = f"seed{figure['seed']}-target{figure['target']:04d}-{figure['item']:02d}-{who}.png"
+            with explained(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            write(folder / name, base64.b64decode(figure["png"]))
+
+
+def plain(value: float) -> float | str | None:
+    """JSON has neither infinity nor NaN."""
+    if value != value:
+        return None
+    return str(value) if value in (float("inf"), float("-inf")) else float(f"{value:.6g}")

@@ -1,0 +1,82 @@
+"""Limits on what a pruned model may give away, so that an audit can stand in a build pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from secateur.runs.rows import Row
+
+
+@dataclass(frozen=True)
+class Check:
+    """One limit held against one measurement of a pruned model."""
+
+    model: str
+    measure: str
+    value: float | None  # None: there was nothing to hold the limit against
+    low: float  # the interval's low end, which decides
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the limit holds: it is broken where the whole interval lies above it, or nothing was measured."""
+        return self.value is not None and self.low <= self.limit
+
+    @property
+    def sentence(self) -> str:
+        """What a person reads."""
+        if self.value is None:
+            return f"{self.model}: {self.measure} was not measured, so the limit {self.limit:g} cannot be said to hold"
+        verb = "is within" if self.passed else "is above"
+        return (
+            f"{self.model}: {self.measure} {self.value:.3f} (at least {self.low:.3f}) {verb} the limit {self.limit:g}"
+        )
+
+
+def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
+    """Every limit against every pruned model, attack and seed; against the original where nothing was pruned.
+
+    `accuracy_drop` is the original's test accuracy less the pruned model's; its low end is the original's low less
+    the pruned model's high. A limit that meets no measurement fails: silence is not a pass.
+    """
+    checks = []
+    originals = {_original(row): row for row in rows if row.metric == "test_accuracy" and row.pruner == "none"}
+    alone = all(row.pruner == "none" for row in rows)
+    for row in rows:
+        if (row.pruner == "none" and not alone) or row.value is None:
+            continue
+        if row.metric in limits and row.attack is not None:
+            low = row.value if row.low is None else row.low
+            checks.append(Check(_name(row), row.metric, row.value, low, limits[row.metric]))
+        if row.metric == "test_accuracy" and "accuracy_drop" in limits and (before := originals.get(_original(row))):
+            drop = (before.value or 0.0) - row.value
+            low = (before.low if before.low is not None else before.value or 0.0) - (row.high or row.value)
+            checks.append(Check(_name(row), "accuracy_drop", drop, min(low, drop), limits["accuracy_drop"]))
+    met = {check.measure for check in checks}
+    return checks + [Check("this audit", name, None, 0.0, limit) for name, limit in limits.items() if name not in met]
+
+
+def junit(checks: Sequence[Check]) -> str:
+    """The checks as the XML that CI servers read."""
+    failures = sum(not each.passed for each in checks)
+    suite = ElementTree.Element("testsuite", name="secateur", tests=str(len(checks)), failures=str(failures))
+    for each in checks:
+        case = ElementTree.SubElement(suite, "testcase", classname=each.model, name=each.measure)
+        if not each.passed:
+            ElementTree.SubElement(case, "failure", message=each.sentence)
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _original(row: Row) -> tuple[object, ...]:
+    """Which original a model came from: network slimming has its own."""
+    return row.model, row.dataset, row.seed, row.extra.get("original")
+
+
+def _name(row: Row) -> str:
+    parts = [f"{row.pruner} {row.sparsity:g}", str(row.defense)]
+    if row.attack is not None:
+        parts.append(f"under {row.attack}")
+    return ", ".join([*parts, f"seed {row.seed}"])

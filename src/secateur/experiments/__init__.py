@@ -1,0 +1,1 @@
+"""The jobs of the command line: audit, prune, invert, federate."""

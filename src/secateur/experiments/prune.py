@@ -1,0 +1,147 @@
+"""Make one pruned, fine-tuned model: a .safetensors file that carries the recipe that made it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.config import Prune, defense, dump
+from secateur.data.dataset import Dataset
+from secateur.data.splits import Part
+from secateur.errors import WrongInput
+from secateur.evaluation.setup import prepare
+from secateur.experiments.context import Bench, check_installed
+from secateur.experiments.pipeline import VICTIM, Job, make, mask_of, model_rows, prune, state_of
+from secateur.experiments.threat_models import Compression
+from secateur.interfaces import Mask
+from secateur.models.create import create, load_weights
+from secateur.pruning.removal import remove
+from secateur.runs.artifacts import explained, version, write
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+
+SCHEMA = 1
+
+
+def run_prune(config: Prune, out: Path) -> list[Row]:
+    """Train (or take the given weights), prune, fine-tune and write `out`; the stages are kept beside it."""
+    if out.suffix != ".safetensors":
+        raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
+    check_installed([config.defense], config.way)
+    data, device = prepare(config)
+    part = public_split(data, config.seed)
+    with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
+        bench = Bench(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
+        job = Job(bench, VICTIM, part)
+        if config.remove:
+            check_removable(job, config)
+        compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
+        (pruned,) = make([job], compression)
+        labels = {
+            "model": config.model,
+            "dataset": data.name,
+            "pruner": str(config.pruner),
+            "sparsity": config.sparsity,
+        }
+        labels |= {"defense": str(config.defense), "seed": config.seed}
+        run.add(model_rows(bench, labels, pruned, {"test_accuracy": bench.rows(part.test)}))
+        net = bench.initial("structure")
+        net.load_state_dict(state_of(pruned))
+        if config.remove:
+            net = remove(net, mask_of(pruned), data.input_shape)
+        save(out, net, mask_of(pruned), config, data)
+    return run.rows
+
+
+def public_split(data: Dataset, seed: int) -> Part:
+    """A tenth of the public train part to stop by, the rest to train on, the public test part to judge by.
+
+    Data without a test part gives a tenth of itself for that.
+    """
+    rng = derive(seed, "public split")
+    order = torch.randperm(data.train_size, generator=rng)
+    test = torch.arange(data.train_size, len(data.inputs))
+    if test.numel() == 0:
+        test, order = order[: order.numel() // 10], order[order.numel() // 10 :]
+    held = max(1, order.numel() // 10)
+    if not test.numel() or order.numel() == held:
+        few = f"{data.train_size} rows of {data.name} are too few to train on, to stop by and to test on"
+        raise WrongInput("data", f"{few}; give at least 10")
+    return Part(train=order[held:], validation=order[:held], test=test)
+
+
+def check_removable(job: Job, config: Prune) -> None:
+    """Refuse a pruning that cannot be removed for real before anything is trained: try it on the weights at hand."""
+    net = job.bench.initial(job.role)
+    if config.weights is not None:
+        load_weights(net, config.weights)
+    mask, _ = prune(job, net.state_dict(), config.pruner, config.sparsity)
+    try:
+        remove(net, mask, job.bench.data.input_shape)
+    except WrongInput as error:
+        raise WrongInput("remove", f"{config.pruner} cannot be removed from this model ({error})") from error
+
+
+def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) -> None:
+    """Write the weights, with the recipe and the shape in the file's metadata."""
+    from safetensors.torch import save as encode
+
+    recipe = {
+        "schema": SCHEMA,
+        "secateur": version(),
+        "config": dump(config),
+        "input_shape": list(data.input_shape),
+        "classes": data.classes,
+        "pruned": {name: int((~kept).sum()) for name, kept in mask.items()},
+    }
+    # safetensors refuses tensors that share memory, as tied weights do
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in net.state_dict().items()
+    }
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, encode(tensors, metadata={"secateur": json.dumps(recipe)}))
+
+
+def load_pruned(path: Path | str) -> nn.Module:
+    """The model that `secateur prune` wrote, ready to use; a removed one has its smaller layers."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WrongInput("weights", f"{path} cannot be read as a .safetensors file: {error}") from None
+    if "secateur" not in metadata:
+        raise WrongInput("weights", f"{path} was not written by secateur prune: it carries no recipe")
+    recipe: dict[str, Any] = json.loads(metadata["secateur"])
+    rng = derive(recipe["config"]["seed"], "load")
+    net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
+    if scratch := defense(recipe["config"]["defense"]).acting_on("training"):
+        net = scratch.make().structure(net)
+    return load_weights(_resized(net, shapes), path)
+
+
+def _resized(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
+    """The structure with layers of the sizes that the saved tensors have."""
+    for prefix, module in net.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            for name, value in getattr(module, kind).items():
+                shape = shapes.get(f"{prefix}.{name}" if prefix else name)
+                if value is not None and shape is not None and tuple(value.shape) != shape:
+                    empty = value.new_empty(shape)
+                    getattr(module, kind)[name] = nn.Parameter(empty) if kind == "_parameters" else empty
+        if isinstance(module, nn.Conv2d):
+            module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.affine:
+            module.num_features = module.weight.shape[0]
+    return net

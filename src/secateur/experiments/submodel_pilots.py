@@ -1,0 +1,118 @@
+"""Pilot runs for advice: every client with every model size, in surroundings that are alike.
+
+In a pilot about as many clients have each size; in the next ones the sizes move on, until every client had each of them
+once. So a client is compared with itself. This is repeated with other deals. A pilot is short: a longer training makes
+better models and exposes more, so that what counts is the order of the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from secateur.catalogue import Choice
+from secateur.config import Federate
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.evaluation.submodel_advice import advise, rows_of
+from secateur.federated.build import network_of
+from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.federation import Round
+from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.spec import Terms
+from secateur.federated.submodels.stacked_federations import Rounds, Together
+from secateur.progress import progress
+from secateur.runs.folder import Run
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+
+
+def check_pilots(rule: Choice, terms: Terms) -> None:
+    """Refuse rules that have nothing to advise."""
+    if terms.rule.whole or terms.rule.alone:
+        raise WrongInput("advise", f"{rule} has no models of other sizes to attack; give a rule such as mapp-fl")
+
+
+def sizes_of(config: Federate) -> list[float]:
+    """The shares of channels that every client tries, the largest first."""
+    return sorted({1.0, *config.client_widths}, reverse=True)
+
+
+def dealt(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[list[float]]:
+    """Every pilot's sizes, a client each: in each draw every client has every width once.
+
+    Example:
+        >>> [sorted(pair) for pair in zip(*dealt(4, (1.0, 0.5), 1, 0))]
+        [[0.5, 1.0], [0.5, 1.0], [0.5, 1.0], [0.5, 1.0]]
+    """
+    pilots = []
+    for draw in range(draws):
+        order = torch.randperm(clients, generator=derive(seed, "pilots", draw)).tolist()
+        pilots += [[widths[(place + shift) % len(widths)] for place in order] for shift in range(len(widths))]
+    return pilots
+
+
+def run_pilots(
+    config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, terms: Terms, exposer: Exposer
+) -> list[Row]:
+    """Run the pilots of one federation and add what they advise to the run."""
+    seed, widths, rows = exposer.labels["seed"], sizes_of(config), []
+    groups = [[rates] for rates in dealt(len(terms.shares), widths, config.pilot_draws, seed)]
+    if device.type == "cuda":
+        groups = [[rates for (rates,) in groups]]
+    with progress(f"pilots of {rule}, seed {seed}", len(groups) * config.pilot_rounds, rate=True) as advance:
+        for group in groups:
+            rows += _piloted(config, run, data, device, group, terms, exposer, lambda done: advance(1))
+    advised = rows_of(advise(rows), exposer.labels | {"attack": str(exposer.attacks[0])})
+    run.add(advised)
+    return advised
+
+
+def _piloted(
+    config: Federate,
+    run: Run,
+    data: Dataset,
+    device: torch.device,
+    group: Sequence[Sequence[float]],
+    terms: Terms,
+    exposer: Exposer,
+    advance: Any,
+) -> list[Row]:
+    """The rows of pilots that run together, as a stage."""
+    story, rounds = Story(), config.pilot_rounds
+    asking = replace(exposer.asking, updates=1, compare=False)
+    made: list[SubmodelFederation] = []
+    watchers: list[Exposer] = []
+    for rates in group:
+        watching = Exposer(
+            exposer.attacks[:1], data, exposer.labels, story, rounds, asking=asking, turn=exposer.turn, device=device
+        )
+        watchers.append(watching)
+        short = replace(terms, rates=rates, rounds=rounds, evaluate_every=rounds)
+        net = network_of(config, data, exposer.labels["seed"]).to(device)
+        made.append(
+            SubmodelFederation(
+                net,
+                data,
+                short,
+                exposer.labels["seed"],
+                device,
+                observers=[(watching.pace(short), watching)],
+                way=config.way,
+                beside=made[0] if made else None,
+            )
+        )
+
+    def tell(done: Round | Rounds) -> None:
+        advance(done)
+        for one, watching in zip(made, watchers, strict=True) if done.number == rounds else ():
+            watching.attack_clients(one)
+
+    depends = {"each": [depends_of(one, data) for one in made], "pilot": True, "asking": repr(asking)}
+    depends |= {"exposure": str(exposer.attacks[0]), "threads": config.threads}
+    followed: Any = Together(made) if len(made) > 1 else made[0]
+    return federated(run, followed, story, tell, depends)[1].rows

@@ -1,0 +1,1 @@
+"""Attackers inside a federation."""

@@ -1,0 +1,88 @@
+"""Whom an attacker inside a federation follows, in which rounds, and how far back it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from secateur.errors import WrongInput
+from secateur.federated.sampling import sampler_of
+from secateur.federated.spec import Terms
+
+Who = int | Literal["all"] | tuple[int, ...]  # so many of a round's clients, all of them, or these
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Which rounds and clients are attacked; `history` of a client's last rounds together."""
+
+    every: int = 1  # rounds
+    at: tuple[int, ...] = ()  # these rounds instead
+    who: Who = 1
+    history: int = 1
+
+    def attacks(self, number: int) -> bool:
+        """Whether a round is attacked."""
+        return number in self.at if self.at else number % self.every == 0
+
+    def rounds(self, last: int) -> list[int]:
+        """All that are attacked of so many."""
+        return [number for number in range(1, last + 1) if self.attacks(number)]
+
+    def chosen(self, clients: Sequence[int]) -> list[int]:
+        """Whom of these, in their order.
+
+        Example:
+            >>> Orders(who=2).chosen([7, 3, 5]), Orders(who=(5, 7)).chosen([7, 3, 5]), Orders(who="all").chosen([7, 3])
+            ([7, 3], [7, 5], [7, 3])
+        """
+        if isinstance(self.who, tuple):
+            return [client for client in clients if client in self.who]
+        return list(clients) if self.who == "all" else list(clients)[: self.who]
+
+    def remembered(
+        self, last: int, drawn: Callable[[int], Sequence[int]], back: int | None = None
+    ) -> dict[int, set[int]]:
+        """By round the clients whose updates a later attack will use; `drawn` tells who takes part in a round.
+
+        These are `back` of a client's earlier rounds; None: as many as the history has.
+
+        An attacker would keep everything. Knowing ahead what will be used saves memory, and changes nothing.
+        """
+        found: dict[int, set[int]] = {}
+        back = self.history - 1 if back is None else back
+        for number in self.rounds(last) if back else ():
+            clients = drawn(number)  # all of them: the first may not answer
+            short = dict.fromkeys(self.chosen(clients) if isinstance(self.who, tuple) else clients, back)
+            for earlier in range(number - 1, 0, -1):
+                if not short:
+                    break
+                for client in set(drawn(earlier)) & short.keys():
+                    found.setdefault(earlier, set()).add(client)
+                    short[client] -= 1
+                short = {client: missing for client, missing in short.items() if missing}
+        return found
+
+
+def check_orders(orders: Orders, terms: Terms, seed: int) -> None:
+    """Refuse, before any work, clients and rounds that are not there."""
+    if wrong := [number for number in orders.at if not 1 <= number <= terms.rounds]:
+        raise WrongInput("attack_at", f"round {wrong[0]} is not allowed; there are {terms.rounds} rounds")
+    if orders.history > terms.rounds:
+        raise WrongInput("attack_history", f"{orders.history} is not allowed; there are {terms.rounds} rounds")
+    if terms.view == "sum" and orders.who != 1:
+        raise WrongInput("attack_clients", "view: sum shows no single client, only the sum of a round; leave it out")
+    if terms.view == "sum" and orders.history > 1:
+        raise WrongInput("attack_history", "is of one client, and view: sum shows none; leave it at 1")
+    if isinstance(orders.who, int) and orders.who > terms.per_round:
+        raise WrongInput("attack_clients", f"{orders.who} is not allowed; {terms.per_round} take part in a round")
+    if not isinstance(orders.who, tuple):
+        return
+    if wrong := [client for client in orders.who if not 0 <= client < len(terms.shares)]:
+        raise WrongInput("attack_clients", f"client {wrong[0]} is not allowed; give 0 to {len(terms.shares) - 1}")
+    sampler = sampler_of(terms, seed)
+    if not any(orders.chosen(sampler.clients(number)) for number in orders.rounds(terms.rounds)):
+        there = [n for n in range(1, min(terms.rounds, 1000) + 1) if orders.chosen(sampler.clients(n))][:5]
+        ways = f"they do in {', '.join(map(str, there))}" if there else "raise per_round or rounds"
+        raise WrongInput("attack_clients", f"none of them takes part in an attacked round of seed {seed}; {ways}")

@@ -1,0 +1,110 @@
+"""FedDST."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from secateur import tree
+from secateur.catalogue import method
+from secateur.defenses.selection import largest
+from secateur.errors import WrongInput
+from secateur.federated.base_pruning import BasePruning, drawn, every_so_often, removed
+from secateur.interfaces import Batch, Mask, Params
+from secateur.pruning.masks import weights_of
+
+
+@method("base-pruning", "feddst", "priprune", cycles="iterative", at_client=True)
+@dataclass(frozen=True)
+class FedDST(BasePruning):
+    """Trains sparse from the start: clients drop small weights and grow steep ones (FedDST; Bibikar et al. 2022).
+
+    The sparsity S is `rate`, spread over the layers by Erdos-Renyi-Kernel densities, whose counts are rounded so that
+    their sum is exact. In a readjustment round each client prunes every layer to S + (1 - S) alpha by |w| and grows
+    back to S by the |gradient| of its last batch; what is grown begins at 0. So a local step must follow: a weight
+    that is still 0 when it is sent is pruned again. The server takes sum n m w / sum n m, which is the caller's
+    average, and prunes every layer to S by |w|. So the rate is exact after every round, at both ends.
+    """
+
+    alpha: float = 0.01
+    every: int = 15  # rounds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every_so_often("every", self.every)
+        if not 0 <= self.alpha <= 1:
+            raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number from 0 to 1")
+
+    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
+        """A random mask of these densities."""
+        whole = {name: torch.ones_like(state[name], dtype=torch.bool) for name in weights_of(net)}
+        return _largest(drawn(whole, rng), erk(whole, self.rate))
+
+    def adjusts(self, round: int) -> bool:
+        """Every so many rounds."""
+        return round % self.every == 0
+
+    def adjust(
+        self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator
+    ) -> tuple[Params, Mask]:
+        """Layer by layer the largest weights, at the server."""
+        if not self.adjusts(round):
+            return weights, mask
+        chosen = _largest({name: weights[name].abs() for name in mask}, erk(mask, self.rate))
+        return tree.masked(weights, chosen), chosen
+
+    def local(self, weights: Params, gradient: Params, mask: Mask, round: int, rng: Generator | None = None) -> Mask:
+        """Prune and grow; what was just pruned may be grown again, and then keeps its value."""
+        if not self.adjusts(round):
+            return mask
+        chosen = {}
+        for name, number in erk(mask, self.rate).items():
+            fewer = number - round_down(self.alpha * number)
+            keep = mask[name].flatten()
+            stays = largest(torch.where(keep, weights[name].abs().flatten(), -1), fewer)
+            grown = largest(torch.where(stays, -1, gradient[name].abs().flatten()), number - fewer)
+            chosen[name] = (stays | grown).view(mask[name].shape)
+        return chosen
+
+
+def _largest(values: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Mask:
+    return {name: largest(value.flatten(), numbers[name]).view(value.shape) for name, value in values.items()}
+
+
+def round_down(value: float) -> int:
+    """The whole part, of shares that are not exact in binary: .01 * 300 must count as 3."""
+    return int(round(value, 9))
+
+
+def erk(mask: Mask, rate: float) -> dict[str, int]:
+    """How many weights every layer keeps: densities in proportion to the sum of its sides over their product.
+
+    Layers that would need more than all of their weights are dense, and the others share the rest (Evci et al. 2020).
+    The largest remainders are rounded up, the first of equal ones, so that int(rate * total) are removed.
+
+    Example:
+        >>> erk({"a": torch.ones(2, 2), "b": torch.ones(10, 10)}, 0.5)
+        {'a': 4, 'b': 48}
+    """
+    sides = {name: sum(keep.shape) for name, keep in mask.items()}
+    sizes = {name: keep.numel() for name, keep in mask.items()}
+    total = sum(sizes.values())
+    wanted = total - removed(rate, total)
+    dense: set[str] = set()
+    while True:
+        rest = wanted - sum(sizes[name] for name in dense)
+        scale = rest / max(1, sum(sides[name] for name in sides if name not in dense))
+        over = {name for name in sides if name not in dense and scale * sides[name] > sizes[name]}
+        if not over:
+            break
+        dense |= over
+    shares = {name: float(sizes[name]) if name in dense else scale * sides[name] for name in sides}
+    counts = {name: math.floor(share) for name, share in shares.items()}
+    order = sorted((name for name in sides if counts[name] < sizes[name]), key=lambda n: counts[n] - shares[n])
+    for name in order[: wanted - sum(counts.values())]:
+        counts[name] += 1
+    return counts

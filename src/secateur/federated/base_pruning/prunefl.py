@@ -1,0 +1,294 @@
+"""PruneFL, and its time model: seconds that a round takes for each kept weight of a layer, and whatever is kept.
+
+Of Conv-2 and VGG-11 these are what PruneFL's authors measured: five local steps of computation and the communication.
+Of other networks a weight's computation is taken in proportion to its FLOPs, two for each place where it is applied,
+at the speed of Conv-2's second convolution, which is applied at 14 x 14 places; the time for nothing is taken as 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from secateur import tree
+from secateur.catalogue import method
+from secateur.defenses.selection import largest
+from secateur.errors import WrongInput
+from secateur.federated.base_pruning import BasePruning, every_so_often, removed, total_of
+from secateur.functional import Ask, Functional, split
+from secateur.interfaces import Batch, Mask, Params
+from secateur.pruning.masks import LAYERS, one_of, weights_of
+
+STEPS = 5
+COMMUNICATION = 5.561621e-6
+CONV_2 = (0.0, 7.09885e-6, 1.927325e-7, 1.782308e-7)
+VGG_11 = (
+    *(0.0, 8.95507e-6, 2.495288e-6, 2.780686e-6, 1.024265e-6, 1.277773e-6),
+    *(1.843831e-6, 8.066104e-7, 5.145334e-7, 2.430023e-7, 0.0),
+)
+PER_PLACE = CONV_2[1] / 14**2
+
+Shapes = tuple[tuple[int, ...], ...]
+CONV_2_SHAPES: Shapes = ((32, 1, 5, 5), (64, 32, 5, 5), (2048, 3136), (2048,))
+VGG_11_SHAPES: Shapes = (
+    *((64, 3, 3, 3), (128, 64, 3, 3), (256, 128, 3, 3), (256, 256, 3, 3), (512, 256, 3, 3)),
+    *((512, 512, 3, 3),) * 3,
+    *((256, 512), (128, 256), (128,)),
+)
+
+Hold = Literal["rate", "time"]
+Squares = Literal["all", "shared"]
+STABLE, CHANGE = 5, 0.1  # initial pruning ends when so many adjustments in a row changed the size by less than this
+
+
+class Times(NamedTuple):
+    """Seconds of a round."""
+
+    weights: tuple[float, ...]  # of one weight, by layer in the order of the network
+    constant: float  # whatever is kept
+
+
+def _round(computation: Sequence[float], constant: float) -> Times:
+    return Times(tuple(STEPS * each + COMMUNICATION for each in computation), STEPS * constant)
+
+
+MEASURED: dict[Shapes, Times] = {
+    CONV_2_SHAPES: _round(CONV_2, 1.24928),
+    VGG_11_SHAPES: _round(VGG_11, 17.3699),
+}
+
+
+def measured(shapes: Sequence[Sequence[int]]) -> Times | None:
+    """What was measured of a network with weights of these shapes, whatever its number of classes; None: nothing."""
+    *inner, last = (tuple(shape) for shape in shapes)
+    return MEASURED.get((*inner, last[1:]))
+
+
+def equal(layers: int) -> Times:
+    """Of a network of which nothing is known but how many layers it has: a weight costs its communication."""
+    return _round([0.0] * layers, 0.0)
+
+
+def times_of(net: nn.Module, input_shape: tuple[int, ...]) -> Times:
+    """Measured where it was, else by FLOPs."""
+    weights = weights_of(net)
+    known = measured([weight.shape for weight in weights.values()])
+    if known is not None:
+        return known
+    places = places_of(net, input_shape)
+    return _round([PER_PLACE * places[name] for name in weights], 0.0)
+
+
+def places_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
+    """At how many places one example meets every weight: a convolution's output pixels, 1 for a Linear.
+
+    Example:
+        >>> places_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)), (1, 4, 4))
+        {'0.weight': 4, '2.weight': 1}
+    """
+    twin = copy.deepcopy(net).eval()
+    found: dict[str, int] = {}
+    for name, layer in twin.named_modules():
+        if isinstance(layer, LAYERS):
+            key = f"{name}.weight".lstrip(".")
+
+            def count(layer: nn.Module, inputs: Any, output: Tensor, key: str = key) -> None:
+                found[key] = found.get(key, 0) + output[0].numel() // len(layer.weight)  # type: ignore[arg-type]
+
+            layer.register_forward_hook(count)
+    first = next(twin.parameters())
+    with torch.no_grad():
+        twin(torch.zeros(1, *input_shape, dtype=first.dtype, device=first.device))
+    return found
+
+
+@method("base-pruning", "prunefl", "priprune", cycles="iterative", at_client=True)
+@dataclass(frozen=True)
+class PruneFL(BasePruning):
+    """Keeps the weights with the most squared gradient for their time, adjusted over the rounds (PruneFL; Jiang 2022).
+
+    In every layer a share fraction * 0.5^(round / halving) of the kept weights, those of least |w|, become candidates,
+    and so do all that are pruned; the others stay. Candidates come back in the order of squares / seconds. `hold` says
+    until when: "rate" until exactly 1 - rate of all weights are kept (at least so many are candidates that this can
+    be; a layer's largest weight never is), which is how priprune's base rate is met; "time" while squares / seconds
+    exceeds (sum of squares) / (constant + sum of seconds) of what is kept so far, which is PruneFL's own rule, and
+    then `rate` is not used. Biases are never pruned and count nothing. A weight that comes back resumes the value
+    that it had at the server.
+
+    The first mask is made by one client: it trains a copy of the model on `samples` examples with the same
+    adjustments, and only its mask is taken. The loss is PruneFL's, BCE-with-logits on one-hot labels.
+
+    The squares that clients send are of all weights (`squares` "all", the paper's), so of those too that a defense
+    withholds: they give away the size of each such gradient. With "shared" they are 0 there, and a weight that is
+    withheld counts as flat.
+    """
+
+    every: int = 50  # rounds, and iterations of the initial pruning
+    fraction: float = 0.3
+    halving: int = 10_000
+    hold: Hold = "rate"
+    samples: int = 200
+    iterations: int = 1000
+    batch_size: int = 20
+    learning_rate: float = 0.25
+    seconds: tuple[float, ...] = ()  # a round's, for a weight of every layer; (): as measured, by the network
+    constant: float = 0.0  # of these
+    squares: Squares = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("hold", self.hold, get_args(Hold))
+        one_of("squares", self.squares, get_args(Squares))
+        for name in ("every", "halving", "samples", "batch_size"):
+            every_so_often(name, getattr(self, name))
+        if self.iterations < self.every:
+            raise WrongInput("iterations", f"{self.iterations} is not allowed; give at least every, {self.every}")
+        if not 0 < self.fraction < 1:
+            raise WrongInput("fraction", f"{self.fraction} is not allowed; give a number above 0 and below 1")
+        if min(self.seconds, default=1.0) <= 0:
+            raise WrongInput("seconds", "every layer's must be above 0")
+
+    def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
+        """With the times of this network, unless others were given."""
+        if self.seconds:
+            return self
+        times = times_of(net, input_shape)
+        return replace(self, seconds=times.weights, constant=times.constant)
+
+    def adjusts(self, round: int) -> bool:
+        """Every so many rounds."""
+        return round % self.every == 0
+
+    @property
+    def wants_squares(self) -> bool:
+        """The sum of `squares` over clients and rounds since the last adjustment."""
+        return True
+
+    @property
+    def spares_withheld(self) -> bool:
+        """As `squares` says."""
+        return self.squares == "shared"
+
+    @property
+    def keeps_dropped(self) -> bool:
+        """Yes."""
+        return True
+
+    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
+        """The initial pruning, on one client's examples."""
+        binding = self.bound(net, tuple(batch.inputs.shape[1:]))
+        params, buffers = split(net, state)
+        params, buffers = tree.clone(params), tree.clone(buffers)
+        device = next(iter(params.values())).device
+        batch = Batch(batch.inputs[: self.samples], batch.labels[: self.samples]).to(device)
+        function = Functional(net, training=True, device=device)
+        asks = function.asks(params | buffers, batch.inputs[: self.batch_size])
+        mask: Mask = {name: torch.ones_like(params[name], dtype=torch.bool) for name in weights_of(net)}
+        stable = 0
+        for _ in range(self.iterations // self.every):
+            found = binding._train(function, asks, params, buffers, mask, batch, rng)
+            before = tree.kept(mask)
+            mask = binding._adjusted(params, mask, found, 0)
+            stable = stable + 1 if abs(tree.kept(mask) / before - 1) < CHANGE else 0
+            if stable == STABLE:
+                break
+        return mask
+
+    def adjust(
+        self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator
+    ) -> tuple[Params, Mask]:
+        """The next mask; the weights stay, those that come back among them."""
+        if not self.adjusts(round):
+            return weights, mask
+        if squares is None:
+            raise WrongInput("squares", "must be given: PruneFL chooses by the clients' squared gradients")
+        return weights, self._adjusted(weights, mask, squares, round)
+
+    def _train(
+        self,
+        function: Functional,
+        asks: Sequence[Ask],
+        params: Params,
+        buffers: Params,
+        mask: Mask,
+        batch: Batch,
+        rng: Generator,
+    ) -> Params:
+        """`every` steps of the kept weights, in place; the squares of the dense gradients, summed."""
+        found = {name: torch.zeros_like(params[name]) for name in mask}
+        for _ in range(self.every):
+            rows = torch.randperm(batch.size, generator=rng)[: self.batch_size].to(batch.labels.device)
+            leaves = {name: value.requires_grad_() for name, value in tree.masked(tree.clone(params), mask).items()}
+            noise = [ask.draw(rng).to(rows.device) for ask in asks]
+            loss = one_hot_loss(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            for (name, value), grad in zip(params.items(), grads, strict=True):
+                if name in mask:
+                    found[name] += squares({name: grad}, len(rows))[name]
+                    grad = torch.where(mask[name], grad, 0)
+                value -= self.learning_rate * grad
+        return found
+
+    def _adjusted(self, weights: Params, mask: Mask, found: Params, round: int) -> Mask:
+        times = self._times(mask)
+        wanted = total_of(mask) - removed(self.rate, total_of(mask))
+        share = self.fraction * 0.5 ** (round / self.halving)
+        numbers = {name: int(keep.sum()) for name, keep in mask.items()}
+        excess = 1 - wanted / max(1, sum(numbers.values())) if self.hold == "rate" else 0.0
+        stays = {}
+        for name, number in numbers.items():
+            candidates = min(max(int(share * number), math.ceil(excess * number)), max(0, number - 1))
+            magnitudes = torch.where(mask[name], weights[name].abs(), -1).flatten()
+            stays[name] = largest(magnitudes, number - candidates)
+        kept = torch.cat(list(stays.values()))
+        gained = torch.cat([found[name].flatten().double() for name in mask])
+        spent = torch.cat([gained.new_full((mask[n].numel(),), t) for n, t in zip(mask, times.weights, strict=True)])
+        if self.hold == "rate":
+            chosen = kept | largest(torch.where(kept, -1, gained / spent), wanted - int(kept.sum()))
+        else:
+            chosen = greedy(kept, gained, spent, times.constant)
+        parts = torch.split_with_sizes(chosen, [keep.numel() for keep in mask.values()])
+        return {name: part.view(mask[name].shape) for name, part in zip(mask, parts, strict=True)}
+
+    def _times(self, mask: Mask) -> Times:
+        if not self.seconds:
+            return measured([keep.shape for keep in mask.values()]) or equal(len(mask))
+        if len(self.seconds) != len(mask):
+            raise WrongInput("seconds", f"has {len(self.seconds)} layers, and the model {len(mask)} that are pruned")
+        return Times(self.seconds, self.constant)
+
+
+def squares(total: Params, samples: int) -> Params:
+    """A client's statistic: the dense gradients that it summed over its local steps, squared, times its samples."""
+    return {name: samples * value.square() for name, value in total.items()}
+
+
+def one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """BCE-with-logits on one-hot labels, the mean over examples and classes."""
+    return binary_cross_entropy_with_logits(logits, one_hot(labels, logits.shape[1]).to(logits))
+
+
+def greedy(kept: Tensor, gained: Tensor, spent: Tensor, constant: float) -> Tensor:
+    """PruneFL's own choice: candidates by gain / time, while that exceeds the ratio of all that is kept so far.
+
+    Example:
+        >>> kept, gained = torch.tensor([True, False, False, False]), torch.tensor([2.0, 1.0, 9.0, 3.0])
+        >>> greedy(kept, gained, torch.ones(4), constant=0.0)
+        tensor([ True, False,  True, False])
+    """
+    rows = (~kept).nonzero()[:, 0]
+    rows = rows[(gained[rows] / spent[rows]).sort(descending=True, stable=True).indices]
+    gains, times = gained[rows], spent[rows]
+    before = gained[kept].sum() + gains.cumsum(0) - gains
+    after = constant + spent[kept].sum() + times.cumsum(0) - times
+    accepted = (gains * after > before * times).to(torch.int8).cumprod(0).bool()  # up to the first that is not
+    chosen = kept.clone()
+    chosen[rows[accepted]] = True
+    return chosen

@@ -1,0 +1,234 @@
+"""One round of collaborative SGD over the tensors of all users and of the server (dgp Algorithm 2, lines 3 to 10).
+
+What every step of a collaborative training is given: the users' batches and all of its chance, drawn outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from secateur.data.dataset import Dataset
+from secateur.data.partition import iid
+from secateur.defenses.uploads import capturable, makes_anew
+from secateur.errors import WrongInput
+from secateur.federated.collaborative.flat_tensors import Flat, Statistics
+from secateur.federated.collaborative.measurements import Tally
+from secateur.federated.collaborative.plan import Exchanged, Found, Given, Plan, Round
+from secateur.federated.collaborative.shared_backward import OneBatch
+from secateur.federated.collaborative.uploads import OneByOne, Stacked
+from secateur.functional import Ask, Functional, split
+from secateur.gpu.graphs import Branches, Captured, cudnn_chooses
+from secateur.inference import arranged
+from secateur.interfaces import Batch, Params, Turning
+from secateur.seeding import derive
+
+
+class Rounds:
+    """The server's model and momentum, every user's state, and the round that changes them.
+
+    All tensors outside of a backward are in plain strides, and stay where they are: a captured round reads and writes
+    them in place. For the backwards the filters are copied into channels_last once a round. `stacked` says whether the
+    uploads are one operation on all users; None: on a GPU, where a graph can hold them. A CPU has not the memory.
+    `at_once` says whether the gradients of all users are one backward, where that is right; None: on a GPU.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        plan: Plan,
+        state: Params,
+        device: torch.device,
+        stacked: bool | None = None,
+        at_once: bool | None = None,
+    ) -> None:
+        self.net, self.plan = net, plan
+        self.params, buffers = (_plain(part, device) for part in split(net, state))
+        self.moments = {name: torch.zeros_like(value) for name, value in self.params.items()}
+        self.number = 0  # rounds so far
+        self.rng = Generator()  # of the uploads' noise
+        anew, graphs = makes_anew(plan.upload), device.type == "cuda"
+        self.learner = Functional(net, training=not anew, device=device)
+        self.batchnorm: Literal["eval", "batch"] = "eval" if anew else "batch"
+        self.statistics = Statistics(self.learner.structure, buffers, plan.users)
+        self.buffers = self.statistics.buffers
+        flat = Flat(self.params)
+        self.tally = Tally(flat, plan.users)
+        one_type = len({value.dtype for value in self.params.values()}) == 1
+        if stacked is None:
+            stacked = graphs and one_type and capturable(plan.upload) and plan.liar is None
+        self.uploads: OneByOne | Stacked = (
+            Stacked(plan, self.params, self.tally, flat) if stacked else OneByOne(plan, self.params, self.tally)
+        )
+        at_once = graphs if at_once is None else at_once
+        self.one_batch = OneBatch(self.learner, plan.loss, plan.users, device) if at_once else None
+        self.branches = Branches(plan.users, device, parallel=graphs)
+        self._gradients = Captured(self.gradients, device) if graphs and not stacked else self.gradients
+        self._round = Captured(self._plain_round, device) if graphs and stacked else self._plain_round
+
+    @property
+    def states(self) -> list[Params]:
+        """What each user keeps at home."""
+        return self.uploads.states
+
+    def __call__(self, given: Round) -> Exchanged:
+        """One step of everybody; what it returns is overwritten by the next one on a GPU."""
+        if isinstance(self.uploads, Stacked):
+            self.uploads.draw(self.rng)
+        exchanged = self._round(given)
+        self.number += 1
+        return exchanged
+
+    def _plain_round(self, given: Round) -> Exchanged:
+        return self.exchange(given, self._gradients(given))
+
+    def gradients(self, given: Round) -> Found:
+        """Line 4: every user's gradient at the shared model, which stays as it is."""
+        leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
+        with cudnn_chooses(by_timing=True):  # in the steps before a capture: no replay comes here
+            return self._at_once(given, leaves) or self._by_user(given, leaves)
+
+    def _at_once(self, given: Round, leaves: Params) -> Found | None:
+        """By one backward, where that is right."""
+        if self.one_batch is None:
+            return None
+        if not self.one_batch.takes(leaves, self.statistics, given.given, lambda: self._by_user(given, leaves)):
+            return None
+        buffers, room = self.statistics.copies(), self.uploads.room()
+        losses = self.one_batch(leaves, self.statistics.views(buffers), given.given, room)
+        return None if losses is None else Found(list(losses), self.uploads.filled(room), buffers)
+
+    def _by_user(self, given: Round, leaves: Params) -> Found:
+        """By a backward each."""
+        buffers = self.statistics.copies()  # BatchNorm updates them
+
+        def one(user: int) -> tuple[Tensor, Params]:
+            (inputs, labels), dropout = given.given[user]
+            tensors = leaves | self.statistics.of(user, buffers)
+            loss = self.plan.loss(self.learner(tensors, inputs, dropout), labels)
+            wanted = list(leaves.values())
+            values = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            return loss.detach(), self.uploads.keep(user, dict(zip(leaves, values, strict=True)))
+
+        losses, grads = zip(*self.branches(one), strict=True)
+        return Found(list(losses), list(grads), buffers)
+
+    @torch.no_grad()
+    def exchange(self, given: Round, found: Found) -> Exchanged:
+        """Lines 5 to 10: what is compressed, sent, averaged and learnt."""
+        plan, model = self.plan, self.params | self.buffers
+
+        def turning(user: int) -> Turning:
+            batch = given.given[user].batch
+            return Turning(self.net, model, batch, self.number, self.rng, plan.loss, self.batchnorm)
+
+        self.tally.losses(found.losses, [user.batch.size for user in given.given])
+        exchanged = self.uploads(found.grads, given.chosen, turning)
+        self._descend(exchanged.average, given.rate)
+        self.statistics.take(found.buffers)
+        return exchanged
+
+    def _descend(self, average: Params, rate: Tensor) -> None:
+        """Line 10, with the momentum and the weight decay of torch.optim.SGD."""
+        weights, moments = ([*part.values()] for part in (self.params, self.moments))
+        step = [average[name] for name in self.params]
+        torch._foreach_add_(step, weights, alpha=self.plan.weight_decay)
+        torch._foreach_mul_(moments, self.plan.momentum)
+        torch._foreach_add_(moments, step)
+        torch._foreach_sub_(weights, torch._foreach_mul(moments, rate))
+
+
+def _plain(tensors: Params, device: torch.device) -> Params:
+    """Copies on the device in plain strides."""
+    return {n: v.detach().to(device).clone(memory_format=torch.contiguous_format) for n, v in tensors.items()}
+
+
+class Feed:
+    """The data on the device, each user's share of it, and an epoch's rounds.
+
+    All draws of an epoch come from the seed and the epoch's number, so nothing of chance needs to be kept between two.
+    """
+
+    def __init__(self, net: nn.Module, data: Dataset, plan: Plan, seed: int, device: torch.device) -> None:
+        self.plan, self.seed, self.device = plan, seed, device
+        self.dtype = next(net.parameters()).dtype
+        self.needs_two = any(isinstance(module, _BatchNorm) for module in net.modules())
+        inputs, labels = data.batch.to(device)
+        self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
+        self.test = Batch(inputs[data.train_size :], labels[data.train_size :])
+        self.shares = self._shares()
+        batches = [len(self._cut(rows)) for rows in self.shares]
+        self.steps = max(batches)  # an epoch
+        self.passes = -(-self.steps // min(batches))  # over the smallest share in an epoch, a last one cut short
+        self._asks: dict[tuple[Functional, int], list[Ask]] = {}
+
+    def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:
+        """Every step's batches, and the chance inside the users' networks; the uploads' own comes from `rounds.rng`."""
+        plan, device = self.plan, self.device
+        uploads, chooser, seeder = (derive(self.seed, what, epoch) for what in ("upload", "broadcast", "noise"))
+        noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=seeder)))
+        rounds.rng, tensors = uploads, rounds.params | rounds.buffers
+        steps = list(self.batches(epoch))
+        chosen = torch.randint(plan.users, (len(steps), 1), generator=chooser).to(device)
+        rate = torch.tensor(plan.schedule.rate(epoch), dtype=self.dtype, device=device)
+        for rows, user in zip(steps, chosen, strict=True):
+            given = [
+                Given(batch, self.chance(rounds.learner, tensors, batch.inputs, noise))
+                for batch in self._users(rows, noise)
+            ]
+            yield Round(given, rate, user)
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        """The rows of an epoch step by step, a user each.
+
+        A last single example joins the batch before it where BatchNorm needs two.
+        """
+        rng = derive(self.seed, "order", epoch)
+        by_user: list[list[Tensor]] = []
+        for rows in self.shares:
+            batches: list[Tensor] = []
+            while len(batches) < self.steps:
+                batches += self._cut(rows[torch.randperm(len(rows), generator=rng)].to(self.device))
+            by_user.append(batches[: self.steps])
+        return zip(*by_user, strict=True)
+
+    def chance(self, function: Functional, tensors: Params, inputs: Tensor, noise: Generator) -> tuple[Tensor, ...]:
+        """What a forward of so many inputs draws: dropout, and noise inside the network."""
+        key = function, len(inputs)
+        if key not in self._asks:
+            self._asks[key] = function.asks(tensors, inputs)
+        return tuple(ask.draw(noise) for ask in self._asks[key])
+
+    def arranged(self, inputs: Tensor) -> Tensor:
+        """Inputs as the network takes them."""
+        return arranged({"": inputs.to(self.dtype)})[""]
+
+    def _users(self, rows: Sequence[Tensor], noise: Generator) -> list[Batch]:
+        """Every user's batch as it uses it; the pictures of all are taken and augmented at once."""
+        inputs, labels = self.train.take(torch.cat(list(rows)))
+        if self.plan.transform is not None:
+            inputs = self.plan.transform(inputs, noise)
+        sizes = [len(each) for each in rows]
+        parts = zip(torch.split(self.arranged(inputs), sizes), torch.split(labels, sizes), strict=True)
+        return [Batch(*each) for each in parts]
+
+    def _shares(self) -> list[Tensor]:
+        """Which rows of the train part each user holds."""
+        given, rows = self.plan.shares, self.train.size
+        shares = iid(rows, self.plan.users, derive(self.seed, "shares")) if given is None else list(given)
+        every = torch.cat(shares)
+        if int(every.min()) < 0 or int(every.max()) >= rows or bool((every.sort().values.diff() == 0).any()):
+            raise WrongInput("shares", f"must be different rows of the train part; allowed: 0 to {rows - 1}, once each")
+        if self.needs_two and min(map(len, shares)) < 2:
+            raise WrongInput("shares", "of one example are not allowed: BatchNorm needs two")
+        return shares
+
+    def _cut(self, rows: Tensor) -> list[Tensor]:
+        batches = list(torch.split(rows, self.plan.batch_size))
+        if self.needs_two and len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return batches

@@ -1,0 +1,202 @@
+"""Uploads of a step: one after the other on a CPU, or all at once.
+
+Then the users are one axis after their backwards, for a CUDA graph of few nodes. Those that no graph can hold
+(defenses/uploads.py) go one by one on a GPU too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+from torch.func import vmap
+
+from secateur import tree
+from secateur.defenses.error_feedback import INNER, RESIDUAL, ErrorFeedback
+from secateur.defenses.noise import GaussianNoise, on_device
+from secateur.defenses.uploads import SendAll, accumulated, aligned, drawn, inner_of
+from secateur.federated.collaborative.flat_tensors import ALIGNED, Flat
+from secateur.federated.collaborative.measurements import Measured, Tally, mean, measure, measured, square
+from secateur.federated.collaborative.plan import Exchanged, Plan
+from secateur.interfaces import Mask, Params, Turning
+
+
+class OneByOne:
+    """Every user's state, and what it sends; as little memory as one user needs at a time."""
+
+    def __init__(self, plan: Plan, params: Params, tally: Tally) -> None:
+        self.plan, self.params, self.tally = plan, params, tally
+        self.states = [tree.clone(plan.upload.init(params)) for _ in range(plan.users)]
+
+    def keep(self, user: int, grads: Params) -> Params:
+        """A backward's gradient, in plain strides."""
+        return {name: value.contiguous() for name, value in grads.items()}
+
+    def room(self) -> Params:
+        """Where all users' gradients go, (users, ...), without one backward each."""
+        # zeros: nothing is written for a layer whose output the loss does not depend on
+        return {name: value.new_zeros(self.plan.users, *value.shape) for name, value in self.params.items()}
+
+    def filled(self, room: Params) -> list[Params]:
+        """What is in the room now, by user."""
+        return [{name: value[user] for name, value in room.items()} for user in range(self.plan.users)]
+
+    def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
+        """Lines 5 to 9 of Algorithm 2."""
+        wholes = [accumulated(self.plan.upload, *each) for each in zip(grads, self.states, strict=True)]
+        inside = self._broadcast(wholes, chosen)
+        sent: list[Params] = []
+        measured: list[Measured] = []
+        for user, (own, whole) in enumerate(zip(grads, wholes, strict=True)):
+            sent.append(self._send(user, own, inside, turning(user)))
+            self.tally.sent(user, sent[user])
+            measured.append(measure(own, whole, sent[user]))
+        if inside is not None:  # and has the form of a broadcast, as everybody could follow it
+            self.tally.broadcast(inside)
+        self.tally.step(Measured(*map(torch.stack, zip(*measured, strict=True))), square(mean(grads)))
+        return Exchanged(sent, inside, mean(sent))
+
+    def _broadcast(self, wholes: list[Params], chosen: Tensor) -> Mask | None:
+        """ADGP: the positions that the chosen user tells everybody, true or not."""
+        method = aligned(self.plan.upload)
+        if method is None:
+            return None
+        honest = method.positions(wholes[int(chosen)])
+        if self.plan.liar is None:
+            return honest
+        inside = self.plan.liar(int(chosen), tree.clone(honest))
+        same = [name in inside and torch.equal(inside[name], where) for name, where in honest.items()]
+        self.tally.sums["lies"] += not all(same)
+        return inside
+
+    def _send(self, user: int, grads: Params, inside: Mask | None, turning: Turning) -> Params:
+        state, noise = self.states[user], drawn(self.plan.upload, self.params, turning.rng)
+        outside = {"noise": noise} if noise else {}
+        outside |= {"inside": inside} if inside is not None else {}
+        sent, after = self.plan.upload(grads, state, turning, **outside)
+        if after is not state:
+            torch._foreach_copy_(list(state.values()), [after[name] for name in state])
+        return sent
+
+
+class Stacked:
+    """Every user's state as views of stacked tensors, and what all of them send.
+
+    The upload is written for one user and mapped over all, unless it has a way of its own for rows. Error feedback is
+    taken out of it and done on whole rows: the residual's own memory holds gradient + residual while that is
+    compressed, and again the residual when what is sent was taken away, entry by entry as ErrorFeedback does it.
+    """
+
+    def __init__(self, plan: Plan, params: Params, tally: Tally, flat: Flat) -> None:
+        self.plan, self.params, self.tally, self.flat = plan, params, tally, flat
+        self.inner, self.feedback = inner_of(plan.upload), isinstance(plan.upload, ErrorFeedback)
+        self.found = flat.new(plan.users)  # gradients, filters channels last
+        self.norms = flat.zeros.new_zeros(plan.users)  # theirs
+        self.whole = flat.new(plan.users)  # X, what is compressed; between two steps the residual
+        self.kept = {name: _repeated(value, plan.users) for name, value in self.inner.init(params).items()}
+        self.noise_rows = flat.new(plan.users) if type(self.inner) is GaussianNoise else None
+        self.noise = flat.views(self.noise_rows) if self.noise_rows is not None else self._noise()
+        self.states = [self._state(user) for user in range(plan.users)]
+
+    def keep(self, user: int, grads: Params) -> Params:
+        """A backward's gradient, as a row of all."""
+        row = self.found[user]
+        self.flat.join_turned(grads, row)
+        torch.linalg.vector_norm(row, out=self.norms[user])
+        return self.flat.turned(row)
+
+    def room(self) -> Params:
+        """Where all users' gradients go, (users, ...), without one backward each."""
+        return self.flat.turned(self.found)
+
+    def filled(self, room: Params) -> list[Params]:
+        """What is in the room now, by user."""
+        torch.linalg.vector_norm(self.found, dim=1, out=self.norms)
+        return [{name: value[user] for name, value in room.items()} for user in range(self.plan.users)]
+
+    def draw(self, rng: Generator) -> None:
+        """All users' noise of a step, to where a graph reads it; on a GPU in one draw."""
+        if self.noise_rows is not None and self.noise_rows.device.type != "cpu":
+            self.noise_rows.normal_(generator=on_device(self.noise_rows.device, rng))
+        elif self.noise:
+            for user in range(self.plan.users):
+                for name, value in drawn(self.plan.upload, self.params, rng).items():
+                    self.noise[name][user].copy_(value)
+
+    def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
+        """Lines 5 to 9 of Algorithm 2."""
+        if isinstance(self.plan.upload, SendAll):
+            return self._send_all()
+        self._accumulate()
+        inside = self._broadcast(chosen)
+        before, found = self._squares(self.whole), self.found.mean(0)
+        sent = self._send(inside, turning(0))
+        missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
+        self.tally.sent_by_all(sent)
+        self.tally.step(measured(self.norms.square(), before, missing), square({"": found}))
+        return Exchanged([self.flat.views(row) for row in sent], inside, self.flat.views(sent.mean(0)))
+
+    def _send_all(self) -> Exchanged:
+        """Nothing is missing, one average is that of both, and it alone is put into plain strides."""
+        found = self.found.mean(0)
+        average = torch.empty_like(found)
+        for into, value in self.flat.pairs(average, found):
+            into.copy_(value)
+        for never, value in self.flat.pairs(self.tally.rows, self.found):
+            never.logical_and_(value == 0)
+        squares = self.norms.square()
+        self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": found}))
+        return Exchanged([self.flat.turned(row) for row in self.found], None, self.flat.views(average))
+
+    def _accumulate(self) -> None:
+        """Gradient + residual with error feedback, else the gradient, in plain strides."""
+        for into, value in self.flat.pairs(self.whole, self.found):
+            into.add_(value) if self.feedback else into.copy_(value)
+
+    def _broadcast(self, chosen: Tensor) -> Mask | None:
+        """ADGP: the chosen user's positions, without asking who it is: in a graph it is another at every replay."""
+        method = aligned(self.plan.upload)
+        if method is None:
+            return None
+        inside = method.positions(self.flat.views(self.whole.index_select(0, chosen)[0]))
+        self.tally.broadcast(inside)
+        return inside
+
+    def _send(self, inside: Mask | None, turning: Turning) -> Tensor:
+        """(users, N) what everybody sends, in memory of its own."""
+        own = "compress_rows" in vars(type(self.inner))  # one that is inherited need not be what is called here
+        by_rows = getattr(self.inner, "compress_rows", None) if own and not self.kept else None
+        if by_rows is not None:  # nothing is cut up and joined again
+            sent: Tensor = by_rows(self.whole, self.flat.sizes, ALIGNED)
+            return sent
+
+        def one(whole: Params, kept: Params, noise: Params) -> tuple[Params, Params]:
+            outside = {"noise": noise} if noise else {}
+            outside |= {"inside": inside} if inside is not None else {}
+            return self.inner(whole, kept, turning, **outside)
+
+        compressed, after = vmap(one)(self.flat.views(self.whole), self.kept, self.noise)
+        for name, value in self.kept.items():
+            value.copy_(after[name])
+        return self.flat.join(compressed)
+
+    def _squares(self, rows: Tensor) -> Tensor:
+        """(users, tensors) ||.||^2."""
+        return torch.stack(torch._foreach_norm(self.flat.each(rows))).view(self.plan.users, -1).square()
+
+    def _noise(self) -> Params:
+        """Memory for the noise of an upload of the user's own."""
+        like = drawn(self.plan.upload, self.params, Generator())
+        return {name: _repeated(value, self.plan.users) for name, value in like.items()}
+
+    def _state(self, user: int) -> Params:
+        kept = {name: value[user] for name, value in self.kept.items()}
+        if not self.feedback:
+            return kept
+        residual = {RESIDUAL + name: value for name, value in self.flat.views(self.whole[user]).items()}
+        return residual | {INNER + name: value for name, value in kept.items()}
+
+
+def _repeated(value: Tensor, users: int) -> Tensor:
+    return torch.stack([value] * users)

@@ -1,0 +1,213 @@
+"""Strategies of Flower's around another one: one that reads updates in the wire format, and one that audits.
+
+An auditor at the server of any Flower app: attacks chosen updates as they arrive, and writes rows and a page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from secateur.catalogue import Choice
+from secateur.config import inversion
+from secateur.errors import WrongInput
+from secateur.evaluation import gallery
+from secateur.evaluation.membership import flat
+from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
+from secateur.federated.flower.link import arrays_of, only, size_of, tensors_of, unpacked
+from secateur.federated.flower.mod import BUFFERS, applied
+from secateur.interfaces import Batch, InversionAttack, Knowledge, Params, ServerView, Weights
+from secateur.metrics.lpips import load_weights
+from secateur.progress import progress
+from secateur.report import page_afterwards
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
+from secateur.runs.unfinished import Onlooker
+from secateur.seeding import derive
+from secateur.wire import decode
+
+Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples of an update, where they are known
+
+
+class AroundStrategy(Strategy):
+    """Does what the strategy inside does, and remembers the model that a round's clients were sent."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner = inner
+        self.sent: Params = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the strategy inside."""
+        self.sent = tensors_of(arrays)
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """As the strategy inside."""
+        return self.inner.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the strategy inside."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the strategy inside."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """As the strategy inside."""
+        self.inner.summary()
+
+
+class DecodingStrategy(AroundStrategy):
+    """Makes arrays of what `upload_mod(..., wire=True)` sends; a reply that cannot be read is left out and named.
+
+    `bytes_up` are the bytes of all updates so far, and `dense_bytes` what they would have been as arrays.
+    """
+
+    def __init__(self, inner: Strategy, buffers: tuple[str, ...] = BUFFERS) -> None:
+        super().__init__(inner)
+        self.buffers = buffers
+        self.bytes_up = self.dense_bytes = 0
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Decode, then as the strategy inside."""
+        read = [self._decoded(reply) for reply in replies]
+        return self.inner.aggregate_train(server_round, [reply for reply in read if reply is not None])
+
+    def _decoded(self, reply: Message) -> Message | None:
+        if reply.has_error():
+            return reply
+        try:
+            name, record = only(reply.content, "a client's reply")
+            self.bytes_up += size_of(record)
+            shapes = {name: tuple(value.shape) for name, value in self.sent.items()}
+            sent = decode(unpacked(record).get("update", b""), shapes)
+            arrays = arrays_of(applied(self.sent, sent, self.sent, self.buffers))
+        except WrongInput as error:
+            log(WARNING, "the update of node %s is left out: %s", reply.metadata.src_node_id, error)
+            return None
+        self.dense_bytes += size_of(arrays)
+        reply.content[name] = arrays
+        return reply
+
+
+class Auditor:
+    """Attacks updates with what a server may know, and keeps the page in `out` up to date.
+
+    `knowledge` must say the local steps and the learning rate of the clients. Where the examples of an update are
+    known, reconstructions are scored against them; else the page shows what the attack found, unscored.
+    """
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        attacks: str | Sequence[str],
+        out: Path | str,
+        *,
+        defense: str = "none",
+        name: str = "model",
+        images: bool = True,
+        seed: int = 0,
+        **over: Any,
+    ) -> None:
+        if knowledge.learning_rate is None:
+            raise WrongInput("knowledge", "must say the clients' learning_rate and local_steps, as they send weights")
+        self.attacks = [inversion(each, **over) for each in ([attacks] if isinstance(attacks, str) else attacks)]
+        self.knowledge, self.images, self.out = knowledge, images, Path(out)
+        extra = {"labels": "inferred", "update": f"weights after {knowledge.local_steps} local steps"}
+        self.labels: dict[str, Any] = {"model": name, "dataset": "given", "seed": seed, "defense": defense}
+        self.labels |= {"extra": extra}
+        self.rows: list[Row] = []
+        self.figures: list[dict[str, Any]] = []
+        self.targets = 0  # updates that were attacked
+        self.scoring = Scoring(load_weights())
+
+    def __call__(self, number: int, node: int, sent: Params, weights: Params, truth: Batch | None = None) -> None:
+        """Attack one update of a round."""
+        names = [name for name, _ in self.knowledge.net.named_parameters()]
+        if missing := [name for name in names if name not in weights]:
+            raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; give the app's own")
+        view = ServerView(sent, Weights({name: weights[name] for name in names}))
+        size = self.knowledge.batch_size if truth is None else truth.size
+        known = replace(self.knowledge, batch_size=size)
+        labels = self._labels(None, number, node, size)
+        if truth is not None:
+            pixels, believed = known.pixels(truth.inputs), truth.labels.tolist()
+            self.figures += gallery.truths(flat(labels), self.targets, pixels, believed, self.images)
+        for attack in self.attacks:
+            self._attack(attack, view, truth, known, self._labels(attack, number, node, size))
+        self.targets += 1
+        self.write()
+
+    def _attack(
+        self, attack: Choice, view: ServerView, truth: Batch | None, known: Knowledge, labels: dict[str, Any]
+    ) -> None:
+        made: InversionAttack = attack.make()
+        made.check(known, view)
+        begun, seed = time.monotonic(), labels["seed"]
+        rng = derive(seed, "reconstruct", attack.name, labels["extra"]["round"], self.targets)
+        with progress(f"{attack} in round {labels['extra']['round']}", getattr(made, "iterations", None)) as advance:
+            found = dict(made.reconstruct([[view]], known, [rng], Onlooker(advance)))
+        outcome = judge([truth], [found.get(0)], known, time.monotonic() - begun, self.scoring)
+        self.rows += target_rows(labels, [self.targets], outcome)
+        self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
+        self.figures += gallery.shown(flat(labels), [self.targets], outcome, self.images)
+
+    def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
+        extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}
+        if attack is not None:
+            knows = f"{size} examples an update, how pixels become inputs, the steps and the learning rate"
+            extra |= {"threat": attack.method.info["threat"], "knows": knows}
+        return attack_labels(self.labels, extra, attack)
+
+    def write(self) -> None:
+        """The rows and the page of all that was attacked so far."""
+        config = {"attack": [str(attack) for attack in self.attacks], "local_steps": self.knowledge.local_steps}
+        with page_afterwards(self.out), open_run(self.out, "invert", config, seeds=[self.labels["seed"]]) as run:
+            run.add(self.rows)
+            run.show(self.figures)
+
+
+class AuditedStrategy(AroundStrategy):
+    """A strategy whose server looks closer: every so many rounds the auditor attacks the first updates that arrived.
+
+    Put it inside `DecodingStrategy` where clients send the wire format. `truth` is for who scores a defense before
+    using it, with examples that it may know.
+    """
+
+    def __init__(
+        self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1, truth: Truth | None = None
+    ) -> None:
+        super().__init__(inner)
+        if every < 1 or updates < 1:
+            raise WrongInput("every, updates", "are not allowed below 1; give whole numbers from 1")
+        self.auditor, self.every, self.updates, self.truth = auditor, every, updates, truth
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Attack, then as the strategy inside."""
+        arrived = list(replies)
+        if server_round % self.every == 0:
+            for reply in [each for each in arrived if not each.has_error()][: self.updates]:
+                weights = tensors_of(only(reply.content, "a client's reply")[1])
+                truth = None if self.truth is None else self.truth(server_round, reply)
+                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
+        return self.inner.aggregate_train(server_round, arrived)

@@ -1,0 +1,148 @@
+"""What the clients and the server of a federation agree on before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Generator, Tensor
+
+from secateur.defenses.private_client import PrivateTurn
+from secateur.defenses.soteria import Soteria
+from secateur.defenses.uploads import _check_alone, inner_of, makes_anew
+from secateur.errors import WrongInput, unknown
+from secateur.federated.averaging import AVERAGINGS
+from secateur.federated.base_pruning import BasePruning
+from secateur.federated.base_pruning.one_shot import NoPruning
+from secateur.federated.client_training import Local
+from secateur.federated.collaborative.plan import named
+from secateur.federated.faults import Faults
+from secateur.interfaces import Mask, OwnTurn, Params, Upload
+
+
+class Withholding(Protocol):
+    """A defense that sends less than it trained."""
+
+    pseudo: bool  # the withheld values stay at home and are put back next time; else they are lost
+
+    def noise(self, weights: Params, rng: Generator) -> Params:
+        """What `withheld` would draw, on the generator's device; empty where it draws nothing."""
+        ...
+
+    def withheld(
+        self, weights: Params, gradient: Params, mask: Mask, rng: Generator | None = None, noise: Params | None = None
+    ) -> Mask:
+        """True where an entry is not sent; `gradient` is the dense mean over the local steps.
+
+        What the base pruning drops is never withheld; names that its mask does not have are kept whole.
+        With `noise` it draws nothing, and runs under vmap.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Rounds of federated averaging, or of federated SGD where clients send gradients (McMahan et al. 2017)."""
+
+    shares: Sequence[Tensor]  # rows of the train part, a client each
+    rounds: int = 100
+    per_round: int = 10  # clients, drawn without replacement
+    method: Literal["fedavg", "fedsgd"] = "fedavg"
+    local: Local = field(default_factory=Local)
+    averaging: str = "coverage"
+    broadcast: Literal["masked", "dense"] = "masked"  # dense: the server sends what its mask drops too
+    base: BasePruning = field(default_factory=NoPruning)
+    withholding: Withholding | None = None  # at most one of these three, or this and dp
+    own: OwnTurn | None = None
+    upload: Upload | None = None
+    server_rate: float = 1.0  # of the step towards the average
+    server_momentum: float = 0.0
+    faults: Faults = field(default_factory=Faults)
+    evaluate_every: int = 10
+    fixed_batches: bool = False  # a client takes the same rows in the same order in every round
+    view: Literal["update", "sum"] = "update"  # sum: the server sees only the average (secure aggregation)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
+        if not 1 <= self.per_round <= len(self.shares):
+            raise WrongInput("per_round", f"{self.per_round} is not allowed; give 1 to {len(self.shares)} clients")
+        if self.averaging not in AVERAGINGS:
+            raise unknown("averaging", self.averaging, AVERAGINGS)
+        if self.broadcast not in ("masked", "dense"):
+            raise unknown("broadcast", self.broadcast, ("masked", "dense"))
+        if self.view not in ("update", "sum"):
+            raise unknown("view", self.view, ("update", "sum"))
+        if not (math.isfinite(self.server_rate) and self.server_rate > 0):
+            raise WrongInput("server_rate", f"{self.server_rate} is not allowed; give a number above 0")
+        if not 0 <= self.server_momentum < 1:
+            raise WrongInput("server_momentum", f"{self.server_momentum} is not allowed; give 0 to below 1")
+        self._check_sending()
+
+    def _check_sending(self) -> None:
+        anew = self.upload is not None and makes_anew(self.upload)
+        private = anew or isinstance(self.own, PrivateTurn)
+        given = [self.own, self.withholding, None if anew and self.own is None else self.upload]
+        if sum(each is not None for each in given) > 1:
+            raise WrongInput("defense", "two that rewrite what a client sends do not act together; give one")
+        if self.method == "fedsgd" and self.local.steps != 1:
+            raise WrongInput("local_steps", "must be 1 for fedsgd, whose clients send one gradient; or take fedavg")
+        if self.method == "fedsgd" and (self.withholding is not None or self.own is not None):
+            raise WrongInput("method", "fedsgd sends gradients, and this defense withholds weights; take fedavg")
+        if self.sends_gradients and self.at_client:
+            raise WrongInput("base_pruning", "its clients choose masks for weights, and here they send gradients")
+        _check_alone(self.upload)
+        looking = private or (self.upload is not None and isinstance(inner_of(self.upload), Soteria))
+        if looking and self.local.steps != 1:
+            raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
+        if private and not self.local.plain:
+            raise WrongInput("momentum", "must be 0, as weight_decay, for a defense that makes its gradient anew")
+        if private and (self.at_client or self.base.wants_squares):
+            sends = "choose masks by" if self.at_client else "also send squares of"
+            raise WrongInput("base_pruning", f"its clients {sends} their own gradients, which no epsilon covers")
+        if self.own is not None and not (self.local.plain and self.local.steps is not None):
+            raise WrongInput("momentum", "must be 0, as weight_decay, and local_steps given, for this defense")
+
+    @property
+    def counts_sent(self) -> bool:
+        """Whether the server must know which entries were sent: clients withhold some, and it averages the others."""
+        return self.averaging == "coverage" and (self.withholding is not None or self.own is not None)
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether clients send gradients, else weights."""
+        return self.method == "fedsgd" or (self.upload is not None and self.withholding is None)
+
+    @property
+    def at_client(self) -> bool:
+        """Whether clients choose masks of their own in rounds that adjust."""
+        return type(self.base).local is not BasePruning.local
+
+    @property
+    def given_away(self) -> str | None:
+        """What clients tell of the weights that they withhold, in words; None: nothing."""
+        base = self.base
+        if (self.withholding is None and self.own is None) or not base.wants_squares or base.spares_withheld:
+            return None
+        return "clients send the squares of their dense gradients, of what they withhold too; no attack reads these"
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The terms in words and numbers, for whoever reads the result."""
+        plain = {name: getattr(self, name) for name in ("rounds", "per_round", "method", "averaging", "broadcast")}
+        local = {name: getattr(self.local, name) for name in ("steps", "epochs", "batch_size", "learning_rate")}
+        local |= {name: getattr(self.local, name) for name in ("momentum", "weight_decay")}
+        return plain | {
+            "clients": len(self.shares),
+            "local": local | {"loss": named(self.local.loss)},
+            "base": repr(self.base),
+            "defense": repr([self.withholding or self.own, self.upload]),
+            "server": [self.server_rate, self.server_momentum],
+            "faults": repr(self.faults),
+            "evaluate_every": self.evaluate_every,
+            "fixed_batches": self.fixed_batches,
+            "view": self.view,
+        }

@@ -1,0 +1,284 @@
+"""Channel rules: which channels of each layer a client with a smaller model trains (mapp_fl Table 1b, Section 5.4).
+
+A rule's letters: one group, several groups or unique sets (O, G, U); fixed or resampled in every round (F, S); blocks
+of neighbouring channels or random ones (M, R). All chance is numpy's RandomState with the seeds of the paper's code, so
+that channel sets are the paper's; they do not depend on a run's seed.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from secateur.catalogue import method
+from secateur.errors import WrongInput
+from secateur.pruning.masks import one_of
+
+Coupling = Literal["layer-wise", "independent"]
+
+
+class Place(NamedTuple):
+    """Where a rule is asked: a client, a round, and a layer of which it keeps some channels."""
+
+    client: int
+    clients: int  # of the whole federation, those with the whole model among them
+    round: int  # from 1
+    layer: int  # how many layers come before it
+    depth: int  # steps from the input to it, which alternate between blocks; in a chain equal to `layer`
+    keep: int  # channels that the client keeps
+    of: int  # channels that the server has
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """Chooses channels: a frozen dataclass whose fields are its hyper-parameters."""
+
+    whole: ClassVar[bool] = False  # everybody trains the whole model
+    alone: ClassVar[bool] = False  # nobody shares anything
+
+    @abstractmethod
+    def __call__(self, at: Place) -> np.ndarray:
+        """The channels that the client trains, sorted."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether a layer's inputs are drawn apart from the outputs of the layer before."""
+        return False
+
+    @property
+    def most_groups(self) -> int:
+        """Groups that no layer may have fewer channels than."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Random(Rule):
+    """Random channels: coupled through the layers, or inputs and outputs apart (mapp_fl Table 6)."""
+
+    coupling: Coupling = "layer-wise"
+
+    def __post_init__(self) -> None:
+        one_of("coupling", self.coupling, ("layer-wise", "independent"))
+
+    @property
+    def independent(self) -> bool:
+        """Whether a layer's inputs are drawn apart from the outputs of the layer before."""
+        return self.coupling == "independent"
+
+    @abstractmethod
+    def set_of(self, at: Place) -> int:
+        """The number of the set that the client trains in this round."""
+
+    def __call__(self, at: Place) -> np.ndarray:
+        """The set's channels: sorted first of a permutation that depends on the set and the layer alone."""
+        order = np.random.RandomState((self.set_of(at) + 1) * (at.layer + 1)).permutation(at.of)
+        return np.sort(order[: at.keep])
+
+
+def turn(at: Place) -> int:
+    """The client's place in the round's permutation of all clients."""
+    return _order(at.round, at.clients)[at.client]
+
+
+@lru_cache(maxsize=16)  # asked by every client for every layer
+def _order(number: int, clients: int) -> list[int]:
+    order: list[int] = np.random.RandomState(number).permutation(clients).tolist()
+    return order
+
+
+def block(at: Place, group: int, groups: int) -> np.ndarray:
+    """A group's block of neighbouring channels: `group % k` on even depths, `group // k` on odd ones, of k blocks.
+
+    With k^2 groups every pair of an input and an output block is one group's (mapp_fl Eq. 8 for k = 2).
+
+    Example:
+        >>> at = Place(client=0, clients=10, round=1, layer=0, depth=0, keep=2, of=4)
+        >>> [block(at, group, 4).tolist() for group in range(4)]
+        [[0, 1], [2, 3], [0, 1], [2, 3]]
+        >>> [block(at._replace(depth=1), group, 4).tolist() for group in range(4)]
+        [[0, 1], [0, 1], [2, 3], [2, 3]]
+    """
+    k = math.isqrt(groups)
+    number = group // k if at.depth % 2 else group % k
+    start = number * (at.of - at.keep) // max(1, k - 1)
+    return np.arange(start, start + at.keep)
+
+
+def squared(groups: int) -> None:
+    """Refuse a number of groups that does not make as many blocks of inputs as of outputs."""
+    if groups not in (4, 9, 16):
+        raise WrongInput("groups", f"{groups} is not allowed; give 4, 9 or 16")
+
+
+@method("submodel", "fdropout", "mapp_fl")
+@dataclass(frozen=True)
+class FederatedDropout(Random):
+    """Random channels of a client's own, new in every round (FDropout, USR; Caldas et al. 2018, mapp_fl Eq. 6)."""
+
+    def set_of(self, at: Place) -> int:
+        """Unique to the client and the round."""
+        return turn(at) + at.clients * at.round
+
+
+@method("submodel", "heterofl", "mapp_fl")
+@dataclass(frozen=True)
+class HeteroFL(Rule):
+    """The first channels of every layer (HeteroFL, OFM; Diao et al. 2021, mapp_fl Eq. 7)."""
+
+    def __call__(self, at: Place) -> np.ndarray:
+        """The top left of every weight matrix."""
+        return np.arange(at.keep)
+
+
+@method("submodel", "heterofl-r", "mapp_fl")
+@dataclass(frozen=True)
+class HeteroFLRandom(Random):
+    """One random set of channels for all clients and rounds (HeteroFL (R), OFR; mapp_fl Section 5.4)."""
+
+    def set_of(self, at: Place) -> int:
+        """The same for all."""
+        return 0
+
+
+@method("submodel", "local", "mapp_fl")
+@dataclass(frozen=True)
+class Local(Rule):
+    """Every client trains a model of its size alone, with early stopping on a part of its data (mapp_fl Section 5.3).
+
+    Stops after `patience` epochs without a lower loss on the part `validation`, and keeps the best epoch's model.
+    """
+
+    patience: int = 5
+    validation: float = 0.1
+
+    alone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise WrongInput("patience", f"{self.patience} is not allowed; give a whole number from 1")
+        if not 0 < self.validation < 1:
+            raise WrongInput("validation", f"{self.validation} is not allowed; give a number between 0 and 1")
+
+    def __call__(self, at: Place) -> np.ndarray:
+        """The first channels: a model of the size, whose start is the server's."""
+        return np.arange(at.keep)
+
+
+@method("submodel", "mapp-fl", "mapp_fl")
+@dataclass(frozen=True)
+class MappFL(Rule):
+    """Clients are dealt into groups in every round, and a group trains its block of each layer (GFM; mapp_fl Eq. 8)."""
+
+    groups: int = 4
+
+    def __post_init__(self) -> None:
+        squared(self.groups)
+
+    @property
+    def most_groups(self) -> int:
+        """Groups that no layer may have fewer channels than."""
+        return self.groups
+
+    def __call__(self, at: Place) -> np.ndarray:
+        """The group's block."""
+        return block(at, turn(at) % self.groups, self.groups)
+
+
+@dataclass(frozen=True)
+class GroupedRandom(Random):
+    """Groups of clients with random channels."""
+
+    groups: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        squared(self.groups)
+
+    @property
+    def most_groups(self) -> int:
+        """Groups that no layer may have fewer channels than."""
+        return self.groups
+
+
+@method("submodel", "mapp-fl-r", "mapp_fl")
+@dataclass(frozen=True)
+class MappFLRandom(GroupedRandom):
+    """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4)."""
+
+    def set_of(self, at: Place) -> int:
+        """The group's."""
+        return turn(at) % self.groups
+
+
+@method("submodel", "gsr", "mapp_fl")
+@dataclass(frozen=True)
+class GroupsResampledRandom(GroupedRandom):
+    """Clients are dealt into groups with new random channels in every round (GSR; mapp_fl Section 5.4)."""
+
+    def set_of(self, at: Place) -> int:
+        """The group's in this round."""
+        return turn(at) % self.groups + at.clients * at.round
+
+
+@method("submodel", "none", "mapp_fl")
+@dataclass(frozen=True)
+class NoSubmodels(Rule):
+    """Every client trains the whole model (FedAvg; McMahan et al. 2017, mapp_fl Eq. 3)."""
+
+    whole: ClassVar[bool] = True
+
+    def __call__(self, at: Place) -> np.ndarray:
+        """All channels."""
+        return np.arange(at.of)
+
+
+@method("submodel", "osr", "mapp_fl")
+@dataclass(frozen=True)
+class OneResampledRandom(Random):
+    """One random set of channels for all clients, drawn anew in every round (OSR; mapp_fl Section 5.4)."""
+
+    def set_of(self, at: Place) -> int:
+        """The round's."""
+        return at.round
+
+
+@method("submodel", "osm", "mapp_fl")
+@dataclass(frozen=True)
+class OneResampledBlock(Rule):
+    """One group's block of each layer, another group in every round (OSM; mapp_fl Section 5.4).
+
+    Its two readings: in the authors' code all clients train the block of group t % 4; the paper says that one is
+    selected at random for each client in each round.
+    """
+
+    reading: Literal["code", "paper"] = "code"
+    groups: int = 4
+
+    def __post_init__(self) -> None:
+        one_of("reading", self.reading, ("code", "paper"))
+        squared(self.groups)
+
+    @property
+    def most_groups(self) -> int:
+        """Groups that no layer may have fewer channels than."""
+        return self.groups
+
+    def __call__(self, at: Place) -> np.ndarray:
+        """The block of the round's group, or of the client's."""
+        drawn = np.random.RandomState(at.round).randint(self.groups, size=at.clients)[at.client]
+        return block(at, at.round % self.groups if self.reading == "code" else int(drawn), self.groups)
+
+
+@method("submodel", "ufr", "mapp_fl")
+@dataclass(frozen=True)
+class UniqueFixedRandom(Random):
+    """As many fixed random sets as clients, dealt out anew in every round (UFR; mapp_fl Section 5.4)."""
+
+    def set_of(self, at: Place) -> int:
+        """The one that the client was dealt."""
+        return turn(at)

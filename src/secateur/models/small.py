@@ -1,0 +1,62 @@
+"""Small networks: the demonstration's, one of two layers for tables, and two that attacks on gradients are shown on.
+
+These two have smooth or invertible activations and no pooling.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import nn
+
+from secateur.models.common import channels, flat_size, model
+
+# CNN6's convolutions: outputs, kernel, stride, padding
+CNN6 = ((12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))
+
+
+def _layer(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+@model("digits-cnn", "-")
+def digits_cnn(input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
+    """Three convolutions with BatchNorm (16-32-64) for 8x8 digits, trained in seconds on one CPU thread; our own."""
+    first = _layer(channels("digits-cnn", input_shape, smallest=4), 16)
+    features = nn.Sequential(*first, *_layer(16, 32), nn.MaxPool2d(2), *_layer(32, 64), nn.MaxPool2d(2))
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat_size(features, input_shape), classes))
+
+
+@model("mlp", "samia_ppb")
+def mlp(input_shape: tuple[int, ...] = (446,), classes: int = 30, dropout: float = 0.1) -> nn.Module:
+    """The 256-128 network with dropout for tables of SAMIA (USENIX Security 2022, Section 5.1.2); flattens images."""
+    hidden = [nn.Flatten(), nn.Linear(prod(input_shape), 256), nn.ReLU(), nn.Dropout(dropout)]
+    hidden += [nn.Linear(256, 128), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*hidden, nn.Linear(128, classes))
+
+
+@model("lenet-zhu", "dgp")
+def lenet_zhu(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
+    """LeNet of Zhu et al. 2019 in DGP (AAAI 2024, Table 3): three sigmoid convolutions, all drawn from U(-.5, .5)."""
+    before = channels("lenet-zhu", input_shape)
+    layers: list[nn.Module] = []
+    for stride in (2, 2, 1):
+        layers += [nn.Conv2d(before, 12, 5, stride, padding=2), nn.Sigmoid()]
+        before = 12
+    features = nn.Sequential(*layers)
+    net = nn.Sequential(*features, nn.Flatten(), nn.Linear(flat_size(features, input_shape), classes))
+    for value in net.parameters():
+        nn.init.uniform_(value, -0.5, 0.5)
+    return net
+
+
+@model("cnn6", "dgp")
+def cnn6(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
+    """CNN6 of R-GAP (Zhu and Blaschko 2021) in DGP (AAAI 2024, Table 3): leaky ReLUs of slope .2 and no biases."""
+    before = channels("cnn6", input_shape)
+    layers: list[nn.Module] = []
+    for after, kernel, stride, padding in CNN6:
+        layers += [nn.Conv2d(before, after, kernel, stride, padding, bias=False), nn.LeakyReLU(0.2)]
+        before = after
+    features = nn.Sequential(*layers)
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat_size(features, input_shape), classes, bias=False))

@@ -1,0 +1,175 @@
+"""Unstructured pruning by scores: L1, random, SNIP, GraSP, SynFlow.
+
+Scores that look at gradients take the loss of one batch on a copy of the network.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from secateur.catalogue import method
+from secateur.interfaces import Batch, Mask, Params
+from secateur.pruning.channels import NORMS
+from secateur.pruning.masks import Scope, check_sparsity, prune_lowest, select, warn_of_floor, weights_of
+
+
+@method("pruner", "l1-unstructured", "samia_ppb")
+@dataclass(frozen=True)
+class L1Unstructured:
+    """Drops the weights of least magnitude, layer by layer (L1 unstructured; Han et al. 2015, in samia_ppb).
+
+    Every Conv and Linear weight takes part, first and last included; biases and BatchNorm are left alone.
+    """
+
+    scope: Scope = "layer"
+
+    def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
+        """|w|."""
+        return {name: weight.detach().abs() for name, weight in weights_of(net).items()}
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """The mask."""
+        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
+
+
+@method("pruner", "random", "priprune")
+@dataclass(frozen=True)
+class Random:
+    """Drops weights at random, drawn over the whole network (the Random base pruning of priprune)."""
+
+    scope: Scope = "global"
+
+    def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
+        """Uniform draws; in float64, where equal ones do not occur."""
+        return {
+            name: torch.rand(weight.shape, generator=rng, device=rng.device, dtype=torch.float64).to(weight.device)
+            for name, weight in weights_of(net).items()
+        }
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """The mask."""
+        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
+
+
+@method("pruner", "synflow", "priprune")
+@dataclass(frozen=True)
+class SynFlow:
+    """Drops the weights of least synaptic flow, without data, in many rounds (SynFlow; Tanaka et al. 2020, Alg. 1).
+
+    R is the sum of the outputs for an input of ones, with every parameter replaced by its magnitude, in eval mode and
+    float64; the score is |w * dR/dw|, and after round k a share density^(k / rounds) is left. Of the batch only the
+    shape of its inputs is used.
+    """
+
+    rounds: int = 100
+    scope: Scope = "global"
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """The mask."""
+        check_sparsity(sparsity)
+        twin, weights = linearised(net)
+        ones = torch.ones_like(batch.inputs[:1], dtype=torch.float64, device=next(iter(weights.values())).device)
+        mask: Mask = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()}
+        floored: list[str] = []
+        for k in range(1, self.rounds + 1):
+            scores = flow(twin, weights, ones)
+            scores = {name: score.where(mask[name], -1) for name, score in scores.items()}  # what is gone stays gone
+            target = sparsity if k == self.rounds else 1 - (1 - sparsity) ** (k / self.rounds)
+            mask, met = select(scores, target, self.scope)
+            floored += met
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    weight.mul_(mask[name])
+        warn_of_floor(floored)
+        return mask
+
+
+def linearised(net: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A copy of the net in float64 and eval mode with |parameters|, and its prunable weights."""
+    twin = copy.deepcopy(net).double().eval().requires_grad_(False)
+    for parameter in twin.parameters():
+        parameter.abs_()
+    weights = weights_of(twin)
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    return twin, weights
+
+
+def flow(twin: nn.Module, weights: dict[str, nn.Parameter], ones: Tensor) -> Params:
+    """|w * dR/dw| of a linearised net."""
+    grads = torch.autograd.grad(twin(ones).sum(), list(weights.values()), materialize_grads=True)
+    return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
+
+
+def batch_loss(net: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, dict[str, nn.Parameter]]:
+    """The mean cross-entropy of logits / temperature, and the copy's prunable weights to differentiate it by.
+
+    BatchNorm uses the batch's own statistics, since the running ones mean nothing at initialisation, where SNIP and
+    GraSP score; dropout is off, so that a score holds no chance.
+    """
+    twin = copy.deepcopy(net).eval().requires_grad_(False)
+    for module in twin.modules():
+        if isinstance(module, NORMS):
+            module.train()
+    weights = weights_of(twin)
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    batch = batch.to(next(iter(weights.values())).device)
+    return F.cross_entropy(twin(batch.inputs) / temperature, batch.labels), weights
+
+
+@method("pruner", "snip", "priprune")
+@dataclass(frozen=True)
+class Snip:
+    """Drops the weights whose removal changes one batch's loss least, |w * dL/dw| (SNIP; Lee et al. 2019, Eq. 5)."""
+
+    scope: Scope = "global"
+
+    def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
+        """|w * g|; the paper divides by the sum, which leaves the order as it is."""
+        loss, weights = batch_loss(net, batch)
+        grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """The mask."""
+        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
+
+
+@method("pruner", "grasp", "priprune")
+@dataclass(frozen=True)
+class Grasp:
+    """Drops the weights whose removal harms the gradient flow least: the largest -w * Hg (GraSP; Wang et al. 2020).
+
+    g and H are the gradient and the Hessian, by the prunable weights, of the loss of logits / `temperature` on the
+    first `samples_per_class` examples of each class in the batch (fewer where it has fewer).
+    """
+
+    temperature: float = 200.0
+    samples_per_class: int = 10
+    scope: Scope = "global"
+
+    def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
+        """The paper's score with its sign turned, w * Hg, so that the lowest are pruned."""
+        loss, weights = batch_loss(net, balanced(batch, self.samples_per_class), self.temperature)
+        values = list(weights.values())
+        grads = torch.autograd.grad(loss, values, create_graph=True, materialize_grads=True)
+        flow = torch.stack([(g * g.detach()).sum() for g in grads]).sum()
+        products = torch.autograd.grad(flow, values, materialize_grads=True)  # Hg
+        return {name: w.detach() * h for (name, w), h in zip(weights.items(), products, strict=True)}
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """The mask."""
+        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
+
+
+def balanced(batch: Batch, per_class: int) -> Batch:
+    """The first `per_class` examples of each class, in the batch's order."""
+    classes = sorted(set(batch.labels.tolist()))
+    rows = torch.cat([(batch.labels == label).nonzero().flatten()[:per_class] for label in classes]).sort().values
+    return Batch(batch.inputs[rows], batch.labels[rows])

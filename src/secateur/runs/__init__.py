@@ -1,0 +1,1 @@
+"""A run's folder: stages, artifacts, rows, and what is unfinished."""

@@ -1,0 +1,263 @@
+"""A run is a folder that survives: killed at any moment and started again, it ends with the same rows.
+
+run.json        whose folder this is: schema, kind, versions, device, threads, seeds, when it started and finished
+config.yaml     everything needed to run it again
+results.jsonl   one row per measurement, rebuilt from the stages by every start
+figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise
+artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest
+unfinished/     what a long stage goes on from when it is killed, and the figures it had; gone when it is done
+pictures/       training pictures and what attacks made of them, of runs that show any
+report.html     the page
+.lock           held while a run writes here; the kernel lets it go when the process dies
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import WrongInput
+from secateur.runs.artifacts import SCHEMA, TEMPORARY, Result, decode, encode, explained, key_of, version, write
+from secateur.runs.rows import Row
+
+log = logging.getLogger(__name__)
+
+
+def load_rows(folder: Path | str) -> list[Row]:
+    """The rows of a run, finished or not."""
+    results = Path(folder) / "results.jsonl"
+    try:
+        if _marker(Path(folder), "run") is None:
+            raise WrongInput("run", f"{folder} is not the folder of a run; give one that has a run.json")
+        lines = results.read_bytes().splitlines() if results.exists() else []
+    except OSError as error:
+        raise WrongInput("run", f"{folder} cannot be read ({error.strerror})") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(Row.from_json(json.loads(line)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise WrongInput("run", f"{results} is damaged at line {number}; start the run again") from error
+    return rows
+
+
+def load_figures(folder: Path | str) -> list[dict[str, Any]]:
+    """The curves, histograms and pictures of a run, also those of a stage that was interrupted."""
+    figures = []
+    for path in (Path(folder) / "figures.jsonl", *sorted(Path(folder).glob("unfinished/*.jsonl"))):
+        try:
+            figures += [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        except (OSError, ValueError) as error:
+            raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
+    return figures
+
+
+class Run:
+    """An open run: computes what is missing, keeps what is done, collects the rows and the figures."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.figures: list[dict[str, Any]] = []
+        self._lines: dict[str, list[str]] = {"results.jsonl": [], "figures.jsonl": []}
+        self._saved = -1  # lines that are in the files
+        self._saved_at = -math.inf
+
+    def stage(self, name: str, depends: dict[str, Any], compute: Callable[[], Result]) -> Result:
+        """The result of one stage: loaded if it was computed before from the same `depends`, else computed and kept."""
+        return self.stages(name, [depends], lambda missing: [(0, compute())])[0]
+
+    def stages(
+        self,
+        name: str,
+        depends: Sequence[dict[str, Any]],
+        compute_many: Callable[[list[int]], Iterable[tuple[int, Result]]],
+    ) -> list[Result]:
+        """The results of many stages at once, in the order of `depends`.
+
+        `compute_many` gets the indices that are missing and yields each with its result, in any order. Each is kept
+        as it comes, so that a kill loses only what was in flight. What comes back was read from the bytes that were
+        saved: a run that goes on sees exactly what one that was never killed saw.
+        """
+        keys = [key_of(name, each) for each in depends]
+        done = {key: result for key in keys if (result := self._load(name, key)) is not None}
+        missing = {key: index for index, key in reversed(list(enumerate(keys))) if key not in done}  # equal ones once
+        for index, result in compute_many(sorted(missing.values())) if missing else ():
+            done[keys[index]] = self._save(name, keys[index], result)
+        if absent := sorted(index for key, index in missing.items() if key not in done):
+            raise RuntimeError(f"stage {name} did not compute {absent}")
+        return [done[key] for key in keys]
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows to results.jsonl, which is rewritten at most once a second and when the run is left."""
+        for row in rows:
+            self._lines["results.jsonl"].append(json.dumps(row.to_json(), allow_nan=False) + "\n")
+            self.rows.append(row)
+        if time.monotonic() - self._saved_at > 1:  # rewriting it for every row would cost the square of the rows
+            self.flush()
+
+    def show(self, figures: Iterable[dict[str, Any]]) -> None:
+        """Add curves and histograms for the page; they are saved with the rows."""
+        for figure in figures:
+            self._lines["figures.jsonl"].append(json.dumps({"schema": SCHEMA} | figure, allow_nan=False) + "\n")
+            self.figures.append(figure)
+
+    def write(self, name: str, text: str) -> None:
+        """Put a file such as report.html into the folder, whole or not at all."""
+        write(self.folder / name, text.encode())
+
+    def flush(self) -> None:
+        """Save the rows and figures now."""
+        lines = sum(map(len, self._lines.values()))
+        if self._saved != lines:
+            for name, content in self._lines.items():
+                self.write(name, "".join(content))
+            self._saved, self._saved_at = lines, time.monotonic()
+
+    def _path(self, name: str, key: str) -> Path:
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"a stage's name is part of a file's name: {name!r}")
+        return self.folder / "artifacts" / f"{name}-{key[:16]}.safetensors"
+
+    def _load(self, name: str, key: str) -> Result | None:
+        path = self._path(name, key)
+        with explained(path):
+            if not path.exists():
+                return None
+            content = path.read_bytes()
+        result = decode(content, key)
+        if result is None:
+            log.warning("%s is damaged and is computed again", path)
+        return result
+
+    def _save(self, name: str, key: str, result: Result) -> Result:
+        content = encode(result, key)
+        write(self._path(name, key), content)
+        saved = decode(content, key)
+        assert saved is not None
+        return saved
+
+
+@contextmanager
+def open_run(
+    folder: Path | str, kind: str, config: Mapping[str, Any], *, device: str = "cpu", seeds: Sequence[int] = ()
+) -> Iterator[Run]:
+    """Open a folder for one run, new or to go on with; leaving it without an error finishes the run."""
+    folder = Path(folder)
+    with _locked(folder, kind):
+        marker = {"schema": SCHEMA, "kind": kind} | _environment(device) | {"seeds": list(seeds), "started": _now()}
+        run = Run(folder)
+        run.write("run.json", json.dumps(marker | {"finished": None}, indent=2))
+        with explained(folder):
+            (folder / "artifacts").mkdir(exist_ok=True)
+            for left in (*folder.glob(TEMPORARY), *folder.glob(f"*/{TEMPORARY}")):
+                left.unlink()
+        _renew_config(run, config)
+        try:
+            yield run
+        except BaseException:
+            if run.rows or run.figures:
+                run.flush()
+            raise
+        run.flush()
+        run.write("run.json", json.dumps(marker | {"finished": _now()}, indent=2))
+
+
+def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
+    """Write the configuration; what another one measured goes first, so that the rows are always of this one."""
+    import yaml
+
+    text = yaml.safe_dump({"schema": SCHEMA} | dict(config), sort_keys=False)
+    path = run.folder / "config.yaml"
+    with explained(path):
+        if path.exists() and path.read_text() == text:
+            return
+        stale = [run.folder / name for name in ("results.jsonl", "figures.jsonl", "report.html")]
+        for each in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/**/*.png")):
+            each.unlink(missing_ok=True)
+    run.write("config.yaml", text)
+
+
+@contextmanager
+def _locked(folder: Path, kind: str) -> Iterator[None]:
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_ours(folder, kind)  # before a lock is put into a folder that isn't ours
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(lock, 32).decode() or "just started"
+            raise WrongInput(
+                "out", f"{folder} is in use by another run (process {owner}); give another folder"
+            ) from None
+        with explained(folder):
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+            _check_ours(folder, kind)  # another run may have come and gone since
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing alone would leave it to children that were forked with it
+        os.close(lock)
+
+
+def _check_ours(folder: Path, kind: str) -> None:
+    marker = _marker(folder, "out")
+    if marker is None:
+        if {path.name for path in folder.iterdir()} - {".lock", ".run.json.tmp"}:
+            raise WrongInput("out", f"{folder} is not empty and not the folder of a run; give a new or an empty folder")
+    elif marker.get("kind") != kind:
+        raise WrongInput("out", f"{folder} holds a run of kind {marker.get('kind')}, not {kind}; give another folder")
+
+
+def _marker(folder: Path, field: str) -> dict[str, Any] | None:
+    """What run.json says, or None where there is none of ours."""
+    try:
+        marker = json.loads((folder / "run.json").read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    if not isinstance(marker, dict) or "secateur" not in marker or not isinstance(marker.get("schema"), int):
+        return None
+    if marker["schema"] > SCHEMA:
+        raise WrongInput(field, f"{folder} was written by Secateur {marker['secateur']}, which is newer; upgrade first")
+    return marker
+
+
+def _environment(device: str) -> dict[str, Any]:
+    import platform
+    from importlib.metadata import version as version_of
+
+    import torch
+
+    return {
+        "secateur": version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version_of("numpy"),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    import platform
+
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,151 @@
+"""Tables of dgp about the accuracy of collaborative training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import sub
+
+from secateur.metrics.estimates import combine, mean
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import Finding, judge
+from secateur.studies.dgp import privacy_tables
+from secateur.studies.dgp.paper_numbers import ACCURACY, TABLE_2_ACCURACY, TABLE_7
+from secateur.studies.dgp.results import Course, Seen, base
+from secateur.studies.table import Cells, Line, sparkline
+
+LITTLE = 0.01  # of accuracy: similar to the baseline
+MUCH = 0.05
+TRAINED = "Accuracy of collaborative training"
+FEEDBACK = "+error-feedback"
+Paper = Callable[[Course], str]
+Cases = dict[str, Estimate | None]
+
+
+def accuracy_lines(found: Seen, paper: Paper = lambda course: "") -> list[Line]:
+    """One line for each training: the accuracy at its end, how it came there, and what was sent and held back."""
+    lines = []
+    for course, measures in found.courses.get("training", {}).items():
+        labels = {"defense": course.defense} | {
+            name: getattr(course, name)
+            for name in ("model", "data")
+            if len({getattr(other, name) for other in found.courses["training"]}) > 1
+        }
+        cells: Cells = {"test_accuracy": mean(measures["test_accuracy"]), "over_epochs": curve(found, course)}
+        names = ("ratio", "paper_ratio", "gamma_1", "residual_mean")
+        cells |= {_TITLES.get(name, name): mean(measures.get(name, {})) for name in names}
+        lines.append(Line(labels, cells, paper(course), part=TRAINED))
+    return lines
+
+
+_TITLES = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "residual_mean": "residual"}
+
+
+def curve(found: Seen, course: Course) -> str:
+    """The accuracy over the epochs in one line of text, over its own range; of the first seed."""
+    own = [
+        row
+        for row in found.rows
+        if row.metric == "test_accuracy"
+        and row.extra.get("study") == "training"
+        and Course(row.defense or "none", row.model, row.dataset) == course
+    ]
+    values = [row.value or 0.0 for row in own if row.seed == own[0].seed]
+    return sparkline(values[:: max(1, len(values) // 20)])
+
+
+def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """All of Table 1: who recovers what, and the final accuracy."""
+    lines, findings = privacy_tables.table1(found)
+    similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
+    known = {base(course.defense): course for course in found.courses.get("training", {})}
+    cost = {name: _less(found, known.get(name), known.get("none")) for name in similar}
+    noise = _less(found, known.get("none"), known.get("noise"))
+    return lines + accuracy_lines(found, _table1_accuracy), [
+        *findings,
+        judge(
+            f"all but noise train as well as the baseline (at most {100 * LITTLE:g} point less)", cost, "every", -LITTLE
+        ),
+        judge(f"noise performs worst: at least {100 * MUCH:g} points less", {"noise": noise}, "every", MUCH),
+    ]
+
+
+def table2_both(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """All of Table 2."""
+
+    def paper(course: Course) -> str:
+        return _percent(TABLE_2_ACCURACY.get(privacy_tables.shares(course.defense) or (0.0, 0.0)), course)
+
+    own = {privacy_tables.shares(course.defense): course for course in found.courses.get("training", {})}
+    usual = own.get((0.05, 0.75))
+    harder = {f"{k[0]:g}, {k[1]:g}": own.get(k) for k in ((0.06, 0.90), (0.20, 0.60))}
+    cost = {name: _less(found, usual, course) for name, course in harder.items()}
+    claim = "the strongest settings (k1 + k2 = 96 %, p = 1/3) cost accuracy"
+    return privacy_tables.table2(found) + accuracy_lines(found, paper), [
+        *privacy_tables.table2_claims(found),
+        judge(claim, cost, "every"),
+    ]
+
+
+def table7(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
+    courses = found.courses.get("training", {})
+    cases = {x.model: _less(found, x, _other(found, x, "top-k")) for x in courses if base(x.defense) == "dgp"}
+    lines = accuracy_lines(found, lambda x: _percent(TABLE_7.get((base(x.defense), x.model)), x, x.model))
+    return lines, [judge("DGP at 80 % is more accurate than Top-k at 95 %", cases, "every")]
+
+
+def fig4(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Fig. 4: with and without error feedback, on several networks and data sets."""
+    courses = list(found.courses.get("training", {}))
+    several = len({x.data for x in courses}) > 1
+
+    def named(course: Course) -> str:
+        return f"{course.model}, {course.data}" if several else course.model
+
+    fed = [course for course in courses if course.defense == "dgp" + FEEDBACK]
+    near = {named(x): _less(found, x, _other(found, x, "none")) for x in fed}
+    gain = {named(x): _less(found, x, x._replace(defense="dgp")) for x in fed}
+    aligned = {named(x): _less(found, _other(found, x, "adgp"), _other(found, x, "none")) for x in fed}
+    within = f"(at most {100 * LITTLE:g} point less)"
+    return accuracy_lines(found), [
+        judge(f"DGP with error feedback is close to the baseline {within}", near, "every", -LITTLE),
+        judge("DGP without error feedback performs poorly: with it, it is more accurate", gain, "every"),
+        judge(f"ADGP keeps the accuracy too {within}", aligned, "every", -LITTLE),
+    ]
+
+
+def fig2(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Fig. 2: Top-k against DGP, what IG recovers and how accuracy grows."""
+    lines, _ = privacy_tables.table1(found)
+    cell = {base(place.defense): place for place in found.places}
+    known = {base(course.defense): course for course in found.courses.get("training", {})}
+    apart = privacy_tables.hidden(found, cell.get("dgp"), cell.get("top-k"), "ig")
+    gap = _less(found, known.get("dgp"), known.get("top-k"))
+    return lines + accuracy_lines(found, _table1_accuracy), [
+        judge("IG recovers less under DGP than under Top-k of the same share", apart, "every", unit=""),
+        judge(
+            f"DGP is as accurate as Top-k (at most {100 * LITTLE:g} point less)", {"accuracy": gap}, "every", -LITTLE
+        ),
+    ]
+
+
+def _table1_accuracy(course: Course) -> str:
+    return _percent(ACCURACY.get(base(course.defense)), course)
+
+
+def _percent(value: float | None, course: Course, network: str = "resnet18") -> str:
+    """An accuracy of the paper, with its network where that is another one."""
+    return "" if value is None else privacy_tables.of_network(f"{100 * value:.2f}%", course.model, network)
+
+
+def _other(found: Seen, course: Course, defense: str) -> Course | None:
+    """The training of the same network on the same data under another defense."""
+    own = (x for x in found.courses.get("training", {}) if (x.model, x.data) == (course.model, course.data))
+    return next((x for x in own if base(x.defense) == defense), None)
+
+
+def _less(found: Seen, one: Course | None, other: Course | None) -> Estimate | None:
+    """One training's accuracy less another's."""
+    if one is None or other is None:
+        return None
+    return combine(sub, found.accuracy(one), found.accuracy(other))

@@ -1,0 +1,182 @@
+"""Tables 3 and 4 of dgp: what an update costs in bytes and in seconds, measured on one gradient of each network."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import sub
+from typing import Any
+
+import torch
+from torch import Generator
+from torch.nn.functional import cross_entropy
+
+from secateur import tree
+from secateur.attacks.inversion.updates import gradient_update
+from secateur.config import defense_of_updates
+from secateur.data.dataset import Dataset
+from secateur.defenses.adgp import AlignedDualGradientPruning
+from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.uploads import SendAll
+from secateur.evaluation.client import scale as pixel_scale
+from secateur.evaluation.client import transform_of
+from secateur.functional import noise_of
+from secateur.interfaces import Batch, Params, Transform, Turning
+from secateur.metrics.cost import communication, paper_accounting
+from secateur.metrics.estimates import combine, mean
+from secateur.metrics.membership import Estimate
+from secateur.runs.artifacts import Result
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+from secateur.studies.claims import Finding, judge
+from secateur.studies.dgp.paper_numbers import TABLE_3, TABLE_4
+from secateur.studies.dgp.results import Course, Seen, base
+from secateur.studies.dgp.scale import CIFAR10, Setting
+from secateur.studies.dgp.training_step import structure
+from secateur.studies.table import Cells, Line
+
+BATCH = 32
+MEGABYTE = 2**20
+DENSE_SHARE = {"dgp": 0.6125, "adgp": 0.3215}  # of dense, what a code that can be decoded may take on ResNet18
+PATIENCE = 20.0  # seconds after which a slow call is not repeated
+TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradients"}  # by their titles in Table 4
+
+
+@dataclass(frozen=True)
+class Costed:
+    """Bytes and seconds of one network's update under every defense."""
+
+    defenses: tuple[str, ...]
+    model: str = "resnet18"
+    data: str = CIFAR10
+    exact: bool = False  # the paper's own network beside what stands for it, where the pictures allow it
+
+    def __call__(self, setting: Setting) -> None:
+        """Measure; times are of this machine."""
+        data, model = setting.data(self), setting.model(self)
+        if self.exact:
+            model = self.model if model != self.model and data.input_shape == (3, 32, 32) else None
+        if model is None:
+            return
+        steps = math.ceil(data.train_size / (setting.scale.users * BATCH))
+        for defense in self.defenses:
+            depends = {"model": model, "data": data.key, "defense": defense, "seed": setting.seed}
+            depends |= {"repeats": setting.scale.repeats, "device": setting.device.type, "times": [*TIMES]}
+            found = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
+            labels = setting.labels(model, data, defense, "cost", steps=steps)
+            sizes = {name: found[name] for name in ("bytes", "ratio", "paper_ratio")}
+            rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
+            for name in TIMES:
+                ends = {end: steps * seconds for end, seconds in found[name].items()}
+                rows.append(Row(**labels, metric=name, timing=True, **ends))
+            setting.run.add(rows)
+
+
+def _measure(setting: Setting, model: str, data: Dataset, defense: str) -> Result:
+    """One user's update, with the positions that another broadcast under ADGP."""
+    net = structure(setting, model, data, defense).to(setting.device)
+    state = tree.state_of(net)
+    chosen = defense_of_updates(defense)
+    upload = upload_of(chosen) or SendAll()
+    transform = transform_of(chosen, *pixel_scale(data.mean, data.std, data.inputs[: data.train_size]))
+    own, other = (_turning(setting, net, state, data, user) for user in range(2))
+    given: dict[str, Any] = {}
+    if isinstance(upload, AlignedDualGradientPruning):
+        given["inside"] = upload.positions(_gradient(other))
+    alone: list[float] = []
+    whole: list[float] = []
+    begun = time.perf_counter()
+    while len(whole) < setting.scale.repeats and (not whole or time.perf_counter() - begun < PATIENCE):
+        start = _now(setting.device)
+        turning = own if transform is None else _transformed(own, transform)
+        used = _now(setting.device)
+        grads = _gradient(turning)
+        learnt = _now(setting.device)
+        sent, _ = upload(grads, upload.init(grads), turning, **given)
+        end = _now(setting.device)
+        alone.append(used - start + end - learnt)
+        whole.append(end - start)
+    real, counted = communication(sent, **given), paper_accounting(sent, **given)
+    sizes = {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
+    return Result(data=sizes | dict(zip(TIMES, map(_spread, (alone, whole)), strict=True)))
+
+
+def _gradient(turning: Turning) -> Params:
+    return gradient_update(turning.net, turning.sent, turning.batch, "batch").values
+
+
+def _transformed(turning: Turning, transform: Transform) -> Turning:
+    inputs = transform(turning.batch.inputs, turning.rng)
+    return replace(turning, batch=turning.batch._replace(inputs=inputs))
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {"value": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
+
+
+def _turning(setting: Setting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> Turning:
+    rng = derive(setting.seed, "cost", user)
+    rows = torch.randperm(data.train_size, generator=rng)[:BATCH]
+    batch: Batch = data.batch.take(rows).to(setting.device)
+    held = state | noise_of(net, batch.size, rng)
+    return Turning(net, held, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Table 3: MB of one upload and one download, as really encoded and as the paper counts."""
+    costs = found.courses.get("cost", {})
+    lines = []
+    for course, measures in costs.items():
+        size = mean(measures["bytes"])
+        cells: Cells = {
+            "MB": combine(lambda x: x / MEGABYTE, measures["bytes"]),
+            "bytes": f"{size.value:,.0f}" if size else "",
+        }
+        cells |= {"of dense": mean(measures["ratio"]), "as the paper counts": mean(measures["paper_ratio"])}
+        paper = TABLE_3.get(course.model, {}).get(base(course.defense))
+        lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} MB"))
+    whole = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
+    room = {name: combine(lambda x, most=most: most - x, whole.get(name, {})) for name, most in DENSE_SHARE.items()}
+    least = {x.model: _less(costs, x._replace(defense="dgp"), x, "ratio") for x in costs if x.defense == "adgp"}
+    limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
+    return lines, [
+        judge(
+            f"on ResNet18 an upload and a download take at most this share of dense: {limits}", room, "every", unit=""
+        ),
+        judge("ADGP sends less than DGP (share of dense)", least, "every", unit=""),
+    ]
+
+
+def table4(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
+
+    A defense that acts on the model, PRECODE, has none of its own: it makes the gradients longer.
+    """
+    costs = found.courses.get("cost", {})
+    lines = []
+    for course, measures in costs.items():
+        paper = TABLE_4.get(course.model, {}).get(base(course.defense))
+        cells: Cells = {title: mean(measures.get(name, {})) for name, title in TIMES.items()}
+        lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} s"))
+    own = [course for course in costs if course.defense == "dgp"]
+    slower = {x.model: _less(costs, x._replace(defense="soteria"), x, "defense_seconds") for x in own}
+    return lines, [judge("Soteria takes longer than DGP (seconds)", slower, "every", unit="")]
+
+
+def _labels(course: Course) -> dict[str, str]:
+    return {"model": course.model, "defense": course.defense}
+
+
+def _less(costs: dict[Course, Any], one: Course, other: Course, metric: str) -> Estimate | None:
+    if one not in costs or other not in costs:
+        return None
+    return combine(sub, costs[one][metric], costs[other][metric])

@@ -1,0 +1,163 @@
+"""What dgp leaves open: whether a defense of updates also hides who was in the training, from the model it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import sub
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.catalogue import Choice
+from secateur.config import choice
+from secateur.data.dataset import Dataset, fingerprint
+from secateur.data.splits import Part, in_out, victim_shadow
+from secateur.errors import WrongInput
+from secateur.evaluation.membership import attack_rows, flat, judged, remembering
+from secateur.federated.collaborative.training import Collaborated
+from secateur.inference import answering
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
+from secateur.metrics.estimates import combine, mean
+from secateur.metrics.membership import Estimate, share
+from secateur.runs.artifacts import Result
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+from secateur.studies.claims import Finding, judge
+from secateur.studies.dgp.results import Seen
+from secateur.studies.dgp.scale import CIFAR10, Setting
+from secateur.studies.dgp.training_step import parted, structure, train
+from secateur.studies.results import Found, Model
+from secateur.studies.table import Cells, Line
+
+SHADOWED, IN_OUT = ("conf", "mentr"), ("lira", "rmia")
+VICTIM, SHADOW = "victim", "shadow"
+GUESSING = 0.5  # the AUC of an attack that tells nothing
+
+
+@dataclass(frozen=True)
+class Members:
+    """Members and non-members of collaborative training under every defense; the attacker's models use it too."""
+
+    defenses: tuple[str, ...]
+    model: str = "resnet18"
+    data: str = CIFAR10
+
+    def __call__(self, setting: Setting) -> None:
+        """Train a victim and the attacker's models on data of their own, and attack the victim's predictions."""
+        model, data = setting.model(self), setting.data(self)
+        if model is None:
+            return
+        split = victim_shadow(len(data.inputs), 1, derive(setting.seed, "membership"))
+        for defense in self.defenses:
+            meeting = Meeting(setting, model, data, defense, split.victim, split.shadows[0])
+            try:
+                meeting.measure()
+            except WrongInput as error:
+                setting.leave_out(setting.labels(model, data, defense, "left out"), f"not attacked: {error.message}")
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """One defense's victim and attackers."""
+
+    setting: Setting
+    model: str
+    data: Dataset
+    defense: str
+    own: Part
+    others: Part
+
+    def measure(self) -> None:
+        """The victim's accuracy on both sides, and every attack."""
+        setting, members, outside = self.setting, self._rows(self.own.train), self._rows(self.own.test)
+        made = self._train(self.own.train, self.own.test, VICTIM)
+        box, labels = self._box(made), self._labels()
+        for name, side in (("train_accuracy", members), ("test_accuracy", outside)):
+            right = share(box.predict(side.inputs).argmax(1) == side.labels)
+            setting.run.add([Row(**labels, attack=None, metric=name, **right._asdict())])
+        shadow = self._train(self.others.train, self.others.test, SHADOW)
+        disjoint = [Shadow(self._box(shadow), self._rows(self.others.train), self._rows(self.others.test))]
+        for name in SHADOWED:
+            self._attack(name, made, box, disjoint, [shadow])
+        if setting.scale.in_out:
+            pool = torch.cat([self.own.train, self.own.test])
+            design = in_out(len(pool), setting.scale.in_out, derive(setting.seed, "in-out"))
+            models = [self._train(pool[row], pool[~row], f"in-out-{i}") for i, row in enumerate(design)]
+            known = InOut([self._box(each) for each in models], self._rows(pool), design)
+            for name in IN_OUT:
+                self._attack(name, made, box, known, models)
+
+    def _attack(
+        self,
+        name: str,
+        made: Collaborated,
+        box: BlackBox,
+        known: Sequence[Shadow] | InOut,
+        models: Sequence[Collaborated],
+    ) -> None:
+        """One attack, as a stage of the run."""
+        attack: Choice = choice("attack", name)
+        labels = self._labels() | {"attack": str(attack)}
+        both = self._rows(torch.cat([self.own.train, self.own.test]))
+        is_member = torch.arange(both.size) < len(self.own.train)
+
+        def compute() -> Result:
+            fitted = attack.make().fit(known, derive(self.setting.seed, "attack", str(attack)))
+            ids = torch.arange(both.size) if isinstance(known, InOut) else None
+            return Result(data=judged(fitted.score(box, Candidates(both, ids)), is_member, self.setting.seed))
+
+        keys = [fingerprint(*each.state.values()) for each in (made, *models)]
+        found = self.setting.run.stage("membership", {"attack": str(attack), "models": keys}, compute).data
+        self.setting.run.add(attack_rows(labels, found))
+        self.setting.run.show([flat(labels) | found["figure"]])
+
+    def _train(self, members: Tensor, outside: Tensor, role: str) -> Collaborated:
+        return train(self.setting, self.model, parted(self.data, members, outside), self.defense, role)
+
+    def _box(self, made: Collaborated) -> BlackBox:
+        net = structure(self.setting, self.model, self.data, self.defense)
+        answer = answering(net, made.state, self.setting.device)
+        return remembering(lambda inputs: answer(inputs).softmax(1))
+
+    def _rows(self, rows: Tensor) -> Batch:
+        return self.data.batch.take(rows).to(self.setting.device)
+
+    def _labels(self) -> dict[str, Any]:
+        own = {"model": self.model, "dataset": self.data.name, "pruner": "none", "sparsity": 0.0}
+        return own | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
+
+
+def membership(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """Every attack on every defense's model, and whether a defense of updates hides members too."""
+    told = Found([row for row in found.rows if not row.extra])
+    lines, findings = [], []
+    bare = Model("none", 0.0, "none", None)
+    for model in told.models:
+        for attack in told.attacks:
+            names = ("auc", "attack_accuracy", "tpr_at_fpr_0.01")
+            cells: Cells = {name: mean(told.of(model, name, attack)) for name in names}
+            cells |= {name: mean(told.of(model, name)) for name in ("test_accuracy", "train_accuracy")}
+            lines.append(Line({"defense": model.defense, "attack": attack}, cells))
+        if model != bare:
+            findings.append(_hides(told, bare, model))
+    return lines, findings
+
+
+def _hides(told: Found, bare: Model, model: Model) -> Finding:
+    """Whether a defense lowers every attack's AUC that is above guessing without it; the others leave nothing to hide.
+
+    Which those are is told by the undefended model alone, so that no defense chooses what it is judged by.
+    """
+    plain = {attack: told.of(bare, "auc", attack) for attack in told.attacks}
+    blind = [name for name, auc in plain.items() if (known := mean(auc)) is not None and known.low <= GUESSING]
+    cases: dict[str, Estimate | None] = {
+        attack: combine(sub, auc, told.of(model, "auc", attack)) for attack, auc in plain.items() if attack not in blind
+    }
+    claim = f"{model.defense} hides members too: a lower AUC than without a defense (not in the paper)"
+    found = judge(claim, cases, "every", unit="")
+    if not blind:
+        return found
+    left_out = f"left out, not clearly above {GUESSING:g} without a defense: {', '.join(blind)}"
+    return replace(found, measured=f"{found.measured}; {left_out}" if cases else left_out)

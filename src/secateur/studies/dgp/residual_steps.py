@@ -1,0 +1,229 @@
+"""What dgp leaves open: ADGP under attack, and clients in the midst of a training, whose residual is sent along.
+
+Who only listens: ADGP's broadcast shows every user where the chosen one's gradient is large, and so its labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import sub
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from secateur.attacks.inversion.label_inference import labels_right
+from secateur.attacks.inversion.updates import gradient_update
+from secateur.config import defense_of_updates
+from secateur.defenses.adgp import AlignedDualGradientPruning
+from secateur.defenses.error_feedback import upload_of
+from secateur.errors import WrongInput
+from secateur.functional import classifier
+from secateur.interfaces import Batch, Mask, Params
+from secateur.metrics.estimates import combine, mean
+from secateur.metrics.membership import Estimate, share_of
+from secateur.runs.artifacts import Result, explained, write
+from secateur.runs.rows import Row
+from secateur.studies.claims import Finding, judge
+from secateur.studies.dgp.accuracy_tables import FEEDBACK, accuracy_lines
+from secateur.studies.dgp.attack_step import ADAPTIVE, Attacked
+from secateur.studies.dgp.privacy_tables import SAME, Cases, case, hidden, knowing_claims, privacy_lines
+from secateur.studies.dgp.results import Course, Seen
+from secateur.studies.dgp.scale import CIFAR10, Setting
+from secateur.studies.dgp.training_step import Trained, train
+from secateur.studies.table import Cells, Line
+from secateur.theory.convergence import lemma_1
+
+LISTENED = "What the broadcast alone tells"
+
+HELD = "What error feedback holds back"
+
+
+@dataclass(frozen=True)
+class Overheard:
+    """The labels of the user that broadcasts, guessed from its positions alone: an attacker who is any other user."""
+
+    defense: str  # adgp
+    model: str = "resnet18"
+    data: str = CIFAR10
+
+    def __call__(self, setting: Setting) -> None:
+        """One example an update: the class with the most positions of the classifier's weight in I."""
+        model = setting.model(self)
+        if model is None:
+            return
+        exposure = Attacked("ig", (self.defense,), self.model, self.data).exposure(setting, model, self.defense)
+        upload, client = upload_of(defense_of_updates(self.defense)), exposure.client
+        assert isinstance(upload, AlignedDualGradientPruning)
+
+        def listen() -> Result:
+            name, right = classifier(client.net, exposure.bench.data.classes), 0
+            for target in exposure.targets:
+                assert isinstance(target, Batch)
+                gradient = gradient_update(client.net, client.state, target).values
+                right += labels_right(overheard(upload.positions(gradient), name), target.labels)
+            return Result({}, {"right": right / len(exposure.targets)})
+
+        every = range(len(exposure.targets))
+        depends = exposure.depends(exposure.config.attacks[0], every) | {"attack": "overheard"}
+        right = setting.run.stage("overheard", depends, listen).data["right"]
+        labels = setting.labels(model, exposure.bench.data, self.defense, "overheard")
+        classes = exposure.bench.data.classes
+        setting.run.add(
+            [
+                Row(**labels, metric="label_accuracy", **share_of(right, len(every))._asdict()),
+                Row(**labels, metric="label_chance", value=1 / classes),
+            ]
+        )
+
+
+def overheard(inside: Mask, layer: str) -> Tensor:
+    """(1,) the label of one example: dL/dz is largest there (dgp Section 4.1), and so is its row of dW.
+
+    Example:
+        >>> import torch
+        >>> overheard({"4.weight": torch.tensor([[True, False], [True, True], [False, False]])}, "4").tolist()
+        [1]
+    """
+    name = f"{layer}.weight" if layer else "weight"
+    return inside[name].sum(1).argmax().view(1)
+
+
+def overheard_lines(found: Seen) -> list[Line]:
+    """What was heard, a line each."""
+    lines = []
+    for course, measures in found.courses.get("overheard", {}).items():
+        cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
+        lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=LISTENED))
+    return lines
+
+
+def overheard_claims(found: Seen) -> list[Finding]:
+    """Whether the broadcast keeps labels to itself."""
+    courses = found.courses.get("overheard", {})
+    told: dict[str, Estimate | None] = {}
+    for course, measures in courses.items():
+        right, chance = mean(measures["label_accuracy"]), mean(measures["label_chance"])
+        if right is not None and chance is not None:
+            least, most = chance.value - right.high, chance.value - right.low
+            told[course.model] = Estimate(chance.value - right.value, least, most)
+    claim = "who only listens to ADGP's broadcast guesses labels no better than by chance (not in the paper)"
+    return [judge(claim, told, "every", -0.05)] if told else []
+
+
+@dataclass(frozen=True)
+class Midway:
+    """IG on the trained model: updates of a client that has no residual yet, and of one that kept its own."""
+
+    defenses: tuple[str, ...]  # with error feedback
+    model: str = "resnet18"
+    data: str = CIFAR10
+    adaptive: tuple[str, ...] = ADAPTIVE
+
+    def __call__(self, setting: Setting) -> None:
+        """Train, then attack the model and the first user as the training left them."""
+        Trained(self.defenses, self.model, self.data)(setting)
+        model, data = setting.model(self), setting.data(self)
+        for number, defense in enumerate(self.defenses):
+            if model is None:
+                return
+            try:
+                made = train(setting, model, data, defense)
+            except WrongInput:  # the training said so in a row
+                continue
+            weights = _kept(setting.run.folder / "models" / f"seed{setting.seed}-{number}.safetensors", made.state)
+            residual = _kept(weights.with_suffix(".residual.safetensors"), made.client)
+            met = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
+            attacked = Attacked("ig", met, self.model, self.data, adaptive=self.adaptive)
+            replace(attacked, weights=weights, residual=residual)(setting)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """One user of ADGP broadcasts no position at all whenever it is drawn: nobody sends anything in that round."""
+
+    user: int = 0
+
+    def __call__(self, user: int, inside: Mask) -> Mask:
+        """What is broadcast."""
+        return {name: torch.zeros_like(where) for name, where in inside.items()} if user == self.user else inside
+
+    def __str__(self) -> str:
+        return f"user {self.user} broadcasts nothing"
+
+
+def _kept(path: Path, tensors: Params) -> Path:
+    """Write tensors where `secateur invert --weights` and `--residual` read them too."""
+    from safetensors.torch import save
+
+    with explained(path):
+        path.parent.mkdir(exist_ok=True)
+    write(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+    return path
+
+
+def aligned(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """ADGP against attackers, which the paper leaves to future work."""
+    cases: Cases = {}
+    for place in found.select(defense="adgp"):
+        other = place._replace(defense="dgp")
+        cases |= hidden(found, place, other, case(found, place))
+    own = {course.defense: course for course in found.courses.get("training", {})}
+    honest, dgp = own.get(f"adgp{FEEDBACK}"), own.get(f"dgp{FEEDBACK}")
+    lied = next((course for name, course in own.items() if str(Silence()) in name), None)
+    cost, harm = _change(found, honest, dgp, "test_accuracy"), _change(found, lied, honest, "test_accuracy")
+    claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
+    return privacy_lines(found, lambda place: "") + overheard_lines(found) + accuracy_lines(found), [
+        *overheard_claims(found),
+        judge(claim, cases, "every", -SAME, unit=""),
+        judge("ADGP is as accurate as DGP (at most 1 point less)", {"accuracy": cost}, "every", -0.01),
+        judge(
+            "one user that lies does no harm (at most 1 point; not in the paper)", {"accuracy": harm}, "every", -0.01
+        ),
+        *knowing_claims(found),
+    ]
+
+
+def residual(found: Seen) -> tuple[list[Line], list[Finding]]:
+    """An empty against a trained residual, and what error feedback holds back."""
+    cases: Cases = {}
+    for place in found.places:
+        if place.defense.endswith(FEEDBACK):
+            empty = place._replace(defense=place.defense.removesuffix(FEEDBACK))
+            cases |= hidden(found, place, empty, empty.defense)
+    courses = {course.defense: course for course in found.courses.get("training", {})}
+    dgp, top_k = courses.get(f"dgp{FEEDBACK}"), courses.get(f"top-k{FEEDBACK}")
+    released = next((course for name, course in courses.items() if "release=" in name), None)
+    starved = {"residual": _change(found, dgp, top_k, "residual_mean")}
+    fewer = {"never sent": _change(found, dgp, released, "never_sent")}
+    gain = {"accuracy": _change(found, released, dgp, "test_accuracy")}
+    mine = "(not in the paper)"
+    lines = privacy_lines(found, lambda place: "") + accuracy_lines(found) + _held(found)
+    return lines, [
+        judge(f"a residual from training hides more than an empty one {mine}", cases, "every", unit=""),
+        judge(f"error feedback holds back more under DGP than under Top-k {mine}", starved, "every", unit=""),
+        judge(f"releasing starved entries leaves fewer that were never sent {mine}", fewer, "every", unit=""),
+        judge(f"and costs no accuracy (at most 1 point less) {mine}", gain, "every", -0.01),
+    ]
+
+
+def _held(found: Seen) -> list[Line]:
+    """The residual's norm beside Lemma 1's bound, and the entries that were never sent."""
+    lines = []
+    for course, measures in found.courses.get("training", {}).items():
+        if FEEDBACK not in course.defense:
+            continue
+        never = combine(lambda part, whole: part / whole, measures["never_sent"], measures["entries"])
+        bound = combine(lemma_1, measures["gamma_1_whole"], measures["gradient_square"])
+        cells: Cells = {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
+        cells |= {"mean residual, squared norm": combine(lambda norm: norm * abs(norm), measures["error_norm"])}
+        cells |= {"Lemma 1 says at most": "" if bound is None else f"{bound.value:.3g}", "share never sent": never}
+        lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=HELD))
+    return lines
+
+
+def _change(found: Seen, one: Course | None, other: Course | None, metric: str) -> Estimate | None:
+    if one is None or other is None:
+        return None
+    courses = found.courses["training"]
+    return combine(sub, courses[one].get(metric, {}), courses[other].get(metric, {}))

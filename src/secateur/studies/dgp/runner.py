@@ -1,0 +1,139 @@
+"""What a study of dgp is, and how it is run: its steps into one run's folder, then a table beside the paper's numbers.
+
+Started again it goes on where it was: every step keeps what it made as stages of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secateur.catalogue import Method
+from secateur.config import Invert, read
+from secateur.errors import WrongInput, unknown
+from secateur.evaluation.setup import device_of
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
+from secateur.studies.claims import Finding
+from secateur.studies.dgp.attack_step import ADAPTIVE
+from secateur.studies.dgp.privacy_tables import left_out_lines
+from secateur.studies.dgp.results import Seen
+from secateur.studies.dgp.scale import Scale, Setting, Step, load_all, scale_of, stand_in
+from secateur.studies.dgp.training_step import Trained
+from secateur.studies.table import Line, Table
+
+Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
+
+
+@dataclass(frozen=True)
+class UpdateStudy:
+    """What one figure or table needs: steps that measure, and how their rows become the table."""
+
+    tabulate: Tabulate
+    steps: tuple[Step, ...]
+    intervals: str = ""  # what those of the table are, where they are not over examples or seeds
+
+    def conduct(
+        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+    ) -> Table:
+        """Run all steps for every seed into `out`, and make the table."""
+        steps, others = chosen(self.steps, overrides or [])
+        size = scale_of(scale, others)
+        steps = merged(steps, size, given)
+        asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
+        device, datasets = device_of(asked), load_all(steps, size, given)
+        torch.set_num_threads(size.threads)
+        told = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
+        config = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
+        config |= {} if steps == self.steps else {"steps": [repr(step) for step in steps]}
+        try:
+            with open_run(out, "study", config, device=str(device), seeds=asked.seeds) as run:
+                for seed in asked.seeds:
+                    setting = Setting(run, size, given, datasets, seed)
+                    for step in steps:
+                        step(setting)
+                rows = run.rows
+        finally:
+            with suppress(WrongInput):  # there may be nothing yet
+                _write_page(out)
+        shutil.rmtree(out / "unfinished", ignore_errors=True)
+        lines, findings = self.tabulate(Seen(rows))
+        lines += left_out_lines(Seen(rows))
+        return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
+
+
+def merged(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Steps that differ in nothing but what another network or data set stands for are one."""
+    kept: dict[str, Step] = {}
+    for step in steps:
+        model, data = stand_in(step.model, scale, given), given.get("data") or scale.data[step.data]
+        kept.setdefault(repr(replace(step, model=model, data=data)), step)  # type: ignore[type-var]
+    return tuple(kept.values())
+
+
+def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step, ...], list[str]]:
+    """A part of a study, for a machine of its own, and the overrides that are left.
+
+    `steps=ig,training` leaves the attacks by these names and the trainings; `defenses=none,dgp` leaves these of each;
+    `adaptive=support,mask` leaves these attackers beside the plain one, `adaptive=none` it alone.
+    """
+    keys = ("steps", "defenses", "adaptive")
+    texts = {key: text for key in keys for text in overrides if text.partition("=")[0] == key}
+    asked = {key: [part.strip() for part in text.partition("=")[2].split(",")] for key, text in texts.items()}
+    left = [step for step in steps if "steps" not in asked or _name(step) in asked["steps"]]
+    if "defenses" in asked:
+        left = [step for each in left if (step := _under(each, asked["defenses"])) is not None]
+    if "adaptive" in asked:
+        left = [_by(each, asked["adaptive"]) for each in left]
+    if not left:
+        names = ", ".join(dict.fromkeys(map(_name, steps)))
+        defenses = ", ".join(dict.fromkeys(name for step in steps for name in getattr(step, "defenses", ())))
+        raise WrongInput("set", f"leaves nothing of this study; its steps are {names}, its defenses {defenses}")
+    return tuple(left), [text for text in overrides if text not in texts.values()]
+
+
+def _name(step: Step) -> str:
+    return getattr(step, "attack", "training" if isinstance(step, Trained) else type(step).__name__.lower())
+
+
+def _under(step: Any, defenses: Sequence[str]) -> Step | None:
+    """A step under some of its defenses; one that has none to choose from stays whole."""
+    if not hasattr(step, "defenses"):
+        return step  # type: ignore[no-any-return]
+    own = tuple(name for name in step.defenses if name in defenses)
+    return replace(step, defenses=own) if own else None
+
+
+def _by(step: Any, adaptive: Sequence[str]) -> Step:
+    """A step with some of its attackers who know of the defense."""
+    if wrong := [name for name in adaptive if name not in (*ADAPTIVE, "none")]:
+        raise unknown("adaptive", wrong[0], (*ADAPTIVE, "none"))
+    own = tuple(name for name in getattr(step, "adaptive", ()) if name in adaptive)
+    made: Step = replace(step, adaptive=own) if hasattr(step, "adaptive") else step
+    return made
+
+
+def _write_page(out: Path) -> None:
+    from secateur.report.page import write_page
+
+    write_page([out])
+
+
+def _facts(name: str, scale: str, size: Scale, rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
+    """What the numbers hold for: where less was done than in the paper it is seen here."""
+    inverted = any("target" in row.extra for row in rows)
+    trained = any(row.metric == "test_accuracy" for row in rows)
+    facts: dict[str, Any] = {"study": name, "scale": scale}
+    facts |= {"data": list(dict.fromkeys(row.dataset for row in rows))}
+    facts |= {"model": list(dict.fromkeys(row.model for row in rows))}
+    facts |= {} if size.examples is None else {"examples": size.examples}
+    facts |= {"targets": size.targets, "iterations": size.iterations} if inverted else {}
+    facts |= {"users": size.users, "epochs": size.epochs or "as in the paper"} if trained else {}
+    facts |= {"augmentation": "crop and flip" if size.augment else "none"} if trained else {}
+    return facts | {"seeds": list(seeds)}

@@ -1,0 +1,154 @@
+"""Collaborative training under some defenses: one step of a study, and the model that later steps attack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from secateur.catalogue import Defense
+from secateur.config import defense_of_updates
+from secateur.data.dataset import Dataset
+from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.precode import with_divergence
+from secateur.defenses.uploads import SendAll
+from secateur.errors import WrongInput
+from secateur.evaluation.client import protected, transform_of
+from secateur.evaluation.client import scale as pixel_scale
+from secateur.federated.augment import crop_and_flip
+from secateur.federated.collaborative.measurements import Row as Numbers
+from secateur.federated.collaborative.plan import SCHEDULES, Liar, Plan, Schedule
+from secateur.federated.collaborative.stage import collaborate
+from secateur.federated.collaborative.training import Collaborated, Epoch, Training
+from secateur.interfaces import Loss, Transform
+from secateur.metrics.cost import communication, paper_accounting
+from secateur.metrics.membership import share_of
+from secateur.models.create import create
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+from secateur.studies.dgp.scale import CIFAR10, Scale, Setting
+
+LAST = (  # of a training's history, what the last epoch says
+    *("train_loss", "gamma_1", "gamma_1_whole", "gradient_square", "residual_mean", "error_norm"),
+    *("never_sent", "starved", "entries", "bytes", "ratio", "paper_ratio"),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The accuracy of one network over the epochs, trained by all users under every defense."""
+
+    defenses: tuple[str, ...]
+    model: str = "resnet18"
+    data: str = CIFAR10
+    liar: Liar | None = None  # of adgp: what is broadcast in place of the honest positions
+
+    def __call__(self, setting: Setting) -> None:
+        """Train, and add an accuracy for each epoch, and what the last epoch was."""
+        model, data = setting.model(self), setting.data(self)
+        if model is None:
+            return
+        for defense in self.defenses:
+            more = {"users": setting.scale.users, "augmentation": "crop and flip" if setting.scale.augment else "none"}
+            named = defense if self.liar is None else f"{defense} ({self.liar})"
+            labels = setting.labels(model, data, named, "training", **more)
+            try:
+                made = train(setting, model, data, defense, liar=self.liar)
+            except WrongInput as error:
+                setting.leave_out(labels, f"not trained: {error.message}")
+            else:
+                setting.run.add(history_rows(labels, made, len(data.inputs) - data.train_size))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the last step of a training sent, in bytes and as a share of dense: really, and as dgp counts it."""
+
+    epochs: int
+
+    def __call__(self, epoch: Epoch) -> Numbers:
+        """Measured at the end alone: encoding takes as long as some steps."""
+        if epoch.row["epoch"] < self.epochs:
+            return {}
+        real, counted = communication(epoch.sent[0], epoch.inside), paper_accounting(epoch.sent[0], epoch.inside)
+        return {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
+
+
+@dataclass(frozen=True, eq=False)
+class Both:
+    """One transform after another."""
+
+    first: Transform
+    second: Transform
+
+    def __call__(self, inputs: Tensor, rng: Generator) -> Tensor:
+        """Inputs through both."""
+        return self.second(self.first(inputs, rng), rng)
+
+
+def train(
+    setting: Setting, model: str, data: Dataset, defense: str, role: str = "shared", liar: Liar | None = None
+) -> Collaborated:
+    """The model that all users trained together under a defense; a stage of the run. `role` begins another model."""
+    chosen, scale, seed = defense_of_updates(defense), setting.scale, setting.seed
+    if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
+        raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
+    net = create(model, data.input_shape, data.classes, derive(seed, "initialise", role))
+    net, precode = protected(net, chosen, data.classes, derive(seed, "initialise", "defense"))
+    loss: Loss = cross_entropy
+    if precode is not None:
+        net, loss = with_divergence(net, cross_entropy, precode.beta)
+    plan = Plan(
+        scale.users,
+        upload_of(chosen) or SendAll(),
+        schedule_of(scale, model),
+        transform=_transform(scale, data, chosen),
+        liar=liar,
+        loss=loss,
+    )
+    training = Training(net.to(setting.device), data, plan, derive(seed, "collaborate", role), setting.device)
+    return collaborate(setting.run, training, measure=Traffic(plan.schedule.epochs))
+
+
+def structure(setting: Setting, model: str, data: Dataset, defense: str) -> nn.Module:
+    """The network that such a training gives weights for."""
+    net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
+    return protected(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
+
+
+def schedule_of(scale: Scale, model: str) -> Schedule:
+    """The paper's, which gives LeNet rates of its own, or a few epochs at one rate."""
+    if scale.epochs is not None:
+        return Schedule(scale.epochs, ((1, scale.learning_rate),))
+    return SCHEDULES["paper-lenet" if model == "lenet-zhu" else "paper"]
+
+
+def history_rows(labels: dict[str, Any], made: Collaborated, tested: int) -> list[Row]:
+    """An accuracy for each epoch with Wilson's interval, and what the last one was."""
+    rows, last = [], made.history[-1]
+    extra = labels["extra"] | {"epochs": len(made.history)}
+    for each in made.history:
+        own = labels | {"extra": extra | {"epoch": each["epoch"]}}
+        rows.append(Row(**own, metric="test_accuracy", **share_of(each["test_accuracy"], tested)._asdict()))
+    own = labels | {"extra": extra | {"epoch": last["epoch"]}}
+    rows += [Row(**own, metric=name, value=last[name]) for name in LAST if name in last]
+    seconds = sum(each["seconds"] for each in made.history) / len(made.history)
+    return [*rows, Row(**own, metric="epoch_seconds", value=seconds, timing=True)]
+
+
+def _transform(scale: Scale, data: Dataset, defense: Defense) -> Transform | None:
+    shifted = crop_and_flip(data) if scale.augment else None
+    mean, std = pixel_scale(data.mean, data.std, data.inputs[: data.train_size])
+    changed = transform_of(defense, mean, std)
+    if shifted is not None and changed is not None:
+        return Both(shifted, changed)
+    return shifted or changed
+
+
+def parted(data: Dataset, members: Tensor, others: Tensor) -> Dataset:
+    """A data set whose train part is the members and whose test part is the others."""
+    rows = torch.cat([members, others])
+    return replace(data, inputs=data.inputs[rows], labels=data.labels[rows], train_size=len(members), writers=None)

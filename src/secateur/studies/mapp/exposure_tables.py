@@ -1,0 +1,169 @@
+"""Tables of mapp_fl about who is exposed: by data and model size, to stronger attackers, and under other defenses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from operator import sub
+
+from secateur.catalogue import name_of
+from secateur.metrics.estimates import Correlation, Measure, average_on_same, combine, exposure_correlation, mean
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import judge
+from secateur.studies.mapp.paper_numbers import PARAMETERS, TABLE_3
+from secateur.studies.mapp.results import (
+    YEOM,
+    Cases,
+    Federation,
+    Seen,
+    Tabulated,
+    Way,
+    accurate,
+    clients,
+    exposed,
+    less,
+    points,
+    served,
+    summary,
+)
+from secateur.studies.table import Cells, Line
+
+ASKED = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
+
+
+def correlations(found: Seen, smallest: int) -> Tabulated:
+    """Table 3: Pearson's r of log10 dataset size and advantage by network."""
+    lines, cases = [], {}
+    for federation in found.federations:
+        result = exposure_correlation(points(found, federation), smallest)
+        cases[federation.model] = None if result is None else _turned(result.r)
+        data = found.rows[0].dataset
+        paper = TABLE_3.get((data, federation.model))
+        labels = {"network": federation.model, "parameters": PARAMETERS.get(federation.model, "")}
+        lines.append(Line(labels, _correlated(result), "" if paper is None else f"{paper:.2f}"))
+    claim = "clients with less data are exposed more: r of log10 dataset size and advantage is negative (-r is shown)"
+    return lines, [judge(claim, cases, "every", unit="")]
+
+
+def complexity(found: Seen, smallest: int) -> Tabulated:
+    """Fig. 1: every client's dataset size and advantage, and both averages by network."""
+    lines, findings = correlations(found, smallest)
+    order = sorted(found.federations, key=lambda federation: federation.unit)
+    for line, federation in zip(lines, found.federations, strict=True):
+        line.cells.update(summary(found, federation))
+    pairs = list(pairwise(order))
+    return lines, [
+        *findings,
+        judge(
+            "the advantage rises with the model's size (Fig. 1b)",
+            {f"{b.model} over {a.model}": less(found, b, a, exposed) for a, b in pairs},
+        ),
+        judge(
+            "the clients' accuracy rises with the model's size (Fig. 1b)",
+            {f"{b.model} over {a.model}": less(found, b, a, accurate) for a, b in pairs},
+        ),
+    ]
+
+
+def attackers(found: Seen) -> Tabulated:
+    """Not in the paper: does the ranking of the methods hold under a stronger attacker?"""
+    lines = []
+    ways = [way for way in found.ways if way.batches == YEOM.batches and way.updates == 1]
+    for federation in found.federations:
+        for way in ways:
+            cells: Cells = {"client_advantage": mean(clients(found, federation, "advantage", way))}
+            for metric in ("auc", "tpr_at_fpr_0.01"):
+                cells[metric] = mean(clients(found, federation, metric, way))
+            cells["client_accuracy"] = mean(accurate(found, federation))
+            lines.append(Line({"rule": federation.title, "network": federation.model, "attack": way.attack}, cells))
+    mapp = next((each for each in found.federations if each.submodels == "mapp-fl"), None)
+    others = [each for each in found.federations if each != mapp and each.submodels in ("heterofl", "none")]
+
+    def over(metric: str, some: list[Way]) -> Cases:
+        """The others' less MaPP-FL's."""
+        if mapp is None:
+            return {}
+        return {
+            f"{way.attack}: {other.title} {other.unit}": combine(
+                sub, *(clients(found, each, metric, way) for each in (other, mapp))
+            )
+            for way in some
+            for other in others
+        }
+
+    thresholds = [way for way in ways if name_of(way.attack) == YEOM.attack]
+    ranked = [way for way in ways if way == YEOM or way not in thresholds]  # a threshold moves no score: one AUC
+    stronger: Cases = {
+        f"{federation.title} {federation.unit}": _over(found, federation, ways) for federation in found.federations
+    }
+    return lines, [
+        judge(
+            "MaPP-FL's clients are less exposed than FedAvg's and HeteroFL's, whoever attacks",
+            over("auc", ranked),
+            "every",
+            unit="",
+        ),
+        judge(
+            "and wherever Yeom's threshold lies (advantage; not in the paper)", over("advantage", thresholds), "every"
+        ),
+        judge("Yeom finds less than LiRA does (not in the paper)", stronger, unit=""),
+    ]
+
+
+def joined(found: Seen) -> Tabulated:
+    """Not in the paper: what do a pruned upload and withheld weights add to sub-models?"""
+    lines = [
+        Line({"rule": federation.submodels, "defense": federation.defense}, summary(found, federation))
+        for federation in found.federations
+    ]
+    defended = [each for each in found.federations if each.defense != "none"]
+    bare = {each: found.other(each, defense="none") for each in defended}
+    return lines, [
+        judge(
+            "a defense on top exposes sub-model clients less (not in the paper)",
+            {each.title: less(found, bare[each], each, exposed) for each in defended},
+        ),
+        judge(
+            "and it costs the server accuracy (not in the paper)",
+            {each.title: less(found, bare[each], each, served) for each in defended},
+        ),
+    ]
+
+
+def asked(found: Seen) -> list[Line]:
+    """What batch mates and more updates do to Yeom's attack: one line a way of asking."""
+    ways = [way for way in found.ways if way.attack == "yeom"]
+    lines, senders = [], [each for each in found.federations if each.submodels != "local"]  # who sends has all ways
+    for way in ways if len(ways) > 1 else []:
+        cells: Cells = {
+            "client_advantage": _overall([clients(found, each, "advantage", way) for each in senders]),
+            "server_advantage": _overall([found.server(each, "advantage", way) for each in senders]),
+            "client_auc": _overall([clients(found, each, "auc", way) for each in senders]),
+        }
+        labels = {"scoring batches": way.batches, "updates": str(way.updates)}
+        lines.append(Line(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
+    return lines
+
+
+def _overall(measures: list[Measure]) -> Estimate | None:
+    """The mean over federations, whose clients hold the same examples, by seed first."""
+    known = [measure for measure in measures if measure]
+    seeds = set[int].intersection(*map(set, known)) if known else set()
+    return mean({seed: average_on_same([measure[seed] for measure in known]) for seed in sorted(seeds)})
+
+
+def _over(found: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:
+    """LiRA's AUC less Yeom's, of the average client."""
+    lira = next((way for way in ways if way.attack == "lira"), None)
+    if lira is None:
+        return None
+    return combine(lambda a, b: a - b, *(clients(found, federation, "auc", way) for way in (lira, YEOM)))
+
+
+def _correlated(result: Correlation | None) -> Cells:
+    if result is None:
+        return {"r": "too few clients", "p": "", "clients": "", "excluded": ""}
+    return {"r": result.r, "p": f"{result.p:.2g}", "clients": str(result.clients), "excluded": str(result.excluded)}
+
+
+def _turned(estimate: Estimate) -> Estimate:
+    return Estimate(-estimate.value, -estimate.high, -estimate.low)

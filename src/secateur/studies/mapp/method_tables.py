@@ -1,0 +1,269 @@
+"""Tables of mapp_fl: methods beside one another, client by client, and by the number of large clients.
+
+What mapp_fl says of its channel rules at two large clients, held against intervals (Table 5, Figs. 3 and 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from operator import sub
+
+from secateur.metrics.estimates import Measure, combine, mean
+from secateur.studies.claims import Finding, judge
+from secateur.studies.mapp.paper_numbers import (
+    SIZES,
+    TABLE_2,
+    TABLE_2_LOCAL,
+    TABLE_2_MAPP,
+    TABLE_2_SERVER,
+    TABLE_4,
+    TABLE_5,
+    TABLE_6,
+    Printed,
+)
+from secateur.studies.mapp.results import (
+    LITTLE,
+    NEAR,
+    YEOM,
+    Cases,
+    Federation,
+    Seen,
+    Tabulated,
+    accurate,
+    averaged,
+    exposed,
+    less,
+    served,
+    server_exposed,
+    small_accurate,
+    summary,
+    whose,
+)
+from secateur.studies.table import Cells, Line
+
+INDEPENDENT = ":coupling=independent"
+
+
+def method_claims(found: Seen) -> list[Finding]:
+    """What the paper says of its rules at two large clients."""
+    rules = {f.submodels: f for f in found.federations if f.defense == "none" and f.submodels not in ("none", "local")}
+    small, large = averaged(found)
+    local = next((f for f in found.federations if f.submodels == "local"), None)
+    mapp, hetero, dropout = (rules.get(name) for name in ("mapp-fl", "heterofl", "fdropout"))
+    resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
+    findings = [
+        judge(
+            "MaPP-FL's clients are less exposed than HeteroFL's",
+            {"average client": less(found, hetero, mapp, exposed)},
+        ),
+        judge(
+            f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)",
+            {"average client": less(found, mapp, hetero, accurate)},
+            bound=-NEAR,
+        ),
+        judge(
+            f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)",
+            {"average client": less(found, dropout, mapp, exposed)},
+            bound=-LITTLE,
+        ),
+        judge(
+            "FDropout's clients are less accurate than MaPP-FL's",
+            {"average client": less(found, mapp, dropout, accurate)},
+        ),
+        judge(
+            "fixed channel sets make more accurate clients than resampled ones",
+            {
+                f"{fixed} over {new}": less(found, rules.get(fixed), rules.get(new), accurate)
+                for new, fixed in resampled
+            },
+            "every",
+        ),
+        judge(
+            f"every rule's server is about as accurate as FedAvg with the large model (at most {100 * NEAR:g} less)",
+            {name: less(found, rule, large, served) for name, rule in rules.items()},
+            bound=-NEAR,
+        ),
+        judge(
+            "FedAvg with the small model exposes clients less", {"average client": less(found, large, small, exposed)}
+        ),
+        judge("FedAvg with the small model costs the server accuracy", {"server": less(found, large, small, served)}),
+        judge(
+            "MaPP-FL's small clients are more accurate than alone",
+            {"average client": less(found, mapp, local, small_accurate)},
+        ),
+    ]
+    return [finding for finding in findings if finding.measured != "not measured here"]
+
+
+def methods(found: Seen) -> Tabulated:
+    """Table 5 and Fig. 4: every channel rule with two large clients."""
+    lines = [
+        Line(
+            {"rule": federation.title, "network": federation.model},
+            summary(found, federation),
+            str(TABLE_5.get((federation.submodels, federation.model), "")),
+            whose(federation),
+        )
+        for federation in found.federations
+    ]
+    return lines, method_claims(found)
+
+
+def methods_and_clients(found: Seen) -> Tabulated:
+    """The same, and Table 2 of those of them that it shows."""
+    shown = ("none", "local", "mapp-fl")
+    lines, findings = methods(found)
+    more, others = by_client(Seen([row for row in found.rows if row.extra.get("submodels") in shown]))
+    told = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
+    return [*lines, *told], [*findings, *others]
+
+
+def by_client(found: Seen) -> Tabulated:
+    """Table 2: client by client, two of them large."""
+    lines = []
+    sizes = found.sizes(found.federations[0])
+    first = sizes[min(sizes)]
+    for client in sorted(first):
+        cells: Cells = {}
+        for federation in found.federations:
+            name = f"{federation.title} ({federation.unit})"
+            cells[f"{name} accuracy"] = mean(found.client(federation, client, "test_accuracy"))
+            cells[f"{name} advantage"] = mean(found.client(federation, client, "advantage", YEOM))
+        labels = {"client": str(client), "data size": str(first[client])}
+        lines.append(Line(labels, cells, _table2(first[client], client)))
+    lines += [
+        Line(
+            {"rule": federation.title, "network": federation.model},
+            summary(found, federation),
+            _server2(federation),
+            whose(federation),
+            part="Server and average client",
+        )
+        for federation in found.federations
+    ]
+    mapp = next((f for f in found.federations if f.submodels == "mapp-fl"), None)
+    local = next((f for f in found.federations if f.submodels == "local"), None)
+    small, large = averaged(found)
+    rivals: Cases = {}
+    if mapp is not None and local is not None:
+        alone = found.clients(local, "test_accuracy", small=True)
+        for client in sorted(next(iter(alone.values()), {})):
+            pair = [found.client(each, client, "test_accuracy") for each in (mapp, local)]
+            rivals[f"client {client}"] = combine(sub, *pair)
+    return lines, [
+        judge("every small client does better with MaPP-FL than alone", rivals, "every"),
+        judge(
+            "small clients gain 13.5 points over training alone (at least 10 here)",
+            {"average": less(found, mapp, local, small_accurate)},
+            bound=0.10,
+        ),
+        judge(
+            "FedAvg's server is exposed most with the large model",
+            {"server": less(found, large, small, server_exposed)},
+        ),
+        judge("MaPP-FL exposes the server less than FedAvg does", {"server": less(found, large, mapp, server_exposed)}),
+        judge(
+            "MaPP-FL's server is more accurate than FedAvg's with the small model",
+            {"server": less(found, mapp, small, served)},
+        ),
+    ]
+
+
+def by_large(found: Seen) -> Tabulated:
+    """Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
+
+    The paper's numbers and claims are those of zeroed cells; federations that keep them are lines of their own.
+    """
+    lines = [
+        Line(
+            {"large clients": str(federation.large), "rule": federation.title},
+            summary(found, federation),
+            str(TABLE_4.get((_data(found), federation.large, federation.submodels), ""))
+            if federation.uncovered == "zero"
+            else "",
+        )
+        for federation in sorted(found.federations, key=lambda each: each.large)
+    ]
+    zeroed = [each for each in found.federations if each.uncovered == "zero"]
+    mapp = {each.large: each for each in zeroed if each.submodels == "mapp-fl"}
+
+    def over(name: str, what: Callable[[Seen, Federation], Measure]) -> Cases:
+        """MaPP-FL's less another rule's."""
+        return {
+            f"{large} large": less(found, own, found.other(own, submodels=name), what) for large, own in mapp.items()
+        }
+
+    def under(name: str, what: Callable[[Seen, Federation], Measure]) -> Cases:
+        """Another rule's less MaPP-FL's."""
+        return {
+            f"{large} large": less(found, found.other(own, submodels=name), own, what) for large, own in mapp.items()
+        }
+
+    nobody = mapp.get(0)
+    hetero = None if nobody is None else found.other(nobody, submodels="heterofl")
+    return lines, [
+        judge("MaPP-FL's clients are less exposed than HeteroFL's", under("heterofl", exposed)),
+        judge("MaPP-FL's clients are more accurate than FDropout's", over("fdropout", accurate)),
+        judge(
+            f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)",
+            under("fdropout", exposed),
+            bound=-LITTLE,
+        ),
+        judge(
+            f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)",
+            over("heterofl", accurate),
+            bound=-NEAR,
+        ),
+        judge(
+            "without large clients MaPP-FL's server is worse than its clients",
+            {
+                "average client": None
+                if nobody is None
+                else combine(sub, accurate(found, nobody), served(found, nobody))
+            },
+        ),
+        judge(
+            f"without large clients HeteroFL's server is as good as its clients (at most {100 * NEAR:g} points less)",
+            {
+                "average client": None
+                if hetero is None
+                else combine(sub, served(found, hetero), accurate(found, hetero))
+            },
+            bound=-NEAR,
+        ),
+    ]
+
+
+def coupled(found: Seen) -> Tabulated:
+    """Table 6: channels drawn layer by layer, or inputs and outputs apart."""
+    lines, cases = [], {}
+    for federation in found.federations:
+        rule, apart = federation.submodels.removesuffix(INDEPENDENT), federation.submodels.endswith(INDEPENDENT)
+        labels = {"rule": rule, "inputs and outputs": "independent" if apart else "layer by layer"}
+        lines.append(Line(labels, summary(found, federation), str(TABLE_6.get((rule, apart), ""))))
+        if apart:
+            cases[rule] = less(found, found.other(federation, submodels=rule), federation, accurate)
+    return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]
+
+
+def _data(found: Seen) -> str:
+    return next((row.dataset for row in found.rows), "")
+
+
+def _table2(size: int, client: int) -> str:
+    """The paper's line of a client of this size, which it has in Table 2's federation alone."""
+    if client >= len(SIZES) or SIZES[client] != size:
+        return ""
+    parts = [
+        f"{name} {accuracy:.2f} / {advantages[client]:.2f}"
+        for name, (accuracy, advantages) in zip(("large", "small"), TABLE_2.values(), strict=True)
+    ]
+    alone = TABLE_2_LOCAL[client]
+    parts += [] if alone is None else [f"local {alone:.2f}"]
+    return ", ".join([*parts, f"MaPP-FL {TABLE_2_MAPP[0][client]:.2f} / {TABLE_2_MAPP[1][client]:.2f}"])
+
+
+def _server2(federation: Federation) -> str:
+    pair = TABLE_2_SERVER.get((federation.submodels, federation.model))
+    return "" if pair is None else str(Printed(*pair, None, None))

@@ -1,0 +1,214 @@
+"""What studies of mapp_fl measured, asked by federation: the server, every client, the average client.
+
+What federations of mapp_fl's studies are compared by: accuracy and advantage of servers and average clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import sub
+from typing import Any, NamedTuple
+
+from secateur.catalogue import name_of
+from secateur.metrics.estimates import Measure, average, average_on_same, combine, mean
+from secateur.metrics.membership import Estimate
+from secateur.runs.rows import Row
+from secateur.studies.claims import Finding
+from secateur.studies.table import Cells, Line
+
+MIXED = "mixed"
+
+NEAR = 0.02  # of accuracy: where the paper says similar or competitive and gives no number
+LITTLE = 0.01  # of advantage
+Tabulated = tuple[list[Line], list[Finding]]
+Cases = dict[str, Estimate | None]
+
+
+class Federation(NamedTuple):
+    """One federation over its seeds."""
+
+    submodels: str
+    model: str
+    large: int
+    defense: str = "none"
+    uncovered: str = "zero"
+
+    @property
+    def unit(self) -> int:
+        """U of the server's network."""
+        last = self.model.rpartition("-")[2]
+        return int(last) if last.isdigit() else 0
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        rule = "fedavg" if self.submodels == "none" else self.submodels
+        kept = "" if self.uncovered == "zero" else f" (uncovered: {self.uncovered})"
+        return (rule if self.defense == "none" else f"{rule} + {self.defense}") + kept
+
+
+class Way(NamedTuple):
+    """How an attack asked: the first that Yeom uses is what the paper's numbers are."""
+
+    attack: str = "yeom"
+    batches: str = MIXED
+    updates: int = 1
+
+
+YEOM = Way()
+Clients = dict[int, Estimate]  # by client
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The rows of one study about clients and servers at the end."""
+
+    rows: Sequence[Row]
+
+    @cached_property
+    def ends(self) -> dict[tuple[Federation, str, Way | None], list[Row]]:
+        """The rows that say what a client or a server came to, by federation, metric and attack."""
+        found: dict[tuple[Federation, str, Way | None], list[Row]] = {}
+        for row in self.rows:
+            if "scope" in row.extra:
+                way = None
+                if row.attack is not None:
+                    way = Way(row.attack, row.extra.get("batches", MIXED), row.extra.get("updates", 1))
+                found.setdefault((federation_of(row), row.metric, way), []).append(row)
+        return found
+
+    @cached_property
+    def federations(self) -> list[Federation]:
+        """All of them, in the order in which they were run."""
+        return list(dict.fromkeys(federation for federation, _, _ in self.ends))
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """How attacks asked."""
+        return list(dict.fromkeys(way for _, _, way in self.ends if way is not None))
+
+    def server(self, federation: Federation, metric: str, way: Way | None = None) -> Measure:
+        """Of the server's last model, by seed."""
+        rows = self.ends.get((federation, metric, way), ())
+        return {row.seed: estimate(row) for row in rows if row.extra["scope"] == "server" and row.value is not None}
+
+    def clients(
+        self, federation: Federation, metric: str, way: Way | None = None, small: bool = False
+    ) -> dict[int, Clients]:
+        """Of every client, or of those with smaller models than the server's, by seed and client."""
+        found: dict[int, Clients] = {}
+        for row in self.ends.get((federation, metric, way), ()):
+            if row.extra["scope"] == "client" and row.value is not None and not (small and row.extra["rate"] == 1):
+                found.setdefault(row.seed, {})[row.extra["client"]] = estimate(row)
+        return found
+
+    def average(self, federation: Federation, metric: str, way: Way | None = None, small: bool = False) -> Measure:
+        """Of the average client, by seed; accuracies are by the same test examples, members are each client's own."""
+        found, mean = self.clients(federation, metric, way, small), average if way else average_on_same
+        return {seed: mean(list(clients.values())) for seed, clients in found.items()}
+
+    def client(self, federation: Federation, client: int, metric: str, way: Way | None = None) -> Measure:
+        """Of one client, by seed."""
+        found = self.clients(federation, metric, way)
+        return {seed: clients[client] for seed, clients in found.items() if client in clients}
+
+    def sizes(self, federation: Federation) -> dict[int, dict[int, int]]:
+        """How many examples each client holds, by seed and client."""
+        found: dict[int, dict[int, int]] = {}
+        for row in self.ends.get((federation, "test_accuracy", None), ()):
+            if row.extra["scope"] == "client":
+                found.setdefault(row.seed, {})[row.extra["client"]] = row.extra["data_size"]
+        return found
+
+    def other(self, federation: Federation, **changes: Any) -> Federation | None:
+        """The federation that differs by this alone, where there is one."""
+        wanted = federation._replace(**changes)
+        return wanted if wanted in self.federations else None
+
+
+def federation_of(row: Row) -> Federation:
+    """The federation that a row belongs to."""
+    extra = row.extra
+    defense, uncovered = row.defense or "none", extra.get("uncovered", "zero")
+    return Federation(extra["submodels"], row.model, extra["large_clients"], defense, uncovered)
+
+
+def estimate(row: Row) -> Estimate:
+    """A row's value with its interval."""
+    low, high = (-math.inf if row.low is None else row.low), (math.inf if row.high is None else row.high)
+    return Estimate(row.value or 0.0, low, high, row.note)
+
+
+def points(found: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[int, float]]:
+    """(dataset size, advantage) of every client of every seed."""
+    sizes: Mapping[int, Mapping[int, int]] = found.sizes(federation)
+    return [
+        (sizes[seed][client], value.value)
+        for seed, clients in found.clients(federation, "advantage", way).items()
+        for client, value in clients.items()
+    ]
+
+
+def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
+    """Accuracy and advantage of the server and of the average client."""
+    alone = name_of(federation.submodels) == "local"
+    cells: Cells = {
+        "server_accuracy": None if alone else mean(found.server(federation, "test_accuracy")),
+        "server_advantage": None if alone else mean(found.server(federation, "advantage", way)),
+        "client_accuracy": mean(clients(found, federation, "test_accuracy")),
+        "client_advantage": mean(clients(found, federation, "advantage", way)),
+    }
+    return cells
+
+
+def whose(federation: Federation) -> str:
+    """Whom the average client stands for, where it is not everybody."""
+    return "the average of its small clients" if name_of(federation.submodels) == "local" else ""
+
+
+def clients(found: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
+    """Of the average client; of those that train alone, the small ones, as in the paper."""
+    return found.average(federation, metric, way, small=name_of(federation.submodels) == "local")
+
+
+def averaged(found: Seen) -> tuple[Federation | None, Federation | None]:
+    """FedAvg with the smallest and with the largest network."""
+    plain = sorted((f for f in found.federations if f.submodels == "none"), key=lambda f: f.unit)
+    return (plain[0], plain[-1]) if len(plain) > 1 else (None, plain[0] if plain else None)
+
+
+def exposed(found: Seen, federation: Federation) -> Measure:
+    """The average client's advantage."""
+    return clients(found, federation, "advantage", YEOM)
+
+
+def accurate(found: Seen, federation: Federation) -> Measure:
+    """The average client's accuracy."""
+    return clients(found, federation, "test_accuracy")
+
+
+def small_accurate(found: Seen, federation: Federation) -> Measure:
+    """The average accuracy of those with smaller models."""
+    return found.average(federation, "test_accuracy", small=True)
+
+
+def served(found: Seen, federation: Federation) -> Measure:
+    """The server's accuracy."""
+    return found.server(federation, "test_accuracy")
+
+
+def server_exposed(found: Seen, federation: Federation) -> Measure:
+    """The server's advantage."""
+    return found.server(federation, "advantage", YEOM)
+
+
+def less(
+    found: Seen, one: Federation | None, other: Federation | None, what: Callable[[Seen, Federation], Measure]
+) -> Estimate | None:
+    """One federation's measure less another's."""
+    if one is None or other is None:
+        return None
+    return combine(sub, what(found, one), what(found, other))

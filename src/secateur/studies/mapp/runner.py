@@ -1,0 +1,233 @@
+"""What a study of mapp_fl is, and how it is run: its federations into one run's folder, then a table beside the paper.
+
+Started again it goes on where it was. Every table ends with what the scoring batches and more updates do to Yeom.
+
+The federations of a study of mapp_fl, each a stage of its run: one by one on a CPU, several stacked on a GPU.
+
+What a federation comes to is kept by itself, so studies in one folder share those that they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from secateur.catalogue import Choice, Method
+from secateur.config import Federate, read
+from secateur.config.methods import choice
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.evaluation.setup import device_of
+from secateur.federated.checkpoint import STAGE, Stories, Story, depends_of, follow
+from secateur.federated.federation import Round
+from secateur.federated.result_rows import row_of
+from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.membership_attacks import Asking
+from secateur.federated.submodels.spec import Terms
+from secateur.federated.submodels.stacked_federations import Rounds, Together
+from secateur.federated.submodels.structure import static
+from secateur.federated.traffic import Measure
+from secateur.models.create import create
+from secateur.progress import progress
+from secateur.report import page_afterwards
+from secateur.runs.artifacts import Result, key_of
+from secateur.runs.folder import Run, open_run
+from secateur.runs.unfinished import forget
+from secateur.seeding import derive
+from secateur.studies.mapp.exposure_tables import asked
+from secateur.studies.mapp.results import Seen, Tabulated
+from secateur.studies.mapp.scale import CLIENTS, Case, Scale, loaded, scale_of, settled, terms_of
+from secateur.studies.study import plain
+from secateur.studies.table import Table
+from secateur.training.recipe import Recipe
+
+ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."
+MANY = "Values are means over repeats, with Student's 95 % intervals over them."
+
+
+class Job(NamedTuple):
+    """One federation of one seed, as it stands before its first round."""
+
+    case: Case
+    seed: int
+    terms: Terms
+    net: nn.Module
+    device: torch.device
+
+    @property
+    def alone(self) -> bool:
+        """Whether its clients share nothing."""
+        return self.terms.rule.alone
+
+
+@dataclass(frozen=True, eq=False)
+class Hall:
+    """What all federations of a study share."""
+
+    run: Run
+    scale: Scale
+    data: Dataset
+    device: torch.device
+    attacks: Sequence[Choice]
+
+    @cached_property
+    def near(self) -> Dataset:
+        """The data where the attacks run, once for all of them."""
+        inputs, labels = self.data.batch.to(self.device)
+        return replace(self.data, inputs=inputs, labels=labels)
+
+    @property
+    def at_once(self) -> int:
+        """How many federations are stacked: on a CPU none."""
+        return self.scale.at_once if self.device.type == "cuda" else 1
+
+    @property
+    def asking(self) -> Asking:
+        """How the attacks ask."""
+        return Asking(updates=self.scale.updates, shadows=self.scale.shadows, shuffles=self.scale.shuffles)
+
+    def hold(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
+        """Run every federation for every seed, but for those that the run has, and add in this order what each told."""
+        jobs = [self._job(case, seed) for seed in seeds for case in cases]
+        depends = [self._depends(job) for job in jobs]
+        added = 0
+
+        def add(until: int) -> None:
+            nonlocal added
+            kept = self.run.stages(STAGE, depends[added:until], lambda missing: ())
+            for job, result in zip(jobs[added:until], kept, strict=True):
+                self._add(job, result)
+            added = until
+
+        def compute(missing: Sequence[int]) -> Iterator[tuple[int, Result]]:
+            for some in self._groups(jobs, missing):
+                add(some[0])  # groups begin in the order of the jobs, so all before this one are done
+                key = key_of(STAGE, {"each": [depends[i] for i in some]})
+                yield from zip(some, self._measured(key, [jobs[i] for i in some]), strict=True)
+                forget(self.run.folder, STAGE, key)
+
+        self.run.stages(STAGE, depends, compute)
+        add(len(jobs))
+
+    def _job(self, case: Case, seed: int) -> Job:
+        data, rng = self.data, derive(seed, "initialise", "server")
+        net = static(create(case.model, data.input_shape, data.classes, rng))
+        return Job(case, seed, terms_of(case, self.scale, data, seed), net, self.device)
+
+    def _depends(self, job: Job) -> dict[str, Any]:
+        """All that the rows of a federation depend on; who else is stacked with it is none of that."""
+        own = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
+        return depends_of(job, self.data) | own | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
+
+    def _groups(self, jobs: Sequence[Job], missing: Sequence[int]) -> list[list[int]]:
+        """Those that are stacked, ordered by their first; clients that train alone end at different times."""
+        stacked, most = [i for i in missing if not jobs[i].alone], self.at_once
+        groups = [stacked[start : start + most] for start in range(0, len(stacked), most)]
+        return sorted([*groups, *([i] for i in missing if jobs[i].alone)])
+
+    def _measured(self, key: str, jobs: Sequence[Job]) -> list[Result]:
+        """What some federations come to, stacked if there are several; killed, they go on by their common key."""
+        exposers = [self._exposer(job) for job in jobs]
+        made: list[SubmodelFederation] = []
+        for job, exposer in zip(jobs, exposers, strict=True):
+            watching, beside = [(exposer.pace(job.terms), exposer)], made[0] if made else None
+            made.append(
+                SubmodelFederation(
+                    job.net, self.data, job.terms, job.seed, self.device, observers=watching, beside=beside
+                )
+            )
+        each: list[Any] = [Alone(made[0])] if jobs[0].alone else made
+        whole = each[0] if len(jobs) == 1 else Together(made)
+        stories = [exposer.story for exposer in exposers]
+        with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
+            follow(self.run.folder, key, whole, Stories(stories), self._teller(made, exposers, advance))
+        return [Result(one.model(), story.plain()) for one, story in zip(each, stories, strict=True)]
+
+    def _add(self, job: Job, result: Result) -> None:
+        told = Story()
+        told.load(result.data)
+        timed = Measure("seconds", told.seconds, self.scale.rounds)
+        self.run.show(told.figures)
+        self.run.add([*told.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
+
+    def _exposer(self, job: Job) -> Exposer:
+        scale, labels = self.scale, labels_of(job, self.data, self.scale)
+        turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
+        return Exposer(
+            self.attacks, self.near, labels, Story(), scale.rounds, asking=self.asking, turn=turn, device=self.device
+        )
+
+    def _teller(
+        self, made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], advance: Callable[..., None]
+    ) -> Callable[[Any], None]:
+        """Adds a round's measures to each one's story, and in the last one attacks clients and servers."""
+        shown = 0
+
+        def tell(done: Round | Rounds) -> None:
+            nonlocal shown
+            each = done.each if isinstance(done, Rounds) else [done]
+            for federation, exposer, one in zip(made, exposers, each, strict=True):
+                exposer.story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
+                if done.number == self.scale.rounds:
+                    exposer.finish(federation)
+            advance(done.number - shown, f"round {done.number}")
+            shown = done.number
+
+        return tell
+
+
+def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
+    """What every row of a federation carries."""
+    case = job.case
+    large = CLIENTS if case.submodels == "none" else case.large
+    extra = {"submodels": case.submodels, "large_clients": large, "clients": CLIENTS, "uncovered": case.uncovered}
+    extra |= {"augment": True} if scale.augment else {}
+    return {"model": case.model, "dataset": data.name, "defense": case.defense, "seed": job.seed, "extra": extra}
+
+
+def _title(jobs: Sequence[Job]) -> str:
+    what = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
+    seeds = sorted({job.seed for job in jobs})
+    return f"{what}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+@dataclass(frozen=True)
+class MappStudy:
+    """What one figure or table needs: federations at a scale, and how their rows become the table."""
+
+    cases: Callable[[Scale], Sequence[Case]]
+    tabulate: Callable[[Seen, Scale], Tabulated]
+    attacks: tuple[str, ...] = ("yeom",)
+
+    def conduct(
+        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+    ) -> Table:
+        """Run all federations for every seed into `out`, and make the table."""
+        size = scale_of(scale, overrides)
+        if given.get("model") is not None:
+            raise WrongInput("model", "studies of mapp_fl have networks of their own widths; leave it out")
+        cases = self.cases(size)
+        repeats = size.draws if cases[0].fresh else size.repeats
+        wanted = {"seeds": given.get("seeds") or repeats, "device": given.get("device")}
+        settings = read(Federate, None, {name: value for name, value in wanted.items() if value is not None})
+        device, data = device_of(settings), loaded(size, given)
+        size = settled(size, data)
+        torch.set_num_threads(size.threads)
+        facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": data.name, "rounds": size.rounds}
+        facts |= {} if size.examples is None else {"examples": size.examples}
+        kept = plain(facts | asdict(size) | {"attacks": self.attacks, "seeds": settings.seeds})
+        with page_afterwards(out), open_run(out, "study", kept, device=str(device), seeds=settings.seeds) as run:
+            Hall(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(cases, settings.seeds)
+        found = Seen(run.rows)
+        lines, findings = self.tabulate(found, size)
+        facts |= {"augmentation": "crop and flip" if size.augment else "none"}
+        facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
+        return Table(entry.summary, facts, [*lines, *asked(found)], findings, ONE if len(settings.seeds) == 1 else MANY)

@@ -1,0 +1,219 @@
+"""Theorem 4.1 and Corollary 4.2 of priprune beside what SGI makes of the same updates: its Figs. 2, 4 and 5.
+
+The figures plot no bound: Fig. 2 has NMI and PSNR by pruning rate, Fig. 4 NMI by rate and batch size, Fig. 5 by model
+size and rounds, and the text says that they go as the theory does. Here both stand side by side.
+
+Theory and measurement side by side: the tables of priprune's Figs. 2, 4 and 5, and what they say of its claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from secateur import tree
+from secateur.catalogue import Choice, method
+from secateur.config import Federate, defense_of_clients
+from secateur.data.dataset import Dataset
+from secateur.errors import WrongInput
+from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, Axis, Curve, curves, updates
+from secateur.federated.build import network_of, terms_of
+from secateur.federated.checkpoint import depends_of
+from secateur.federated.federation import Federation
+from secateur.metrics.membership import Estimate
+from secateur.progress import progress
+from secateur.runs.artifacts import Result
+from secateur.runs.folder import Run
+from secateur.runs.rows import Row
+from secateur.studies.claims import Finding, judge
+from secateur.studies.priprune.paper_numbers import TABLE_2
+from secateur.studies.priprune.results import Seen
+from secateur.studies.priprune.runner import FederatedStudy
+from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, SCALES, Scale
+from secateur.studies.priprune.settings import Federations
+from secateur.studies.table import Cells, Line
+from secateur.theory.mutual_information import Forms, gradient_spectrum, over_rounds, single_round, single_round_prunefl
+
+STANDS_FOR = {"femnist": FEMNIST, "qmnist": FEMNIST, "mnist": FEMNIST, "cifar10": CIFAR10}
+COLUMNS = {
+    "nmi_256": "NMI (256 levels)",
+    "nmi_256_chance": "by chance",
+    "ami_256": "AMI (256)",
+    "nmi_100": "NMI (100)",
+    "nmi_100_chance": "by chance (100)",
+    "ami_100": "AMI (100)",
+    "psnr": "PSNR",
+    "printed_total": "printed, bits",
+    "corrected_total": "corrected, bits",
+    "corrected_gradient": "of it the gradient's",
+    "rank": "d*",
+}
+OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
+RANKS = "(rank correlation over updates)"
+
+SIZES, PAPER = tuple(SCALES), "priprune"
+FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2 and 4
+SIX = (*FIVE, "grasp")  # Fig. 5
+
+
+def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
+    """How a figure's rows become a part for each of its axes, and its findings."""
+
+    def table(found: Seen) -> tuple[list[Line], list[Finding]]:
+        known = updates(found.rows)
+        drawn = {axis: list(curves(known, axis)) for axis in axes}
+        lines = [line for own in drawn.values() for curve in own for line in _lines(curve)]
+        return lines, [finding for axis, own in drawn.items() for finding in _findings(axis, own)]
+
+    return table
+
+
+def _lines(curve: Curve) -> Iterator[Line]:
+    names = COLUMNS | (OVER_ROUNDS if curve.axis is ROUNDS else {})
+    shared = {name: f"{value:g}" if isinstance(value, int | float) else value for name, value in curve.labels.items()}
+    for x in curve.points:
+        varied = {"model": curve.networks[x]} if curve.axis is SIZE else {}
+        cells: Cells = {title: curve.at(x, name) for name, title in names.items()}
+        at = {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}
+        yield Line(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
+
+
+def _paper(curve: Curve, x: float) -> str:
+    """Of these figures the paper prints no numbers; of the base prunings at its rate Table 2 does."""
+    if curve.axis is not RATE or x != BASE_RATE:
+        return ""
+    printed = TABLE_2.get((STANDS_FOR.get(curve.labels["data"], ""), curve.labels["base"]))
+    return f"NMI {printed[0][0]:g} after 20 000 rounds" if printed else ""
+
+
+def _findings(axis: Axis, own: Sequence[Curve]) -> Iterator[Finding]:
+    way, sign = ("rises", 1) if axis.rises else ("falls", -1)
+    theory = "rounds" if axis is ROUNDS else "total"
+    forms = {f"{form}_{theory}": form for form in ("printed", "corrected")}
+    forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
+
+    def held(claim: str, first: str, second: str, sign: int = 1) -> Finding:
+        cases = {curve.title: _turned(curve.together(first, second), sign) for curve in own}
+        return judge(f"{claim} {RANKS}", cases, unit="")
+
+    yield held(f"leakage {way} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
+    yield held(f"leakage {way} with the {axis.title}: beyond chance, AMI", "x", "ami_256", sign)
+    for metric, form in forms.items():
+        yield held(f"theory, {form}, {way} with the {axis.title}", "x", metric, sign)
+    for metric, form in forms.items():
+        yield held(f"theory, {form}, goes with measured NMI along the {axis.title}", metric, "nmi_256")
+    yield held(f"NMI and PSNR agree along the {axis.title}", "nmi_256", "psnr")
+
+
+def _turned(found: Estimate | None, sign: int) -> Estimate | None:
+    return found if found is None or sign > 0 else Estimate(-found.value, -found.high, -found.low, found.note)
+
+
+def bound(
+    scale: Scale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
+) -> None:
+    """What Theorem 4.1 says of the updates that are attacked in one federation, as rows; the rounds are run again."""
+    terms = terms_of(config, data, seed, base, defense_of_clients("none"))
+    federation = Federation(network_of(config, data, seed).to(device), data, terms, seed, device, way=config.way)
+    every = config.attack_every or config.rounds
+    looks = range(every, config.rounds + 1, every)
+    examples = scale.leaking.examples
+    depends = depends_of(federation, data) | {"looks": list(looks), "examples": examples}
+    made = run.stage(THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, looks, base, examples))}))
+    labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "defense": "none", "seed": seed}
+    labels |= {"pruner": str(base), "sparsity": terms.base.rate}
+    extra = {"study": THEORY, "clients": len(terms.shares), "local_batch": config.batch_size}
+    extra |= {"parameters": tree.count(federation.server.weights)}
+    for number, told in zip(looks, made.data["rounds"], strict=True):
+        own = labels | {"extra": extra | {"at_round": number, "client": told["client"]}}
+        run.add(Row(**own, metric=name, value=value, note=told["note"]) for name, value in told["values"].items())
+
+
+def _bounds(federation: Federation, looks: range, base: Choice, examples: int) -> Iterator[dict[str, Any]]:
+    """At each round looked at, of the first client drawn and the model that it received."""
+    rounds = federation.rounds()
+    with progress(f"theory of {base}, seed {federation.seed}", looks[-1], rate=True) as advance:
+        for number in looks:
+            while federation.number < number - 1:
+                next(rounds)
+                advance(1)
+            client = federation.sampler(number).clients[0]
+            try:
+                values, note = _values(federation, number, client, base, examples), None
+            except WrongInput as error:  # it diverged
+                values, note = {"printed_total": None, "corrected_total": None}, error.message
+            yield {"client": client, "values": values, "note": note}
+            advance(1)
+
+
+def _values(federation: Federation, number: int, client: int, base: Choice, examples: int) -> dict[str, float | None]:
+    """Every term of both forms by name, from the gradients of the client's examples."""
+    terms, server = federation.terms, federation.server
+    rows = terms.shares[client][:examples].to(federation.device)
+    mask = server.mask if server.prunes else {}
+    spectrum = gradient_spectrum(
+        federation.net, federation.model(), federation.train.take(rows), mask, terms.local.loss
+    )
+    weights, size = tree.count(server.mask), terms.local.batch_size
+    if base.name == "prunefl":
+        forms = single_round_prunefl(spectrum, size, weights)
+    else:
+        forms = single_round(spectrum, size, 1 - server.density if server.prunes else 0.0, weights)
+    many = over_rounds(forms, number)
+    found = terms_by_name(forms) | {"printed_rounds": many.printed.total, "corrected_rounds": many.corrected.total}
+    return found | {"rank": spectrum.rank, "covariance_examples": spectrum.examples}
+
+
+def terms_by_name(forms: Forms) -> dict[str, float | None]:
+    """Both forms as a row's metrics: `printed_batch`, `corrected_total`, ..."""
+    names = ("constant", "mask", "batch", "covariance", "dimension", "gradient", "total")
+    both = {"printed": forms.printed, "corrected": forms.corrected}
+    return {f"{form}_{name}": getattr(found, name) for form, found in both.items() for name in names}
+
+
+@method("study", "priprune-fig2", PAPER, scales=SIZES)
+def fig2() -> FederatedStudy:
+    """NMI and PSNR of SGI by pruning rate, FEMNIST, beside Theorem 4.1 (priprune, Fig. 2)."""
+    return FederatedStudy(tabulate(RATE), lambda scale: [_by_rate(FEMNIST, scale)], bound)
+
+
+@method("study", "priprune-fig4", PAPER, scales=SIZES)
+def fig4() -> FederatedStudy:
+    """NMI of SGI by pruning rate and by batch size, both data sets, beside Theorem 4.1 (priprune, Fig. 4)."""
+
+    def steps(scale: Scale) -> list[Federations]:
+        batches = [(data, size) for data, sizes in scale.leaking.batches.items() for size in sizes]
+        by_batch = [_at_base_rate(FIVE, data, scale, batch_size=size) for data, size in batches]
+        return [*(_by_rate(data, scale) for data in (FEMNIST, CIFAR10)), *by_batch]
+
+    return FederatedStudy(tabulate(RATE, BATCH), steps, bound)
+
+
+@method("study", "priprune-fig5", PAPER, scales=SIZES)
+def fig5() -> FederatedStudy:
+    """NMI of SGI by model size and by round, both data sets, beside Corollary 4.2 (priprune, Fig. 5)."""
+
+    def steps(scale: Scale) -> list[Federations]:
+        networks = [(data, model) for data, models in scale.leaking.networks.items() for model in models]
+        by_size = [_at_base_rate(SIX, data, scale, model=model) for data, model in networks]
+        return [*by_size, *(_at_base_rate(SIX, data, scale, brief=False) for data in (FEMNIST, CIFAR10))]
+
+    return FederatedStudy(tabulate(SIZE, ROUNDS), steps, bound)
+
+
+def _by_rate(data: str, scale: Scale) -> Federations:
+    return _federations(FIVE, scale.leaking.rates[data], data, scale)
+
+
+def _at_base_rate(bases: Sequence[str], data: str, scale: Scale, **place: Any) -> Federations:
+    return _federations(bases, [BASE_RATE], data, scale, **place)
+
+
+def _federations(
+    bases: Sequence[str], rates: Sequence[float], data: str, scale: Scale, brief: bool = True, **place: Any
+) -> Federations:
+    own: dict[str, Any] = dict(zip(("model", "batch_size"), scale.leaking.places[data], strict=True)) | place
+    chosen = tuple(f"{base}:rate={rate:g}" for base in bases if base in scale.leaking.bases for rate in rates)
+    return Federations(chosen, data=data, brief=brief, **own)

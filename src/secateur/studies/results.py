@@ -1,0 +1,92 @@
+"""What an audit measured, asked by model and attack; means and intervals over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from secateur.catalogue import name_of
+from secateur.metrics.estimates import INFINITE, Measure, mean
+from secateur.metrics.membership import Estimate
+from secateur.runs.rows import Row
+
+
+class Model(NamedTuple):
+    """A victim: what was done to it."""
+
+    pruner: str  # none: an original
+    sparsity: float
+    defense: str
+    original: str | None  # the pruner whose term trained its original (network slimming)
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        if self.pruner == "none":
+            return f"original ({self.original})" if self.original else "original"
+        return f"{self.pruner} {self.sparsity:g}" + ("" if self.defense == "basic" else f" {self.defense}")
+
+    @property
+    def source(self) -> Model:
+        """The original that it was pruned from."""
+        return Model("none", 0.0, "basic", self.original)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The rows and figures of one audit."""
+
+    rows: Sequence[Row]
+    figures: Sequence[Mapping[str, Any]] = ()
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """Every victim, originals included, in the order in which they were measured."""
+        return list(dict.fromkeys(map(_model, self.rows)))
+
+    @cached_property
+    def pruned(self) -> list[Model]:
+        """The victims that were pruned."""
+        return [model for model in self.models if model.pruner != "none"]
+
+    @cached_property
+    def attacks(self) -> list[str]:
+        """The attacks' names, without their settings."""
+        return list(dict.fromkeys(name_of(row.attack) for row in self.rows if row.attack))
+
+    def of(self, model: Model, metric: str, attack: str | None = None, **extra: Any) -> Measure:
+        """One measure of a model, or of an attack on it, by seed."""
+        return {
+            row.seed: Estimate(row.value, _or(row.low, -INFINITE), _or(row.high, INFINITE), row.note)
+            for row in self.rows
+            if row.metric == metric
+            and row.value is not None
+            and (None if row.attack is None else name_of(row.attack)) == attack
+            and _model(row) == model
+            and all(row.extra.get(name) == value for name, value in extra.items())
+        }
+
+    def drawn(self, model: Model, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
+        """One figure of a model, by seed."""
+        return {
+            figure["seed"]: figure
+            for figure in self.figures
+            if (figure["kind"], figure.get("quantity")) == (kind, quantity)
+            and (figure["pruner"], figure["sparsity"], figure["defense"], figure.get("original")) == model
+        }
+
+
+def lowest(found: Iterable[tuple[Model, Measure]]) -> tuple[Model, Measure] | None:
+    """The model with the least mean of a measure."""
+    known = [(estimate.value, pair) for pair in found if (estimate := mean(pair[1])) is not None]
+    return min(known, key=lambda each: each[0])[1] if known else None
+
+
+def _model(row: Row) -> Model:
+    return Model(row.pruner or "none", row.sparsity or 0.0, row.defense or "basic", row.extra.get("original"))
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

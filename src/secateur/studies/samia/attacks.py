@@ -1,0 +1,245 @@
+"""Tables of samia_ppb about attacks on pruned models and originals (Figs. 7 to 11).
+
+Tables of samia_ppb about an attacker that does not know how the target was pruned (Figs. 12, 13, Table 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import sub
+
+from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import Finding, equals, judge
+from secateur.studies.results import Found, Model
+from secateur.studies.samia.behaviour import CLOSE
+from secateur.studies.samia.paper_numbers import AUTHORS_CODE, TABLE_1
+from secateur.studies.table import Cells, Line
+
+ATTACKS = ("samia", "conf")
+PAIRINGS = (  # the attack on the pruned model and on the original, and the measure
+    ("SAMIA on pruned and Conf on original, as the paper pairs them", "samia", "conf", "attack_accuracy"),
+    ("SAMIA on both", "samia", "samia", "attack_accuracy"),
+    ("SAMIA on both, AUC", "samia", "samia", "auc"),
+    ("Conf on both", "conf", "conf", "attack_accuracy"),
+    ("Conf on both, AUC", "conf", "conf", "auc"),
+)
+GAPS = ("confidence_gap", "sensitivity_gap_size", "generalisation_gap")
+STRONG = 0.5  # a correlation that the paper may call strong
+Cases = dict[str, Estimate | None]
+
+LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too much
+
+
+def risk_by_accuracy(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 7: attack accuracy against prediction accuracy."""
+    drop = {
+        model: combine(sub, *(found.of(m, "test_accuracy") for m in (model.source, model))) for model in found.pruned
+    }
+    near = [model for model, change in drop.items() if change is not None and change.value <= CLOSE]
+    worse = [model for model, change in drop.items() if change is not None and change.value > 0]
+    lines = sorted(_risk_lines(found), key=lambda line: -line.cells["test_accuracy"].value)  # type: ignore[union-attr]
+    similar = f"at a prediction accuracy within {100 * CLOSE:g} points of the original's, most pruned models leak more"
+    findings = _paired(found, similar, near)
+    findings += _paired(found, "most models that predict worse than the original still leak more", worse)
+    leaky, other = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
+    claim = "L1 unstructured and slimming leak more than L1 and L2 structured at similar accuracy"
+    findings.append(judge(f"{claim} (SAMIA)", _against(found, leaky, other)))
+    claim = "L1 structured leaks least of the four at similar accuracy"
+    findings.append(judge(f"{claim} (SAMIA)", _against(found, (*leaky, "l2-structured"), ("l1-structured",))))
+    return lines, findings
+
+
+def risk_by_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 8: attack accuracy against sparsity."""
+    least = min((model.sparsity for model in found.pruned), default=0.0)
+    low = [model for model in found.pruned if model.sparsity == least]
+    claim = f"at a low sparsity ({least:g}) pruning always raises the risk"
+    return _risk_lines(found), _paired(found, claim, low, every=True)
+
+
+def gaps(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 9: the gaps against attack accuracy."""
+    lines = []
+    for model in found.models:
+        cells: Cells = {name: mean(found.of(model, name)) for name in (*GAPS, "sensitivity_gap")}
+        cells |= {f"samia {name}": mean(found.of(model, name, "samia")) for name in ("attack_accuracy", "auc")}
+        lines.append(Line({"model": model.title}, cells))
+    findings = []
+    for name in GAPS:
+        rises = {m.title: combine(sub, found.of(m, name), found.of(m.source, name)) for m in found.pruned}
+        findings.append(judge(f"pruning increases the {_words(name)} in most settings", rises, unit=""))
+    for name in GAPS:
+        for measure in ("attack_accuracy", "auc"):
+            points = [(line.cells[name], line.cells[f"samia {measure}"]) for line in lines]
+            known = [(x.value, y.value) for x, y in points if isinstance(x, Estimate) and isinstance(y, Estimate)]
+            claim = f"the {_words(name)} and SAMIA's {_words(measure)} are strongly correlated (r above {STRONG:g})"
+            findings.append(judge(claim, {"r": correlation(known)}, bound=STRONG, unit=""))
+    return lines, findings
+
+
+def compared(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
+    lines = []
+    for model in found.models:
+        for attack in found.attacks:
+            own = found.of(model, "attack_accuracy", attack)
+            cells: Cells = {"attack_accuracy": mean(own)}
+            cells |= {name: mean(found.of(model, name, attack)) for name in ("auc", "tpr_at_fpr_0.01")}
+            if model in found.pruned:
+                for title, before in (("this attack", attack), ("Conf", "conf")):
+                    original = found.of(model.source, "attack_accuracy", before)
+                    cells[f"change from {title} on the original"] = combine(sub, own, original)
+            numbers = ("attack_accuracy", "auc")
+            lines.append(Line({"model": model.title, "attack": attack}, cells, _authors(found, model, attack, numbers)))
+    findings = []
+    for measure in ("attack_accuracy", "auc"):
+        leads = {model.title: _lead(found, model, measure) for model in found.pruned}
+        unit = "points" if measure == "attack_accuracy" else ""
+        findings.append(judge(f"SAMIA has the highest {_words(measure)} in most cases", leads, unit=unit))
+    return lines, findings + _paired(found, "pruned models leak more than the original", found.pruned)
+
+
+def _risk_lines(found: Found) -> list[Line]:
+    lines = []
+    for model in found.models:
+        cells: Cells = {"test_accuracy": mean(found.of(model, "test_accuracy"))}
+        for attack in ATTACKS:
+            cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
+        if model in found.pruned:
+            pairs = {"SAMIA from Conf on the original": ("samia", "conf")}
+            pairs |= {f"{attack} on both": (attack, attack) for attack in ATTACKS}
+            for title, pair in pairs.items():
+                cells[f"change, {title}"] = _pairing(found, model, *pair, "attack_accuracy")
+        told = "; ".join(filter(None, (_authors(found, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
+        lines.append(Line({"model": model.title}, cells, told))
+    return lines
+
+
+def _pairing(found: Found, model: Model, after: str, before: str, metric: str) -> Estimate | None:
+    return combine(sub, found.of(model, metric, after), found.of(model.source, metric, before))
+
+
+def _paired(found: Found, claim: str, models: Iterable[Model], every: bool = False) -> list[Finding]:
+    """One claim under each pairing of attacks; only the same attack on both says what pruning does."""
+    models = list(models)
+    return [
+        judge(
+            f"{claim} ({title})",
+            {model.title: _pairing(found, model, after, before, metric) for model in models},
+            "every" if every else "most",
+            unit="" if metric == "auc" else "points",
+        )
+        for title, after, before, metric in PAIRINGS
+    ]
+
+
+def _against(found: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
+    """SAMIA's accuracy on models of some pruners less that of others, wherever they predict about equally well."""
+    accuracy = {model: found.of(model, "test_accuracy") for model in found.pruned}
+    cases: Cases = {}
+    for one in (model for model in found.pruned if model.pruner in leaky):
+        for two in (model for model in found.pruned if model.pruner in other):
+            apart = combine(sub, accuracy[one], accuracy[two])
+            if apart is not None and abs(apart.value) <= CLOSE:
+                pair = (found.of(model, "attack_accuracy", "samia") for model in (one, two))
+                cases[f"{one.title} over {two.title}"] = combine(sub, *pair)
+    return cases
+
+
+def _lead(found: Found, model: Model, measure: str) -> Estimate | None:
+    """SAMIA less the best of the other attacks."""
+    others = [found.of(model, measure, attack) for attack in found.attacks if attack != "samia"]
+    best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
+    return combine(sub, found.of(model, measure, "samia"), best)
+
+
+def _authors(found: Found, model: Model, attack: str, metrics: Iterable[str]) -> str:
+    """What the authors' code gave in the same setting, one seed, where that is known."""
+    place = (found.rows[0].dataset, model.pruner, model.sparsity, model.defense)
+    known = [(metric, AUTHORS_CODE.get((*place, attack, metric))) for metric in metrics]
+    told = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known if value is not None]
+    return f"authors' code: {', '.join(told)}" if told else ""
+
+
+def _words(metric: str) -> str:
+    return "AUC" if metric == "auc" else metric.replace("_", " ").replace("gap size", "gap (size)")
+
+
+def unknown_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
+    lines: list[Line] = []
+    kept: dict[str, Estimate | None] = {}
+    gained: dict[str, Estimate | None] = {}
+    for models in _families(found):
+        for target in models:
+            row = {shadow: _knowing(found, target, shadow) for shadow in models}
+            cells = {f"shadows {m.sparsity:g}, attack_accuracy": mean(row[m]) for m in models}
+            lines.append(Line({"pruner": models[-1].pruner, "target's sparsity": f"{target.sparsity:g}"}, {**cells}))
+            for shadow in models:
+                if shadow != target:
+                    case = f"{models[-1].pruner} {target.sparsity:g} by shadows {shadow.sparsity:g}"
+                    kept[case] = combine(_spared, row[target], row[shadow])
+                    gained[case] = combine(sub, row[shadow], row[target])
+    claim = "the attack accuracy is not affected too much by another sparsity of the shadows"
+    return lines, [
+        judge(f"{claim} (loses less than {100 * LITTLE:g} % of itself; shown is what is left of that)", kept),
+        judge("in some cases another sparsity of the shadows even raises it", gained, "some"),
+    ]
+
+
+def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Table 1: the attack accuracy lost in random experiments."""
+    lines, losses, left = [], [], []
+    for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in found.rows if row.attack}):
+        known, guessed = _experiment(found, seed, number)
+        loss = combine(_loss, known[1], guessed[1])
+        assert loss is not None
+        losses.append(loss.value)
+        left.append(guessed[1][seed].value)
+        labels = {"experiment": f"{seed}.{number}", "target": known[0], "shadows": guessed[0]}
+        cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1]), "loss": loss}
+        lines.append(Line(labels, {**cells}))
+    average, setting = mean_of(losses), (found.rows[0].dataset, found.rows[0].model)
+    paper = TABLE_1.get(setting)
+    told = "" if paper is None else f"{100 * paper:.2f}%"
+    all_cells: Cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
+    lines.append(Line({"experiment": "mean", "target": "", "shadows": ""}, all_cells, told))
+    above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
+    findings = [judge("without knowing pruner and sparsity the attack is still effective", above)]
+    if paper is not None:
+        findings.append(equals("the loss of attack accuracy is the paper's", average, paper))
+    return lines, findings
+
+
+def _families(found: Found) -> list[list[Model]]:
+    """Each pruner's models from the original up."""
+    pruners = dict.fromkeys(model.pruner for model in found.pruned)
+    own = [[model for model in found.pruned if model.pruner == name] for name in pruners]
+    return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in own]
+
+
+def _knowing(found: Found, target: Model, shadow: Model) -> Measure:
+    """SAMIA's accuracy on a target, learnt from shadows of another compression."""
+    guess = {"attacker_pruner": shadow.pruner, "attacker_sparsity": shadow.sparsity}
+    return found.of(target, "attack_accuracy", "samia", **guess)
+
+
+def _loss(known: float, unknown: float) -> float:
+    """The share of the attack accuracy that not knowing costs (samia_ppb 5.2.5)."""
+    return (known - unknown) / known
+
+
+def _spared(known: float, unknown: float) -> float:
+    return LITTLE - _loss(known, unknown)
+
+
+def _experiment(found: Found, seed: int, number: int) -> tuple[tuple[str, Measure], tuple[str, Measure]]:
+    """Shadows like the target, then shadows as drawn; with the same drawn twice both are the same."""
+    rows = [row for row in found.rows if row.metric == "attack_accuracy" and row.value is not None]
+    own = [row for row in rows if (row.seed, row.extra.get("experiment")) == (seed, number)]
+    sides = []
+    for row in (own[0], own[-1]):
+        title = f"{row.extra['attacker_pruner']} {row.extra['attacker_sparsity']:g}"
+        sides.append((title, {seed: Estimate(row.value or 0.0, row.low or 0.0, row.high or 1.0)}))
+    return sides[0], sides[1]

@@ -1,0 +1,210 @@
+"""Tables of samia_ppb about models alone: what they say of members and others, and how often they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import sub
+
+from secateur.metrics.estimates import combine, mean, mean_of
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import Finding, judge
+from secateur.studies.results import Found, Model
+from secateur.studies.table import Cells, Line, sparkline
+
+QUANTITIES = ("confidence", "sensitivity")
+GAPS = {"confidence": "confidence_gap", "sensitivity": "sensitivity_gap_size"}  # sensitivity's sign means nothing
+UNITS = {"confidence": "points", "sensitivity": ""}
+CLOSE = 0.02  # of accuracy: where the paper says close, comparable or similar and gives no number
+
+
+def histograms(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 1: the means of members and others, their gaps and histograms."""
+    findings = [
+        judge(
+            f"pruning makes the {name} gap between members and non-members larger",
+            {model.title: _gap_change(found, name, model, model.source) for model in found.pruned},
+            unit=UNITS[name],
+        )
+        for name in QUANTITIES
+    ]
+    return _histogram_lines(found), findings
+
+
+def histograms_defended(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 14: the same with PPB; Basic is Fig. 1's pruned model."""
+    findings = []
+    for name in QUANTITIES:
+        changes = {model.title: _gap_change(found, name, basic, model) for basic, model in _defended(found)}
+        claim = f"PPB makes the {name} gap smaller than Basic's (Fig. 14 against Fig. 1)"
+        findings.append(judge(claim, changes, unit=UNITS[name]))
+    return _histogram_lines(found), findings
+
+
+def by_class(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 4: the means of every class."""
+    findings = []
+    for name in QUANTITIES:
+        classes = {model: _divergences(found, name, model) for model in found.models}
+        larger = {model.title: _class_change(classes[model], classes[model.source]) for model in found.pruned}
+        claim = f"the divergence of {name} by class is increased after pruning"
+        findings.append(judge(claim, larger, unit=UNITS[name]))
+        claim = f"the divergence of {name} differs among classes (needs three seeds: the first picks two classes)"
+        spreads = {model.title: _spread(classes[model]) for model in found.pruned}
+        findings.append(judge(claim, spreads, unit=UNITS[name]))
+    return _class_lines(found), findings
+
+
+def by_class_defended(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 15: the means of every class with PPB."""
+    findings = []
+    for name in QUANTITIES:
+        smaller, nearer = {}, {}
+        for basic, ppb in _defended(found):
+            original, before, after = (_divergences(found, name, model) for model in (ppb.source, basic, ppb))
+            smaller[ppb.title] = _class_change(before, after)
+            nearer[ppb.title] = _class_change(_apart(before, original), _apart(after, original))
+        claim = f"PPB decreases the divergence of {name} by class (Fig. 15 against Fig. 4)"
+        findings.append(judge(claim, smaller, unit=UNITS[name]))
+        claim = f"with PPB the divergence of {name} is close to the original's: nearer to it than Basic's"
+        findings.append(judge(claim, nearer, unit=UNITS[name]))
+    return _class_lines(found), findings
+
+
+def utility(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Fig. 6: prediction accuracy by pruner and sparsity."""
+    accuracy = {model: found.of(model, "test_accuracy") for model in found.models}
+    lines, changes = [], {}
+    for model, measure in accuracy.items():
+        cells: Cells = {"test_accuracy": mean(measure)}
+        if model in found.pruned:
+            changes[model] = combine(sub, measure, accuracy[model.source])
+            cells["change from the original"] = changes[model]
+        lines.append(Line({"model": model.title}, cells))
+    ends = _ends(found.pruned)
+    low = {model.title: changes[model] for model, _ in ends}
+    falls = {model.pruner: combine(sub, accuracy[model], accuracy[high]) for model, high in ends if model != high}
+    loose = {
+        f"{model.title} over {other.title}": combine(sub, accuracy[model], accuracy[other])
+        for model in found.pruned
+        for other in found.pruned
+        if model.pruner == "l1-unstructured" != other.pruner and model.sparsity == other.sparsity
+    }
+    claim = (
+        f"at a sparsity that is not high, pruned models are close to the original (at most {100 * CLOSE:g} points less)"
+    )
+    return lines, [
+        judge(claim, low, bound=-CLOSE),
+        judge("accuracy falls as the sparsity rises", falls),
+        judge("sometimes a pruned model is more accurate than the original", _titled(changes), "some"),
+        judge("unstructured pruning is usually more accurate than structured", loose),
+    ]
+
+
+def _titled(changes: Mapping[Model, Estimate | None]) -> dict[str, Estimate | None]:
+    return {model.title: change for model, change in changes.items()}
+
+
+def _ends(models: Sequence[Model]) -> list[tuple[Model, Model]]:
+    """Each pruner's models of the lowest and the highest sparsity."""
+    pruners: dict[str, list[Model]] = {}
+    for model in models:
+        pruners.setdefault(model.pruner, []).append(model)
+    return [(min(own, key=_sparsity), max(own, key=_sparsity)) for own in pruners.values()]
+
+
+def _sparsity(model: Model) -> float:
+    return model.sparsity
+
+
+def _defended(found: Found) -> list[tuple[Model, Model]]:
+    """Each model pruned with a defense, after the same with Basic."""
+    return [(model._replace(defense="basic"), model) for model in found.pruned if model.defense != "basic"]
+
+
+def _gap_change(found: Found, name: str, larger: Model, smaller: Model) -> Estimate | None:
+    return combine(sub, found.of(larger, GAPS[name]), found.of(smaller, GAPS[name]))
+
+
+def _histogram_lines(found: Found) -> list[Line]:
+    lines = []
+    for model in found.models:
+        for name in QUANTITIES:
+            drawn = found.drawn(model, "histogram", name)
+            cells: Cells = {
+                side: mean_of([figure[field] for figure in drawn.values()])
+                for side, field in (("members' mean", "member_mean"), ("non-members' mean", "nonmember_mean"))
+            }
+            cells["gap"] = mean(found.of(model, f"{name}_gap"))
+            first = next(iter(drawn.values()))
+            cells |= {f"{side}, histogram": sparkline(first[side]) for side in ("members", "nonmembers")}
+            lines.append(Line({"model": model.title, "quantity": name}, cells))
+    return lines
+
+
+def _class_lines(found: Found) -> list[Line]:
+    lines = []
+    for name in QUANTITIES:
+        drawn = {model: found.drawn(model, "classes", name) for model in found.models}
+        classes = len(next(iter(drawn[found.models[0]].values()))["members"])
+        for label in range(classes):
+            cells: Cells = {}
+            for model, figures in drawn.items():
+                for side in ("members", "nonmembers"):
+                    cells[f"{model.title}, {side}"] = _mean_known(each[side][label] for each in figures.values())
+                gaps = _divergences(found, name, model).values()
+                cells[f"{model.title}, divergence"] = _mean_known(each[label] for each in gaps)
+            lines.append(Line({"quantity": name, "class": str(label)}, cells))
+    return lines
+
+
+def _mean_known(values: Iterable[float | None]) -> Estimate | None:
+    known = [value for value in values if value is not None]
+    return mean_of(known) if known else None
+
+
+Divergences = dict[int, list[float | None]]  # by seed and class
+
+
+def _divergences(found: Found, name: str, model: Model) -> Divergences:
+    """Members less non-members by seed and class; of sensitivity its size."""
+    size = abs if name == "sensitivity" else float
+    return {
+        seed: [
+            None if inside is None or outside is None else size(inside - outside)
+            for inside, outside in zip(figure["members"], figure["nonmembers"], strict=True)
+        ]
+        for seed, figure in found.drawn(model, "classes", name).items()
+    }
+
+
+def _apart(one: Divergences, other: Divergences) -> Divergences:
+    """The distance of two divergences."""
+    return {
+        seed: [None if a is None or b is None else abs(a - b) for a, b in zip(one[seed], other[seed], strict=True)]
+        for seed in one.keys() & other.keys()
+    }
+
+
+def _class_change(larger: Divergences, smaller: Divergences) -> Estimate | None:
+    """The mean over classes, each class compared with itself, seed by seed first."""
+    classes: dict[int, list[float]] = {}
+    for seed in larger.keys() & smaller.keys():
+        for label, (a, b) in enumerate(zip(larger[seed], smaller[seed], strict=True)):
+            if a is not None and b is not None:
+                classes.setdefault(label, []).append(a - b)
+    return mean_of([sum(values) / len(values) for values in classes.values()]) if classes else None
+
+
+def _spread(divergences: Divergences) -> Estimate | None:
+    """The classes of largest and smallest divergence, picked by the first seed and compared on the others.
+
+    One seed's largest less smallest is never negative, whatever is true: picking and comparing need different seeds.
+    """
+    if not divergences:
+        return None
+    first, *others = (divergences[seed] for seed in sorted(divergences))
+    known = [(value, label) for label, value in enumerate(first) if value is not None]
+    (_, low), (_, high) = min(known), max(known)
+    pairs = [(values[high], values[low]) for values in others]
+    apart = [a - b for a, b in pairs if a is not None and b is not None]
+    return mean_of(apart) if apart else None

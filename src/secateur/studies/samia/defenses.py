@@ -1,0 +1,157 @@
+"""Tables of samia_ppb about defenses (Figs. 16 to 19): what accuracy they cost, and what the attacker still gets.
+
+The paper leaves out points below 75 % of Basic's prediction accuracy or above its attack accuracy. Here they are shown
+and marked. A defense is judged by its point of least attack accuracy among those of at least 75 % of Basic's prediction
+accuracy, even where that point is above Basic's attack accuracy: leaving those out would make every defense look good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import sub
+
+from secateur.catalogue import name_of
+from secateur.metrics.estimates import combine, mean
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import Finding, judge
+from secateur.studies.results import Found, Model, lowest
+from secateur.studies.table import Cells, Line
+
+USEFUL = 0.75  # of Basic's prediction accuracy
+TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
+GUESSING = 0.5
+AROUND = 0.03  # around 50 %: at most this much above
+LITTLE = 0.05  # of prediction accuracy: a loss that is not too much
+ATTACK = ("attack_accuracy", "samia")
+LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
+Cases = dict[str, Estimate | None]
+
+
+def non_adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Figs. 16 and 17: the attacker's shadows are fine-tuned with Basic."""
+    ppb = {pruner: _best(found, pruner, "ppb") for pruner in _pruners(found)}
+    near: Cases = {pruner: _room(found, model, "attack_accuracy") for pruner, model in ppb.items()}
+    ranked: Cases = {pruner: _room(found, model, "auc") for pruner, model in ppb.items()}
+    cost: Cases = {p: _less(found, model, _basic(found, p), "test_accuracy", None) for p, model in ppb.items()}
+    return _lines(found), [
+        judge(f"PPB brings the attack accuracy to around 50 % (at most {100 * AROUND:g} points above)", near, "every"),
+        judge(
+            f"and the ranking too: AUC at most {AROUND:g} above guessing (not the paper's measure)",
+            ranked,
+            "every",
+            unit="",
+        ),
+        judge(
+            f"at that, PPB costs little prediction accuracy (at most {100 * LITTLE:g} points)", cost, "every", -LITTLE
+        ),
+        judge(
+            "ADV lowers the attack accuracy for L1 unstructured and slimming", _protects(found, "adv", LOOSE), "every"
+        ),
+        judge("PPB brings it lower than ADV for L1 and L2 structured", _rivals(found, "adv", "ppb", STRICT), "every"),
+        judge("DP hardly balances: PPB brings the attack accuracy lower", _rivals(found, "dp-sgd", "ppb"), "every"),
+    ]
+
+
+def adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
+    """Figs. 18 and 19: the attacker's shadows are fine-tuned with the victim's own defense."""
+    claim = "PPB lowers the {} of adaptive attacks below Basic's"
+    best = [
+        judge(
+            f"PPB protects best for L1 and L2 structured: better than {name}",
+            _rivals(found, key, "ppb", STRICT),
+            "every",
+        )
+        for name, key in (("ADV", "adv"), ("DP", "dp-sgd"))
+    ]
+    two = [
+        judge(
+            f"{name} is one of the best two for L1 unstructured and slimming: better than DP",
+            _rivals(found, "dp-sgd", key, LOOSE),
+            "every",
+        )
+        for name, key in (("PPB", "ppb"), ("ADV", "adv"))
+    ]
+    return _lines(found), [
+        judge(claim.format("attack accuracy"), _protects(found, "ppb", _pruners(found)), "every"),
+        judge(
+            f"{claim.format('AUC')} (not the paper's measure)",
+            _protects(found, "ppb", _pruners(found), "auc"),
+            "every",
+            unit="",
+        ),
+        *best,
+        *two,
+    ]
+
+
+def marks(found: Found, model: Model) -> list[str]:
+    """Why the paper leaves a point out of its figure."""
+    basic = model._replace(defense="basic")
+    useful, leaks = (
+        [mean(found.of(each, *metric)) for each in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
+    )
+    told = []
+    if useful[0] and useful[1] and useful[0].value < USEFUL * useful[1].value:
+        told.append(TOO_INACCURATE)
+    if leaks[0] and leaks[1] and leaks[0].value > leaks[1].value:
+        told.append(TOO_LEAKY)
+    return told
+
+
+def _lines(found: Found) -> list[Line]:
+    lines = []
+    for model in found.models:
+        cells: Cells = {"test_accuracy": mean(found.of(model, "test_accuracy"))}
+        for attack in found.attacks:
+            cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
+        if (epsilon := mean(found.of(model, "epsilon"))) is not None:
+            cells["epsilon of fine-tuning"] = f"{epsilon.value:.3g}"
+        left_out = "; ".join(marks(found, model)) if model in found.pruned else ""
+        lines.append(Line({"model": model.title}, cells, mark=f"left out by the paper: {left_out}" if left_out else ""))
+    return lines
+
+
+def _pruners(found: Found) -> list[str]:
+    return list(dict.fromkeys(model.pruner for model in found.pruned))
+
+
+def _best(found: Found, pruner: str, defense: str) -> Model:
+    """A defense's useful model of least attack accuracy; Basic's where none is useful."""
+    own = [model for model in found.pruned if model.pruner == pruner and name_of(model.defense) == defense]
+    useful = [model for model in own if TOO_INACCURATE not in marks(found, model)]
+    best = lowest((model, found.of(model, *ATTACK)) for model in useful)
+    return best[0] if best else _basic(found, pruner)
+
+
+def _basic(found: Found, pruner: str) -> Model:
+    return next(model for model in found.pruned if model.pruner == pruner)._replace(defense="basic")
+
+
+def _room(found: Found, model: Model, metric: str) -> Estimate | None:
+    """How far SAMIA is below what is still around guessing."""
+    return combine(lambda value: GUESSING + AROUND - value, found.of(model, metric, "samia"))
+
+
+def _less(found: Found, one: Model, other: Model, metric: str, attack: str | None = "samia") -> Estimate | None:
+    """One model's measure less another's."""
+    if one == other:
+        return Estimate(0.0, 0.0, 0.0)
+    return combine(sub, found.of(one, metric, attack), found.of(other, metric, attack))
+
+
+def _protects(found: Found, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:
+    """Basic's leak less the defense's."""
+    return {
+        pruner: _less(found, _basic(found, pruner), _best(found, pruner, defense), metric)
+        for pruner in pruners
+        if pruner in _pruners(found)
+    }
+
+
+def _rivals(found: Found, rival: str, defense: str, pruners: Iterable[str] = (*LOOSE, *STRICT)) -> Cases:
+    """The rival's leak less the defense's."""
+    return {
+        pruner: _less(found, _best(found, pruner, rival), _best(found, pruner, defense), "attack_accuracy")
+        for pruner in pruners
+        if pruner in _pruners(found)
+    }

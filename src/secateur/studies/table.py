@@ -1,0 +1,128 @@
+"""A study's table: as Markdown for people, as rows for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from secateur.metrics.membership import Estimate
+from secateur.runs.artifacts import SCHEMA
+from secateur.studies.claims import Finding, written
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+Cells = dict[str, Estimate | str | None]  # by column
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: what it is about, what was measured of it, what the paper says, and what a reader must know."""
+
+    labels: dict[str, str]
+    cells: Cells
+    paper: str = ""
+    mark: str = ""
+    part: str = ""  # lines of another part stand in a table of their own, under its title
+
+
+@dataclass(frozen=True)
+class Table:
+    """A study's result."""
+
+    title: str
+    settings: dict[str, Any]  # the study's name and scale, data, model, shadows, seeds, ...
+    lines: Sequence[Line]
+    findings: Sequence[Finding] = field(default_factory=list)
+    intervals: str = ""  # what those in brackets are, where they are not over examples or seeds
+
+    def markdown(self) -> str:
+        """The page table.md, with columns aligned so that it reads well in a terminal too."""
+        about = ", ".join(f"{name} {_plain(value)}" for name, value in self.settings.items() if name != "study")
+        parts = [f"# {self.settings['study']}: {self.title}", f"{about}. {self._caution()}"]
+        for title in dict.fromkeys(line.part for line in self.lines):
+            parts += [f"## {title}"] if title else []
+            parts.append(_lines([line for line in self.lines if line.part == title]))
+        if self.findings:
+            found = [[finding.claim, finding.measured, f"**{finding.verdict}**"] for finding in self.findings]
+            parts.append(_grid(["what the paper says", "measured", "verdict"], found))
+        return "\n\n".join(parts) + "\n"
+
+    def _caution(self) -> str:
+        """How far the intervals and verdicts can be trusted."""
+        if self.intervals:
+            text = self.intervals
+        elif len(self.settings["seeds"]) == 1:
+            text = "Intervals (95 %) are over the examples of one seed; another seed may differ by more."
+        else:
+            text = "Values are means over seeds, with Student's 95 % intervals over them."
+        tiny = " This scale shows that the study runs, not what is true."
+        return text + tiny if self.settings["scale"] == "tiny" else text
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One flat object a measured number, then one a claim."""
+        common = {"schema": SCHEMA} | self.settings
+        for line in self.lines:
+            for name, cell in line.cells.items():
+                if isinstance(cell, Estimate):
+                    row = {"metric": name, "value": _finite(cell.value), "low": _finite(cell.low)}
+                    row |= {"high": _finite(cell.high), "note": cell.note}
+                    yield common | line.labels | row | {"paper": line.paper or None, "mark": line.mark or None}
+        for finding in self.findings:
+            claimed = {"claim": finding.claim, "measured": finding.measured, "verdict": finding.verdict}
+            yield common | {"metric": "claim", "value": None} | claimed
+
+    def jsonl(self) -> str:
+        """The same, an object a line."""
+        return "".join(json.dumps(row, allow_nan=False) + "\n" for row in self.rows())
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """A histogram in one line of text.
+
+    Example:
+        >>> sparkline([0.0, 0.25, 0.5, 1.0])
+        '▁▃▅█'
+    """
+    top = max(shares, default=0.0) or 1.0
+    return "".join(BLOCKS[math.ceil(share / top * (len(BLOCKS) - 1))] for share in shares)
+
+
+def unit_of(column: str) -> str:
+    """Accuracies, losses and advantages are shares; differences are in points; the rest are plain numbers."""
+    if column.startswith("change"):
+        return "points"
+    return "%" if column.endswith(("accuracy", "loss", "advantage")) else ""
+
+
+def _lines(lines: Sequence[Line]) -> str:
+    """Lines as one table; what none of them has is no column."""
+    columns = dict.fromkeys(name for line in lines for name, cell in (line.labels | line.cells).items() if cell)
+    extra = [name for name in ("paper", "mark") if any(getattr(line, name) for line in lines)]
+    body = [
+        [_text(name, (line.labels | line.cells).get(name)) for name in columns]
+        + [getattr(line, name) for name in extra]
+        for line in lines
+    ]
+    return _grid([name.replace("_", " ") for name in columns] + extra, body)
+
+
+def _text(column: str, cell: Estimate | str | None) -> str:
+    return written(cell, unit_of(column)) if isinstance(cell, Estimate) else cell or ""
+
+
+def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in (head, *body)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = [" | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    rule = " | ".join("-" * max(width, 3) for width in widths)
+    return "\n".join(f"| {text} |" for text in (texts[0], rule, *texts[1:]))
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

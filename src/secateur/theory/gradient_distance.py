@@ -1,0 +1,232 @@
+"""How far what was sent is from the gradient it was made of: distances, gamma_1 and what dgp says of it.
+
+What it is worth: the distance is what a plain attacker who matches the sent update is led astray by. It bounds nobody
+who does otherwise (`cosine_on_support`).
+
+Passive attackers as dgp defines them, and what pruning does to them as its Theorem 1 says and as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from secateur.defenses.selection import counts, largest
+from secateur.errors import WrongInput
+from secateur.interfaces import Params
+from secateur.metrics.membership import Estimate
+
+
+def norm(tree: Params) -> float:
+    """||.||_2 over all tensors together, in float64."""
+    return float(_norms(list(tree.values())).norm())
+
+
+def distance(first: Params, second: Params) -> float:
+    """||a - b||_2 over all tensors together: Definition 1's Euclidean distance."""
+    return norm(_difference(first, second))
+
+
+def cosine_distance(first: Params, second: Params) -> float:
+    """1 - <a, b> / (||a|| ||b||) over all tensors together: Definition 1's cosine distance; 1 where one of them is 0.
+
+    Example:
+        >>> round(cosine_distance({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([1.0, 0.0])}), 4)
+        0.2929
+    """
+    dots = [(first[name].double() * second[name].double()).sum() for name in first]
+    size = norm(first) * norm(second)
+    return max(0.0, 1 - float(torch.stack(dots).sum()) / size) if size else 1.0  # rounding may pass 1
+
+
+def relative_distance(gradient: Params, sent: Params) -> float:
+    """||grad W - g||_2 / ||grad W||_2, the x axis of dgp Fig. 1; of a gradient of zeros 0 or infinite.
+
+    Example:
+        >>> relative_distance({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
+        0.8
+    """
+    return _ratio(distance(gradient, sent), norm(gradient))
+
+
+class Gamma(NamedTuple):
+    """The least gamma_1 for which Assumption 1 holds at one update."""
+
+    whole: float  # of all tensors together: what Lemma 1 and Theorem 1 need
+    largest: float  # over the tensors: DGP prunes each by itself
+    tensors: dict[str, float]
+
+
+def gamma_1(accumulated: Params, sent: Params) -> Gamma:
+    """||X - C(X)||^2 / ||X||^2 of X = gradient + residual (dgp Assumption 1; of X, because Eq. 9 is applied to it).
+
+    Without error feedback X is the gradient, and `whole` is the relative distance squared. A tensor of zeros lost
+    nothing and counts as 0.
+    """
+    before = _norms(list(accumulated.values())).square()
+    lost = _norms(list(_difference(accumulated, sent).values())).square()
+    shares = dict(zip(accumulated, map(_ratio, lost.tolist(), before.tolist()), strict=True))
+    return Gamma(_ratio(float(lost.sum()), float(before.sum())), max(shares.values(), default=0.0), shares)
+
+
+def top_sent(gradient: Params, sent: Params, k1: float) -> float:
+    """The share of a gradient's own largest k1 entries, tensor by tensor, that are sent nonetheless.
+
+    DGP promises 0. With error feedback it ranks gradient + residual: where starved entries fill the top for good, this
+    round's largest ones are below them and are sent.
+
+    Example:
+        >>> top_sent({"w": torch.tensor([5.0, 9.0, 1.0, 2.0])}, {"w": torch.tensor([5.0, 0.0, 0.0, 0.0])}, 0.5)
+        0.5
+    """
+    found = total = 0
+    for name, value in gradient.items():
+        first, _ = counts(value.numel(), k1, 0)
+        top = largest(value.abs().flatten(), first)
+        found, total = found + int((top & (sent[name].flatten() != 0)).sum()), total + first
+    return found / total if total else 0.0
+
+
+def printed_lower_bound(k1: float, k2: float) -> float:
+    """(1 - sqrt(1 - k1 k2))^2 < gamma_1 (dgp Assumption 1 and Appendix B, with the product of k1 and k2).
+
+    True and worth nothing: at k1 = .05, k2 = .75 it is 0.0004, where `lower_bound` is .2.
+
+    Example:
+        >>> f"{printed_lower_bound(0.05, 0.75):.2g}"
+        '0.00036'
+    """
+    return (1 - math.sqrt(1 - k1 * k2)) ** 2
+
+
+def lower_bound(size: int, k1: float, k2: float) -> float:
+    """The least gamma_1 that DGP can have on a tensor of `size` entries: dropped from the top / (those + the kept).
+
+    Every entry that is dropped from the top is at least as large as every kept one; equality where all of these are
+    equal and the smallest k2 are zeros. There is no such upper bound below 1: a tensor with no more than ceil(k1 n)
+    entries that are not zero is lost whole, so Assumption 1 is a fact about gradients, never about DGP.
+
+    Example:
+        >>> lower_bound(1000, 0.05, 0.75)
+        0.2
+    """
+    top, kept = counts(size, k1, k2)
+    return top / (top + kept) if top else 0.0
+
+
+class TopBounds(NamedTuple):
+    """What the largest `share` of a tensor's entries, by number, hold of its norm; all as parts of ||X||_2."""
+
+    lost_at_most: float  # Eq. 21: ||X - top(X)|| <= sqrt(1 - l) ||X||
+    kept_at_least: float  # Eq. 22 as printed: ||top(X)|| >= (1 - sqrt(1 - l)) ||X||
+    kept_tight: float  # sqrt(l), by Pythagoras: Eq. 22 loses it by the triangle inequality
+
+
+def top_bounds(share: float) -> TopBounds:
+    """Eqs. 21 and 22 of dgp for the largest `share` of the entries, and what Eq. 22 could have been.
+
+    Example:
+        >>> top_bounds(0.64)
+        TopBounds(lost_at_most=0.6, kept_at_least=0.4, kept_tight=0.8)
+    """
+    lost = math.sqrt(1 - share)
+    return TopBounds(lost, 1 - lost, math.sqrt(share))
+
+
+def _difference(first: Params, second: Params) -> Params:
+    return {name: value - second[name] for name, value in first.items()}
+
+
+def _norms(values: list[Tensor]) -> Tensor:
+    """(tensors,) the norm of each, still on the device."""
+    return torch.stack([torch.linalg.vector_norm(value, dtype=torch.float64) for value in values])
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole:
+        return part / whole
+    return math.inf if part else 0.0
+
+
+def epsilon(distances: Tensor, delta: float, level: float = 0.95) -> Estimate:
+    """The least eps for which an attack is an (eps, delta)-passive attack, P(D(grad W, g*) <= eps) >= 1 - delta.
+
+    dgp Definition 1, from the distances (Euclidean or cosine) that it reached in trials: the ceil((1 - delta) n)-th
+    smallest of n, with an interval that holds for every distribution (order statistics, by the binomial). Its high end
+    is infinite, with a note, where so few trials cannot bound so rare a failure; 20 trials bound no delta below .17.
+
+    It measures how well an attack fits a gradient, not how well it finds a picture: g* = grad W is eps = 0.
+
+    Example:
+        >>> import torch
+        >>> epsilon(torch.arange(1.0, 101.0), delta=0.1)
+        Estimate(value=90.0, low=84.0, high=96.0, note=None)
+    """
+    from scipy.stats import binom
+
+    trials, share = distances.numel(), 1 - delta
+    if not 0 <= delta < 1:
+        raise WrongInput("delta", f"{delta} is not allowed; give a probability from 0 up to, not including, 1")
+    if trials == 0 or not bool(distances.isfinite().all()):
+        raise WrongInput("distances", "are missing or not finite; give one of every trial, diverged ones left out")
+    ordered = distances.double().flatten().sort().values.tolist()
+    value = ordered[max(math.ceil(round(share * trials, 9)), 1) - 1]
+    tail = (1 - level) / 2
+    below = binom.cdf(range(-1, trials), trials, share)  # P(fewer than i trials lie below the quantile), i = 0 ... n
+    low = max((i for i in range(trials + 1) if below[i] <= tail), default=0)
+    high = next((i for i in range(1, trials + 1) if below[i] >= 1 - tail), None)
+    note = None if high else f"no upper end: {trials} trials cannot bound a failure in {delta:g} of the cases"
+    return Estimate(value, ordered[low - 1] if low else 0.0, ordered[high - 1] if high else math.inf, note)
+
+
+class Degraded(NamedTuple):
+    """Where an attacker who fits what was sent to within eps can end up, as a distance to the true gradient."""
+
+    printed: float  # dgp Theorem 1: as an upper bound its proof gives it, for the cosine under a false step
+    low: float  # nothing nearer is possible: the only one of the three that protects
+    high: float  # nothing farther is
+
+
+def theorem_1_euclidean(epsilon: float, gamma: float, gradient_norm: float) -> Degraded:
+    """||g* - grad W|| <= eps + sqrt(gamma_1) ||grad W||, where ||g* - DGP(grad W)|| <= eps (dgp Theorem 1, Eq. 6).
+
+    The triangle inequality: an upper bound of the attacker's error. The paper reads it as a protection, and it is none:
+    with g* = grad W the error is 0. The other side of the triangle, sqrt(gamma_1) ||grad W|| - eps, is a lower bound,
+    and binds those who fit what was sent closely; one who knows of the pruning (support, reapply) does not.
+
+    Example:
+        >>> theorem_1_euclidean(1.0, 0.25, 10.0)
+        Degraded(printed=6.0, low=4.0, high=6.0)
+    """
+    missing = math.sqrt(gamma) * gradient_norm
+    return Degraded(epsilon + missing, max(0.0, missing - epsilon), epsilon + missing)
+
+
+def theorem_1_cosine(epsilon: float, gamma: float) -> Degraded:
+    """1 - cos(g*, grad W) <= eps + (1 - eps) sqrt(gamma_1), where 1 - cos(g*, DGP(grad W)) <= eps (dgp Theorem 1).
+
+    Step (c) of the proof takes g* to be 0 wherever DGP pruned. A picture's gradient is not, and then the printed value
+    is no bound on either side (a test has g* beyond it, and g* = grad W at 0). `low` and `high` are what angles allow:
+    that between g* and grad W differs from arccos sqrt(1 - gamma_1) by at most arccos(1 - eps).
+    """
+    if not 0 <= gamma <= 1:
+        raise WrongInput("gamma", f"{gamma} is not allowed; give gamma_1 of an upload that only drops, from 0 to 1")
+    pruned, fitted = math.acos(math.sqrt(1 - gamma)), math.acos(max(-1.0, 1 - epsilon))
+    low, high = max(0.0, pruned - fitted), min(math.pi, pruned + fitted)
+    return Degraded(epsilon + (1 - epsilon) * math.sqrt(gamma), 1 - math.cos(low), 1 - math.cos(high))
+
+
+def cosine_on_support(epsilon: float, gamma: float) -> float:
+    """1 - (1 - eps) sqrt(1 - gamma_1): the cosine distance to grad W of a g* that is 0 wherever DGP pruned, exactly.
+
+    What step (d) of Theorem 1's proof loses: ||DGP(grad W)|| / ||grad W|| is sqrt(1 - gamma_1), which is more than
+    1 - sqrt(gamma_1).
+
+    Example:
+        >>> round(cosine_on_support(0.0, 0.36), 12), theorem_1_cosine(0.0, 0.36).printed
+        (0.2, 0.6)
+    """
+    return 1 - (1 - epsilon) * math.sqrt(1 - gamma)

@@ -1,0 +1,1 @@
+"""Training of one model or of many, with early stopping."""

@@ -1,0 +1,106 @@
+"""An attacker that remembers which weights a client sent last has the gradient of its turn, and says so."""
+
+import pytest
+import torch
+from test_federated_inversion import ONE, bright
+
+from secateur import tree
+from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
+from secateur.config import defense, inversion
+from secateur.defenses.uploads import protection_of
+from secateur.errors import WrongInput
+from secateur.experiments.federate import Watched, attackers
+from secateur.federated.attacks.knowledge import check_attacks, knowledge_of
+from secateur.federated.attacks.schedule import Orders
+from secateur.federated.checkpoint import Story
+from secateur.federated.faults import Faults
+from secateur.federated.spec import Terms
+from tiny_rules import federation, plain_net, run, shares
+
+SHOWN = ("sgi:iterations=2", "sgi:follows=true:iterations=2")
+
+
+def attacked(rule, orders=None, **more):
+    """A federation attacked in its last round by both, and what was told."""
+    given = {"rounds": 6, "per_round": 3, "local": ONE, "shares": shares(), "evaluate_every": 6} | more
+    given |= protection_of(defense(rule))
+    agreed, net, story = Terms(**given), plain_net(), Story()
+    known = knowledge_of(net, bright(), agreed, torch.device("cpu"))
+    labels = {"model": "m", "dataset": "d", "seed": 0, "defense": rule, "extra": {"clients": 5}}
+    watched = Watched(net, bright(), agreed, labels, story, torch.device("cpu"))
+    choices = [inversion(each) for each in SHOWN]
+    observers = attackers(watched, orders or Orders(6, who="all"), choices, (), known, images=False)
+    return federation(net, observers=observers, data=bright(), **given), observers[0], story
+
+
+def cosines(rule, monkeypatch, **more):
+    """By attack the cosine of what it matches with the gradient of the client's turn, where it matches something."""
+    fed, attacker, story = attacked(rule, **more)
+    true, found, clients = {}, {}, []
+    updates, chosen, whole = fed._updates, attacker._chosen, GradientMatching.reconstruct
+
+    def noted(*given):
+        for client, rows, update in updates(*given):
+            true[client] = tree.clone(update.summed)
+            yield client, rows, update
+
+    def whom(look):
+        clients[:] = [one.client for one in chosen(look)]
+        return chosen(look)
+
+    def reconstruct(self, targets, known, chance, watch):
+        for client, views in zip(clients, targets, strict=True):
+            seen = aim_at(self, views, known, 0).observed[0]
+            parts = ([v[name][seen[name] != 0] for name in seen] for v in (seen, true[client]))
+            found.setdefault(self.follows, []).append(float(torch.cosine_similarity(*map(torch.cat, parts), 0)))
+        return whole(self, targets, known, chance, watch)
+
+    fed.turns.crowd.summing, fed._updates, attacker._chosen = True, noted, whom
+    monkeypatch.setattr(GradientMatching, "reconstruct", reconstruct)
+    run(fed)
+    return found, story
+
+
+@pytest.mark.parametrize("averaging, misled", [("weighted", 0.5), ("coverage", 0.6)])
+@pytest.mark.parametrize("rule", ["pseudo-largest", "pseudo-random"])
+def test_what_comes_late_is_left_out(rule, averaging, misled, monkeypatch):
+    found, story = cosines(rule, monkeypatch, averaging=averaging)
+    assert (
+        min(found[False]) < misled and min(found[True]) > 0.999
+    )  # where clients withhold the same again nothing is late
+    rows = {row.attack: row.extra for row in story.rows if row.metric == "psnr" and row.extra["client"] is not None}
+    followed = {name: extra for name, extra in rows.items() if "follows" in name}
+    (extra,) = followed.values()
+    assert extra["follows"] and "which weights the client sent last" in extra["knows"]
+    assert all("follows" not in extra for name, extra in rows.items() if name not in followed)
+
+
+def test_without_a_defense_nothing_changes(monkeypatch):
+    found, _ = cosines("none", monkeypatch)
+    assert found[False] == found[True] and min(found[True]) > 0.999
+
+
+def test_it_holds_where_the_last_turn_was_lost(monkeypatch):
+    found, _ = cosines("pseudo-largest", monkeypatch, rounds=8, orders=Orders(8), faults=Faults(nan=0.3))
+    assert min(found[True]) > 0.999
+
+
+def test_it_is_saved_as_bools():
+    fed, attacker, _ = attacked("pseudo-largest")
+    rounds = fed.rounds()
+    for _ in range(5):
+        next(rounds)
+    tensors, data = attacker.state()
+    assert tensors and {value.dtype for value in tensors.values()} == {torch.bool}
+    _, again, _ = attacked("pseudo-largest")
+    again.load(tensors, data)
+    assert again.following.lacking.keys() == attacker.following.lacking.keys()
+    for client, late in attacker.following.lacking.items():
+        assert all(torch.equal(value, again.following.lacking[client][name]) for name, value in late.items())
+
+
+def test_a_sum_is_of_nobody():
+    terms = Terms(shares(), rounds=2, per_round=3, local=ONE, view="sum")
+    known = knowledge_of(plain_net(), bright(), terms, torch.device("cpu"))
+    with pytest.raises(WrongInput, match="follows one client"):
+        check_attacks([inversion("sgi:follows=true")], known, bright(), terms)

@@ -1,0 +1,160 @@
+"""The mod in an app, and the strategies around an app's own."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.serverapp.strategy import FedAvg
+from talking import answer, asked, context
+from torch import nn
+
+from secateur import tree
+from secateur.defenses.adgp import AlignedDualGradientPruning
+from secateur.defenses.dgp import DualGradientPruning
+from secateur.defenses.error_feedback import ErrorFeedback
+from secateur.defenses.noise import GaussianNoise
+from secateur.defenses.soteria import Soteria
+from secateur.defenses.top_k import TopK
+from secateur.errors import WrongInput
+from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, upload_mod
+from secateur.federated.flower.link import arrays_of, only, size_of, tensors_of
+from secateur.interfaces import Batch, Knowledge
+from secateur.runs.folder import load_rows
+
+MODEL = {"w": torch.zeros(4), "bn.running_mean": torch.zeros(2), "count": torch.tensor(0)}
+STEP = {
+    "w": torch.tensor([4.0, -3.0, 2.0, -1.0]),
+    "bn.running_mean": torch.tensor([0.1, 0.2]),
+    "count": torch.tensor(1),
+}
+
+
+def trains(step):
+    """An app whose client always makes the same step."""
+    return lambda message, _: answer(
+        message, {n: tensors_of(only(message.content, "")[1])[n] + v for n, v in step.items()}
+    )
+
+
+def turned(mod, given, home, number=1, step=STEP):
+    return mod(asked(given, number), home, trains(step))
+
+
+def values(reply):
+    return tensors_of(only(reply.content, "")[1])
+
+
+def test_what_is_sent_is_what_the_defense_leaves_of_the_step():
+    found = values(turned(upload_mod(TopK(keep=0.5)), MODEL, context()))
+    assert found["w"].tolist() == [4.0, -3.0, 0.0, 0.0]
+    assert torch.equal(found["bn.running_mean"], STEP["bn.running_mean"]) and found["count"] == 1
+    assert list(found) == list(MODEL)
+
+
+def test_the_residual_stays_in_the_context_and_is_sent_later():
+    mod, home = upload_mod(ErrorFeedback(TopK(keep=0.5))), context()
+    first = values(turned(mod, MODEL, home))["w"]
+    again = values(turned(mod, MODEL, home, 2))["w"]
+    assert first.tolist() == [4.0, -3.0, 0.0, 0.0]
+    assert again.tolist() == [4.0, 0.0, 4.0, 0.0]  # what was kept back came to 2 + 2, above the other 3
+    kept = tensors_of(home.state.array_records["secateur.upload"])["residual.w"]
+    assert torch.equal(-kept, 2 * STEP["w"] - first - again)
+
+
+def test_other_messages_and_errors_pass_untouched():
+    mod, message = upload_mod(TopK()), asked(MODEL, kind="evaluate")
+    reply = mod(message, context(), trains(STEP))
+    assert torch.equal(values(reply)["w"], STEP["w"])
+    failed = mod(asked(MODEL), context(), lambda given, _: Message(Error(1, "no data"), reply_to=given))
+    assert failed.has_error() and failed.error.reason == "no data"
+
+
+def test_noise_differs_unless_a_seed_is_given():
+    def one(seed, home, number=1):
+        return values(turned(upload_mod(GaussianNoise(1.0), seed=seed), MODEL, home, number))["w"]
+
+    assert not torch.equal(one(None, context()), one(None, context()))
+    assert torch.equal(one(3, context()), one(3, context()))
+    assert not torch.equal(one(3, context()), one(3, context(partition=1)))
+    assert not torch.equal(one(3, context()), one(3, context(), number=2))
+
+
+@pytest.mark.parametrize("defense", [AlignedDualGradientPruning(), Soteria(), ErrorFeedback(Soteria())])
+def test_what_a_mod_cannot_serve_is_refused(defense):
+    with pytest.raises(WrongInput):
+        upload_mod(defense)
+
+
+def test_a_reply_of_other_names_is_refused():
+    with pytest.raises(WrongInput, match="names"):
+        upload_mod(TopK())(asked(MODEL), context(), lambda message, _: answer(message, {"w": MODEL["w"]}))
+
+
+def big():
+    made = torch.Generator().manual_seed(0)
+    return {"w": torch.randn(50_000, generator=made), "b": torch.randn(10, generator=made)}
+
+
+class NoGrid:
+    """Two nodes."""
+
+    def get_node_ids(self):
+        return [7, 8]
+
+
+def test_bytes_fall_on_the_wire_and_the_average_is_the_same():
+    given, step = big(), {name: torch.randn_like(value) for name, value in big().items()}
+    averages, sizes = [], []
+    for wire in (False, True):
+        strategy = DecodingStrategy(FedAvg()) if wire else FedAvg()
+        mod = upload_mod(DualGradientPruning(), wire=wire)
+        list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
+        replies = [turned(mod, given, context(), step=step), turned(mod, given, context(1, 8), step=step)]
+        sizes.append(sum(size_of(only(reply.content, "")[1]) for reply in replies))
+        averages.append(tensors_of(strategy.aggregate_train(1, replies)[0]))
+    assert sizes[1] < 0.25 * sizes[0]  # a fifth of the values, and their positions
+    assert strategy.bytes_up == sizes[1] and strategy.dense_bytes == sizes[0]
+    for name, value in averages[0].items():
+        assert torch.allclose(value, averages[1][name], atol=1e-6)
+
+
+@pytest.mark.parametrize("data", [b"", b"SCTR and nothing", np.zeros(3)])
+def test_a_reply_that_cannot_be_read_is_left_out(data):
+    given = big()
+    strategy = DecodingStrategy(FedAvg())
+    list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
+    good = turned(upload_mod(TopK(), wire=True), given, context(), step=given)
+    bad = turned(upload_mod(TopK(), wire=True), given, context(1, 8), step=given)
+    array = Array(data) if isinstance(data, np.ndarray) else Array("uint8", (len(data),), "secateur", data)
+    bad.content["arrays"] = ArrayRecord({"update": array})
+    arrays, _ = strategy.aggregate_train(1, [good, bad])
+    assert torch.allclose(tensors_of(arrays)["w"], values_of_top(given), atol=1e-6)
+
+
+def values_of_top(given):
+    sent, _ = TopK()({"w": -given["w"]}, {}, None)
+    return given["w"] - sent["w"]
+
+
+def test_an_auditor_attacks_updates_as_they_arrive_and_writes_a_page(tmp_path):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    inputs, rate = torch.rand(1, 1, 8, 8), 0.1
+    truth = Batch(inputs, torch.tensor([2]))
+    nn.functional.cross_entropy(net(inputs), truth.labels).backward()
+    given = tree.params_of(net)
+    step = {name: -rate * value.grad for name, value in net.named_parameters()}
+    one = torch.ones(1, 1, 1)
+    known = Knowledge(net, (1, 8, 8), 5, 0 * one, one, local_steps=1, learning_rate=rate)
+    auditor = Auditor(known, "ig", tmp_path / "audit", iterations=300, seed=1)
+    strategy = AuditedStrategy(FedAvg(), auditor, every=2, truth=lambda number, reply: truth)
+    for number in (1, 2):
+        list(strategy.configure_train(number, arrays_of(given), ConfigRecord(), NoGrid()))
+        replies = [turned(upload_mod(DualGradientPruning(0, 0)), given, context(), number, step)]
+        assert strategy.aggregate_train(number, replies)[0] is not None
+    rows = load_rows(tmp_path / "audit")
+    assert {row.extra["round"] for row in rows} == {2} and {row.extra["client"] for row in rows} == {7}
+    psnr = next(row.value for row in rows if row.metric == "psnr")
+    assert psnr > 20, psnr
+    assert "round 2" in (tmp_path / "audit" / "report.html").read_text()

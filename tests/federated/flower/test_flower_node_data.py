@@ -1,0 +1,211 @@
+"""Clients with data of their own: they train on it, weigh as much as they say, and are not attacked."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import talking
+import torch
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from near import Near
+
+from alone import pictures
+from secateur.config import Federate, read
+from secateur.data.dataset import Dataset
+from secateur.data.load import load
+from secateur.errors import WrongInput
+from secateur.experiments.federate import run_federate
+from secateur.federated.attacks.observer import Every
+from secateur.federated.client_training import Local
+from secateur.federated.flower.app import client_app
+from secateur.federated.flower.client import Clients
+from secateur.federated.flower.federation import FlowerFederation
+from secateur.federated.flower.link import HELLO, MOST, Link
+from secateur.federated.flower.node_data import KnownPanel, fitted, own_data, said_of
+from tiny_rules import ROWS, federation, run
+
+SIZES = [4, 6, 8, 10, 12]
+WHOLE = Local(steps=None, epochs=1, batch_size=64, learning_rate=0.1)  # one batch of all rows: no draw matters
+
+
+def unequal(**terms):
+    """Clients with so many rows each, in process."""
+    here = federation(shares=list(torch.arange(ROWS).split(SIZES)), local=WHOLE, per_round=5, **terms)
+    here.data = pictures(ROWS, 8)
+    return here
+
+
+def with_own(here, owners, says=None, **more):
+    """The same over a Grid, where `owners` have their rows at home and the server has others in their place."""
+    total, terms = len(here.terms.shares), here.terms
+    at_home = {
+        client: Clients(
+            here.net, here.train.take(rows), replace(terms, shares=[torch.arange(len(rows))] * total), 0, "cpu"
+        )
+        for client, rows in enumerate(terms.shares)
+        if client in owners
+    }
+    common = Clients(here.net, here.train, terms, here.seed, here.device)
+
+    def answer(content, home):
+        return at_home.get(content.config_records["turn"]["client"], common).answer(content, home)
+
+    says = says or (lambda client: len(terms.shares[client]) if client in owners else 0)
+    grid = Near(answer, total, examples=says)
+    strange = here.data.inputs.clone()
+    for client in owners:
+        strange[terms.shares[client]] = 0
+    data = replace(here.data, inputs=strange)
+    shares = [rows[:1] if client in owners else rows for client, rows in enumerate(terms.shares)]
+    link = Link(grid, 0.5, patience=1)
+    return FlowerFederation(link, "{}", here.net, data, replace(terms, shares=shares), here.seed, **more)
+
+
+@pytest.mark.parametrize("owners", [[0, 1, 2, 3, 4], [1, 4]])
+def test_the_model_is_that_of_the_same_rows_in_one_place(owners):
+    here = unequal()
+    there = with_own(here, owners)
+    run(here), run(there)
+    for name, value in here.model().items():
+        assert torch.allclose(value, there.model()[name], atol=1e-10), name
+
+
+def test_rows_say_who_has_data_of_its_own():
+    told = [each for each in run(with_own(unequal(), [1, 4])) if each.metric == "own_examples"]
+    assert [(each.client, each.value) for each in told] == [(1, 6), (4, 12)]
+    assert all("not attacked" in each.note for each in told)
+
+
+class Greedy(Every):
+    """Would have everybody tampered with."""
+
+    waits = False
+
+    def finish(self):
+        pass
+
+    def victims(self, number, clients):
+        return clients
+
+
+@pytest.mark.parametrize("view", ["update", "sum"])
+def test_what_cannot_be_scored_is_not_shown(view):
+    seen = []
+    there = with_own(unequal(view=view), [1, 4], observers=[Every(1, seen.append)])
+    run(there)
+    assert {each.client for each in seen} == ({0, 2, 3} if view == "update" else set())
+    assert KnownPanel([Greedy(1, seen.append)], there, {1: 6, 4: 12}).victims(1, [0, 1, 2, 4]) == {0, 2}
+
+
+def test_a_client_that_says_too_much_takes_no_memory():
+    there = with_own(unequal(rounds=1), [1], says=lambda client: 10**15 if client == 1 else -5)
+    run(there)
+    assert there.link.examples == {1: MOST} and len(there.terms.shares[1]) == MOST
+
+
+@pytest.mark.parametrize("said", [{"says": lambda c: "me" if c == 1 else c}, {"examples": lambda c: [1.5, "x"][c % 2]}])
+def test_a_greeting_that_cannot_be_read_ends_nothing(said, caplog):
+    link = Link(Near(None, 3, **said), 0.5, patience=0)
+    link.clients = 3
+    link.meet()
+    assert link.nodes == ({0: 100, 2: 102} if "says" in said else {}) and "node 101 answers" in caplog.text
+
+
+def whole(name="all", shape=(1, 4, 4), classes=3, rows=6, mean=(0.2,), std=(0.4,)):
+    inputs = torch.rand(rows, *shape, generator=torch.Generator().manual_seed(0))
+    return Dataset(name, inputs, torch.arange(rows) % classes, classes, rows, None, mean, std)
+
+
+def test_pixels_are_put_into_the_servers_units(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "ours.npz", x=pixels, y=np.arange(10) % 2, train_size=8)
+    own = own_data(str(tmp_path / "ours.npz"), None)
+    assert own.train_size == 8 == len(own.inputs)
+    said = json.loads(said_of(whole(), 5))
+    found = fitted(own, said)
+    assert torch.allclose(found.inputs, (torch.from_numpy(pixels[:8, None] / 255).float() - 0.2) / 0.4, atol=1e-5)
+    assert found.classes == 3 and said["clients"] == 5
+
+
+def test_numbers_are_taken_as_they_are():
+    own = whole("ours", mean=(), std=())
+    assert torch.equal(fitted(own, json.loads(said_of(whole(), 2))).inputs, own.inputs)
+
+
+def test_data_that_does_not_fit_is_refused():
+    with pytest.raises(WrongInput, match=r"shape \(1, 5, 5\); the federation's have \(1, 4, 4\)"):
+        fitted(whole("ours", shape=(1, 5, 5)), json.loads(said_of(whole(), 2)))
+    with pytest.raises(WrongInput, match="labels from 0 to 4; allowed: 0 to 2"):
+        fitted(whole("ours", classes=5), json.loads(said_of(whole(), 2)))
+
+
+# The app ----------------------------------------------------------------------------------------------------------
+
+
+class Nodes(Near):
+    """Nodes that run the app, each with its configuration."""
+
+    def __init__(self, configs):
+        super().__init__(None, len(configs))
+        self.app = client_app()
+        for node, config in zip(self.nodes, configs, strict=True):
+            self.homes[node].node_config.clear()
+            self.homes[node].node_config.update(config)
+
+    def _reply(self, message):
+        with torch.enable_grad():
+            return self.app(message, self.homes[message.metadata.dst_node_id])
+
+
+def npz(path, data, rows):
+    np.savez(path, inputs=data.inputs[rows].numpy(), labels=data.labels[rows].numpy())
+    return str(path)
+
+
+SETTINGS = {"model": "digits-cnn", "clients": 3, "per_round": 3, "rounds": 2, "local_steps": 1, "batch_size": 8}
+SETTINGS |= {"engine": "flower", "evaluate_every": 1, "deadline": 60}
+
+
+def test_nodes_of_the_app_bring_their_own(tmp_path):
+    data = load("digits")
+    configs = [
+        {"partition-id": 0, "own-data": npz(tmp_path / "a.npz", data, slice(0, 30))},
+        {"partition-id": 1},
+        {"own-data": npz(tmp_path / "b.npz", data, slice(30, 80))},
+    ]
+    config = read(Federate, None, SETTINGS | {"defense": "dgp+error-feedback"})
+    rows = run_federate(config, tmp_path / "run", Link(Nodes(configs), 60, patience=1))
+    assert {row.extra["client"]: row.value for row in rows if row.metric == "own_examples"} == {0: 30, 2: 50}
+    assert not [row for row in rows if row.metric == "lost_clients"]
+    assert all(row.value < 2.5 for row in rows if row.metric == "test_loss")
+
+
+@pytest.mark.parametrize("over", [{}, {"submodels": "mapp-fl", "model": "mapp-cnn-8", "local_steps": None}])
+def test_a_node_that_cannot_take_part_is_lost_and_named(tmp_path, over, caplog):
+    wrong = tmp_path / "wrong.npz"
+    np.savez(wrong, inputs=np.zeros((9, 5), np.float32), labels=np.zeros(9, np.int64))
+    configs = [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 2, "own-data": str(wrong)}]
+    config = read(Federate, None, SETTINGS | over)
+    rows = run_federate(config, tmp_path / "run", Link(ForgivingNodes(configs), 60, patience=1))
+    lost = [row for row in rows if row.metric == "lost_clients"]
+    assert lost and all("client 2 answered with an error" in row.note for row in lost)
+    assert "own-data" in caplog.text
+
+
+class ForgivingNodes(Nodes):
+    """What an app raises is an error message, as a runtime makes it."""
+
+    def _reply(self, message):
+        try:
+            return super()._reply(message)
+        except Exception as error:
+            return Message(Error(1, str(error)), reply_to=message)
+
+
+def test_hello_says_how_many_examples_there_are(tmp_path):
+    home = talking.context()
+    home.node_config["own-data"] = npz(tmp_path / "a.npz", load("digits"), slice(0, 30))
+    asked = talking.delivered(Message(RecordDict({"turn": ConfigRecord({"hello": True})}), 7, HELLO))
+    told = client_app()(asked, home).content.config_records["turn"]
+    assert dict(told) == {"client": 0, "examples": 30}
