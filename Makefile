@@ -33,10 +33,11 @@ test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
 test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m system
 
-check: .venv/dev  ## lint, formatting, types
+check: .venv/dev  ## lint, formatting, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: .venv/dev  ## format the code
 	$(BIN)/ruff check --fix .
