@@ -1,6 +1,6 @@
-"""What a model says: logits, probabilities, per-example gradients. Always in eval mode, always of a given state.
+"""Inference of a network with a given state: logits, probabilities and per-example gradients, always in eval mode.
 
-What an attacker asks of a black box: the one place that looks at the answers before an attack trusts them.
+`probabilities` asks a black box for an attacker, and checks the answers before an attack trusts them.
 """
 
 from __future__ import annotations
@@ -20,33 +20,22 @@ from secateur.interfaces import Batch, BlackBox, Loss, Params
 TOLERANCE = 1e-3  # how far a row's sum may be from one: saved predictions are often rounded to four digits
 
 
-def arranged(tensors: Params) -> Params:
-    """Images and filters in channels_last: convolutions are 1.4x faster, on a CPU and on a GPU."""
-    return {name: _channels_last(value) for name, value in tensors.items()}
+def predict(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
+    """Return (N, K) probabilities of `net` with the tensors of `state`."""
+    return logits(net, state, inputs, batch_size).softmax(1)
 
 
-def _channels_last(value: Tensor) -> Tensor:
-    if value.ndim != 4:
-        return value
-    # `contiguous` would leave the strides of one channel or of 1x1 filters, which slows every step by a tenth.
-    return torch.empty_like(value, memory_format=torch.channels_last).copy_(value)
-
-
-@torch.no_grad()
-def outputs(
-    function: Callable[[Params, Tensor], Tensor], tensors: Params, inputs: Tensor, batch_size: int | None = None
-) -> Tensor:
-    """What a function gives for all inputs, in batches that suit the device."""
-    size = batch_size or (2048 if inputs.device.type == "cuda" else 256)
-    return torch.cat([function(tensors, part) for part in torch.split(inputs, size)])
+def logits(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
+    """Return (N, K) outputs of `net` with the tensors of `state`."""
+    return answering(net, state, inputs.device, batch_size)(inputs)
 
 
 def answering(
     net: nn.Module, state: Params, device: torch.device | str, batch_size: int | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """`net` with the tensors of `state` as a function from inputs to (N, K) logits in full float32.
+    """Return `net` with the tensors of `state` as a function from inputs to (N, K) logits in full float32.
 
-    It is made ready once; an attack asks it many times.
+    The preparation is done once; an attack calls the function many times.
     """
     function = Functional(net, training=False, device=device)
     params, others = split(net, {name: value.to(device) for name, value in state.items()})
@@ -57,38 +46,49 @@ def answering(
 
     def answer(inputs: Tensor) -> Tensor:
         with full_precision(device):
-            given = outputs(arranging, tensors, inputs, batch_size)
-        if not given.isfinite().all():
+            answers = outputs(arranging, tensors, inputs, batch_size)
+        if not answers.isfinite().all():
             raise NotFinite
-        return given
+        return answers
 
     return answer
 
 
-def logits(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
-    """(N, K) outputs of `net` with the tensors of `state`."""
-    return answering(net, state, inputs.device, batch_size)(inputs)
+@torch.no_grad()
+def outputs(
+    function: Callable[[Params, Tensor], Tensor], tensors: Params, inputs: Tensor, batch_size: int | None = None
+) -> Tensor:
+    """Return the function's outputs for all inputs, in batches that suit the device."""
+    size = batch_size or (2048 if inputs.device.type == "cuda" else 256)
+    return torch.cat([function(tensors, part) for part in torch.split(inputs, size)])
 
 
-def predict(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
-    """(N, K) probabilities of `net` with the tensors of `state`."""
-    return logits(net, state, inputs, batch_size).softmax(1)
+def arranged(tensors: Params) -> Params:
+    """Return images and filters in channels_last: convolutions are 1.4x faster, on a CPU and on a GPU."""
+    return {name: _channels_last(value) for name, value in tensors.items()}
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    if value.ndim != 4:
+        return value
+    # `contiguous` would leave the strides of one channel or of 1x1 filters, which slows every step by a tenth.
+    return torch.empty_like(value, memory_format=torch.channels_last).copy_(value)
 
 
 def per_example_gradients(net: nn.Module, state: Params, batch: Batch, loss: Loss = cross_entropy) -> Params:
-    """Every example's own gradient, (B, ...) by parameter name, with BatchNorm in eval mode."""
+    """Return every example's gradient, (B, ...) by parameter name, with BatchNorm in eval mode."""
     function = Functional(net, training=False, device=batch.inputs.device)
     params, others = split(net, {name: value.to(batch.inputs.device) for name, value in state.items()})
 
     def one(params: Params, example: Tensor, label: Tensor) -> Tensor:
         return loss(function(params | others, example[None]), label[None])
 
-    found: Params = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.inputs, batch.labels)
-    return found
+    gradients: Params = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.inputs, batch.labels)
+    return gradients
 
 
 def probabilities(box: BlackBox, inputs: Tensor) -> Tensor:
-    """(N, K) probabilities, for the attacks that need more than labels.
+    """Return (N, K) probabilities of a black box, for the attacks that need more than labels.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
-"""The run file of `secateur federate`.
+"""The run file of `secateur federate`, with the fields of sub-models.
 
-What a run file says of sub-models: a federation whose smaller clients train parts of the server's model.
+With sub-models, smaller clients train parts of the server's model (mapp_fl), and other defaults apply.
 """
 
 from __future__ import annotations
@@ -26,19 +26,7 @@ from secateur.config.messages import plain
 from secateur.config.methods import choice, of_all
 from secateur.errors import WrongInput
 
-
-def submodel(value: Any) -> Choice:
-    """Read a channel rule."""
-    try:
-        return choice("submodel", value)
-    except WrongInput as error:  # a user knows the flag
-        raise WrongInput(error.field.replace("submodel", "submodels", 1), error.message) from None
-
-
-OneSubmodel = Annotated[Choice, BeforeValidator(submodel), PlainSerializer(str)]
-
-# What is not given is mapp_fl's (Section 5.2).
-PAPER: dict[str, Any] = {
+PAPER: dict[str, Any] = {  # the defaults with sub-models: mapp_fl's setting (Section 5.2)
     "model": "mapp-cnn-16",
     "rounds": 150,
     "partition": "dirichlet-sizes",
@@ -48,7 +36,8 @@ PAPER: dict[str, Any] = {
     "averaging": "uniform",
 }
 CLIENTS = 10
-USUAL = {  # what sub-models know nothing of must be left as it is
+PILOTS = 10  # rounds of a pilot
+USUAL = {  # fields that do not go with sub-models must keep these values
     "method": "fedavg",
     "local_steps": None,
     "momentum": 0.0,
@@ -60,7 +49,7 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "server_momentum": 0.0,
     "attack": [],
     "membership": [],
-    "attack_every": None,  # everybody is attacked by the last update
+    "attack_every": None,  # every client is attacked by its last update
     "attack_at": [],
     "attack_clients": 1,
     "iterations": None,
@@ -68,13 +57,19 @@ USUAL = {  # what sub-models know nothing of must be left as it is
     "view": "update",
     "fixed_batches": False,
 }
-
-PILOTS = 10  # rounds of a pilot
 INSTEAD = {"membership": "give attack, for example yeom", "local_steps": "give local_epochs"}
 
 
+def submodel(value: Any) -> Choice:
+    """Read a channel rule; an error names the field as the flag does, submodels."""
+    try:
+        return choice("submodel", value)
+    except WrongInput as error:
+        raise WrongInput(error.field.replace("submodel", "submodels", 1), error.message) from None
+
+
 def unless_empty(value: Any) -> Any:
-    """Rules, comma-separated; `none` is one of them (FedAvg)."""
+    """Return comma-separated rules as a list, in which `none` (FedAvg) is a rule too; refuse an empty one."""
     if not isinstance(value, str):
         return value
     parts = [part.strip() for part in value.split(",") if part.strip()]
@@ -83,8 +78,34 @@ def unless_empty(value: Any) -> Any:
     return parts
 
 
+def attacked(value: Any) -> Any:
+    """Read the attacked clients: `2` is how many of a round's clients, `2,7` or `[2]` are which of them."""
+    if isinstance(value, str) and value != "all":
+        value = plain("attack_clients", f"[{value}]" if "," in value and not value.startswith("[") else value)
+    if isinstance(value, bool) or not (isinstance(value, int | list) or value == "all"):
+        raise WrongInput(
+            "attack_clients", f"{value!r} is not allowed; give how many, all, or a list such as [3] or 3,7"
+        )
+    return value
+
+
+OneSubmodel = Annotated[Choice, BeforeValidator(submodel), PlainSerializer(str)]
+Attacked = Annotated[int, Field(ge=1)] | Literal["all"] | Annotated[list[int], Field(min_length=1)]
+
+
+class Faulty(Fields):
+    """The faults in the rounds of a federation (federated/faults.py)."""
+
+    drop_out: float = 0.0
+    nan: float = 0.0
+    shape: float = 0.0
+    deadline: float | None = None
+    step_seconds: float = 1.0
+    spread: float = 0.5
+
+
 class Submodels(Common):
-    """The fields of sub-models; without any rule they mean nothing and are refused."""
+    """The fields of sub-models; without any rule they have no effect, so they are refused."""
 
     submodels: Annotated[list[OneSubmodel], BeforeValidator(unless_empty)] = Field(default=[])
     large_clients: Annotated[int, Field(ge=0)] = 2  # those with most data train the whole model
@@ -96,23 +117,26 @@ class Submodels(Common):
     augment: bool = False  # crops and flips of what clients train with; the paper names none
     test_batch: Annotated[int, Field(ge=2)] = 128
     redraw_sizes: bool = False  # a Dirichlet draw of the clients' sizes for every seed; else the paper's for all
-    exposure: Annotated[list[OneAttack], BeforeValidator(none_or_many)] = default("none")  # attacks on who was in
+    exposure: Annotated[list[OneAttack], BeforeValidator(none_or_many)] = default("none")  # membership attacks
     shadow_clients: Annotated[int, Field(ge=2)] = 8  # the attacker's own, for lira and rmia
-    scoring: Literal["mixed", "apart", "fixed"] = "mixed"  # with whom an example is scored under static BatchNorm
-    knowledge: Literal["max", "min"] = "max"  # of 3 and 1 %: how many members the attacker knows; the paper prints min
+    scoring: Literal["mixed", "apart", "fixed"] = "mixed"  # batches that score examples under static BatchNorm
+    knowledge: Literal["max", "min"] = "max"  # members that the attacker knows, of 3 and 1 %; the paper prints min
     asks_known: bool = False  # the attacker is asked about known members too, as in the paper
-    advise: bool = False  # pilots in which every client has every size, and advice; nothing else is run
+    advise: bool = False  # only pilots, in which every client has every size, and advice
     pilot_rounds: Annotated[int, Field(ge=1)] = PILOTS  # at most those of the federation, unless they are given
     pilot_draws: Annotated[int, Field(ge=1)] = 2  # deals of the sizes
 
     @model_validator(mode="before")
     @classmethod
     def _as_the_paper(cls, given: Any) -> Any:
-        """Lay the paper's values under what was given, where there are sub-models."""
-        return _laid(_attacked(given)) if isinstance(given, dict) and given.get("submodels") else given
+        """Lay the paper's values under those given, if there are sub-models."""
+        if not isinstance(given, dict) or not given.get("submodels"):
+            return given
+        return _with_paper_defaults(_with_exposure(given))
 
     @model_validator(mode="after")
     def _fitting(self) -> Submodels:
+        """Refuse fields of sub-models without a rule, and with one the fields that do not go with sub-models."""
         if not self.submodels:
             for name, field in Submodels.model_fields.items():
                 own = name not in Common.model_fields and name != "submodels"
@@ -130,50 +154,6 @@ class Submodels(Common):
                 instead = INSTEAD.get(name, "leave it out")
                 raise WrongInput(name, f"does not go with submodels; {instead}")
         return self
-
-
-def _attacked(given: dict[str, Any]) -> dict[str, Any]:
-    """With sub-models an attack asks who was in the training; Yeom's does where nothing is said."""
-    asked = given.get("attack")
-    if asked not in (None, []):
-        return {key: value for key, value in given.items() if key != "attack"} | {"exposure": asked}
-    return {"exposure": "yeom"} | given
-
-
-def _laid(given: dict[str, Any]) -> dict[str, Any]:
-    under = dict(PAPER)
-    if "local_steps" in given:
-        under.pop("local_epochs")
-    if not str(given.get("partition")).startswith("writer"):
-        under |= {"clients": CLIENTS, "per_round": given.get("clients", CLIENTS)}
-    if isinstance(rounds := given.get("rounds"), int):
-        under["pilot_rounds"] = max(1, min(PILOTS, rounds))
-    return under | given
-
-
-class Faulty(Fields):
-    """What goes wrong in the rounds of a federation (federated/faults.py)."""
-
-    drop_out: float = 0.0
-    nan: float = 0.0
-    shape: float = 0.0
-    deadline: float | None = None
-    step_seconds: float = 1.0
-    spread: float = 0.5
-
-
-Attacked = Annotated[int, Field(ge=1)] | Literal["all"] | Annotated[list[int], Field(min_length=1)]
-
-
-def attacked(value: Any) -> Any:
-    """`2` is how many of a round's clients, `2,7` or `[2]` are which of them."""
-    if isinstance(value, str) and value != "all":
-        value = plain("attack_clients", f"[{value}]" if "," in value and not value.startswith("[") else value)
-    if isinstance(value, bool) or not (isinstance(value, int | list) or value == "all"):
-        raise WrongInput(
-            "attack_clients", f"{value!r} is not allowed; give how many, all, or a list such as [3] or 3,7"
-        )
-    return value
 
 
 class Federate(Submodels):
@@ -207,12 +187,12 @@ class Federate(Submodels):
     membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(none_or_many)] = default("none")
     attack_every: Annotated[int, Field(ge=1)] | None = None  # rounds; None: the last one
     attack_at: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(none_or_many)] = default("none")  # or these
-    attack_clients: Annotated[Attacked, BeforeValidator(attacked)] = 1  # so many of a round's, all, or a list of which
+    attack_clients: Annotated[Attacked, BeforeValidator(attacked)] = 1  # how many of a round's, all, or a list of them
     attack_history: Annotated[int, Field(ge=1)] = 1  # a client's last rounds that an attack uses together
     fixed_batches: bool = False  # a client takes the same rows in the same order in every round
-    view: Literal["update", "sum"] = "update"  # sum: what secure aggregation shows, no client's own update
+    view: Literal["update", "sum"] = "update"  # sum: all that secure aggregation shows
     iterations: Annotated[int, Field(ge=1)] | None = None  # of each attack; None: its own
-    labels: Literal["inferred", "oracle"] = "inferred"  # whether the attacker is told them
+    labels: Literal["inferred", "oracle"] = "inferred"  # oracle: the attacker is given them
     generator_steps: Annotated[int, Field(ge=1)] = 2000  # of training the generator that an attack such as ggl needs
     generator_width: Annotated[int, Field(ge=1)] = 64
     images: bool = True
@@ -220,18 +200,19 @@ class Federate(Submodels):
 
     @property
     def steps(self) -> int | None:
-        """Local steps; None where there are epochs."""
+        """Local steps; None if local epochs are given."""
         if self.local_steps is None and self.local_epochs is None:
             return 1 if self.method == "fedsgd" else 5
         return self.local_steps
 
     @property
     def attacks(self) -> list[Choice]:
-        """The attacks, each with the iterations that were asked of all, where it has any."""
+        """The attacks, with `iterations` laid over each attack that has them."""
         return of_all(self.attack, **({} if self.iterations is None else {"iterations": self.iterations}))
 
     @model_validator(mode="after")
     def _checked(self) -> Federate:
+        """Refuse fields that contradict one another."""
         if {"train", "finetune"} & self.model_fields_set:
             raise WrongInput("train", "a federation trains by its own fields; set learning_rate, batch_size and others")
         if self.way == "ray":
@@ -241,7 +222,7 @@ class Federate(Submodels):
         if self.partition.startswith("writer") and self.clients is not None:
             raise WrongInput("clients", f"partition {self.partition} makes them; leave clients out")
         for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
-            usual = type(self).model_fields[name].get_default(call_default_factory=True)  # a run's own file has all
+            usual = type(self).model_fields[name].get_default(call_default_factory=True)  # a run's own file gives all
             watched = self.attack or self.membership or self.exposure
             if getattr(self, name) not in (usual, []) and not watched:
                 raise WrongInput(
@@ -251,5 +232,25 @@ class Federate(Submodels):
             raise WrongInput("attack_at", "give either attack_at or attack_every, and not both")
         if self.attack_every is not None and self.attack_every > self.rounds:
             raise WrongInput("attack_every", f"{self.attack_every} is not allowed; there are {self.rounds} rounds")
-        _ = self.attacks  # what an attack does not have is refused now
+        _ = self.attacks  # refuses iterations if no attack has them
         return self
+
+
+def _with_exposure(given: dict[str, Any]) -> dict[str, Any]:
+    """Rename attack to exposure: with sub-models attacks are membership attacks, by default Yeom's."""
+    asked = given.get("attack")
+    if asked not in (None, []):
+        return {key: value for key, value in given.items() if key != "attack"} | {"exposure": asked}
+    return {"exposure": "yeom"} | given
+
+
+def _with_paper_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """Lay the paper's values under those given; clients of a writer partition are the writers."""
+    under = dict(PAPER)
+    if "local_steps" in given:
+        under.pop("local_epochs")
+    if not str(given.get("partition")).startswith("writer"):
+        under |= {"clients": CLIENTS, "per_round": given.get("clients", CLIENTS)}
+    if isinstance(rounds := given.get("rounds"), int):
+        under["pilot_rounds"] = max(1, min(PILOTS, rounds))
+    return under | given

@@ -1,7 +1,6 @@
-"""The client that is attacked: the model it was sent, how it makes an update, and what its attacker knows.
+"""The client under attack: the model that it received, the update that it sends, and its attacker's knowledge.
 
-`Guard` is what it does to its network, examples and gradient; what must be said of a defense beside the numbers is
-here.
+`Guard` applies a defense to the update. `remarked` adds to the rows the cautions that a defense calls for.
 """
 
 from __future__ import annotations
@@ -48,151 +47,27 @@ GUESSES: Mapping[Adaptive, str] = {
     "reapply": "that the update was compressed, but not how",
     "mask": "that small entries are noise where something was dropped",
 }
-Target = Batch | Gradient | Weights  # examples of which the client makes an update, or one that was captured
-
-
-@dataclass(frozen=True, eq=False)
-class Guard:
-    """The upload of an attacked client."""
-
-    upload: Upload
-    residual: Params | None = None  # the state after a training with error feedback; None: before the first round
-    seed: int = 0
-    other: Callable[[int], Batch] | None = None  # of adgp: the batch of the user that broadcasts beside target i
-
-    def __call__(self, gradient: Gradient, sent: Params, batch: Batch, number: int, knowledge: Knowledge) -> Gradient:
-        """What leaves the client of one target; every attack on that target sees the same."""
-        rng = derive(self.seed, "upload", number)
-        turning = Turning(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
-        outside = self._outside(sent, number, knowledge)
-        values, _ = self.upload(gradient.values, self._state(gradient.values), turning, **outside)
-        return Gradient(values)
-
-    def _outside(self, sent: Params, number: int, knowledge: Knowledge) -> dict[str, Mask]:
-        """What adgp's client is told: I of the user that broadcasts, before its first residual, where it is another."""
-        if not isinstance(self._inner, AlignedDualGradientPruning) or self._inner.chosen:
-            return {}
-        if self.other is None:
-            raise WrongInput("defense", "adgp:chosen=false follows another user; give a batch of at least two updates")
-        found = gradient_update(knowledge.net, sent, self.other(number), knowledge.batchnorm, knowledge.loss)
-        return {"inside": self._inner.positions(found.values)}
-
-    @property
-    def _inner(self) -> Upload:
-        return self.upload.inner if isinstance(self.upload, ErrorFeedback) else self.upload
-
-    @property
-    def compression(self) -> Callable[[Params], Params] | None:
-        """What an attacker can apply to a trial's gradient, where the upload depends on the gradient alone."""
-        found: Callable[[Params], Params] | None = getattr(self._inner, "compress", None)
-        return found if getattr(self._inner, "chosen", True) else None
-
-    def _state(self, params: Params) -> Params:
-        state = self.upload.init(params)
-        if self.residual is None or not state:
-            return state
-        given = {name: value.to(state[name]) for name, value in self.residual.items() if name in state}
-        missing = {name: value for name, value in state.items() if not name.startswith(INNER)}
-        if wrong := misfit(missing, {name: value for name, value in given.items() if name in missing}):
-            raise WrongInput("residual", f"does not fit the gradient; {wrong}")
-        return state | given
-
-
-def guard_of(
-    defense: Defense,
-    residual: Params | Path | str | None,
-    seed: int,
-    other: Callable[[int], Batch] | None = None,
-) -> Guard | None:
-    """The guard that a defense asks for; a residual goes to those with error feedback, another user's batch to adgp."""
-    for part in defense.parts:
-        if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
-            raise WrongInput("defense", f"{part.name} acts on {part.method.info['acts_on']}, not on what is sent")
-    upload = upload_of(defense)
-    if upload is None:
-        return None
-    wanted = residual if defense.acting_on("residual") else None
-    return Guard(upload, _read(wanted) if isinstance(wanted, Path | str) else wanted, seed, other)
-
-
-def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
-    """The network with what a defense puts into it, and that defense; a network that has it already stays."""
-    part = defense.acting_on("model")
-    made: Precode | None = None if part is None else part.make()
-    if made is None or bottleneck_of(net) is not None:
-        return net, made
-    return with_bottleneck(net, classes, rng, made.size), made
-
-
-def transform_of(defense: Defense, mean: Tensor, std: Tensor) -> Transform | None:
-    """What a defense does to the client's examples, where it does anything."""
-    part = defense.acting_on("inputs")
-    return None if part is None else part.make().transform(mean, std)
-
-
-def guarantee_of(defense: Defense) -> Guarantee | None:
-    """What a defense proves of one update whose examples were not sampled."""
-    part = defense.acting_on("upload")
-    made: Any = None if part is None else part.make()
-    found: Guarantee | None = made.guarantee() if hasattr(made, "guarantee") else None
-    return found
-
-
-def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], trained: bool = False) -> list[Row]:
-    """The rows of one attack with what their reader must know: what is proved, and that no attacker knew of it.
-
-    `trained` says that error feedback had the residual of a training, not an empty one.
-    """
-    empty = defense.acting_on("residual") is not None and not trained
-    first = "its residual is empty, as in the first round; later ones send something else" if empty else None
-    own = [f"{defense}: {told}" for told in (guarantee_of(defense), first) if told]
-    said = [*own, caution(defense, attacks)]
-
-    def noted(row: Row) -> Row:
-        return replace(row, note="; ".join(filter(None, (row.note, *said))) or None)
-
-    return [noted(row) if row.metric == "psnr" else row for row in rows]
-
-
-def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
-    """What to say where no attack was of the kind that the defense is known to be weak against."""
-    known = {getattr(attack.make(), "adaptive", "none") for attack in attacks}
-    missed = [names for part in defense.parts if not known & {*(names := part.method.info.get("adaptive", ()))}]
-    weak = sorted({name for names in missed for name in names})
-    if not weak:
-        return None
-    how = "was attacked plainly only" if known <= {"none"} else "was not attacked as its weakness asks for"
-    return f"{defense} {how}; an attacker who knows of it (adaptive: {' or '.join(weak)}) may see more"
-
-
-def _read(path: Path | str) -> Params:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, OSError) as error:
-        raise WrongInput("residual", f"{path} cannot be read as a .safetensors file: {error}") from error
+Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """What does not differ between the updates of one client."""
+    """A client whose settings are the same for all its updates."""
 
     net: nn.Module
-    state: Params  # the model that the server means to send: parameters and buffers
-    knowledge: Knowledge  # without what differs by target
+    state: Params  # the model that an honest server sends: parameters and buffers
+    knowledge: Knowledge  # without the fields that differ by target
     sends_weights: bool = False
     tells_labels: bool = False
     tells_statistics: bool = False
-    guard: Guard | None = None  # what rewrites its gradient before it is sent
-    transform: Transform | None = None  # of its examples before it uses them
-    precode: Precode | None = None  # how the bottleneck in its network is treated
-    seed: int = 0  # of the chance in both
-    adaptive: Adaptive = "none"  # how its attacker adapts
+    guard: Guard | None = None  # rewrites the gradient before it is sent
+    transform: Transform | None = None  # of the examples before they are used
+    precode: Precode | None = None  # the settings of the network's bottleneck
+    seed: int = 0  # of the random numbers of transform and noise
+    adaptive: Adaptive = "none"  # how the attacker adapts
 
     def against(self, attack: InversionAttack) -> Client:
-        """The same, its compression told to an attacker who applies it again."""
+        """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
         adaptive: Adaptive = getattr(attack, "adaptive", "none")
         asks = self.guard is not None and adaptive == "reapply"
         compression = self.guard.compression if self.guard is not None and asks else None
@@ -201,9 +76,9 @@ class Client:
     def seen(
         self, attack: InversionAttack, targets: Sequence[Target], rng: Generator, first: int = 0
     ) -> tuple[Knowledge, list[list[ServerView]]]:
-        """What the attacker knows and sees of each target: one round, after the attacker had its way with the model.
+        """Return the attacker's knowledge and its views of every target: one round, after it tampered with the model.
 
-        `first` is the number of the first target among all: a defense draws by it.
+        `first` is the number of the first target among all targets; a defense derives its generator from that number.
         """
         net, sent = attack.tamper(self.net, self.state, self.knowledge, rng)
         used = [self.used(target, number) for number, target in enumerate(targets, first)]
@@ -214,12 +89,12 @@ class Client:
         if self.tells_statistics:
             how = self.knowledge.batchnorm
             statistics = [statistics_of(net, self._held(net, sent, batch, i), batch, how) for i, batch in batches]
-        told = self.against(attack).knowledge
-        known = replace(told, net=self._imagined(net, attack), labels=labels, statistics=statistics)
+        knowledge = self.against(attack).knowledge
+        known = replace(knowledge, net=self._imagined(net, attack), labels=labels, statistics=statistics)
         return known, [[ServerView(sent, update)] for update in updates]
 
     def used(self, target: Target, number: int) -> Target:
-        """What the client makes its update of: its examples, transformed where a defense does that."""
+        """Return the examples that the update is made of: transformed where a defense does that."""
         if self.transform is None or not isinstance(target, Batch):
             return target
         return target._replace(inputs=self.transform(target.inputs, derive(self.seed, "transform", number)))
@@ -236,22 +111,22 @@ class Client:
             return plain if self.guard is None else self.guard(plain, held, target, number, replace(known, net=net))
         if known.learning_rate is None:
             raise WrongInput("learning_rate", "must be given for a client that sends its weights")
-        steps, rate, each = known.local_steps, known.learning_rate, known.local_batch
-        return weights_update(net, held, target, known.batchnorm, steps, rate, each, known.loss)
+        steps, learning_rate, batch_size = known.local_steps, known.learning_rate, known.local_batch
+        return weights_update(net, held, target, known.batchnorm, steps, learning_rate, batch_size, known.loss)
 
     def _held(self, net: nn.Module, sent: Params, batch: Batch, number: int) -> Params:
-        """What was sent, with the noise of noisy modules that the client draws for itself."""
+        """Return the state that was sent, with the noise that the client draws for noisy modules."""
         return sent | noise_of(net, batch.size, derive(self.seed, "noise", number))
 
     def _imagined(self, net: nn.Module, attack: InversionAttack) -> nn.Module:
-        """The network as the attacker runs it, without the client's noise: a sample of its own, or the mean."""
+        """Return the network as the attacker runs it: with a noise sample of its own, or with the mean."""
         if self.precode is None or getattr(attack, "adaptive", "none") != "none":
             return net
         return with_noise(net, noise_of(net, self.knowledge.batch_size, derive(self.seed, "noise", "attacker")))
 
     @property
     def sends(self) -> str:
-        """Its update in words."""
+        """The kind of update in words."""
         if not self.sends_weights:
             return "gradient"
         steps = self.knowledge.local_steps
@@ -259,42 +134,171 @@ class Client:
 
     @property
     def knows(self) -> str:
-        """What the attacker is told beside the model and the update, in words."""
+        """The attacker's knowledge beside the model and the update, in words."""
         size = self.knowledge.batch_size
-        told = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
-        told += ["the labels"] if self.tells_labels else []
-        told += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
-        told += ["the client's steps and learning rate"] if self.sends_weights else []
-        told += ["a generator of such pictures"] if self.knowledge.generator is not None else []
+        facts = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
+        facts += ["the labels"] if self.tells_labels else []
+        facts += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
+        facts += ["the client's steps and learning rate"] if self.sends_weights else []
+        facts += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         if self.adaptive != "none":
-            told += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]
-        return ", ".join(told)
+            facts += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]
+        return ", ".join(facts)
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """The defense of an attacked client's upload."""
+
+    upload: Upload
+    residual: Params | None = None  # after a training with error feedback; None: before the first round
+    seed: int = 0
+    other: Callable[[int], Batch] | None = None  # adgp: the batch of the user that broadcasts beside target i
+
+    def __call__(self, gradient: Gradient, sent: Params, batch: Batch, number: int, knowledge: Knowledge) -> Gradient:
+        """Return the upload of one target; every attack on that target sees the same one."""
+        rng = derive(self.seed, "upload", number)
+        turning = Turning(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
+        outside = self._outside(sent, number, knowledge)
+        values, _ = self.upload(gradient.values, self._state(gradient.values), turning, **outside)
+        return Gradient(values)
+
+    def _outside(self, sent: Params, number: int, knowledge: Knowledge) -> dict[str, Mask]:
+        """Return I of the broadcasting user, which adgp's client receives where it does not broadcast itself.
+
+        I comes from that user's plain gradient, before its first residual.
+        """
+        if not isinstance(self._inner, AlignedDualGradientPruning) or self._inner.chosen:
+            return {}
+        if self.other is None:
+            raise WrongInput("defense", "adgp:chosen=false follows another user; give a batch of at least two updates")
+        gradient = gradient_update(knowledge.net, sent, self.other(number), knowledge.batchnorm, knowledge.loss)
+        return {"inside": self._inner.positions(gradient.values)}
+
+    @property
+    def _inner(self) -> Upload:
+        return self.upload.inner if isinstance(self.upload, ErrorFeedback) else self.upload
+
+    @property
+    def compression(self) -> Callable[[Params], Params] | None:
+        """The compression that an attacker can apply to a trial's gradient; None if it depends on other values."""
+        compress: Callable[[Params], Params] | None = getattr(self._inner, "compress", None)
+        return compress if getattr(self._inner, "chosen", True) else None
+
+    def _state(self, params: Params) -> Params:
+        """Return the upload's state before this update: new, or with the residual of a training."""
+        state = self.upload.init(params)
+        if self.residual is None or not state:
+            return state
+        residual = {name: value.to(state[name]) for name, value in self.residual.items() if name in state}
+        expected = {name: value for name, value in state.items() if not name.startswith(INNER)}
+        if wrong := misfit(expected, {name: value for name, value in residual.items() if name in expected}):
+            raise WrongInput("residual", f"does not fit the gradient; {wrong}")
+        return state | residual
+
+
+def guard_of(
+    defense: Defense,
+    residual: Params | Path | str | None,
+    seed: int,
+    other: Callable[[int], Batch] | None = None,
+) -> Guard | None:
+    """Return the guard of a defense; error feedback uses the residual, adgp another user's batch."""
+    for part in defense.parts:
+        if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
+            raise WrongInput("defense", f"{part.name} acts on {part.method.info['acts_on']}, not on what is sent")
+    upload = upload_of(defense)
+    if upload is None:
+        return None
+    start = residual if defense.acting_on("residual") else None
+    return Guard(upload, _read(start) if isinstance(start, Path | str) else start, seed, other)
+
+
+def _read(path: Path | str) -> Params:
+    """Read a residual from a .safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError) as error:
+        raise WrongInput("residual", f"{path} cannot be read as a .safetensors file: {error}") from error
+
+
+def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
+    """Return the network with the module that a defense inserts, and that defense; a network that has one stays."""
+    part = defense.acting_on("model")
+    precode: Precode | None = None if part is None else part.make()
+    if precode is None or bottleneck_of(net) is not None:
+        return net, precode
+    return with_bottleneck(net, classes, rng, precode.size), precode
+
+
+def transform_of(defense: Defense, mean: Tensor, std: Tensor) -> Transform | None:
+    """Return the transform that a defense applies to the client's examples; None if there is none."""
+    part = defense.acting_on("inputs")
+    return None if part is None else part.make().transform(mean, std)
+
+
+def guarantee_of(defense: Defense) -> Guarantee | None:
+    """Return the privacy guarantee of a defense for one update whose examples were not sampled."""
+    part = defense.acting_on("upload")
+    method: Any = None if part is None else part.make()
+    guarantee: Guarantee | None = method.guarantee() if hasattr(method, "guarantee") else None
+    return guarantee
+
+
+def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], trained: bool = False) -> list[Row]:
+    """Return the rows of one attack with notes: the guarantee, and a caution if no attacker knew of the defense.
+
+    `trained` is True if error feedback started from the residual of a training, not from an empty one.
+    """
+    empty = defense.acting_on("residual") is not None and not trained
+    residual = "its residual is empty, as in the first round; later ones send something else" if empty else None
+    facts = [f"{defense}: {fact}" for fact in (guarantee_of(defense), residual) if fact]
+    notes = [*facts, caution(defense, attacks)]
+
+    def noted(row: Row) -> Row:
+        return replace(row, note="; ".join(filter(None, (row.note, *notes))) or None)
+
+    return [noted(row) if row.metric == "psnr" else row for row in rows]
+
+
+def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
+    """Return a caution if no attack was of the kind that the defense is known to be weak against."""
+    known = {getattr(attack.make(), "adaptive", "none") for attack in attacks}
+    missed = [names for part in defense.parts if not known & {*(names := part.method.info.get("adaptive", ()))}]
+    weak = sorted({name for names in missed for name in names})
+    if not weak:
+        return None
+    how = "was attacked plainly only" if known <= {"none"} else "was not attacked as its weakness asks for"
+    return f"{defense} {how}; an attacker who knows of it (adaptive: {' or '.join(weak)}) may see more"
 
 
 def check_attack(attack: Choice, client: Client, target: Target, rng: Generator) -> None:
     """Refuse, before any work, an attack that cannot be mounted on this client."""
-    made: InversionAttack = attack.make()
+    attacker: InversionAttack = attack.make()
     if not isinstance(target, Batch) and attack.method.info.get("active"):
         needs = "changes the model before it is sent, and this update was captured before"
         raise WrongInput("attack", f"{attack.name} {needs}; choose a passive attack")
-    knowledge, views = client.seen(made, [target], rng)
-    made.check(knowledge, views[0][0])
+    knowledge, views = client.seen(attacker, [target], rng)
+    attacker.check(knowledge, views[0][0])
 
 
 def check_pictures(data: Dataset) -> None:
-    """Refuse data that is no pictures."""
+    """Refuse data whose examples are not pictures."""
     check_shape("data", data.name, data.input_shape)
 
 
 def check_shape(field: str, name: str, shape: Sequence[int]) -> None:
-    """Refuse examples that are no pictures, grey or colour."""
+    """Refuse examples that are not grey or colour pictures."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         wanted = "only pictures can be recovered: (1 or 3 channels, height, width)"
         raise WrongInput(field, f"{name} has examples of the shape {tuple(shape)}; {wanted}")
 
 
 def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """(C, 1, 1) mean and deviation of pixels; where none are known the inputs must be pixels in [0, 1] themselves."""
+    """Return the (C, 1, 1) mean and deviation of pixels; if none are known, the inputs must be pixels in [0, 1]."""
     channels = inputs.shape[1]
     if not mean and not std:
         low, high = float(inputs.min()), float(inputs.max())
@@ -308,4 +312,5 @@ def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[
 
 
 def _by_channel(values: Sequence[float], inputs: Tensor) -> Tensor:
+    """Return the values of the channels as a (C, 1, 1) tensor."""
     return torch.tensor(list(values), dtype=inputs.dtype, device=inputs.device).view(-1, 1, 1)

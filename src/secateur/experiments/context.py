@@ -1,6 +1,6 @@
-"""What stays the same while the models of one seed are made, and what a job needs and may not have.
+"""The shared context of the models of one seed, and checks that run before any work.
 
-That is said before any of it is done: packages of an extra, and shadow models.
+The checks refuse missing packages of an extra and too few shadow models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from secateur.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Bench:
-    """What stays the same while the models of one seed are made: the data, the settings, and where results go."""
+    """The context in which the models of one seed are made: the data, the settings and the run's folder."""
 
     run: Run
     config: Common
@@ -40,17 +40,17 @@ class Bench:
 
     @cached_property
     def net(self) -> nn.Module:
-        """The structure of every model here; its own weights are never used."""
+        """The structure of every model here; the weights of this instance are never used."""
         return self.initial("structure")
 
     @cached_property
     def recipes(self) -> tuple[Recipe, Recipe]:
-        """How the originals are trained and the pruned models fine-tuned."""
+        """The recipes by which originals are trained and pruned models fine-tuned."""
         return self.config.recipes(tabular=len(self.data.input_shape) == 1)
 
     @cached_property
     def base(self) -> dict[str, Any]:
-        """What every stage depends on."""
+        """The values that the key of every stage depends on."""
         names = ("model", "threads", "way")
         common = {name: getattr(self.config, name) for name in names}
         common["scratch"] = None if self.scratch is None else str(self.scratch)
@@ -59,7 +59,7 @@ class Bench:
 
     @cached_property
     def structure_key(self) -> str:
-        """The network itself: its layers, its first weights, and the source of a user's own."""
+        """The sha256 of the network: its layers, its first weights, and the source of a user's own network."""
         digest = hashlib.sha256(repr(self.net).encode())
         digest.update(fingerprint(*self.net.state_dict().values()).encode())
         if ":" in self.config.model:
@@ -68,18 +68,18 @@ class Bench:
         return digest.hexdigest()
 
     def initial(self, role: str) -> nn.Module:
-        """A new model of this structure, with the weights that this role starts from."""
+        """Return a new model of this structure, with the weights that this role starts from."""
         rng = derive(self.seed, "initialise", role)
         net = create(self.config.model, self.data.input_shape, self.data.classes, rng)
         return net if self.scratch is None else self.scratch.make().structure(net)
 
     def rows(self, indices: Tensor) -> Batch:
-        """Some examples, on the device."""
+        """Return these examples on the device."""
         return self.data.batch.take(indices).to(self.device)
 
 
 def file_key(path: Path) -> str:
-    """The sha256 of a file that the user gave."""
+    """Return the sha256 of a file that the user gave."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -87,7 +87,10 @@ def file_key(path: Path) -> str:
 
 
 def check_installed(defenses: Iterable[Defense], way: str = "auto") -> None:
-    """Refuse a defense whose `requires` (a package, and the extra that brings it) is not installed, or a way's."""
+    """Refuse a defense or a way of training whose package is not installed.
+
+    A defense's `requires` is the package and the extra that brings it.
+    """
     for part in (part for defense in defenses for part in defense.parts):
         if "requires" in part.method.info:
             require(*part.method.info["requires"])
@@ -96,10 +99,10 @@ def check_installed(defenses: Iterable[Defense], way: str = "auto") -> None:
 
 
 def check_audit(config: Audit) -> None:
-    """Refuse an audit that would miss a package, or have fewer shadow models than one of its attacks needs."""
+    """Refuse an audit that lacks a package, or has fewer shadow models than one of its attacks needs."""
     check_installed(config.defense, config.way)
     if not config.trains_shadows:
-        return  # attacks that need them are left out, and their rows say so
+        return  # attacks that need shadows are left out, and their rows say so
     for attack in config.attack:
         check_models(attack, config.shadows, config.in_out)
         if config.protocol == "select":
@@ -107,16 +110,16 @@ def check_audit(config: Audit) -> None:
 
 
 def check_models(attack: Choice, shadows: int, in_out: int = 0, left: str = "") -> None:
-    """Refuse an attack that needs more models of the attacker's than there are."""
+    """Refuse an attack that needs more attacker's models than there are."""
     if (missing := shortage(attack, shadows, in_out)) is not None:
         raise WrongInput("shadows", left + missing)
 
 
 def shortage(attack: Choice, shadows: int, in_out: int = 0) -> str | None:
-    """Why an attack cannot run with so many disjoint shadows and in-out models; None where it can."""
+    """Return why an attack cannot run with this many disjoint shadows and in-out models; None if it can."""
     if attack.method.info["shadows"] == "none":
         return None
-    made = attack.make()
-    if isinstance(made, CountsModels):
-        return made.shortage(shadows, in_out)
+    attacker = attack.make()
+    if isinstance(attacker, CountsModels):
+        return attacker.shortage(shadows, in_out)
     return None if shadows else f"{attack.name} needs at least 1 shadow model; 0 given"

@@ -1,7 +1,7 @@
-"""The job of `secateur invert`: a client makes updates, attacks turn them back into pictures, and the truth judges.
+"""The job of `secateur invert`: attacks reconstruct pictures from a client's updates, and the truth scores them.
 
-Read `run_invert` first. evaluation/client.py makes the updates, evaluation/reconstruction.py compares. `Exposure` is
-one seed: the client, the updates that are attacked, and every attack on them.
+evaluation/client.py makes the updates, evaluation/reconstruction.py compares. `Exposure` holds one seed and one
+defense: the client, the attacked updates, and every attack on them.
 """
 
 from __future__ import annotations
@@ -46,165 +46,7 @@ from secateur.runs.rows import Row
 from secateur.runs.unfinished import Keeper, forget, packed, unpacked
 from secateur.seeding import derive
 
-TOGETHER = 10  # targets at once on a CPU: more gain little there, and fewer finish sooner
-
-
-@dataclass(frozen=True)
-class Exposure:
-    """A client under one defense and what is attacked, for one seed, and where results go."""
-
-    config: Invert
-    bench: Bench
-    defense: Defense
-    pictures: str = "pictures"  # where they go in the run's folder
-
-    @cached_property
-    def client(self) -> Client:
-        """Who makes the updates."""
-        return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed, self.defense)
-
-    @cached_property
-    def targets(self) -> list[Target]:
-        """What is attacked."""
-        return targets_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
-
-    def attacked_by(self, attack: Choice) -> Client:
-        """The client as this attack meets it, which may need a generator first."""
-        if not needs_generator(attack):
-            return self.client
-        return with_trained(self.client, self.config, self.bench)
-
-    def show_truths(self) -> None:
-        """Put the training pictures where the page finds them."""
-        labels = flat(self._labels(None))
-        for number, target in enumerate(self.targets):
-            if isinstance(target, Batch):
-                pixels = self.client.knowledge.pixels(target.inputs)
-                self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.config.images))
-        self.bench.run.flush()  # so that a page has them while the first attack is still at work
-
-    def show_guarantee(self) -> None:
-        """What the defense proves of an update, where it proves anything."""
-        if (proved := guarantee_of(self.defense)) is not None:
-            labels = self._labels(None)
-            labels["extra"] |= dict.fromkeys(("target", "trial", "item"))
-            self.bench.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=str(proved))])
-
-    def measure(self, attack: Choice) -> None:
-        """Reconstruct all targets with one attack, group by group, and judge what comes out."""
-        labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
-        client, outcomes, against = self.attacked_by(attack), [], compared_with(self.client)
-        for group in self.groups():
-            made, seconds = self.reconstructed(attack, client, group)
-            found = [
-                judge(truths, made, self.client.knowledge, seconds, Scoring(lpips))
-                for truths in (self._used(group), self._truths(group))[: len(against)]
-            ]
-            self._show(gallery.shown(flat(labels), group, found[0], self.config.images))
-            for outcome, which in zip(found, against, strict=True):
-                run.add(target_rows(marked(labels, which), group, outcome))
-            outcomes.append(found)
-        told = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
-        for which, judged in zip(against, zip(*outcomes, strict=True), strict=True):
-            rng = derive(self.bench.seed, "bootstrap")
-            rows = summary_rows(marked(labels, which | told), joined(judged), rng)
-            run.add(remarked(rows, self.defense, self.config.attacks, self.config.residual is not None))
-
-    def reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
-        """What the attack makes of a group of targets, and in how many seconds; a stage of the run."""
-        run, depends = self.bench.run, self.depends(attack, group)
-        key = key_of("invert", depends)
-        result = run.stage("invert", depends, lambda: self._reconstruct(attack, client, group, key))
-        forget(run.folder, "invert", result.key)
-        return unpacked(result), result.data["seconds"]
-
-    def _reconstruct(self, attack: Choice, client: Client, group: range, key: str) -> Result:
-        made, seed, truths = attack.make(), self.bench.seed, self._used(group)
-        labels, folder = flat(self._labels(attack)), self.bench.run.folder
-
-        def draw(numbers: Sequence[int], some: Sequence[Reconstruction]) -> list[gallery.Figure]:
-            outcome = judge([truths[i] for i in numbers], some, self.client.knowledge)
-            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.config.images)
-            gallery.save(folder / self.pictures, figures)
-            return [figure | {"unfinished": True} for figure in figures]
-
-        found: dict[int, Reconstruction] = {}
-        which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
-        under = "" if str(self.defense) == "none" else f" under {self.defense}"
-        title = f"{attack} on {which}{under}, seed {seed}"
-        with progress(title, getattr(made, "iterations", None), rate=True) as advance:
-            keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
-            tampering, starts = chance_of(seed, attack, group.start)
-            knowledge, views = client.seen(made, [self.targets[i] for i in group], tampering, group.start)
-            for index, reconstruction in made.reconstruct(views, knowledge, [starts] * len(views), keeper):
-                found[index] = reconstruction
-                draw([index], [reconstruction])
-        return packed([found.get(i) for i in range(len(group))], keeper.seconds)
-
-    def depends(self, attack: Choice, group: range) -> dict[str, Any]:
-        """All that an attack on a group of targets depends on."""
-        config = self.config
-        files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
-        names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
-        rows = rows_of(config, self.bench.data, self.bench.seed)[group.start : group.stop]
-        return (
-            self.bench.base
-            | {name: None if path is None else file_key(path) for name, path in files.items()}
-            | {name: getattr(config, name) for name in names}
-            | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
-            | generator_key(attack, config, self.bench)
-        )
-
-    def groups(self) -> list[range]:
-        """The targets that are attacked at once."""
-        count = len(self.targets)
-        size = self.config.together or (TOGETHER if self.bench.device.type == "cpu" else count)
-        return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-    def _truths(self, group: range) -> list[Batch | None]:
-        return [target if isinstance(target, Batch) else None for target in (self.targets[i] for i in group)]
-
-    def _used(self, group: range) -> list[Batch | None]:
-        """What the client made its updates of."""
-        used = [self.client.used(self.targets[i], i) for i in group]
-        return [target if isinstance(target, Batch) else None for target in used]
-
-    def _show(self, figures: list[gallery.Figure]) -> None:
-        gallery.save(self.bench.run.folder / self.pictures, figures)
-        self.bench.run.show(figures)
-
-    def _labels(self, attack: Choice | None) -> dict[str, Any]:
-        """What every row and figure of an attack carries."""
-        config = self.config
-        labels = {"model": config.model, "dataset": self.bench.data.name, "seed": self.bench.seed}
-        labels["defense"] = str(self.defense)
-        extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
-        return attack_labels(labels, extra | {"update": self.client.sends}, attack)
-
-
-def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Generator]:
-    """The chance of an attack: when it tampers, and when it reconstructs the targets from `first` on.
-
-    By the attack's name without its settings, and one draw a target: so an attacker who adapts begins where the plain
-    one does, and a target begins at the same place whichever targets are attacked with it.
-    """
-    starts = derive(seed, "reconstruct", attack.name)
-    for _ in range(first):
-        torch.randint(2**62, (), generator=starts)
-    return derive(seed, "tamper", attack.name), starts
-
-
-def compared_with(client: Client) -> list[dict[str, str]]:
-    """What reconstructions are compared with, as labels: the pictures that were used and the raw ones, if they differ.
-
-    dgp calls the first ATS-R and the second ATS-T.
-    """
-    return [{}] if client.transform is None else [{"against": "used"}, {"against": "raw"}]
-
-
-def marked(labels: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Labels with more extras."""
-    return labels | {"extra": labels["extra"] | more}
+TOGETHER = 10  # targets at once on a CPU: more gain little, fewer finish sooner
 
 
 def run_invert(config: Invert, out: Path) -> list[Row]:
@@ -214,7 +56,7 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
             bench = Bench(run, config, data, device, seed)
-            defenses = [searched(each, config, bench) if asks_search(each) else each for each in config.defense]
+            defenses = [searched(x, config, bench) if asks_search(x) else x for x in config.defense]
             exposures = [Exposure(config, bench, defense) for defense in defenses]
             exposures[0].show_truths()
             for exposure in exposures:
@@ -224,8 +66,27 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     return run.rows
 
 
+def plan(config: Invert) -> list[str]:
+    """Describe the steps of the job, a line each; refuse the configurations that the job refuses."""
+    data, device = prepare(config, check_pictures)
+    check_invert(config, data, device)
+    client = client_of(config, data, device, config.seeds[0], stand_in(config.defense[0]))
+    size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
+    many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
+    taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
+    lines = [f"{config.model} ({stage_of(config)}), seeds {', '.join(map(str, config.seeds))}; for each seed:"]
+    lines.append(f"  take {taken}; the client sends its {client.sends}")
+    for defense in filter(asks_search, config.defense):
+        lines.append(f"  search policies for {defense}")
+    lines.append(f"  defend with {', '.join(map(str, config.defense))}")
+    if any(map(needs_generator, config.attacks)):
+        rows = len(public_rows(config, data, config.seeds[0]))
+        lines.append(f"  train a generator for {config.generator_steps} steps on {rows} rows that are no target")
+    return lines + [f"  attack with {attack}: {attack.method.info['threat']}" for attack in config.attacks]
+
+
 def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
-    """Refuse what cannot be attacked before any work: no pictures, too few, an unfit update, an unfit attack."""
+    """Refuse before any work: data without pictures, too few rows, an unfit update, an unfit attack."""
     needed = config.targets * config.batch_size
     if config.update is None and needed > data.train_size:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
@@ -242,20 +103,159 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
             check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
 
 
-def plan(config: Invert) -> list[str]:
-    """What the job would do, a line each; what it would refuse before it begins is refused here too."""
-    data, device = prepare(config, check_pictures)
-    check_invert(config, data, device)
-    client = client_of(config, data, device, config.seeds[0], stand_in(config.defense[0]))
-    size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
-    many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
-    taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
-    lines = [f"{config.model} ({stage_of(config)}), seeds {', '.join(map(str, config.seeds))}; for each seed:"]
-    lines.append(f"  take {taken}; the client sends its {client.sends}")
-    for defense in filter(asks_search, config.defense):
-        lines.append(f"  search policies for {defense}")
-    lines.append(f"  defend with {', '.join(map(str, config.defense))}")
-    if any(map(needs_generator, config.attacks)):
-        rows = len(public_rows(config, data, config.seeds[0]))
-        lines.append(f"  train a generator for {config.generator_steps} steps on {rows} rows that are no target")
-    return lines + [f"  attack with {attack}: {attack.method.info['threat']}" for attack in config.attacks]
+@dataclass(frozen=True)
+class Exposure:
+    """A client under one defense and its attacked updates, for one seed, and the folder of the results."""
+
+    config: Invert
+    bench: Bench
+    defense: Defense
+    pictures: str = "pictures"  # the folder of pictures in the run's folder
+
+    @cached_property
+    def client(self) -> Client:
+        """The client that makes the updates."""
+        return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed, self.defense)
+
+    @cached_property
+    def targets(self) -> list[Target]:
+        """The batches or the captured update that are attacked."""
+        return targets_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
+
+    def attacked_by(self, attack: Choice) -> Client:
+        """Return the client as this attack meets it, with a trained generator if the attack needs one."""
+        if not needs_generator(attack):
+            return self.client
+        return with_trained(self.client, self.config, self.bench)
+
+    def show_truths(self) -> None:
+        """Save the training pictures where the page finds them."""
+        labels = flat(self._labels(None))
+        for number, target in enumerate(self.targets):
+            if isinstance(target, Batch):
+                pixels = self.client.knowledge.pixels(target.inputs)
+                self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.config.images))
+        self.bench.run.flush()  # a page then has them while the first attack is still at work
+
+    def show_guarantee(self) -> None:
+        """Add the row of the guarantee that the defense gives for an update, if it gives one."""
+        if (proved := guarantee_of(self.defense)) is not None:
+            labels = self._labels(None)
+            labels["extra"] |= dict.fromkeys(("target", "trial", "item"))
+            self.bench.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=str(proved))])
+
+    def measure(self, attack: Choice) -> None:
+        """Reconstruct all targets with one attack, group by group, and score the reconstructions."""
+        labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
+        client, outcomes, against = self.attacked_by(attack), [], compared_with(self.client)
+        for group in self.groups():
+            guesses, seconds = self.reconstructed(attack, client, group)
+            scored = [
+                judge(truths, guesses, self.client.knowledge, seconds, Scoring(lpips))
+                for truths in (self._used(group), self._truths(group))[: len(against)]
+            ]
+            self._show(gallery.shown(flat(labels), group, scored[0], self.config.images))
+            for outcome, which in zip(scored, against, strict=True):
+                run.add(target_rows(marked(labels, which), group, outcome))
+            outcomes.append(scored)
+        extras = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
+        for which, judged in zip(against, zip(*outcomes, strict=True), strict=True):
+            rng = derive(self.bench.seed, "bootstrap")
+            rows = summary_rows(marked(labels, which | extras), joined(judged), rng)
+            run.add(remarked(rows, self.defense, self.config.attacks, self.config.residual is not None))
+
+    def reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
+        """Return the reconstructions of a group of targets and the seconds that they took; a stage of the run."""
+        run, depends = self.bench.run, self.depends(attack, group)
+        key = key_of("invert", depends)
+        result = run.stage("invert", depends, lambda: self._reconstruct(attack, client, group, key))
+        forget(run.folder, "invert", result.key)
+        return unpacked(result), result.data["seconds"]
+
+    def _reconstruct(self, attack: Choice, client: Client, group: range, key: str) -> Result:
+        attacker, seed, truths = attack.make(), self.bench.seed, self._used(group)
+        labels, folder = flat(self._labels(attack)), self.bench.run.folder
+
+        def draw(numbers: Sequence[int], guesses: Sequence[Reconstruction]) -> list[gallery.Figure]:
+            outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
+            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.config.images)
+            gallery.save(folder / self.pictures, figures)
+            return [figure | {"unfinished": True} for figure in figures]
+
+        done: dict[int, Reconstruction] = {}
+        which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
+        under = "" if str(self.defense) == "none" else f" under {self.defense}"
+        title = f"{attack} on {which}{under}, seed {seed}"
+        with progress(title, getattr(attacker, "iterations", None), rate=True) as advance:
+            keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
+            tampering, starts = chance_of(seed, attack, group.start)
+            knowledge, views = client.seen(attacker, [self.targets[i] for i in group], tampering, group.start)
+            for index, reconstruction in attacker.reconstruct(views, knowledge, [starts] * len(views), keeper):
+                done[index] = reconstruction
+                draw([index], [reconstruction])
+        return packed([done.get(i) for i in range(len(group))], keeper.seconds)
+
+    def depends(self, attack: Choice, group: range) -> dict[str, Any]:
+        """Return all values that an attack on a group of targets depends on."""
+        config = self.config
+        files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
+        names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
+        rows = rows_of(config, self.bench.data, self.bench.seed)[group.start : group.stop]
+        return (
+            self.bench.base
+            | {name: None if path is None else file_key(path) for name, path in files.items()}
+            | {name: getattr(config, name) for name in names}
+            | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
+            | generator_key(attack, config, self.bench)
+        )
+
+    def groups(self) -> list[range]:
+        """Return the groups of targets that are attacked at once."""
+        count = len(self.targets)
+        size = self.config.together or (TOGETHER if self.bench.device.type == "cpu" else count)
+        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _truths(self, group: range) -> list[Batch | None]:
+        return [target if isinstance(target, Batch) else None for target in (self.targets[i] for i in group)]
+
+    def _used(self, group: range) -> list[Batch | None]:
+        """Return the batches that the client made its updates of."""
+        used = [self.client.used(self.targets[i], i) for i in group]
+        return [target if isinstance(target, Batch) else None for target in used]
+
+    def _show(self, figures: list[gallery.Figure]) -> None:
+        gallery.save(self.bench.run.folder / self.pictures, figures)
+        self.bench.run.show(figures)
+
+    def _labels(self, attack: Choice | None) -> dict[str, Any]:
+        """Return the labels of every row and figure of an attack."""
+        config = self.config
+        labels = {"model": config.model, "dataset": self.bench.data.name, "seed": self.bench.seed}
+        labels["defense"] = str(self.defense)
+        extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
+        return attack_labels(labels, extra | {"update": self.client.sends}, attack)
+
+
+def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Generator]:
+    """Return the generators of an attack: for tampering, and for reconstructing the targets from `first` on.
+
+    Both derive from the attack's name without its settings, so an adaptive attacker begins where the plain one does.
+    One draw a target makes a target begin at the same point whichever targets are attacked with it.
+    """
+    starts = derive(seed, "reconstruct", attack.name)
+    for _ in range(first):
+        torch.randint(2**62, (), generator=starts)
+    return derive(seed, "tamper", attack.name), starts
+
+
+def compared_with(client: Client) -> list[dict[str, str]]:
+    """Return the labels of the comparisons: the used pictures, and the raw ones if they differ.
+
+    dgp calls the comparison with the used pictures ATS-R, and the one with the raw pictures ATS-T.
+    """
+    return [{}] if client.transform is None else [{"against": "used"}, {"against": "raw"}]
+
+
+def marked(labels: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the labels with more extras."""
+    return labels | {"extra": labels["extra"] | more}

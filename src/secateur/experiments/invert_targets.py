@@ -1,6 +1,6 @@
-"""What `secateur invert` attacks, by its configuration: the client of a seed and the updates it makes.
+"""The client and the targets of `secateur invert`, built from its configuration.
 
-ATS with policies of its own: `ats:policies=search` searches for them before anything is attacked.
+ATS with `policies=search` searches for policies before any attack.
 """
 
 from __future__ import annotations
@@ -27,19 +27,14 @@ from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit
 
-EXAMPLES = 63  # that policies are judged by: about as many as the authors'
-TAKEN = 2  # policies, as in the authors' own choice
-PARTLY = Recipe(epochs=5, patience=None)  # of the model for the privacy score
-LEARNT = 2000  # rows at most that it learns from
-
-
-def stage_of(config: Invert) -> str:
-    """How far the attacked model is trained: near its end gradients vanish, and attacks look weak."""
-    return "untrained" if config.weights is None else "weights given"
+EXAMPLES = 63  # that score policies: about as many as the authors use
+TAKEN = 2  # policies of the result, as in the authors' choice
+PARTLY = Recipe(epochs=5, patience=None)  # of the model that the privacy score uses
+LEARNT = 2000  # rows at most that train this model
 
 
 def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> Client:
-    """The client of one seed under a defense: a new model, or the one that was given."""
+    """Return the client of one seed under a defense: with a new model, or the given one."""
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
     net, precode = protected(net, defense, data.classes, derive(seed, "initialise", "defense"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
@@ -72,15 +67,32 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
     )
 
 
+def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
+    """Return the targets: batches of training rows, or an update that was captured elsewhere."""
+    if config.update is not None:
+        return [_update(config, client_of(config, data, device, seed, config.defense[0]).net)]
+    return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]
+
+
+def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
+    """Read the captured update; refuse settings of local training beside a gradient."""
+    assert config.update is not None
+    update = read_update(config.update, net, weights=config.local_steps is not None)
+    settings = [name for name in ("local_steps", "local_batch", "learning_rate") if getattr(config, name) is not None]
+    if settings and isinstance(update, Gradient):
+        raise WrongInput(settings[0], f"is of weights, and {config.update} is a gradient; leave it out")
+    return update
+
+
 def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
-    """(targets, B) the training rows that each update is made of; more targets begin with the same."""
+    """Return (targets, B): the training rows of each update; a larger number of targets begins with the same rows."""
     if config.update is not None:
         return torch.empty(1, 0, dtype=torch.int64)
     return drawn_rows(data, seed)[: config.targets * config.batch_size].view(config.targets, config.batch_size)
 
 
 def _other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
-    """The batch of another user in a target's round: rows from the far end of those that targets are taken from."""
+    """Return another user's batch in a target's round: rows from the far end of the drawn rows."""
     size, end = config.batch_size, data.train_size - number * config.batch_size
     if 2 * config.targets * size > data.train_size:
         many = f"{config.targets} targets and as many other users of {size} examples each"
@@ -89,48 +101,37 @@ def _other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
 
 
 def public_rows(config: Invert, data: Dataset, seed: int) -> Tensor:
-    """Rows that an attacker may learn from: the test part, or training rows that no update is made of."""
+    """Return rows that an attacker may learn from: the test part, or training rows that no update is made of."""
     if data.train_size < len(data.inputs):
         return torch.arange(data.train_size, len(data.inputs))
     return drawn_rows(data, seed)[max(data.train_size // 2, config.targets * config.batch_size) :]
 
 
 def drawn_rows(data: Dataset, seed: int) -> Tensor:
-    """The training rows in the order in which targets are taken from them."""
+    """Return the training rows in the order in which targets are taken from them."""
     return torch.randperm(data.train_size, generator=derive(seed, "targets"))
 
 
-def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
-    """What is attacked: batches of training rows, or the update that was captured elsewhere."""
-    if config.update is not None:
-        return [_update(config, client_of(config, data, device, seed, config.defense[0]).net)]
-    return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]
-
-
-def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
-    assert config.update is not None
-    found = read_update(config.update, net, weights=config.local_steps is not None)
-    given = [name for name in ("local_steps", "local_batch", "learning_rate") if getattr(config, name) is not None]
-    if given and isinstance(found, Gradient):
-        raise WrongInput(given[0], f"is of weights, and {config.update} is a gradient; leave it out")
-    return found
+def stage_of(config: Invert) -> str:
+    """Return how far the attacked model is trained: near the end gradients vanish, and attacks look weak."""
+    return "untrained" if config.weights is None else "weights given"
 
 
 def asks_search(defense: Defense) -> bool:
-    """Whether a defense is ATS whose policies are not known yet."""
+    """Return True if a defense is ATS with policies that must be searched first."""
     return any(_is_search(part) for part in defense.parts)
 
 
 def stand_in(defense: Defense) -> Defense:
-    """The same with the authors' policies, for what is checked before any work."""
+    """Return the defense with the authors' policies, for checks before any work."""
     return _with(defense, CHOSEN)
 
 
 def searched(defense: Defense, config: Invert, bench: Bench) -> Defense:
-    """The defense with the policies that a search finds for this network and data; a stage of the run.
+    """Return the defense with the policies that a search finds for this network and data; a stage of the run.
 
-    Judged by 63 training rows: privacy on the given weights, or on a model that five epochs trained; accuracy on the
-    untrained one.
+    The scores use 63 training rows. Privacy is scored on the given weights, or on a model trained for five epochs.
+    Accuracy is scored on the untrained model.
     """
     part = next(part for part in defense.parts if _is_search(part))
     data, seed, weights = bench.data, bench.seed, config.weights
@@ -139,7 +140,7 @@ def searched(defense: Defense, config: Invert, bench: Bench) -> Defense:
     batch = data.batch.take(rows[:EXAMPLES]).to(bench.device)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean or [0.0], data.std or [1.0]))
 
-    def find() -> Result:
+    def compute() -> Result:
         untrained = tree.state_of(net)
         if weights is not None:
             trained = tree.state_of(load_weights(net, weights))
@@ -150,7 +151,14 @@ def searched(defense: Defense, config: Invert, bench: Bench) -> Defense:
         return Result({}, {"policies": policies_for(net, trained, untrained, batch, mean, std, part, seed)})
 
     depends = bench.base | {"policies": str(part), "weights": None if weights is None else file_key(weights)}
-    return _with(defense, str(bench.run.stage("policies", depends, find).data["policies"]))
+    return _with(defense, str(bench.run.stage("policies", depends, compute).data["policies"]))
+
+
+def in_python(defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int) -> Defense:
+    """Return the defense with searched policies for a user's own model; both scores are of the model as it is."""
+    part = next(part for part in defense.parts if _is_search(part))
+    state, examples = tree.state_of(model), batch.take(torch.arange(min(EXAMPLES, batch.size)))
+    return _with(defense, policies_for(model, state, state, examples, mean, std, part, seed))
 
 
 def policies_for(
@@ -163,27 +171,22 @@ def policies_for(
     part: Choice,
     seed: int,
 ) -> str:
-    """The two policies that show least, as text."""
-    made: AutomaticTransformationSearch = part.make()
+    """Search and return, as text, the two policies with the least leakage."""
+    ats: AutomaticTransformationSearch = part.make()
     rng: Generator = derive(seed, "policies", "search")
-    found = search(net, trained, untrained, batch, mean, std, rng, made.candidates, made.threshold)
-    if not found:
-        few = f"none of {made.candidates} candidates reaches an accuracy score of {made.threshold}"
+    policies = search(net, trained, untrained, batch, mean, std, rng, ats.candidates, ats.threshold)
+    if not policies:
+        few = f"none of {ats.candidates} candidates reaches an accuracy score of {ats.threshold}"
         raise WrongInput("defense ats", f"{few}; lower threshold, or raise candidates")
-    return write_policies(tuple(judged.policy for judged in found[:TAKEN]))
-
-
-def in_python(defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int) -> Defense:
-    """The same for a user's own model and examples: both scores are of the model as it is."""
-    part = next(part for part in defense.parts if _is_search(part))
-    state, some = tree.state_of(model), batch.take(torch.arange(min(EXAMPLES, batch.size)))
-    return _with(defense, policies_for(model, state, state, some, mean, std, part, seed))
+    return write_policies(tuple(scored.policy for scored in policies[:TAKEN]))
 
 
 def _is_search(part: Choice) -> bool:
+    """Return True if a part is ATS with policies to be searched."""
     return part.name == "ats" and dict(part.arguments).get("policies") == SEARCH
 
 
 def _with(defense: Defense, policies: str) -> Defense:
-    found = (("policies", policies),)
-    return Defense(tuple(replace(part, arguments=found) if _is_search(part) else part for part in defense.parts))
+    """Return the defense with these policies in place of those to be searched."""
+    arguments = (("policies", policies),)
+    return Defense(tuple(replace(part, arguments=arguments) if _is_search(part) else part for part in defense.parts))

@@ -1,6 +1,6 @@
 """Train, prune, fine-tune: the stages that every job shares, kept in the run's folder as they finish.
 
-The models of one seed, by what was done to them and whose they are; made when they are asked for.
+`Workshop` makes the models of one seed on demand, by compression and role.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
 
 Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # trainer.fit_many, or a defense's own loop
-
 VICTIM = "victim"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model to be made: at whose bench (a seed's), in which role, on which rows."""
+    """One model to be made: the bench of its seed, its role, and its rows."""
 
     bench: Bench
     role: str
@@ -50,12 +49,12 @@ class Job:
 
     @property
     def base(self) -> dict[str, Any]:
-        """What every stage of this model depends on; its test rows too, as later stages measure on them."""
+        """The values that every stage of this model depends on; test rows too, as later stages measure on them."""
         rows = fingerprint(self.part.train, self.part.validation, self.part.test)
         return self.bench.base | {"part": rows, "role": self.role}
 
     def task(self, state: Params, mask: Mask | None = None) -> Task:
-        """The model's training, from a state."""
+        """Return the model's training, from a state."""
         bench = self.bench
         return Task(
             state=tree.to(state, bench.device),
@@ -66,11 +65,73 @@ class Job:
         )
 
 
+class Workshop:
+    """A maker of models; the run's folder keeps them all, and memory those used last."""
+
+    def __init__(self, bench: Bench, parts: dict[str, Part]) -> None:
+        self.bench = bench
+        self.parts = parts  # by role: the rows that a model is and is not trained on
+        self._models = lru_cache(maxsize=4)(self._make)
+        self._benches: dict[Choice | None, Bench] = {None: bench}
+
+    def bench_for(self, compression: Compression) -> Bench:
+        """Return the bench, with the structure that a defense of training from scratch asks for."""
+        scratch = compression.defense.acting_on("training")
+        if scratch not in self._benches:
+            self._benches[scratch] = replace(self.bench, scratch=scratch)
+        return self._benches[scratch]
+
+    def models(self, compression: Compression, roles: Iterable[str]) -> dict[str, Result]:
+        """Return the models of these roles after this compression."""
+        return self._models(compression, tuple(roles))
+
+    def shadows(self, kind: str = "shadow") -> list[str]:
+        """Return the roles of the attacker's models: `shadow` or `in-out`."""
+        return [role for role in self.parts if role.startswith(f"{kind}-")]
+
+    def jobs(self, compression: Compression, roles: Iterable[str]) -> list[Job]:
+        """Return the models to be made."""
+        bench = self.bench_for(compression)
+        return [Job(bench, role, self.parts[role]) for role in roles]
+
+    def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
+        return dict(zip(roles, make(self.jobs(compression, roles), compression), strict=True))
+
+
+def make(jobs: Sequence[Job], compression: Compression) -> list[Result]:
+    """Make the models of these jobs, of one seed or of many, with this compression; on a GPU they train together."""
+    if not jobs:
+        return []
+    originals = _originals(jobs, compression)
+    if compression.pruner is None:
+        return originals
+    return prune_and_finetune(jobs, originals, compression.pruner, compression.sparsity, compression.defense)
+
+
+def _originals(jobs: Sequence[Job], compression: Compression) -> list[Result]:
+    """Return the dense models: trained, or for a victim the user's weights if there are any."""
+    given = jobs[0].bench.config.weights is not None
+    fresh = [job for job in jobs if not (given and job.role == VICTIM)]
+    trained = dict(zip(map(id, fresh), train_originals(fresh, compression.term) if fresh else [], strict=True))
+    return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
+
+
+def _given(job: Job) -> Result:
+    """Return the victim's weights from the user's file."""
+    weights = job.bench.config.weights
+    assert weights is not None
+    return job.bench.run.stage(
+        "weights",
+        job.base | {"weights": file_key(weights)},
+        lambda: Result(load_weights(job.bench.initial("structure"), weights).state_dict()),
+    )
+
+
 def train_originals(jobs: Sequence[Job], pruner: Choice | None = None) -> list[Result]:
-    """The dense models, all together; with the pruner's own term in the loss where it has one (network slimming)."""
+    """Train the dense models together, with the pruner's own term in the loss if it has one (network slimming)."""
     bench = jobs[0].bench
-    recipe, made = bench.recipes[0], pruner.make() if pruner is not None else None
-    term = made.penalty(bench.net) if isinstance(made, TrainsWithPenalty) else None
+    recipe, method = bench.recipes[0], pruner.make() if pruner is not None else None
+    term = method.penalty(bench.net) if isinstance(method, TrainsWithPenalty) else None
     settings = {"recipe": asdict(recipe), "term": None if term is None else str(pruner)}
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
@@ -90,7 +151,7 @@ def train_originals(jobs: Sequence[Job], pruner: Choice | None = None) -> list[R
 def prune_and_finetune(
     jobs: Sequence[Job], originals: Sequence[Result], pruner: Choice, sparsity: float, defense: Defense
 ) -> list[Result]:
-    """The pruned models, all together: a mask from the trained weights, then fine-tuning with the defense in place."""
+    """Make the pruned models together: a mask from the trained weights, then fine-tuning with the defense in place."""
     bench = jobs[0].bench
     recipe, fit = defended(defense, bench.recipes[1])
     settings = {"pruner": str(pruner), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
@@ -112,46 +173,62 @@ def prune_and_finetune(
 
 
 def prune(job: Job, state: Mapping[str, Tensor], pruner: Choice, sparsity: float) -> tuple[Mask, list[str]]:
-    """The mask for one trained model, and what the pruner had to say of it."""
+    """Return the mask for one trained model, and the pruner's warnings."""
     bench, rows = job.bench, job.part.train
     net = bench.initial("structure").to(bench.device)
     net.load_state_dict(state)
     rng = derive(bench.seed, "prune", job.role, str(pruner), sparsity)
-    some = rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * bench.data.classes)]]
+    sample = rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * bench.data.classes)]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        mask = pruner.make()(net, bench.rows(some), sparsity, rng)
+        mask = pruner.make()(net, bench.rows(sample), sparsity, rng)
     return mask, [str(warning.message) for warning in caught]
 
 
 def defended(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
-    """The recipe and the loop of fine-tuning, with every defense at the place where it acts."""
-    if made := defense.acting_on("recipe"):
-        recipe = made.make()(recipe)
-    loss: Loss = made.make() if (made := defense.acting_on("loss")) else cross_entropy
+    """Return the recipe and the loop of fine-tuning, with every defense at the point where it acts."""
+    if part := defense.acting_on("recipe"):
+        recipe = part.make()(recipe)
+    loss: Loss = part.make() if (part := defense.acting_on("loss")) else cross_entropy
     loop = defense.acting_on("fine-tuning") or defense.acting_on("training")
     return recipe, partial(loop.make().fit_many if loop else fit_many, recipe=recipe, loss=loss)
 
 
-def guarantees(bench: Bench, defense: Defense, size: int) -> list[Guarantee]:
-    """What a defense proves about `size` training examples: (epsilon, delta), and what it covers."""
-    recipes = bench.recipes if defense.acting_on("training") else bench.recipes[1:]
-    return [made.guarantee(size, *recipes) for part in defense.parts if hasattr(made := part.make(), "guarantee")]
+def _fit(
+    bench: Bench, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
+) -> Iterator[tuple[int, Fitted]]:
+    """Fit the task of every index. If models train one by one, a task's rows are copied when its turn comes."""
+    alone = bench.device.type == "cpu" and bench.config.way in ("auto", "sequential")
+    with progress(title, len(indices)) as advance:
+        for group in [[i] for i in indices] if alone else [indices]:
+            for index, fitted in fit(bench.net, [task(i) for i in group], way=bench.config.way):
+                yield group[index], fitted
+                advance(1)
+
+
+def _history(fitted: Fitted) -> dict[str, Any]:
+    return {"history": fitted.history, "best_epoch": fitted.best_epoch}
 
 
 def state_of(result: Result) -> Params:
-    """The weights of a pruned model's stage, or of an original's."""
+    """Return the weights of a pruned model's stage, or of an original's."""
     pruned = {name.removeprefix("state."): v for name, v in result.tensors.items() if name.startswith("state.")}
     return pruned or dict(result.tensors)
 
 
 def mask_of(result: Result) -> Mask:
-    """The mask of a pruned model's stage; empty for an original's."""
+    """Return the mask of a pruned model's stage; empty for an original's."""
     return {name.removeprefix("mask."): v for name, v in result.tensors.items() if name.startswith("mask.")}
 
 
+def guarantees(bench: Bench, defense: Defense, size: int) -> list[Guarantee]:
+    """Return the guarantees of a defense for `size` training examples: (epsilon, delta), and their scope."""
+    recipes = bench.recipes if defense.acting_on("training") else bench.recipes[1:]
+    return [method.guarantee(size, *recipes) for part in defense.parts if hasattr(method := part.make(), "guarantee")]
+
+
 def model_rows(bench: Bench, labels: dict[str, Any], model: Result, sides: dict[str, Batch]) -> list[Row]:
-    """Utility and cost of one model: the accuracy on each side, and what its mask saves, masked and removed."""
+    """Return the utility and cost of one model: its accuracy on each side, and its savings, masked and removed."""
 
     def compute() -> Result:
         state = tree.to(state_of(model), bench.device)
@@ -162,93 +239,16 @@ def model_rows(bench: Bench, labels: dict[str, Any], model: Result, sides: dict[
         costs = {"masked": asdict(saved.masked), "removed": asdict(saved.removed) if saved.removed else {}}
         shares = {"nonzero_parameters": saved.nonzero, "conv_weights_masked": saved.masked_share}
         shares["conv_weights_removed"] = saved.removed_share
-        values = shares | {f"{name}_{form}": v for form, found in costs.items() for name, v in found.items()}
+        values = shares | {f"{name}_{form}": v for form, measures in costs.items() for name, v in measures.items()}
         utility = {name: share(hit)._asdict() for name, hit in hits.items()}
         return Result(data={"utility": utility, "cost": values, "note": saved.note or None})
 
     done = bench.run.stage("model", {"model": model.key, "sides": list(sides), "seed": bench.seed}, compute).data
     note = "; ".join(model.data.get("notes", [])) or None
-    rows = [Row(**labels, metric=name, **(found | {"note": note})) for name, found in done["utility"].items()]
+    rows = [Row(**labels, metric=name, **(measures | {"note": note})) for name, measures in done["utility"].items()]
     flat = not any(isinstance(module, CONVS) for module in bench.net.modules())
     for name, value in done["cost"].items():
         counted = "of the linear weights: there is no convolution" if flat and name.startswith("conv_") else None
         note = "; ".join(filter(None, (counted, done["note"]))) or None
         rows.append(Row(**labels, metric=name, value=value, timing=name.startswith("seconds"), note=note))
     return rows
-
-
-def _fit(
-    bench: Bench, what: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
-) -> Iterator[tuple[int, Fitted]]:
-    """Fit the task of every index. Where models train one by one, a task's rows are copied when its turn comes."""
-    alone = bench.device.type == "cpu" and bench.config.way in ("auto", "sequential")
-    with progress(what, len(indices)) as advance:
-        for some in [[i] for i in indices] if alone else [indices]:
-            for index, fitted in fit(bench.net, [task(i) for i in some], way=bench.config.way):
-                yield some[index], fitted
-                advance(1)
-
-
-def _history(fitted: Fitted) -> dict[str, Any]:
-    return {"history": fitted.history, "best_epoch": fitted.best_epoch}
-
-
-class Workshop:
-    """Makes models; the run's folder remembers them, and the memory those asked for last."""
-
-    def __init__(self, bench: Bench, parts: dict[str, Part]) -> None:
-        self.bench = bench
-        self.parts = parts  # by role: the rows that each model is and is not trained on
-        self._models = lru_cache(maxsize=4)(self._make)
-        self._benches: dict[Choice | None, Bench] = {None: bench}
-
-    def bench_for(self, compression: Compression) -> Bench:
-        """The bench, with the structure that a defense from the start asks for."""
-        scratch = compression.defense.acting_on("training")
-        if scratch not in self._benches:
-            self._benches[scratch] = replace(self.bench, scratch=scratch)
-        return self._benches[scratch]
-
-    def models(self, compression: Compression, roles: Iterable[str]) -> dict[str, Result]:
-        """The models of these roles after this compression."""
-        return self._models(compression, tuple(roles))
-
-    def shadows(self, kind: str = "shadow") -> list[str]:
-        """The roles of the attacker's models: `shadow` or `in-out`."""
-        return [role for role in self.parts if role.startswith(f"{kind}-")]
-
-    def jobs(self, compression: Compression, roles: Iterable[str]) -> list[Job]:
-        """The models to be made."""
-        bench = self.bench_for(compression)
-        return [Job(bench, role, self.parts[role]) for role in roles]
-
-    def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
-        return dict(zip(roles, make(self.jobs(compression, roles), compression), strict=True))
-
-
-def make(jobs: Sequence[Job], compression: Compression) -> list[Result]:
-    """The models of these jobs after this compression, of one seed or of many; on a GPU they train together."""
-    if not jobs:
-        return []
-    originals = _originals(jobs, compression)
-    if compression.pruner is None:
-        return originals
-    return prune_and_finetune(jobs, originals, compression.pruner, compression.sparsity, compression.defense)
-
-
-def _originals(jobs: Sequence[Job], compression: Compression) -> list[Result]:
-    given = jobs[0].bench.config.weights is not None
-    fresh = [job for job in jobs if not (given and job.role == VICTIM)]
-    trained = dict(zip(map(id, fresh), train_originals(fresh, compression.term) if fresh else [], strict=True))
-    return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
-
-
-def _given(job: Job) -> Result:
-    """The victim's weights as the user gave them."""
-    weights = job.bench.config.weights
-    assert weights is not None
-    return job.bench.run.stage(
-        "weights",
-        job.base | {"weights": file_key(weights)},
-        lambda: Result(load_weights(job.bench.initial("structure"), weights).state_dict()),
-    )

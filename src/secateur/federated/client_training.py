@@ -1,17 +1,16 @@
-"""A client's local training, for one client and for many as one axis.
+"""Client training: local SGD of one client or of many stacked.
 
-`train` is pure at its boundary: it clones what it starts from, unless that is `fresh`, and returns new tensors. All
-that it does outside of the objective works entry by entry, so that the same lines train one client, or many whose
-tensors are stacked along a first axis and whose objective is under vmap. `Crowd` chooses which: one
-by one on a CPU, stacked and captured in a CUDA graph on a GPU.
+`train` is pure at its boundary: it clones its start, unless that is `fresh`, and returns new tensors. Outside of the
+objective all operations work entry by entry. So the same lines train one client, or many with tensors stacked along a
+first axis and an objective under vmap. `Crowd` chooses between the two:
 
-| way        | how                                                                                              |
-|------------|--------------------------------------------------------------------------------------------------|
-| sequential | one client after the other, channels_last                                                         |
-| stacked    | all clients in one vmap; on a GPU a CUDA graph that reads the server's tensors where they are      |
+| way        | training                                                                                          |
+|------------|---------------------------------------------------------------------------------------------------|
+| sequential | one client after the other, channels_last; the default on a CPU                                   |
+| stacked    | all clients in one vmap; on a GPU a CUDA graph that reads the server's tensors where they are     |
 
-Stacked clients need batches of equal sizes: those of local steps always have, those of local epochs may not, and such a
-round goes one by one. In float64 both are equal to 1e-9 over rounds.
+Stacked clients need batches of equal sizes. Local steps always have them; local epochs may not, and such a round trains
+one client after the other. In float64 both ways are equal to 1e-9 over rounds.
 """
 
 from __future__ import annotations
@@ -37,22 +36,34 @@ from secateur.inference import arranged
 from secateur.interfaces import Batch, Loss, Mask, OwnTurn, Params, Sent
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
-
 Choose = Callable[[Params, Params], Mask]  # (weights, dense gradient) -> a client's own mask; runs under vmap
-Rows = Tensor | Sequence[Tensor]  # a step each: (steps, B), or batches of several sizes
-Noise = Sequence[tuple[Tensor, ...]]  # of the network, a step each
+Rows = Tensor | Sequence[Tensor]  # of each step: (steps, B), or batches of several sizes
+Noise = Sequence[tuple[Tensor, ...]]  # the network's draws for each step
 WAYS = ("auto", "sequential", "stacked")
+
+
+def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return PruneFL's loss: binary cross-entropy with logits on one-hot labels.
+
+    The loss is the mean over examples and classes. Labels may be shares of classes, as in an attacker's search.
+    """
+    classes = torch.arange(logits.shape[-1], device=labels.device)  # one_hot reads values, which vmap refuses
+    shares = labels if labels.is_floating_point() else labels[..., None] == classes
+    return binary_cross_entropy_with_logits(logits, shares.to(logits.dtype))
+
+
+LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "binary": binary_cross_entropy}
 
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains in its turn; the defaults are PruneFL's and PriPrune's on FEMNIST."""
+    """The local training of a client in its turn; the defaults are PruneFL's and PriPrune's on FEMNIST."""
 
-    steps: int | None = 5  # of one batch each; None: epochs
+    steps: int | None = 5  # batches of a turn; None: epochs instead
     epochs: int | None = None  # passes over the client's rows
     batch_size: int = 20
     learning_rate: float = 0.25
-    momentum: float = 0.0  # begins anew in every turn
+    momentum: float = 0.0  # starts from zero in every turn
     weight_decay: float = 0.0
     loss: Loss = cross_entropy
 
@@ -72,31 +83,151 @@ class Local:
 
     @property
     def plain(self) -> bool:
-        """Whether what was trained is the start minus the rate times the sum of the gradients."""
+        """True if the trained weights are the start minus the learning rate times the sum of the gradients."""
         return self.momentum == 0 and self.weight_decay == 0
 
 
-def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """PruneFL's loss: binary cross-entropy with logits on one-hot labels, the mean over examples and classes.
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The model that a round's clients receive: tensors that stay in place, changed in place between rounds."""
 
-    Labels may be shares of classes, as an attacker tries them.
-    """
-    classes = torch.arange(logits.shape[-1], device=labels.device)  # one_hot looks at the labels, which vmap refuses
-    shares = labels if labels.is_floating_point() else labels[..., None] == classes
-    return binary_cross_entropy_with_logits(logits, shares.to(logits.dtype))
+    params: Params
+    buffers: Params
+    mask: Mask
 
 
-LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "binary": binary_cross_entropy}
+class Given(NamedTuple):
+    """The inputs of a client's turn beside the server's model; tensors of many clients have a first axis of clients."""
+
+    rows: Rows  # of the data
+    state: Params  # kept by the client between rounds
+    noise: Noise
+    chance: Params  # random draws of a turn of its own, of a rule that withholds, of an upload
 
 
 class Trained(NamedTuple):
-    """What local training comes to; of many clients every tensor has them first."""
+    """The result of local training; tensors of many clients have a first axis of clients."""
 
     params: Params  # exactly 0 where the mask drops
     buffers: Params
-    summed: Params  # the dense gradients' sum over the steps; empty where nobody asked, or without a step
-    last: Params  # the dense gradient of the last batch; likewise
+    summed: Params  # the dense gradients' sum over the steps; empty without `summing`, or without a step
+    last: Params  # the dense gradient of the last batch; empty without a step
     loss: Tensor  # the mean over the steps
+
+
+class Crowd:
+    """The trainer of one client or of many."""
+
+    def __init__(
+        self, net: nn.Module, data: Batch, model: Model, local: Local, own: OwnTurn | None = None, way: str = "auto"
+    ) -> None:
+        if way not in WAYS:
+            raise unknown("way", way, WAYS)
+        device = data.inputs.device
+        check_network(net, own, data.inputs)
+        self.data, self.model, self.local, self.own = data, model, local, own
+        self.function = Functional(net, training=True, device=device)
+        self.stacks = way == "stacked" or (way == "auto" and device.type == "cuda")
+        self.summing = False  # True: the dense gradients are added up
+        self._asks: dict[int, list[Ask]] = {}
+
+    def received(self, start: Params | None = None) -> Params:
+        """Return the start of one client, or of all, arranged for `one`: `start`, else the server's model."""
+        params = self.model.params if start is None else start
+        return params if self.own is not None else arranged(params)
+
+    def one(self, one: Given, start: Params, choose: Choose | None = None) -> tuple[Trained | Sent, Mask | None]:
+        """Train one client; return the result and the mask that the client chose, if any."""
+        batches = [self._batch(rows) for rows in one.rows]
+        with tf32(True):
+            return self._trained(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
+
+    def many(self, many: Given, start: Params, choose: Choose | None) -> tuple[Trained | Sent, Mask | None]:
+        """Train many stacked clients from the server's model, or from stacked tensors in `start`.
+
+        The tensors in `start` are changed, and must be 0 where the server's mask drops.
+        """
+        assert isinstance(many.rows, Tensor)
+        inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
+        batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
+        count, params, mask, fresh = len(inputs), self.model.params, self.model.mask, self.own is None
+        begun, buffers = (repeated(tensors, count) for tensors in (params, self.model.buffers))
+        if fresh:
+            begun = {
+                name: start[name] if name in start else copies(value, count, mask.get(name))
+                for name, value in params.items()
+            }
+        with tf32(True), Products():
+            return self._trained(vmap, many, begun, buffers, batches, choose, fresh)
+
+    def noise(self, rows: Rows, rng: Generator) -> Noise:
+        """Return the network's random draws for each step: dropout, and noise inside the network."""
+        sizes = [rows.shape[-1]] * len(rows) if isinstance(rows, Tensor) else [len(step) for step in rows]
+        for size in sizes:
+            if size not in self._asks:
+                tensors = self.model.params | self.model.buffers
+                self._asks[size] = self.function.asks(tensors, self._cast(self.data.inputs[[0] * size]))
+        return [tuple(ask.draw(rng) for ask in self._asks[size]) for size in sizes]
+
+    def _trained(
+        self,
+        mapped: Callable[..., Any],  # vmap, or for one client the identity
+        given: Given,
+        start: Params,
+        buffers: Params,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        choose: Choose | None,
+        fresh: bool = False,
+    ) -> tuple[Trained | Sent, Mask | None]:
+        """Train clients; in a round where clients choose their masks they do so before their last step (FedDST).
+
+        A weight that a new mask lets in begins at 0 and takes that step. A turn of its own (PriPrune) has its mask from
+        the start, chosen by the gradient of its last batch at the received model.
+        """
+        model, local, objective = self.model, self.local, mapped(self._objective)
+        steps = [(*batch, *noise) for batch, noise in zip(batches, given.noise or [()] * len(batches), strict=True)]
+        if choose is None:
+            if self.own is not None:
+                return self._own_turn(mapped, given, batches, None), None
+            return train(objective, start, buffers, model.mask, steps, local, self.summing, fresh), None
+        first = [] if self.own is not None else steps[:-1]
+        before = train(objective, start, buffers, model.mask, first, local, summing=True, fresh=fresh)
+        last = before.last or gradient(objective, before.params, before.buffers, steps[-1])
+        mask = mapped(lambda weights, grads: model.mask | choose(weights, grads))(before.params, last)
+        if self.own is not None:
+            return self._own_turn(mapped, given, batches, mask), mask
+        after = train(objective, before.params, before.buffers, mask, steps[-1:], local, summing=True)
+        return added(before, after, len(first), 1), mask
+
+    def _own_turn(
+        self, mapped: Callable[..., Any], given: Given, batches: Sequence[tuple[Tensor, Tensor]], chosen: Mask | None
+    ) -> Sent:
+        """Run a defense's own turn on all batches."""
+        own, model, rate = self.own, self.model, self.local.learning_rate
+        assert own is not None
+
+        def turn(state: Params, inputs: Tensor, labels: Tensor, chance: Params, chosen: Mask | None) -> tuple[Any, ...]:
+            mask, batches = model.mask if chosen is None else chosen, Batch(inputs, labels)
+            return tuple(own.turn(self._loss, model.params, mask, state, batches, chance, rate))
+
+        axis = batches[0][1].ndim - 1  # the axis of clients comes before the steps
+        inputs, labels = (torch.stack(part, axis) for part in zip(*batches, strict=True))
+        many = mapped(turn, (0, 0, 0, 0, None if chosen is None else 0))
+        return Sent(*many(given.state, inputs, labels, given.chance, chosen))
+
+    def _objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
+        return self.local.loss(self.function(params | buffers, inputs, noise), labels)
+
+    def _loss(self, params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self._objective(params, self.model.buffers, inputs, labels)
+
+    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.to(self.data.inputs.device)
+        inputs = self._cast(self.data.inputs[rows])
+        return inputs if self.own is not None else arranged({"": inputs})[""], self.data.labels[rows]
+
+    def _cast(self, inputs: Tensor) -> Tensor:
+        return inputs.to(next(iter(self.model.params.values())).dtype)
 
 
 def train(
@@ -109,10 +240,17 @@ def train(
     summing: bool = False,
     fresh: bool = False,
 ) -> Trained:
-    """SGD from `start`, a step for each of `batches` (inputs, labels, noise of the network ...).
+    """Run SGD from `start`, a step for each of `batches` (inputs, labels, noise of the network ...).
 
-    What the mask drops is zero from the start on. `summing` adds up the dense gradients. `fresh`: nobody else needs
-    `start`, which is changed, and which is zero there already.
+    Args:
+        objective: the loss of one client, or the (clients,) losses of stacked clients.
+        start: the parameters before the first step.
+        buffers: BatchNorm's statistics and other buffers before the first step.
+        mask: entries that are False are zero from the start on.
+        batches: the tensors of each step.
+        local: learning rate, momentum and weight decay.
+        summing: True to add up the dense gradients.
+        fresh: True if no other code needs `start`, which is then changed, and is already zero where the mask drops.
     """
     params = {name: value.requires_grad_() for name, value in (start if fresh else tree.clone(start)).items()}
     held, leaves = tree.clone(buffers), list(params.values())
@@ -124,9 +262,9 @@ def train(
     losses = []
     grads: list[Tensor] = []
     for batch in batches:
-        grads = []  # their memory serves the next ones
+        grads = []  # frees their memory for the next ones
         loss = objective(params, held, *batch)
-        # A sum's gradient holds each stacked client's own.
+        # the gradient of the sum holds the gradient of each stacked client
         grads = list(torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True))
         losses.append(loss.detach())
         with torch.no_grad():
@@ -144,24 +282,18 @@ def train(
     )
 
 
-def gradient(objective: Objective, params: Params, buffers: Params, batch: tuple[Tensor, ...]) -> Params:
-    """The dense gradient of one batch, where nobody steps."""
-    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-    loss = objective(leaves, tree.clone(buffers), *batch)
-    grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True))
-
-
-def added(before: Trained, after: Trained, first: int, then: int) -> Trained:
-    """One training of `first` steps and `then` more as one."""
-    summed = {name: value + before.summed[name] if before.summed else value for name, value in after.summed.items()}
-    return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
+@torch.no_grad()
+def _drop(leaves: Sequence[Tensor], dropped: Sequence[Tensor | None]) -> None:
+    """Set dropped entries to zero in place."""
+    for leaf, where in zip(leaves, dropped, strict=True):
+        if where is not None:
+            erase(where, leaf.detach())
 
 
 def _descend(
     leaves: list[Tensor], grads: list[Tensor], moments: list[Tensor], local: Local, dropped: Sequence[Tensor | None]
 ) -> list[Tensor]:
-    """One step of torch.optim.SGD, and zero where this is dropped; returns the moments."""
+    """Take one step of torch.optim.SGD, with zero at dropped entries; return the moments."""
     step = grads
     if local.weight_decay:
         step = list(torch._foreach_add(grads, leaves, alpha=local.weight_decay))
@@ -176,149 +308,35 @@ def _descend(
     return moments
 
 
-@torch.no_grad()
-def _drop(leaves: Sequence[Tensor], dropped: Sequence[Tensor | None]) -> None:
-    for leaf, where in zip(leaves, dropped, strict=True):
-        if where is not None:
-            erase(where, leaf.detach())
+def gradient(objective: Objective, params: Params, buffers: Params, batch: tuple[Tensor, ...]) -> Params:
+    """Return the dense gradient of one batch, without a step."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    loss = objective(leaves, tree.clone(buffers), *batch)
+    grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
 
 
-class Given(NamedTuple):
-    """What one client of a round has beside the server's model; of many every tensor has them first."""
-
-    rows: Rows  # of the data
-    state: Params  # what it kept at home
-    noise: Noise
-    chance: Params  # of a turn of its own, of a rule that withholds, of an upload
+def added(before: Trained, after: Trained, first: int, then: int) -> Trained:
+    """Return a training of `first` steps and one of `then` more steps as one."""
+    summed = {name: value + before.summed[name] if before.summed else value for name, value in after.summed.items()}
+    return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
 
 
-@dataclass(frozen=True, eq=False)
-class Model:
-    """The model that a round's clients receive: tensors that stay where they are, changed in place between rounds."""
-
-    params: Params
-    buffers: Params
-    mask: Mask
+def repeated(tensors: Params, count: int) -> Params:
+    """Return views that repeat each tensor along a new first axis."""
+    return {name: value.expand(count, *value.shape) for name, value in tensors.items()}
 
 
-class Crowd:
-    """Trains clients, one or many."""
-
-    def __init__(
-        self, net: nn.Module, data: Batch, model: Model, local: Local, own: OwnTurn | None = None, way: str = "auto"
-    ) -> None:
-        if way not in WAYS:
-            raise unknown("way", way, WAYS)
-        device = data.inputs.device
-        check_network(net, own, data.inputs)
-        self.data, self.model, self.local, self.own = data, model, local, own
-        self.function = Functional(net, training=True, device=device)
-        self.stacks = way == "stacked" or (way == "auto" and device.type == "cuda")
-        self.summing = False  # whether the dense gradients are added up
-        self._asks: dict[int, list[Ask]] = {}
-
-    def received(self, start: Params | None = None) -> Params:
-        """Where one client begins, or all: at `start`, else at the server's model, arranged for `one`."""
-        params = self.model.params if start is None else start
-        return params if self.own is not None else arranged(params)
-
-    def one(self, one: Given, start: Params, choose: Choose | None = None) -> tuple[Trained | Sent, Mask | None]:
-        """One client's training, and the mask that it chose, if it does."""
-        batches = [self._batch(rows) for rows in one.rows]
-        with tf32(True):
-            return self._trained(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
-
-    def many(self, many: Given, start: Params, choose: Choose | None) -> tuple[Trained | Sent, Mask | None]:
-        """The same of many, stacked: from the server's model, but for tensors of their own in `start`.
-
-        These change, and are 0 where the server's mask drops.
-        """
-        assert isinstance(many.rows, Tensor)
-        inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
-        batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
-        count, params, mask, fresh = len(inputs), self.model.params, self.model.mask, self.own is None
-        begun, buffers = (repeated(each, count) for each in (params, self.model.buffers))
-        if fresh:
-            begun = {
-                name: start[name] if name in start else copies(value, count, mask.get(name))
-                for name, value in params.items()
-            }
-        with tf32(True), Products():
-            return self._trained(vmap, many, begun, buffers, batches, choose, fresh)
-
-    def _trained(
-        self,
-        each: Callable[..., Any],  # vmap, or of one client the function as it is
-        given: Given,
-        start: Params,
-        buffers: Params,
-        batches: Sequence[tuple[Tensor, Tensor]],
-        choose: Choose | None,
-        fresh: bool = False,
-    ) -> tuple[Trained | Sent, Mask | None]:
-        """In a round where clients choose masks of their own they do so before their last step (FedDST).
-
-        What a mask lets in again begins at 0 and takes that step. A turn of its own (PriPrune) has its mask from the
-        start, chosen by the gradient of its last batch at what it received.
-        """
-        model, local, objective = self.model, self.local, each(self._objective)
-        steps = [(*batch, *noise) for batch, noise in zip(batches, given.noise or [()] * len(batches), strict=True)]
-        if choose is None:
-            if self.own is not None:
-                return self._own_turn(each, given, batches, None), None
-            return train(objective, start, buffers, model.mask, steps, local, self.summing, fresh), None
-        first = [] if self.own is not None else steps[:-1]
-        before = train(objective, start, buffers, model.mask, first, local, summing=True, fresh=fresh)
-        last = before.last or gradient(objective, before.params, before.buffers, steps[-1])
-        mask = each(lambda *found: model.mask | choose(*found))(before.params, last)
-        if self.own is not None:
-            return self._own_turn(each, given, batches, mask), mask
-        after = train(objective, before.params, before.buffers, mask, steps[-1:], local, summing=True)
-        return added(before, after, len(first), 1), mask
-
-    def _own_turn(
-        self, each: Callable[..., Any], given: Given, batches: Sequence[tuple[Tensor, Tensor]], chosen: Mask | None
-    ) -> Sent:
-        own, model, rate = self.own, self.model, self.local.learning_rate
-        assert own is not None
-
-        def turn(state: Params, inputs: Tensor, labels: Tensor, chance: Params, chosen: Mask | None) -> tuple[Any, ...]:
-            mask, batches = model.mask if chosen is None else chosen, Batch(inputs, labels)
-            return tuple(own.turn(self._loss, model.params, mask, state, batches, chance, rate))
-
-        axis = batches[0][1].ndim - 1  # many clients come before the steps
-        inputs, labels = (torch.stack(part, axis) for part in zip(*batches, strict=True))
-        many = each(turn, (0, 0, 0, 0, None if chosen is None else 0))
-        return Sent(*many(given.state, inputs, labels, given.chance, chosen))
-
-    def noise(self, rows: Rows, rng: Generator) -> Noise:
-        """What the network draws for each step: dropout, and noise inside it."""
-        sizes = [rows.shape[-1]] * len(rows) if isinstance(rows, Tensor) else [len(step) for step in rows]
-        for size in sizes:
-            if size not in self._asks:
-                tensors = self.model.params | self.model.buffers
-                self._asks[size] = self.function.asks(tensors, self._cast(self.data.inputs[[0] * size]))
-        return [tuple(ask.draw(rng) for ask in self._asks[size]) for size in sizes]
-
-    def _objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
-        return self.local.loss(self.function(params | buffers, inputs, noise), labels)
-
-    def _loss(self, params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
-        return self._objective(params, self.model.buffers, inputs, labels)
-
-    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        rows = rows.to(self.data.inputs.device)
-        inputs = self._cast(self.data.inputs[rows])
-        return inputs if self.own is not None else arranged({"": inputs})[""], self.data.labels[rows]
-
-    def _cast(self, inputs: Tensor) -> Tensor:
-        return inputs.to(next(iter(self.model.params.values())).dtype)
+def even(rows: Sequence[Rows]) -> bool:
+    """Return True if all clients have the same number of batches, all of one size."""
+    sizes = {tuple(len(batch) for batch in batches) for batches in rows}
+    return len(sizes) == 1 and len(set(next(iter(sizes)))) == 1
 
 
 def check_network(net: nn.Module, own: OwnTurn | None, inputs: Tensor) -> None:
-    """Refuse a network whose statistics, or chance, a turn of its own does not follow.
+    """Refuse a network whose BatchNorm or random draws a turn of its own does not support.
 
-    A dry forward finds dropout that is called as a function too, which no module shows.
+    A dry forward also finds dropout that is called as a function, which no module shows.
     """
     if own is None:
         return
@@ -332,16 +350,5 @@ def check_network(net: nn.Module, own: OwnTurn | None, inputs: Tensor) -> None:
 
 
 def turn_caution(net: nn.Module, own: OwnTurn | None) -> str | None:
-    """What is to be known before turns of their own train this network."""
+    """Return a note about training this network by turns of their own, if there is one."""
     return None if own is None else own.caution(sum(value.numel() for value in net.parameters() if value.ndim > 1))
-
-
-def even(rows: Sequence[Rows]) -> bool:
-    """Whether all batches of all clients are of one size, and as many."""
-    sizes = {tuple(len(batch) for batch in own) for own in rows}
-    return len(sizes) == 1 and len(set(next(iter(sizes)))) == 1
-
-
-def repeated(tensors: Params, count: int) -> Params:
-    """The same for each of many: views."""
-    return {name: value.expand(count, *value.shape) for name, value in tensors.items()}

@@ -1,6 +1,7 @@
-"""Means and differences of estimates, with their intervals carried through.
+"""Means, differences and correlations of estimates, with their 95 % intervals.
 
-Whether clients with less data are exposed more (mapp_fl Fig. 1a and Table 3).
+`combine` carries intervals through any function of measures. `exposure_correlation` tests if clients with less data
+are more exposed (mapp_fl Fig. 1a and Table 3).
 """
 
 from __future__ import annotations
@@ -11,83 +12,27 @@ from typing import NamedTuple
 
 from secateur.metrics.membership import Estimate
 
-SMALLEST = 400  # examples of a client that counts (mapp_fl 3.2)
-
 Measure = dict[int, Estimate]  # by seed; empty where it was not measured
+
 INFINITE = math.inf
-
-
-def average(values: Sequence[Estimate]) -> Estimate:
-    """The mean of independent estimates; half widths are added as squares.
-
-    Example:
-        >>> average([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
-        0.229
-    """
-    n = len(values)
-    centre = math.fsum(value.value for value in values) / n
-    down = math.sqrt(math.fsum((value.value - value.low) ** 2 for value in values)) / n
-    up = math.sqrt(math.fsum((value.high - value.value) ** 2 for value in values)) / n
-    return Estimate(centre, centre - down, centre + up)
-
-
-def average_on_same(values: Sequence[Estimate]) -> Estimate:
-    """The mean of estimates by the same examples; half widths are averaged: asking the same again tells nothing new.
-
-    Example:
-        >>> average_on_same([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
-        0.2
-    """
-    triples = zip(*((each.value, each.low, each.high) for each in values), strict=True)
-    centre, low, high = (math.fsum(each) / len(values) for each in triples)
-    return Estimate(centre, low, high)
-
-
-def difference(one: Estimate, other: Estimate) -> Estimate:
-    """One less another (Newcombe's interval for shares).
-
-    Example:
-        >>> [round(end, 3) for end in difference(Estimate(0.8, 0.77, 0.83), Estimate(0.7, 0.66, 0.74))[:3]]
-        [0.1, 0.05, 0.15]
-    """
-    centre = one.value - other.value
-    down = math.hypot(one.value - one.low, other.high - other.value)
-    up = math.hypot(one.high - one.value, other.value - other.low)
-    return Estimate(centre, centre - down, centre + up)
+SMALLEST = 400  # examples of a client that counts (mapp_fl 3.2)
 
 
 class Correlation(NamedTuple):
     """Pearson's r of log10 dataset size and advantage over clients."""
 
     r: Estimate
-    p: float  # of no correlation
+    p: float  # p-value of no correlation
     clients: int
-    excluded: int  # too small
-
-
-def exposure_correlation(clients: Sequence[tuple[int, float]], smallest: int = SMALLEST) -> Correlation | None:
-    """Pearson's r of (dataset size, advantage) of clients with at least `smallest` examples (mapp_fl Table 3).
-
-    None where fewer than four are left, or where one side does not vary: then there is no interval.
-    """
-    from scipy.stats import pearsonr
-
-    kept = [(math.log10(size), advantage) for size, advantage in clients if size >= smallest]
-    sizes, advantages = [size for size, _ in kept], [advantage for _, advantage in kept]
-    if len(kept) < 4 or len(set(sizes)) == 1 or len(set(advantages)) == 1:
-        return None
-    found = pearsonr(sizes, advantages)
-    low, high = found.confidence_interval(0.95)
-    estimate = Estimate(float(found.statistic), float(low), float(high))
-    return Correlation(estimate, float(found.pvalue), len(kept), len(clients) - len(kept))
+    excluded: int  # clients with too few examples
 
 
 def combine(function: Callable[..., float], *measures: Measure) -> Estimate | None:
-    """A function of measures with its 95 % interval; None where no seed has them all.
+    """Return a function of measures with its 95 % interval; None where no seed has them all.
 
     Several seeds are compared seed by seed, and Student's interval is taken over them. With one seed each measure's
-    own interval is carried through, one at a time, and the changes are added as squares; for a difference this is
-    Newcombe's interval. It takes the measures for independent, which is too wide where they share their examples.
+    interval is carried through, one at a time, and the changes are added as squares. For a difference this is
+    Newcombe's interval. The measures are taken as independent, which is too wide where they share their examples.
 
     Example:
         >>> from operator import sub
@@ -102,13 +47,26 @@ def combine(function: Callable[..., float], *measures: Measure) -> Estimate | No
     return _carried(function, [measure[seeds[0]] for measure in measures])
 
 
+def _carried(function: Callable[..., float], measures: Sequence[Estimate]) -> Estimate:
+    """Return a function of estimates; each interval is carried through alone, and the changes are added as squares."""
+    values = [measure.value for measure in measures]
+    centre = function(*values)
+    down = up = 0.0
+    for i, measure in enumerate(measures):
+        moved = [function(*values[:i], end, *values[i + 1 :]) for end in (measure.low, measure.high)]
+        down += max(0.0, centre - min(moved)) ** 2
+        up += max(0.0, max(moved) - centre) ** 2
+    note = "; ".join(sorted({measure.note for measure in measures if measure.note})) or None
+    return Estimate(centre, centre - math.sqrt(down), centre + math.sqrt(up), note)
+
+
 def mean(measure: Measure) -> Estimate | None:
-    """The mean over seeds."""
+    """Return the mean over seeds; None where nothing was measured."""
     return combine(lambda value: value, measure)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of independent values with Student's 95 % interval; one value alone has none."""
+    """Return the mean of independent values with Student's 95 % interval; a single value has an infinite one."""
     n = len(values)
     centre = math.fsum(values) / n
     if n == 1:
@@ -120,10 +78,51 @@ def mean_of(values: Sequence[float]) -> Estimate:
     return Estimate(centre, centre - radius, centre + radius)
 
 
-def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
-    """Pearson's r with Fisher's 95 % interval, which needs four pairs; None where one side does not vary.
+def average(values: Sequence[Estimate]) -> Estimate:
+    """Return the mean of independent estimates; half widths are added as squares.
 
-    `spent` are degrees of freedom that something else took, such as the means of groups.
+    Example:
+        >>> average([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
+        0.229
+    """
+    n = len(values)
+    centre = math.fsum(value.value for value in values) / n
+    down = math.sqrt(math.fsum((value.value - value.low) ** 2 for value in values)) / n
+    up = math.sqrt(math.fsum((value.high - value.value) ** 2 for value in values)) / n
+    return Estimate(centre, centre - down, centre + up)
+
+
+def average_on_same(values: Sequence[Estimate]) -> Estimate:
+    """Return the mean of estimates by the same examples; half widths are averaged.
+
+    Estimates on the same examples are not independent, so their mean is no more certain than each of them.
+
+    Example:
+        >>> average_on_same([Estimate(0.2, 0.1, 0.3), Estimate(0.4, 0.3, 0.5)]).low.__round__(3)
+        0.2
+    """
+    columns = zip(*((estimate.value, estimate.low, estimate.high) for estimate in values), strict=True)
+    centre, low, high = (math.fsum(column) / len(values) for column in columns)
+    return Estimate(centre, low, high)
+
+
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """Return one estimate less another (Newcombe's interval for shares).
+
+    Example:
+        >>> [round(end, 3) for end in difference(Estimate(0.8, 0.77, 0.83), Estimate(0.7, 0.66, 0.74))[:3]]
+        [0.1, 0.05, 0.15]
+    """
+    centre = one.value - other.value
+    down = math.hypot(one.value - one.low, other.high - other.value)
+    up = math.hypot(one.high - one.value, other.value - other.low)
+    return Estimate(centre, centre - down, centre + up)
+
+
+def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
+    """Return Pearson's r with Fisher's 95 % interval; None where one side does not vary.
+
+    The interval needs four pairs. `spent` are degrees of freedom that were used elsewhere, such as the means of groups.
     """
     n = len(pairs)
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
@@ -138,13 +137,19 @@ def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimat
     return Estimate(r, math.tanh(z - radius), math.tanh(z + radius))
 
 
-def _carried(function: Callable[..., float], measures: Sequence[Estimate]) -> Estimate:
-    values = [measure.value for measure in measures]
-    centre = function(*values)
-    down = up = 0.0
-    for place, measure in enumerate(measures):
-        moved = [function(*values[:place], end, *values[place + 1 :]) for end in (measure.low, measure.high)]
-        down += max(0.0, centre - min(moved)) ** 2
-        up += max(0.0, max(moved) - centre) ** 2
-    note = "; ".join(sorted({measure.note for measure in measures if measure.note})) or None
-    return Estimate(centre, centre - math.sqrt(down), centre + math.sqrt(up), note)
+def exposure_correlation(clients: Sequence[tuple[int, float]], smallest: int = SMALLEST) -> Correlation | None:
+    """Return Pearson's r of log10 dataset size and advantage, over clients of at least `smallest` examples.
+
+    This is mapp_fl Table 3. None where fewer than four clients are left or one side does not vary: then there is no
+    interval.
+    """
+    from scipy.stats import pearsonr
+
+    kept = [(math.log10(size), advantage) for size, advantage in clients if size >= smallest]
+    sizes, advantages = [size for size, _ in kept], [advantage for _, advantage in kept]
+    if len(kept) < 4 or len(set(sizes)) == 1 or len(set(advantages)) == 1:
+        return None
+    result = pearsonr(sizes, advantages)
+    low, high = result.confidence_interval(0.95)
+    estimate = Estimate(float(result.statistic), float(low), float(high))
+    return Correlation(estimate, float(result.pvalue), len(kept), len(clients) - len(kept))

@@ -1,6 +1,7 @@
-"""The gaps between members and non-members: of confidence, of sensitivity and of accuracy, overall and by class.
+"""The gaps between members and non-members in confidence, sensitivity and accuracy, overall and by class.
 
-Histograms show them (samia_ppb, Figs. 1 and 4). Sensitivity is how much an answer moves when its input moves a little.
+Sensitivity is the change of an answer under a small change of its input. Histograms show the gaps (samia_ppb, Figs. 1
+and 4).
 """
 
 from __future__ import annotations
@@ -17,9 +18,53 @@ from secateur.interfaces import Batch, BlackBox
 from secateur.metrics.curves import by_class, histogram
 from secateur.metrics.membership import Estimate, share
 
-ROWS = 4096  # asked at once: the moved copies of a CIFAR would not fit beside it
-
+ROWS = 4096  # queried at once: the moved copies of a CIFAR would not fit beside it
 Z = 1.959964  # of a normal 95 % interval
+
+
+class Gap(NamedTuple):
+    """Members minus non-members."""
+
+    overall: Estimate
+    classes: dict[int, Estimate]  # those with two members and two non-members at least
+
+
+def portrait(
+    box: BlackBox, members: Batch, nonmembers: Batch, classes: int, rng: Generator
+) -> tuple[dict[str, Estimate], list[dict[str, Any]]]:
+    """Return the gaps, and as figures the histograms of confidence and sensitivity and the means of every class."""
+    labels = [members.labels, nonmembers.labels]
+    inside, outside = (behaviour(box, side, rng) for side in (members, nonmembers))
+    overall = {name: gap.overall for name, gap in gaps_between([inside, outside], labels).items()}
+    figures = [histogram(name, inside[name], outside[name]) for name in ("confidence", "sensitivity")]
+    for name in inside:
+        figures.append(by_class(name, (inside[name], labels[0]), (outside[name], labels[1]), classes))
+    return overall, figures
+
+
+def gaps(box: BlackBox, members: Batch, nonmembers: Batch, rng: Generator) -> dict[str, Gap]:
+    """Return the confidence gap (samia_ppb, Eq. 3), the sensitivity gap (Eq. 4), its size, and the generalisation gap.
+
+    Each is train minus test, of the true class. The sensitivity gap can have either sign.
+    """
+    sides = (members, nonmembers)
+    return gaps_between([behaviour(box, side, rng) for side in sides], [side.labels for side in sides])
+
+
+def behaviour(box: BlackBox, batch: Batch, rng: Generator) -> dict[str, Tensor]:
+    """Return (N,) confidence and sensitivity of the true class, and True if the prediction is right."""
+    answers = probabilities(box, batch.inputs)
+    moved = sensitivity(box, batch.inputs, rng, answers=answers)
+    return {
+        "confidence": _true(answers, batch.labels),
+        "sensitivity": _true(moved, batch.labels),
+        "accuracy": answers.argmax(1) == batch.labels,
+    }
+
+
+def _true(values: Tensor, labels: Tensor) -> Tensor:
+    """Return each row's value of the true class."""
+    return values.gather(1, labels[:, None]).squeeze(1)
 
 
 @torch.no_grad()
@@ -32,11 +77,11 @@ def sensitivity(
     shared: bool = False,
     answers: Tensor | None = None,
 ) -> Tensor:
-    """(N, K) mean over n Gaussian directions d of |f(x + eps d) - f(x)| / eps (samia_ppb, Eq. 2).
+    """Return (N, K) the mean over n Gaussian directions d of |f(x + eps d) - f(x)| / eps (samia_ppb, Eq. 2).
 
-    Every example has directions of its own, whose chance averages out over a set. `shared` asks all examples in the
-    same directions, so that an example's answer does not depend on which others are asked, nor on their order.
-    The directions are the same numbers in float32 and in float64. `answers` are f(x), where they are known already.
+    Every example has directions of its own, whose chance averages out over a set. `shared` takes the same directions
+    for all examples, so that an example's value depends neither on the other examples nor on their order. The
+    directions are the same numbers in float32 and in float64. `answers` are f(x), where they are known already.
     """
     device = inputs.device
     noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
@@ -55,15 +100,34 @@ def sensitivity(
     return moved / (directions * epsilon)
 
 
-class Gap(NamedTuple):
-    """Members minus non-members."""
+def gaps_between(sides: list[dict[str, Tensor]], labels: list[Tensor]) -> dict[str, Gap]:
+    """Return the gaps of `gaps` from the behaviour of both sides, members first."""
+    if min(part.numel() for part in labels) < 2:
+        raise WrongInput("data", "a gap needs at least two members and two non-members")
+    by_name = {name: _gap([side[name] for side in sides], labels) for name in sides[0]}
+    sensitive = by_name["sensitivity"]
+    size = Gap(absolute(sensitive.overall), {label: absolute(gap) for label, gap in sensitive.classes.items()})
+    return {
+        "confidence_gap": by_name["confidence"],
+        "sensitivity_gap": sensitive,
+        "sensitivity_gap_size": size,
+        "generalisation_gap": by_name["accuracy"],
+    }
 
-    overall: Estimate
-    classes: dict[int, Estimate]  # those with two members and two non-members at least
+
+def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:
+    """Return the gap of one value, members first; bool values are hits."""
+    compare = difference_of_shares if values[0].dtype == torch.bool else difference
+    classes = {}
+    for label in torch.unique(torch.cat(labels)).tolist():
+        of_class = [value[y == label] for value, y in zip(values, labels, strict=True)]
+        if min(part.numel() for part in of_class) >= 2:
+            classes[int(label)] = compare(*of_class)
+    return Gap(compare(*values), classes)
 
 
 def difference(members: Tensor, nonmembers: Tensor) -> Estimate:
-    """The difference of two means with its normal 95 % interval.
+    """Return the difference of two means with its normal 95 % interval.
 
     Example:
         >>> round(difference(torch.tensor([0.9, 0.7]), torch.tensor([0.5, 0.5])).value, 3)
@@ -75,7 +139,7 @@ def difference(members: Tensor, nonmembers: Tensor) -> Estimate:
 
 
 def difference_of_shares(members: Tensor, nonmembers: Tensor) -> Estimate:
-    """The difference of two shares of hits with Newcombe's 95 % interval, which is never empty at 0 or 1."""
+    """Return the difference of two shares of hits with Newcombe's 95 % interval, never empty at 0 or 1."""
     a, b = share(members), share(nonmembers)
     value = a.value - b.value
     down = ((a.value - a.low) ** 2 + (b.high - b.value) ** 2) ** 0.5
@@ -84,69 +148,6 @@ def difference_of_shares(members: Tensor, nonmembers: Tensor) -> Estimate:
 
 
 def absolute(gap: Estimate) -> Estimate:
-    """The size of a gap whose sign means nothing."""
+    """Return the size of a gap whose sign means nothing."""
     ends = abs(gap.low), abs(gap.high)
     return Estimate(abs(gap.value), 0.0 if gap.low <= 0 <= gap.high else min(ends), max(ends), gap.note)
-
-
-def behaviour(box: BlackBox, batch: Batch, rng: Generator) -> dict[str, Tensor]:
-    """(N,) confidence and sensitivity of the true class, and whether the prediction is right."""
-    answers = probabilities(box, batch.inputs)
-    moved = sensitivity(box, batch.inputs, rng, answers=answers)
-    return {
-        "confidence": _true(answers, batch.labels),
-        "sensitivity": _true(moved, batch.labels),
-        "accuracy": answers.argmax(1) == batch.labels,
-    }
-
-
-def gaps(box: BlackBox, members: Batch, nonmembers: Batch, rng: Generator) -> dict[str, Gap]:
-    """The confidence gap (samia_ppb, Eq. 3), the sensitivity gap (Eq. 4), its size, and the generalisation gap.
-
-    Each is train minus test, of the true class. The sensitivity gap can have either sign.
-    """
-    sides = (members, nonmembers)
-    return gaps_between([behaviour(box, side, rng) for side in sides], [side.labels for side in sides])
-
-
-def gaps_between(sides: list[dict[str, Tensor]], labels: list[Tensor]) -> dict[str, Gap]:
-    """The same from what is known of each example, members first."""
-    if min(part.numel() for part in labels) < 2:
-        raise WrongInput("data", "a gap needs at least two members and two non-members")
-    found = {name: _gap([side[name] for side in sides], labels) for name in sides[0]}
-    sensitive = found["sensitivity"]
-    size = Gap(absolute(sensitive.overall), {label: absolute(gap) for label, gap in sensitive.classes.items()})
-    return {
-        "confidence_gap": found["confidence"],
-        "sensitivity_gap": sensitive,
-        "sensitivity_gap_size": size,
-        "generalisation_gap": found["accuracy"],
-    }
-
-
-def _true(values: Tensor, labels: Tensor) -> Tensor:
-    return values.gather(1, labels[:, None]).squeeze(1)
-
-
-def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:
-    """The gap of a value of each example, members first; bool values are hits."""
-    compare = difference_of_shares if values[0].dtype == torch.bool else difference
-    classes = {}
-    for label in torch.unique(torch.cat(labels)).tolist():
-        own = [value[y == label] for value, y in zip(values, labels, strict=True)]
-        if min(part.numel() for part in own) >= 2:
-            classes[int(label)] = compare(*own)
-    return Gap(compare(*values), classes)
-
-
-def portrait(
-    box: BlackBox, members: Batch, nonmembers: Batch, classes: int, rng: Generator
-) -> tuple[dict[str, Estimate], list[dict[str, Any]]]:
-    """The gaps, and as figures the histograms of confidence and sensitivity and the means of every class."""
-    labels = [members.labels, nonmembers.labels]
-    inside, outside = (behaviour(box, side, rng) for side in (members, nonmembers))
-    gaps = {name: gap.overall for name, gap in gaps_between([inside, outside], labels).items()}
-    figures = [histogram(name, inside[name], outside[name]) for name in ("confidence", "sensitivity")]
-    for name in inside:
-        figures.append(by_class(name, (inside[name], labels[0]), (outside[name], labels[1]), classes))
-    return gaps, figures

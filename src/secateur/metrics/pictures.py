@@ -1,6 +1,6 @@
-"""What every measure of pictures asks of its two stacks: (N, C, H, W), values in [0, 1].
+"""Pairs of picture stacks: the check that every measure makes, and the matching of reconstructions to pictures.
 
-Which reconstruction is which picture: a batch comes back in no order, so it is matched before it is scored.
+A stack is (N, C, H, W) with values in [0, 1]. A reconstructed batch has no order, so it is matched before it is scored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from secateur.errors import WrongInput
 
 
 def paired(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """Both stacks in float64, where no device rounds products; refused unless they are alike, grey or colour."""
+    """Return both stacks in float64, in which no device rounds products.
+
+    Stacks are refused unless they have the same shape and are grey or colour.
+    """
     if truth.shape != guess.shape:
         raise WrongInput("pictures", f"{tuple(truth.shape)} and {tuple(guess.shape)} differ; give two stacks alike")
     if truth.ndim != 4 or truth.shape[1] not in (1, 3) or not truth.numel():
@@ -25,10 +28,10 @@ def paired(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match(truth: Tensor, guess: Tensor) -> Tensor:
-    """(N,) the row of `guess` that belongs to each row of `truth`: the assignment with the least total MSE (Hungarian).
+    """Return (N,) the row of `guess` for each row of `truth`: the assignment with the least total MSE (Hungarian).
 
-    Only the evaluator may call it: it looks at the truth. Every guess is used at most once, so an attack that returns
-    one picture many times is not paid for it; of more guesses than truths some are left over.
+    Only the evaluator may call this function: it looks at the truth. Every guess is used at most once, so an attack
+    that returns one picture many times gains nothing. Of more guesses than truths some are left over.
 
     Example:
         >>> truth = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1)
@@ -42,7 +45,7 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
     a, b = first.flatten(1), guess.double().flatten(1)
     if not (a.isfinite().all() and b.isfinite().all()):
         raise WrongInput("pictures", "NaN or infinite values cannot be matched; leave the diverged trials out")
-    # by differences: the expanded square would lose what nearly equal pictures differ by
+    # by differences: the expanded square would lose the small differences of nearly equal pictures
     distance = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
     _, columns = linear_sum_assignment((distance**2).cpu().numpy())
     return torch.as_tensor(columns, device=truth.device)

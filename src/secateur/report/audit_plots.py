@@ -1,7 +1,4 @@
-"""The paper's figures as plots: ROC curves, and members beside non-members (samia_ppb, Figs. 1 and 4).
-
-Accuracy against leakage: which ways of pruning are worth choosing.
-"""
+"""Plots of an audit: ROC curves, members beside non-members (samia_ppb, Figs. 1 and 4), accuracy against leakage."""
 
 from __future__ import annotations
 
@@ -17,15 +14,14 @@ from secateur.report.summary import Line, front, full_title
 from secateur.report.verdict import GUESSING
 
 DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "hexagram")
 VISIBLE = 6  # curves drawn at first: the strongest attacks
 SIDES = (("members", "members", MEMBERS), ("nonmembers", "non-members", OTHERS))
-
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "hexagram")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One attack's ROC curve and how it is drawn."""
+    """One attack's ROC curve and its style."""
 
     name: str
     auc: float
@@ -34,7 +30,7 @@ class Curve:
 
 
 def roc(title: str, curves: Sequence[Curve]) -> Panel:
-    """ROC curves with both axes logarithmic, so that the few false alarms an attacker can afford are seen."""
+    """Plot ROC curves on logarithmic axes, which show the low false positive rates that an attacker can afford."""
     ranked = sorted(curves, key=lambda curve: -curve.auc)
     least = min((x for curve in ranked for x in curve.record.content["fpr"] if x > 0), default=0.1)
     decades = max(1, math.ceil(-math.log10(least) - 1e-9))
@@ -57,8 +53,27 @@ def roc(title: str, curves: Sequence[Curve]) -> Panel:
     )
 
 
+def _stair(curve: Curve, floor: float, visible: bool) -> Part:
+    """Return a curve that rises at thresholds only: between two of them an attacker has the lower rate."""
+    fpr, tpr = (short(max(x, floor) for x in curve.record.content[side]) for side in ("fpr", "tpr"))
+    points = list(dict(zip(fpr, tpr, strict=True)).items())  # of each FPR the last TPR, the highest
+    rises = [p for before, p in pairwise(points) if p[1] > before[1]]
+    corners = [points[0], *rises, points[-1]]
+    style = {"color": cycle(PALETTE, curve.style), "dash": cycle(DASHES, curve.style // len(PALETTE))}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [x for x, _ in corners],
+        "y": [y for _, y in corners],
+        "name": f"{curve.name} · {curve.auc:.3f}",
+        "line": {"shape": "hv", "width": 2} | style,
+        "visible": True if visible else "legendonly",
+        "hovertemplate": f"{curve.name}: %{{y:.3p}} of members<br>at %{{x:.3p}} false alarms<extra></extra>",
+    }
+
+
 def histogram(title: str, record: Record, top: float) -> Panel:
-    """The shares of members and of non-members by confidence or sensitivity, their means as lines (Fig. 1)."""
+    """Plot the shares of members and non-members by confidence or sensitivity, their means as lines (Fig. 1)."""
     content = record.content
     edges, inside, outside = content["edges"], content["member_mean"], content["nonmember_mean"]
     traces = [
@@ -87,8 +102,14 @@ def histogram(title: str, record: Record, top: float) -> Panel:
     )
 
 
+def _upright(mean: float, colour: str) -> Part:
+    """Return a vertical dashed line at a mean."""
+    line = {"color": colour, "width": 2, "dash": "dash"}
+    return {"type": "line", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
 def classes(title: str, record: Record, top: float) -> Panel:
-    """The mean of each class over members, wide bars, and over non-members, narrow ones in front (Fig. 4)."""
+    """Plot the mean of each class over members, wide bars, and over non-members, narrow bars in front (Fig. 4)."""
     traces = [
         {
             "type": "bar",
@@ -105,10 +126,10 @@ def classes(title: str, record: Record, top: float) -> Panel:
     pairs = zip(record.content["members"], record.content["nonmembers"], strict=True)
     gaps = {label: a - b for label, (a, b) in enumerate(pairs) if a is not None and b is not None}
     widest = max(gaps, key=lambda label: abs(gaps[label]), default=None)
-    what = f"widest gap {gaps[widest]:+.3f}, class {widest}" if widest is not None else "no class has both"
+    widest_gap = f"widest gap {gaps[widest]:+.3f}, class {widest}" if widest is not None else "no class has both"
     return panel(
-        f"{title}: {what}",
-        f"Mean {record.quantity} by class of members and non-members, {title}: {what}.",
+        f"{title}: {widest_gap}",
+        f"Mean {record.quantity} by class of members and non-members, {title}: {widest_gap}.",
         traces,
         260,
         {"title": "class", "nticks": 12, "tickformat": "d"},
@@ -118,32 +139,8 @@ def classes(title: str, record: Record, top: float) -> Panel:
     )
 
 
-def _stair(curve: Curve, floor: float, visible: bool) -> Part:
-    """A curve that rises at thresholds only: between two of them an attacker has the lower rate."""
-    fpr, tpr = (short(max(x, floor) for x in curve.record.content[side]) for side in ("fpr", "tpr"))
-    points = list(dict(zip(fpr, tpr, strict=True)).items())  # of each FPR the last TPR, the highest
-    rises = [p for before, p in pairwise(points) if p[1] > before[1]]
-    corners = [points[0], *rises, points[-1]]
-    style = {"color": cycle(PALETTE, curve.style), "dash": cycle(DASHES, curve.style // len(PALETTE))}
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [x for x, _ in corners],
-        "y": [y for _, y in corners],
-        "name": f"{curve.name} · {curve.auc:.3f}",
-        "line": {"shape": "hv", "width": 2} | style,
-        "visible": True if visible else "legendonly",
-        "hovertemplate": f"{curve.name}: %{{y:.3p}} of members<br>at %{{x:.3p}} false alarms<extra></extra>",
-    }
-
-
-def _upright(mean: float, colour: str) -> Part:
-    line = {"color": colour, "width": 2, "dash": "dash"}
-    return {"type": "line", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "yref": "paper", "line": line}
-
-
 def tradeoff(title: str, best: Sequence[Line]) -> Panel:
-    """Each model's accuracy against the AUC of the strongest attack on it, with the Pareto front as a stair.
+    """Plot each model's accuracy against the AUC of the strongest attack, with the Pareto front as a stair.
 
     Colours are defenses, shapes are pruners.
     """
@@ -154,9 +151,9 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
     for line in points:
         kinds.setdefault(line.labels["defense"] if line.pruned else "original", []).append(line)
     traces = [_front(points)]
-    for number, (name, own) in enumerate(kinds.items()):
-        symbols = [shapes.get(line.labels["pruner"], "star") for line in own]
-        traces.append(_points(name, own, {"color": cycle(PALETTE, number), "size": 11, "symbol": symbols}))
+    for number, (name, models) in enumerate(kinds.items()):
+        symbols = [shapes.get(line.labels["pruner"], "star") for line in models]
+        traces.append(_points(name, models, {"color": cycle(PALETTE, number), "size": 11, "symbol": symbols}))
     if len(shapes) > 1:
         traces += [_legend_entry(name, shape) for name, shape in shapes.items()]
     return panel(
@@ -174,28 +171,30 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
 
 
 def front_sentence(best: Sequence[Line]) -> str:
-    """The front in words, for whoever prints the page or cannot see the plot."""
-    told = "; ".join(
+    """Return the front in words, for readers who print the page or cannot see the plot."""
+    models = "; ".join(
         f"{full_title(line.labels)}: AUC {shown(line.cells['auc'], 'auc', False)} "
         f"at {shown(line.cells['test_accuracy'], 'test_accuracy', False)}"
         for line in _edge(best)
     )
-    return f"On the front, from least to most accurate: {told}." if told else "No accuracy was measured."
+    return f"On the front, from least to most accurate: {models}." if models else "No accuracy was measured."
 
 
 def _edge(best: Sequence[Line]) -> list[Line]:
-    """The front of the pruned models, or of all where nothing was pruned."""
+    """Return the front of the pruned models, or of all models if none was pruned."""
     return front([line for line in best if line.pruned] or best)
 
 
 def _front(points: Sequence[Line]) -> Part:
+    """Return the Pareto front as a stair."""
     edge = _edge(points)
-    line = {"shape": "vh", "width": 2, "color": GREY}  # an accuracy in between costs what the next better model leaks
-    place = {"x": _values(edge, "test_accuracy"), "y": _values(edge, "auc")}
-    return {"type": "scatter", "mode": "lines", "name": "Pareto front", "line": line, "hoverinfo": "skip"} | place
+    line = {"shape": "vh", "width": 2, "color": GREY}  # an accuracy in between leaks as much as the next better model
+    corners = {"x": _values(edge, "test_accuracy"), "y": _values(edge, "auc")}
+    return {"type": "scatter", "mode": "lines", "name": "Pareto front", "line": line, "hoverinfo": "skip"} | corners
 
 
 def _points(name: str, points: Sequence[Line], marker: Part) -> Part:
+    """Return the models of one defense as points with the intervals of their AUC."""
     ends = [(cell.value or 0, cell.low, cell.high) for cell in (line.cells["auc"] for line in points)]
     return {
         "type": "scatter",
@@ -213,13 +212,19 @@ def _points(name: str, points: Sequence[Line], marker: Part) -> Part:
             "thickness": 1,
             "width": 0,
         },
-        "text": [_told(line) for line in points],
+        "text": [_hover_text(line) for line in points],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
+def _hover_text(line: Line) -> str:
+    """Return the hover text of a model."""
+    auc, accuracy = (shown(line.cells[name], name) for name in ("auc", "test_accuracy"))
+    return f"<b>{full_title(line.labels)}</b><br>AUC {auc} under {line.labels['attack']}<br>test accuracy {accuracy}"
+
+
 def _legend_entry(name: str, shape: str) -> Part:
-    """A point that is only in the legend."""
+    """Return a point that is only in the legend."""
     group = {"legendgroup": "pruner", "legendgrouptitle": {"text": "pruner"}}
     marker = {"symbol": shape, "color": GREY, "size": 9}
     return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "marker": marker} | group
@@ -227,8 +232,3 @@ def _legend_entry(name: str, shape: str) -> Part:
 
 def _values(points: Sequence[Line], metric: str) -> list[float]:
     return short(line.value(metric) or 0.0 for line in points)
-
-
-def _told(line: Line) -> str:
-    auc, accuracy = (shown(line.cells[name], name) for name in ("auc", "test_accuracy"))
-    return f"<b>{full_title(line.labels)}</b><br>AUC {auc} under {line.labels['attack']}<br>test accuracy {accuracy}"

@@ -1,8 +1,6 @@
-"""Federations on the trade-off plane, before and after a defense, and the bytes that each of their clients moves.
+"""Plots of federations: accuracy against leakage, bytes of a client, leakage by pruning rate, and picture sheets.
 
-What federations give away by the rate of their base pruning (priprune, Figs. 2, 3, A1 and A2).
-
-The same training pictures by pruning rate and defense: what an attack made of them in every federation.
+Leakage by rate follows priprune, Figs. 2, 3, A1 and A2. A sheet shows the same training pictures in every federation.
 """
 
 from __future__ import annotations
@@ -22,74 +20,53 @@ from secateur.report.summary import Key
 from secateur.runs.rows import Row
 
 LEAKS = {"nmi": "NMI, 256 levels", "psnr": "PSNR"}
-JOINED = "priprune"  # an arrow leads to it from its base pruning alone
+JOINED = "priprune"  # an arrow leads to this defense from its base pruning alone
 SHAPES = [symbol + form for form in ("", "-open", "-dot") for symbol in SYMBOLS]  # there are more defenses than symbols
 MEGA = 1e6
-
-Curves = dict[tuple[str, str], dict[float, list[float]]]  # by base pruning, and by the rest: values at each rate
-
-TRUTH = ("seed", "round", "client", "item")  # what tells one truth from another in all federations of a study
+TRUTH = ("seed", "round", "client", "item")  # labels that tell one truth from another in all federations of a study
 ORDER = ("base_pruning", "sparsity", "broadcast", "defense")
+Curves = dict[tuple[str, str], dict[float, list[float]]]  # by base pruning and by the rest: values at each rate
 Labels = Mapping[str, Any]
 
 
 def planes(rows: Sequence[Row]) -> list[View]:
-    """One view a network and data set: accuracy against what the strongest attacker found, in two measures."""
+    """Return one view a network and data set: accuracy against the strongest attacker's leakage, in two measures."""
     views = []
-    for place, found in places(rows).items():
+    for place, federations in places(rows).items():
         panels = []
         for leak, title in LEAKS.items():
-            known = [each for each in found if each.accuracy is not None and getattr(each, leak) is not None]
+            known = [line for line in federations if line.accuracy is not None and getattr(line, leak) is not None]
             if len(known) > 1:
                 panels.append(_plane(leak, title, known))
         if panels:
-            views.append(View(place, panels, _sentence(found)))
+            views.append(View(place, panels, _sentence(federations)))
     return views
 
 
-def traffic(rows: Sequence[Row]) -> list[View]:
-    """One view a network and data set: bytes up and down of a client that took part, a bar each."""
-    views = []
-    for place, found in places(rows).items():
-        known = [each for each in found if each.up_client and each.down_client]
-        if known:
-            views.append(View(place, [_bars(known)]))
-    return views
-
-
-def pairs(found: Sequence[Federated]) -> list[tuple[Federated, Federated]]:
-    """Every federation alone, and the same under PriPrune."""
-    alone = {each.base: each for each in found if each.labels["defense"] == "none"}
-    return [
-        (alone[each.base], each)
-        for each in found
-        if str(each.labels["defense"]).startswith(JOINED) and each.base in alone
-    ]
-
-
-def _plane(leak: str, title: str, found: Sequence[Federated]) -> Panel:
-    called = titles(each.labels for each in found)
-    bases = list(dict.fromkeys(map(_base, found)))
-    defenses = list(dict.fromkeys(map(_defense, found)))
+def _plane(leak: str, title: str, federations: Sequence[Federated]) -> Panel:
+    """Plot federations by accuracy and one measure of leakage, with arrows from no defense to PriPrune."""
+    called = titles(line.labels for line in federations)
+    bases = list(dict.fromkeys(map(_base, federations)))
+    defenses = list(dict.fromkeys(map(_defense, federations)))
     colours = {base: cycle(PALETTE, number) for number, base in enumerate(bases)}
     symbols = {defense: cycle(SHAPES, number) for number, defense in enumerate(defenses)}
     traces: list[Part] = []
     for base in bases:
-        own = [each for each in found if _base(each) == base]
-        marker = {"color": colours[base], "size": 11, "symbol": [symbols[_defense(each)] for each in own]}
+        same_base = [line for line in federations if _base(line) == base]
+        marker = {"color": colours[base], "size": 11, "symbol": [symbols[_defense(line)] for line in same_base]}
         group = {"legendgroup": "base", "legendgrouptitle": {"text": "base pruning"}}
-        traces.append(_points(base, own, leak, marker, called) | group)
+        traces.append(_points(base, same_base, leak, marker, called) | group)
     group = {"legendgroup": "defense", "legendgrouptitle": {"text": "defense"}}
     for defense, symbol in symbols.items() if len(symbols) > 1 else ():
         marker = {"symbol": symbol, "color": GREY, "size": 9}
         entry = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": defense, "marker": marker}
         traces.append(entry | group)
-    arrows = [_arrow(before, after, leak, colours[_base(before)]) for before, after in pairs(found)]
-    told = "; ".join(f"{called[x.name]} {100 * (x.accuracy or 0):.1f}%, {getattr(x, leak):.3g}" for x in found)
+    arrows = [_arrow(before, after, leak, colours[_base(before)]) for before, after in pairs(federations)]
+    values = "; ".join(f"{called[x.name]} {100 * (x.accuracy or 0):.1f}%, {getattr(x, leak):.3g}" for x in federations)
     entries = max(len(bases), len(defenses))
     return panel(
         f"Accuracy against {title}",
-        f"Test accuracy against {title} of the strongest attacker: {told}.",
+        f"Test accuracy against {title} of the strongest attacker: {values}.",
         traces,
         380 + 20 * entries,
         {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
@@ -99,30 +76,54 @@ def _plane(leak: str, title: str, found: Sequence[Federated]) -> Panel:
     )
 
 
-def _points(title: str, found: Sequence[Federated], leak: str, marker: Part, called: Mapping[str, str]) -> Part:
-    told = []
-    for each in found:
-        parts = [f"<b>{called[each.name]}</b>", f"accuracy {100 * (each.accuracy or 0):.1f}%"]
-        parts.append(f"{LEAKS[leak]} {getattr(each, leak):.3g}")
-        parts += [f"by chance {each.chance:.3g}"] if leak == "nmi" and each.chance is not None else []
-        parts += [f"{each.up_client[1] / MEGA:.2f} MB up a client"] if each.up_client else []
-        told.append("<br>".join(parts))
-    settings = _settings(found)
+def _base(line: Federated) -> str:
+    """Return the key of a colour: a base pruning without its settings, the broadcast, and the server's view."""
+    return name({**line.labels, "base_pruning": name_and_settings(line.labels["base_pruning"])[0], "defense": "none"})
+
+
+def _defense(line: Federated) -> str:
+    """Return the key of a shape: a defense without its settings."""
+    return name_and_settings(line.labels["defense"])[0]
+
+
+def _points(title: str, federations: Sequence[Federated], leak: str, marker: Part, called: Mapping[str, str]) -> Part:
+    """Return the federations of one base pruning as points."""
+    hover_texts = []
+    for line in federations:
+        parts = [f"<b>{called[line.name]}</b>", f"accuracy {100 * (line.accuracy or 0):.1f}%"]
+        parts.append(f"{LEAKS[leak]} {getattr(line, leak):.3g}")
+        parts += [f"by chance {line.chance:.3g}"] if leak == "nmi" and line.chance is not None else []
+        parts += [f"{line.up_client[1] / MEGA:.2f} MB up a client"] if line.up_client else []
+        hover_texts.append("<br>".join(parts))
+    settings = _settings(federations)
     return {
         "type": "scatter",
         "mode": "markers+text" if any(settings) else "markers",
         "name": title,
-        "x": short(each.accuracy or 0.0 for each in found),
-        "y": short(getattr(each, leak) for each in found),
+        "x": short(line.accuracy or 0.0 for line in federations),
+        "y": short(getattr(line, leak) for line in federations),
         "marker": marker,
         "text": settings,
         "textposition": "top center",
-        "hovertext": told,
+        "hovertext": hover_texts,
         "hovertemplate": "%{hovertext}<extra></extra>",
     }
 
 
+def _settings(federations: Sequence[Federated]) -> list[str]:
+    """Return the settings that tell federations of one colour and one shape apart, such as their rates."""
+    texts = []
+    for line in federations:
+        alike = [other.labels for other in federations if _defense(other) == _defense(line)]
+        shortened = [
+            brief(str(x[label]) for x in alike)[str(line.labels[label])] for label in ("base_pruning", "defense")
+        ]
+        texts.append(", ".join(filter(None, (name_and_settings(text)[1] for text in shortened))))
+    return texts
+
+
 def _arrow(before: Federated, after: Federated, leak: str, colour: str) -> Part:
+    """Return the arrow from a federation without a defense to the same under PriPrune."""
     ends: Mapping[str, Any] = {
         "ax": before.accuracy,
         "ay": getattr(before, leak),
@@ -134,42 +135,64 @@ def _arrow(before: Federated, after: Federated, leak: str, colour: str) -> Part:
     return {"text": "", **ends, **axes, **head}
 
 
-def _sentence(found: Sequence[Federated]) -> str:
-    """The arrows in words."""
-    called = titles(each.labels for each in found)
-    told = [
+def _sentence(federations: Sequence[Federated]) -> str:
+    """Return the arrows in words."""
+    called = titles(line.labels for line in federations)
+    changes = [
         f"{called[before.name]}: {_worth(before)} alone, {_worth(after)} with {after.labels['defense']}"
-        for before, after in pairs(found)
+        for before, after in pairs(federations)
     ]
-    return f"{'; '.join(told)}." if told else ""
+    return f"{'; '.join(changes)}." if changes else ""
 
 
-def _worth(each: Federated) -> str:
-    leak = "not attacked" if each.nmi is None else f"NMI {each.nmi:.3f}"
-    chance = "" if each.chance is None else f" ({each.chance:.3f} by chance)"
-    return f"{100 * (each.accuracy or 0):.1f}% right and {leak}{chance}"
+def _worth(line: Federated) -> str:
+    """Return accuracy and NMI of a federation in words."""
+    leak = "not attacked" if line.nmi is None else f"NMI {line.nmi:.3f}"
+    chance = "" if line.chance is None else f" ({line.chance:.3f} by chance)"
+    return f"{100 * (line.accuracy or 0):.1f}% right and {leak}{chance}"
 
 
-def _bars(found: Sequence[Federated]) -> Panel:
-    called = titles(each.labels for each in found)
-    names = [called[each.name].replace(", ", ",<br>") for each in found]  # a phone is narrow
+def pairs(federations: Sequence[Federated]) -> list[tuple[Federated, Federated]]:
+    """Return pairs: every federation without a defense, and the same under PriPrune."""
+    undefended = {line.base: line for line in federations if line.labels["defense"] == "none"}
+    return [
+        (undefended[line.base], line)
+        for line in federations
+        if str(line.labels["defense"]).startswith(JOINED) and line.base in undefended
+    ]
+
+
+def traffic(rows: Sequence[Row]) -> list[View]:
+    """Return one view a network and data set: bytes up and down of a client that took part, a bar each."""
+    views = []
+    for place, federations in places(rows).items():
+        known = [line for line in federations if line.up_client and line.down_client]
+        if known:
+            views.append(View(place, [_bars(known)]))
+    return views
+
+
+def _bars(federations: Sequence[Federated]) -> Panel:
+    """Plot the megabytes of a client as bars."""
+    called = titles(line.labels for line in federations)
+    names = [called[line.name].replace(", ", ",<br>") for line in federations]  # a phone is narrow
     traces: list[Part] = []
     for title, colour, field in (("up", PALETTE[0], "up_client"), ("down", PALETTE[1], "down_client")):
-        values = short(getattr(each, field)[1] / MEGA for each in found)
-        spread = [getattr(each, field) for each in found]
+        means = short(getattr(line, field)[1] / MEGA for line in federations)
+        spread = [getattr(line, field) for line in federations]
         text = [f"{low / MEGA:.2f} to {high / MEGA:.2f}" for low, _, high in spread]
-        bars = {"type": "bar", "orientation": "h", "x": values, "y": names, "name": title, "marker": {"color": colour}}
+        bars = {"type": "bar", "orientation": "h", "x": means, "y": names, "name": title, "marker": {"color": colour}}
         hover = "%{y}: %{x:.3g} MB " + title + " a client (%{customdata})<extra></extra>"
         traces.append(bars | {"customdata": text, "hovertemplate": hover})
-    told = "; ".join(
+    values = "; ".join(
         f"{name.replace('<br>', ' ')} {up:g} up, {down:g} down"
         for name, up, down in zip(names, traces[0]["x"], traces[1]["x"], strict=True)
     )
     return panel(
         "MB of a client over all rounds",
-        f"Megabytes of a client, the mean of those that took part: {told}.",
+        f"Megabytes of a client, the mean of those that took part: {values}.",
         traces,
-        120 + 34 * len(found),
+        120 + 34 * len(federations),
         {"title": "MB a client", "rangemode": "tozero", "nticks": 4},
         {"title": "", "autorange": "reversed", "ticksuffix": " "},
         barmode="group",
@@ -177,33 +200,13 @@ def _bars(found: Sequence[Federated]) -> Panel:
     )
 
 
-def _base(each: Federated) -> str:
-    """What has one colour: a base pruning without its settings, what was broadcast, and what the server sees."""
-    return name({**each.labels, "base_pruning": name_and_settings(each.labels["base_pruning"])[0], "defense": "none"})
-
-
-def _defense(each: Federated) -> str:
-    """What has one shape: a defense without its settings."""
-    return name_and_settings(each.labels["defense"])[0]
-
-
-def _settings(found: Sequence[Federated]) -> list[str]:
-    """Of federations of one colour what tells those of one shape apart, such as their rates."""
-    told = []
-    for each in found:
-        alike = [other.labels for other in found if _defense(other) == _defense(each)]
-        own = [brief(str(x[label]) for x in alike)[str(each.labels[label])] for label in ("base_pruning", "defense")]
-        told.append(", ".join(filter(None, (name_and_settings(text)[1] for text in own))))
-    return told
-
-
 def by_rate(rows: Sequence[Row]) -> list[View]:
-    """One view a network and data set whose base prunings were run at several rates: leakage against the rate."""
+    """Return one view a network and data set with several base pruning rates: leakage against the rate."""
     views = []
-    for place, own in federation.attacked(rows).items():
+    for place, place_rows in federation.attacked(rows).items():
         panels = []
-        for metric, title in {"nmi_256": "NMI, 256 levels", "psnr": "PSNR"}.items():
-            curves = _curves([row for row in own if row.metric == metric and row.value is not None])
+        for metric, title in {"nmi_256": LEAKS["nmi"], "psnr": LEAKS["psnr"]}.items():
+            curves = _curves([row for row in place_rows if row.metric == metric and row.value is not None])
             if any(len(points) > 1 for points in curves.values()):
                 panels.append(_panel(title, curves))
         if panels:
@@ -212,6 +215,7 @@ def by_rate(rows: Sequence[Row]) -> list[View]:
 
 
 def _curves(rows: Sequence[Row]) -> Curves:
+    """Return by base pruning and the rest the values at each rate."""
     curves: Curves = {}
     attacks = brief(str(row.attack) for row in rows)
     for row in rows:
@@ -226,7 +230,7 @@ def _curves(rows: Sequence[Row]) -> Curves:
 
 
 def _panel(title: str, curves: Curves) -> Panel:
-    """A base pruning has one colour; an attack on one kind of broadcast one dash."""
+    """Plot leakage by rate: a base pruning has one colour, an attack on one kind of broadcast one dash."""
     bases, rests = (list(dict.fromkeys(key[side] for key in curves)) for side in (0, 1))
     traces: list[Part] = []
     for (base, rest), points in curves.items():
@@ -234,10 +238,10 @@ def _panel(title: str, curves: Curves) -> Panel:
         style = {"color": cycle(PALETTE, bases.index(base)), "dash": cycle(DASHES, rests.index(rest)), "width": 2}
         line = {"x": list(means), "y": short(means.values()), "name": f"{base}, {rest}", "line": style}
         traces.append({"type": "scatter", "mode": "lines+markers", "marker": {"size": 6}} | line)
-    told = "; ".join(f"{x['name']} {x['y'][0]:g} at {x['x'][0]:g}, {x['y'][-1]:g} at {x['x'][-1]:g}" for x in traces)
+    ends = "; ".join(f"{x['name']} {x['y'][0]:g} at {x['x'][0]:g}, {x['y'][-1]:g} at {x['x'][-1]:g}" for x in traces)
     return panel(
         f"{title} by pruning rate",
-        f"{title} by the base pruning's rate, means over attacked updates: {told}.",
+        f"{title} by the base pruning's rate, means over attacked updates: {ends}.",
         traces,
         360 + 24 * len(traces),
         {"title": "base pruning rate", "zeroline": False, "nticks": 10},
@@ -246,54 +250,56 @@ def _panel(title: str, curves: Curves) -> Panel:
     )
 
 
-def is_federated(figure: Labels) -> bool:
-    """Whether a figure is of a federation's round."""
-    return figure["kind"] == "picture" and "base_pruning" in figure and "round" in figure
-
-
 def sheets(figures: Iterable[Labels]) -> list[Sheet]:
-    """One sheet an attack that met several federations, a line each, in the order of their base pruning and rate.
+    """Return one sheet for each attack on several federations, a line each, ordered by base pruning and rate.
 
-    The columns are the pictures that the attack came nearest to in any of them.
+    The columns are the pictures that the attack came nearest to in any federation.
     """
     figures = [figure for figure in figures if is_federated(figure) and figure["png"]]
     called = titles(figures)
     truths: dict[str, dict[Key, Picture]] = {}
     groups: dict[tuple[str, str], dict[tuple[Any, ...], dict[Key, tuple[float, Picture]]]] = {}
     for figure in figures:
-        place, key = federation.place(figure), tuple((each, figure.get(each)) for each in TRUTH)
+        place, key = federation.place(figure), tuple((label, figure.get(label)) for label in TRUTH)
         if figure["attack"] is None:
             truths.setdefault(place, {})[key] = Picture("truth", figure["png"], [])
             continue
         title = name(figure)
-        line = (*(figure.get(each) or 0 for each in ORDER), title)
+        line = (*(figure.get(label) or 0 for label in ORDER), title)
         near = float(figure["scores"].get("psnr") or 0.0)
         lines = groups.setdefault((place, _attack(str(figure["attack"]))), {})
         lines.setdefault(line, {})[key] = near, Picture(title, figure["png"], [])
-    made = []
+    result = []
     for (place, attack), lines in groups.items():
         if len(lines) > 1:
             chosen = _nearest(lines.values())
-            above = ("truth", [truths.get(place, {}).get(key) for key in chosen])
-            below = [
+            truth_line = ("truth", [truths.get(place, {}).get(key) for key in chosen])
+            guess_lines = [
                 (called[line[-1]], [_picture(lines[line], key) for key in chosen]) for line in sorted(lines, key=str)
             ]
-            made.append(Sheet(f"{attack}: {place}", [above, *below]))
-    return made
+            result.append(Sheet(f"{attack}: {place}", [truth_line, *guess_lines]))
+    return result
+
+
+def is_federated(figure: Labels) -> bool:
+    """Return True if a figure is of a federation's round."""
+    return figure["kind"] == "picture" and "base_pruning" in figure and "round" in figure
 
 
 def _nearest(lines: Iterable[Mapping[Key, tuple[float, Picture]]]) -> list[Key]:
+    """Return the truths that any line came nearest to, nearest first."""
     best: dict[Key, float] = {}
-    for found in lines:
-        for key, (near, _) in found.items():
+    for pictures in lines:
+        for key, (near, _) in pictures.items():
             best[key] = max(near, best.get(key, near))
     return sorted(best, key=lambda key: -best[key])[:ACROSS]
 
 
-def _picture(found: Mapping[Key, tuple[float, Picture]], key: Key) -> Picture | None:
-    return found[key][1] if key in found else None
+def _picture(pictures: Mapping[Key, tuple[float, Picture]], key: Key) -> Picture | None:
+    return pictures[key][1] if key in pictures else None
 
 
 def _attack(text: str) -> str:
+    """Return the attack's name, and how it adapts."""
     first, *settings = split(text)
-    return ", ".join([first, *(each.replace("adaptive=", "knowing: ") for each in settings if "adaptive" in each)])
+    return ", ".join([first, *(x.replace("adaptive=", "knowing: ") for x in settings if "adaptive" in x)])

@@ -1,9 +1,4 @@
-"""What attacks on updates recovered: the lines of their table, and the sentences above it.
-
-The gallery of attacks on updates: every truth beside what the attacks made of it.
-
-How the losses of attacks on updates fell.
-"""
+"""Attacks on updates on the page: the table and its verdict, the gallery of pictures, and the curves of the losses."""
 
 from __future__ import annotations
 
@@ -21,31 +16,48 @@ from secateur.report.summary import Cell, Key, Line, lines
 from secateur.report.verdict import Badge
 from secateur.runs.rows import Row
 
-# columns of the table where its lines differ in them
+# labels that become columns of the table if its lines differ in them
 PLACES = ("run", "model", "dataset", "stage", "batch_size", "base_pruning", "defense", "against", "round", "client")
-TRAINED = "weights given"  # the stage of a model that is no longer the untrained one
+TRAINED = "weights given"  # the stage of a model that is not the untrained one
+OPEN = 12  # cards that are open at first
+MOST = 100  # cards on the page; the others are in the run's folder
+CARD = ("run", "model", "dataset", "stage", "batch_size", "seed", "target", "item")  # labels of a truth
+CURVES = 40  # in a plot at most
 Labels = Mapping[str, Any]
 
-OPEN = 12  # cards that are seen at once
-MOST = 100  # cards: the others are in the run's folder
-CARD = ("run", "model", "dataset", "stage", "batch_size", "seed", "target", "item")  # what tells one truth from another
 
-CURVES = 40  # in a plot
+@dataclass(frozen=True)
+class Picture:
+    """One picture of the gallery with the lines of text under it."""
+
+    title: str
+    png: str | None  # base64
+    lines: list[str]
+
+
+@dataclass
+class Card:
+    """One truth and every attack's reconstruction of it."""
+
+    title: str
+    truth: Picture | None = None
+    guesses: list[Picture] = field(default_factory=list)
+    leak: float = -math.inf  # the highest PSNR that an attack reached
 
 
 def is_inversion(row: Row) -> bool:
-    """Whether a row is of an attack on updates."""
+    """Return True if a row is of an attack on updates."""
     return "target" in row.extra
 
 
 def attacked(rows: Iterable[Row]) -> list[Line]:
-    """One line per attack, over all its targets, in the order they were measured; seeds are gathered."""
+    """Return one line an attack, over all its targets and seeds, in the order of measurement."""
     whole = (row for row in rows if is_inversion(row) and row.extra["target"] is None)
     return [line for line in lines(whole) if line.labels["attack"] is not None]
 
 
 def name(labels: Labels) -> str:
-    """An attack, with the defense it met.
+    """Return the name of an attack, with the defense that it met.
 
     Example:
         >>> name({"attack": "ig", "defense": "dgp"}), name({"attack": "ig", "defense": "none"})
@@ -58,14 +70,14 @@ def name(labels: Labels) -> str:
 
 
 def defended(labels: Labels) -> str:
-    """A base pruning and a defense, with the pictures that reconstructions are compared with where these differ."""
+    """Return a base pruning and a defense, and the pictures of the comparison where several are compared."""
     against, base, defense = labels.get("against"), labels.get("base_pruning", "none"), str(labels.get("defense"))
     met = defense if base == "none" else base if defense == "none" else f"{base}, {defense}"
     return met + ("" if against is None else f" (against {against})")
 
 
 def place(figure: Labels) -> str:
-    """Which update it is: of a federation its round and client."""
+    """Return the name of an update; in a federation its round and client."""
     if figure.get("round") is None:
         return f"target {figure['target']}"
     who = "the sum of all clients" if figure.get("client") is None else f"client {figure['client']}"
@@ -73,111 +85,25 @@ def place(figure: Labels) -> str:
 
 
 def where(figure: Labels) -> str:
-    """What the updates of one comparison share: network, data, batches, whether weights were given and labels told.
+    """Return the setting that compared updates share: network, data, batches, given weights and known labels.
 
     Example:
         >>> where({"model": "m", "dataset": "d", "batch_size": 4, "stage": "weights given", "labels": "oracle"})
         'm on d, batches of 4, weights given, labels told'
     """
     size = figure.get("batch_size", 1)
-    told = [setting(figure), *([f"batches of {size}"] if size > 1 else [])]
-    told += [TRAINED] if figure.get("stage") == TRAINED else []
-    return ", ".join([*told, *(["labels told"] if figure.get("labels") == "oracle" else [])])
+    parts = [setting(figure), *([f"batches of {size}"] if size > 1 else [])]
+    parts += [TRAINED] if figure.get("stage") == TRAINED else []
+    return ", ".join([*parts, *(["labels told"] if figure.get("labels") == "oracle" else [])])
 
 
 def threat(line: Line) -> str:
-    """Who the attacker is and what it knows."""
+    """Return the attacker's threat model and knowledge."""
     return f"{str(line.labels['threat']).removesuffix('.')}. Told here: {line.labels['knows']}."
 
 
-def badge(found: Sequence[Line]) -> Badge:
-    """Whether even one picture is recognisable, or more are nearest to their own truths than chance allows.
-
-    An attack that failed on targets has shown nothing of them: its silence is no good news.
-    """
-    judged = [line for line in found if "recognisable" in line.cells]
-    if found and all(map(_failed, found)):
-        return Badge("Nothing was measured", "doubtful")
-    if not judged:
-        return Badge("Look at the pictures", "doubtful")
-    if any(map(_leaks, judged)):
-        return Badge("Training pictures come back", "bad")
-    if any(line.value("failed") for line in judged):
-        return Badge("No picture was recognised where attacks did not fail", "doubtful")
-    return Badge("No picture was recognised", "good")
-
-
-def verdict(found: Sequence[Line]) -> list[str]:
-    """What the attacks recovered, in sentences."""
-    known = [line for line in found if line.value("psnr") is not None]
-    if not known:
-        unseen = ["There is no truth to compare with: look at the pictures."] if found else []
-        return [*unseen, *failures(found)]
-    failed = failures(known)
-    known = [line for line in known if not _failed(line)]
-    if not known:
-        return failed
-    best = max(known, key=lambda line: (line.value("recognisable") or 0, line.value("psnr_max") or 0))
-    told = {
-        metric: _told(best, metric) for metric in ("recognisable", "psnr_median", "psnr_min", "psnr_max", "psnr_grey")
-    }
-    recovered = f"recovers most: {told['recognisable']} of its pictures are recognisable"
-    if not best.value("recognisable"):
-        recovered = "comes nearest: no picture is recognisable"
-    sentences = [
-        f"{name(best.labels)} {recovered}. Their PSNR is {told['psnr_median']} in the median, from {told['psnr_min']} "
-        f"to {told['psnr_max']}; a grey picture has {told['psnr_grey']}."
-    ]
-    sentences += _nearest(known)
-    guessed = [line for line in known if line.value("label_accuracy") is not None]
-    if guessed:
-        most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
-        sentences.append(f"{name(most.labels)} finds {_told(most, 'label_accuracy')} of the labels.")
-    sentences += plain_only(known) + failed
-    if all(line.labels.get("stage") == "untrained" for line in found):
-        sentences.append("The model was untrained, where updates reveal most.")
-    return sentences
-
-
-def _nearest(found: Iterable[Line]) -> list[str]:
-    """What the badge goes by where no picture is recognisable, and yet more are nearest to their own than by chance."""
-    hidden = [line for line in found if not line.value("recognisable") and _above_chance(line)]
-    if not hidden:
-        return []
-    most = max(hidden, key=lambda line: line.value("identified") or 0)
-    share, chance = _told(most, "identified"), _told(most, "identified_chance")
-    return [f"{name(most.labels)} brings {share} of its pictures nearest to their own truth of all; chance: {chance}."]
-
-
-def failures(found: Iterable[Line]) -> list[str]:
-    """A sentence for each attack that failed on targets, of which nothing is known then."""
-    sentences = []
-    for line in found:
-        if share := line.value("failed"):
-            which = "every target" if _failed(line) else f"{share:.0%} of its targets"
-            why = "it gave nothing, or all its trials diverged"
-            sentences.append(f"{name(line.labels)} failed on {which} ({why}): nothing was measured there.")
-    return sentences
-
-
-def plain_only(found: Iterable[Line]) -> list[str]:
-    """A sentence for each defense under which a plain attacker finds no picture, and one who knows of it does."""
-    groups: dict[tuple[str, str], list[Line]] = {}
-    for line in found:
-        if line.labels.get("defense") not in (None, "none"):
-            groups.setdefault((setting(line.labels), defended(line.labels)), []).append(line)
-    sentences = []
-    for (_, met), group in groups.items():
-        plain = [line for line in group if not line.labels["adaptive"]]
-        knowing = [str(line.labels["attack"]) for line in group if line.labels["adaptive"] and _leaks(line)]
-        if plain and knowing and not any(map(_leaks, plain)):
-            told = f"{', '.join(knowing)} {'brings' if len(knowing) == 1 else 'bring'} pictures back"
-            sentences.append(f"{met} stands only against the plain attacker: {told}.")
-    return sentences
-
-
 def facts(labelled: Iterable[Labels]) -> dict[str, str]:
-    """What was attacked, from the labels of rows and figures."""
+    """Return the facts of the attacked updates, from the labels of rows and figures."""
     labelled = list(labelled)
 
     def told(name: str) -> str:
@@ -190,47 +116,115 @@ def facts(labelled: Iterable[Labels]) -> dict[str, str]:
     return {title: told(name) for title, name in names.items()} | {"Updates attacked": str(len(targets))}
 
 
+def badge(found: Sequence[Line]) -> Badge:
+    """Judge whether a picture is recognisable, or more are nearest to their own truths than chance allows.
+
+    An attack that failed on targets measured nothing there, which is no sign of safety.
+    """
+    scored = [line for line in found if "recognisable" in line.cells]
+    if found and all(map(_failed, found)):
+        return Badge("Nothing was measured", "doubtful")
+    if not scored:
+        return Badge("Look at the pictures", "doubtful")
+    if any(map(_leaks, scored)):
+        return Badge("Training pictures come back", "bad")
+    if any(line.value("failed") for line in scored):
+        return Badge("No picture was recognised where attacks did not fail", "doubtful")
+    return Badge("No picture was recognised", "good")
+
+
+def verdict(found: Sequence[Line]) -> list[str]:
+    """Return in sentences what the attacks recovered."""
+    known = [line for line in found if line.value("psnr") is not None]
+    if not known:
+        unseen = ["There is no truth to compare with: look at the pictures."] if found else []
+        return [*unseen, *failures(found)]
+    failed = failures(known)
+    known = [line for line in known if not _failed(line)]
+    if not known:
+        return failed
+    best = max(known, key=lambda line: (line.value("recognisable") or 0, line.value("psnr_max") or 0))
+    values = {
+        metric: _value(best, metric) for metric in ("recognisable", "psnr_median", "psnr_min", "psnr_max", "psnr_grey")
+    }
+    recovered = f"recovers most: {values['recognisable']} of its pictures are recognisable"
+    if not best.value("recognisable"):
+        recovered = "comes nearest: no picture is recognisable"
+    sentences = [
+        f"{name(best.labels)} {recovered}. Their PSNR is {values['psnr_median']} in the median, "
+        f"from {values['psnr_min']} to {values['psnr_max']}; a grey picture has {values['psnr_grey']}."
+    ]
+    sentences += _nearest(known)
+    guessed = [line for line in known if line.value("label_accuracy") is not None]
+    if guessed:
+        most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
+        sentences.append(f"{name(most.labels)} finds {_value(most, 'label_accuracy')} of the labels.")
+    sentences += plain_only(known) + failed
+    if all(line.labels.get("stage") == "untrained" for line in found):
+        sentences.append("The model was untrained, where updates reveal most.")
+    return sentences
+
+
+def _nearest(found: Iterable[Line]) -> list[str]:
+    """Return a sentence if no picture is recognisable, but more than chance are nearest to their own truths."""
+    hidden = [line for line in found if not line.value("recognisable") and _above_chance(line)]
+    if not hidden:
+        return []
+    most = max(hidden, key=lambda line: line.value("identified") or 0)
+    share, chance = _value(most, "identified"), _value(most, "identified_chance")
+    return [f"{name(most.labels)} brings {share} of its pictures nearest to their own truth of all; chance: {chance}."]
+
+
+def failures(found: Iterable[Line]) -> list[str]:
+    """Return a sentence for each attack that failed on targets, where nothing was measured."""
+    sentences = []
+    for line in found:
+        if share := line.value("failed"):
+            which = "every target" if _failed(line) else f"{share:.0%} of its targets"
+            why = "it gave nothing, or all its trials diverged"
+            sentences.append(f"{name(line.labels)} failed on {which} ({why}): nothing was measured there.")
+    return sentences
+
+
+def plain_only(found: Iterable[Line]) -> list[str]:
+    """Return a sentence for each defense that stands against the plain attacker and not against an adaptive one."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in found:
+        if line.labels.get("defense") not in (None, "none"):
+            groups.setdefault((setting(line.labels), defended(line.labels)), []).append(line)
+    sentences = []
+    for (_, met), group in groups.items():
+        plain = [line for line in group if not line.labels["adaptive"]]
+        knowing = [str(line.labels["attack"]) for line in group if line.labels["adaptive"] and _leaks(line)]
+        if plain and knowing and not any(map(_leaks, plain)):
+            outcome = f"{', '.join(knowing)} {'brings' if len(knowing) == 1 else 'bring'} pictures back"
+            sentences.append(f"{met} stands only against the plain attacker: {outcome}.")
+    return sentences
+
+
 def _failed(line: Line) -> bool:
-    """Whether the attack failed on every target."""
+    """Return True if the attack failed on every target."""
     return (line.value("failed") or 0) >= 1
 
 
 def _leaks(line: Line) -> bool:
+    """Return True if a picture is recognisable, or more than chance are nearest to their own truths."""
     return bool(line.value("recognisable")) or _above_chance(line)
 
 
 def _above_chance(line: Line) -> bool:
-    """More often nearest to its own truth than by chance, by the low end of the interval."""
+    """Return True if the low end of the share that is nearest to its own truth is above chance."""
     if (cell := line.cells.get("identified")) is None:
         return False
     return (cell.low if cell.low is not None else cell.value or 0.0) > (line.value("identified_chance") or 0.0)
 
 
-def _told(line: Line, metric: str) -> str:
+def _value(line: Line, metric: str) -> str:
     return shown(line.cells.get(metric), metric, interval=False)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One picture of the gallery with what stands under it."""
-
-    title: str
-    png: str | None  # base64
-    lines: list[str]
-
-
-@dataclass
-class Card:
-    """One truth and what every attack made of it."""
-
-    title: str
-    truth: Picture | None = None
-    guesses: list[Picture] = field(default_factory=list)
-    leak: float = -math.inf  # the highest PSNR that an attack reached
-
-
 def gallery(figures: Iterable[Labels]) -> list[Card]:
-    """One card a truth, the one that an attack came nearest to first."""
+    """Return one card a truth, ordered by the highest PSNR that an attack reached."""
     cards: dict[Key, Card] = {}
     pictures = [figure for figure in figures if figure["kind"] == "picture"]
     settings = {(setting(figure), figure["batch_size"]) for figure in pictures}
@@ -246,19 +240,6 @@ def gallery(figures: Iterable[Labels]) -> list[Card]:
     return sorted(cards.values(), key=lambda card: -card.leak)
 
 
-def _guess(figure: Labels) -> Picture:
-    scores = figure["scores"]
-    told = [f"{PICTURE[name]} {shown(Cell(float(x), None, None), name)}" for name, x in scores.items() if x is not None]
-    if not figure["found"]:
-        told = ["nothing found", *told]
-    if figure.get("unfinished"):
-        told = ["unfinished", *told]
-    attack, *set_ = split(str(figure["attack"]))
-    told = [*set_, *(["labels told"] if figure["labels"] == "oracle" else []), *told]
-    believed = [] if figure["label"] is None else [f"label {figure['label']}"]
-    return Picture(name({**figure, "attack": attack}), figure["png"], told + believed)
-
-
 def _title(figure: Labels, several: bool, staged: bool) -> str:
     size = figure["batch_size"]
     parts = [setting(figure)] if several or figure.get("run") else []
@@ -271,22 +252,37 @@ def _title(figure: Labels, several: bool, staged: bool) -> str:
     return ", ".join(parts)
 
 
+def _guess(figure: Labels) -> Picture:
+    scores = figure["scores"]
+    texts = [
+        f"{PICTURE[name]} {shown(Cell(float(x), None, None), name)}" for name, x in scores.items() if x is not None
+    ]
+    if not figure["found"]:
+        texts = ["nothing found", *texts]
+    if figure.get("unfinished"):
+        texts = ["unfinished", *texts]
+    attack, *settings = split(str(figure["attack"]))
+    texts = [*settings, *(["labels told"] if figure["labels"] == "oracle" else []), *texts]
+    believed = [] if figure["label"] is None else [f"label {figure['label']}"]
+    return Picture(name({**figure, "attack": attack}), figure["png"], texts + believed)
+
+
 def losses(figures: Iterable[Labels]) -> list[View]:
-    """One view for each attack: how its own loss fell, a curve a target."""
+    """Return one view for each attack: its own loss by iteration, a curve a target."""
     groups: dict[Key, list[Labels]] = {}
     for figure in figures:
         if figure["kind"] == "loss":
             groups.setdefault((("where", where(figure)), ("attack", name(figure))), []).append(figure)
     several = len({key[0] for key in groups}) > 1
     views = []
-    for (shared, attack), found in groups.items():
+    for (shared, attack), group in groups.items():
         label = f"{shared[1]}: {attack[1]}" if several else str(attack[1])
-        views.append(View(label, [_curves(label, found)]))
+        views.append(View(label, [_curves(label, group)]))
     return views
 
 
-def _curves(title: str, found: Sequence[Labels]) -> Panel:
-    drawn = found[:CURVES]
+def _curves(title: str, figures: Sequence[Labels]) -> Panel:
+    drawn = figures[:CURVES]
     traces: list[Part] = []
     ends: list[float] = []
     for number, figure in enumerate(drawn):
@@ -295,12 +291,12 @@ def _curves(title: str, found: Sequence[Labels]) -> Panel:
         ends += values[-1:]
         name = place(figure) + (f", seed {figure['seed']}" if figure["seed"] else "")
         style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 1.5}
-        more = {"x": list(steps), "y": short(values), "name": name, "line": style}
+        data = {"x": list(steps), "y": short(values), "name": name, "line": style}
         traces.append(
-            {"type": "scatter", "mode": "lines", "hovertemplate": f"{name}: %{{y:.3g}}<extra></extra>"} | more
+            {"type": "scatter", "mode": "lines", "hovertemplate": f"{name}: %{{y:.3g}}<extra></extra>"} | data
         )
-    every = [float(y) for trace in traces for y in trace["y"]]
-    left = f" (the first {CURVES} of {len(found)} targets)" if len(found) > CURVES else ""
+    values_drawn = [float(y) for trace in traces for y in trace["y"]]
+    left = f" (the first {CURVES} of {len(figures)} targets)" if len(figures) > CURVES else ""
     reach = f"it ends between {min(ends):.3g} and {max(ends):.3g}" if ends else "no finite loss"
     return panel(
         f"{title}{left}",
@@ -308,13 +304,13 @@ def _curves(title: str, found: Sequence[Labels]) -> Panel:
         traces,
         340,
         {"title": "iteration", "zeroline": False, "nticks": 8},
-        {"title": "the attack's loss", "zeroline": False, "nticks": 6} | _scale(every),
+        {"title": "the attack's loss", "zeroline": False, "nticks": 6} | _scale(values_drawn),
         showlegend=False,
     )
 
 
 def _scale(values: Sequence[float]) -> Part:
-    """A logarithmic axis where it can be one: labelled at powers of ten, or at 1, 2 and 5 where there are few of these.
+    """Return a logarithmic axis if the values allow one: labels at powers of ten, or at 1, 2 and 5 over few decades.
 
     Example:
         >>> [_scale(ends).get("dtick") for ends in ([1e-12, 1.0], [1e-4, 1.0], [0.002, 0.03], [0.7, 1.1])]

@@ -1,8 +1,6 @@
-"""Plots of federations over sub-models: the plane of accuracy and exposure, and the rounds.
+"""Plots of federations over sub-models: accuracy against exposure, advantage by data size, rounds, and trained cells.
 
-Pictures of which cells of a layer each group of clients trains (mapp_fl Figure 2).
-
-Whether clients with less data are exposed more: every client's advantage against its data size (mapp_fl Fig. 1a).
+Advantage by data size is mapp_fl Fig. 1a, the cells that each group of clients trains mapp_fl Fig. 2.
 """
 
 from __future__ import annotations
@@ -18,19 +16,182 @@ from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, s
 from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
 from secateur.runs.rows import Row
 
-GROUPS = 16  # different parts that are drawn each by itself: as many as groups of MaPP-FL at most
+GROUPS = 16  # different parts with a plot each: as many as MaPP-FL has groups at most
 NAMED = 12  # clients of a part that are named
 FRAME = {"zeroline": False, "showgrid": False, "showline": True, "mirror": True, "linecolor": GREY}
 FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
-
+UNDER = {"orientation": "h", "y": -0.25, "yanchor": "top"}
 BESIDE = 0.05  # decades of the axis beyond its first and last tick
 Point = tuple[int, float]  # data size and advantage
+Cells = tuple[tuple[int, ...], tuple[int, ...]]  # the output and the input channels of a part of a layer
 
-UNDER = {"orientation": "h", "y": -0.25, "yanchor": "top"}
+
+def planes(lines: Sequence[Party]) -> list[View]:
+    """Return one view a data set and attack, a colour a rule.
+
+    The plots are the average client's accuracy against its advantage, and every client's advantage by data size.
+    """
+    places: dict[str, list[Federated]] = {}
+    for each in federations(lines):
+        if each.accuracy is not None and each.advantage is not None:
+            places.setdefault(_place(each), []).append(each)
+    views = []
+    for place, group in places.items():
+        curves, place_lines = _named_curves(group), [line for line in lines if _place(line) == place]
+        count = len(set(curves.values()))
+        common = {"height": 440 + 22 * count, "legend": UNDER, "showlegend": count > 1}
+        views.append(
+            View(place, [_plane(group, curves, **common), by_size(place_lines, curves, **common)], _sentence(group))
+        )
+    return views
+
+
+def _named_curves(found: Sequence[Federated]) -> dict[str, str]:
+    """Return the curve of each federation, by its name: kept cells get their own curve only beside zeroed ones."""
+    plain = {each.name: name(dict(each.labels) | {"uncovered": None}) for each in found}
+    without_large = Counter(plain[own] for own in {x.name for x in found if x.labels["large_clients"] == 0})
+    return {own: base if without_large[base] < 2 else own for own, base in plain.items()}
+
+
+def _place(each: Federated | Party) -> str:
+    """Return the data set and the attack of a federation or a party."""
+    return f"{each.labels['dataset']}, {each.attack}"
+
+
+def _plane(found: Sequence[Federated], curves: Mapping[str, str], **layout: Any) -> Panel:
+    """Plot the average client's accuracy against its advantage, a curve a rule."""
+    traces: list[Part] = []
+    ordered = sorted(found, key=lambda each: each.labels["large_clients"])
+    for number, rule in enumerate(dict.fromkeys(curves.values())):
+        same_rule = [each for each in ordered if curves[each.name] == rule]
+        colour = cycle(PALETTE, number)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers+text" if len(same_rule) > 1 else "markers+text",
+                "x": short(_at(each)[0] for each in same_rule),
+                "y": short(_at(each)[1] for each in same_rule),
+                "text": [str(each.labels["large_clients"]) for each in same_rule],
+                "textposition": "top center",
+                "name": rule,
+                "marker": {"size": 10, "color": colour, "symbol": cycle(SYMBOLS, number // len(PALETTE))},
+                "line": {"width": 1, "color": colour, "dash": "dot"},
+                "hovertemplate": f"{rule}, %{{text}} large clients: %{{x:.1%}}, advantage %{{y:.1%}}<extra></extra>",
+            }
+        )
+    values = "; ".join(
+        f"{each.name} with {each.labels['large_clients']} large {100 * _at(each)[0]:.1f}%, {100 * _at(each)[1]:.1f}%"
+        for each in found
+    )
+    return panel(
+        "The average client: accuracy against advantage",
+        f"Accuracy and membership advantage of the average client: {values}.",
+        traces,
+        xaxis={"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
+        yaxis={"title": f"advantage of {found[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
+        **layout,
+    )
+
+
+def _at(each: Federated) -> tuple[float, float]:
+    """Return the average client's accuracy and advantage."""
+    accuracy, advantage = each.accuracy, each.advantage
+    return (accuracy.value or 0.0 if accuracy else 0.0), (advantage.value or 0.0 if advantage else 0.0)
+
+
+def _sentence(found: Sequence[Federated]) -> str:
+    """Return the front in words: no federation is both more accurate and less exposed."""
+    front = [
+        line.name + f" ({line.labels['large_clients']} large)"
+        for line in found
+        if not any(
+            _at(other)[0] >= _at(line)[0] and _at(other)[1] <= _at(line)[1] and _at(other) != _at(line)
+            for other in found
+        )
+    ]
+    sentence = f"By the means nobody is both more accurate and less exposed than {' or '.join(front)}."
+    return sentence if len(found) > 1 else ""
+
+
+def by_size(lines: Sequence[Party], curves: Mapping[str, str], **layout: object) -> Panel:
+    """Plot a point for each client and seed; colours as on the plane, `curves` by the federations' names."""
+    clients = [line for line in lines if line.client is not None]
+    traces: list[Part] = []
+    for number, rule in enumerate(dict.fromkeys(curves.values())):
+        points = sorted(point for line in clients if curves.get(line.rule) == rule for point in _points(line))
+        mark = {"size": 7, "color": cycle(PALETTE, number), "symbol": cycle(SYMBOLS, number // len(PALETTE))}
+        data = {"x": [size for size, _ in points], "y": short(advantage for _, advantage in points), "marker": mark}
+        hover = f"{rule}: %{{x}} examples, advantage %{{y:.1%}}<extra></extra>"
+        traces.append({"type": "scatter", "mode": "markers", "name": rule, "hovertemplate": hover} | data)
+    ticks = _ticks([size for line in clients for size, _ in _points(line)])
+    ends = [math.log10(ticks[0]) - BESIDE, math.log10(ticks[-1]) + BESIDE]
+    log = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+    return panel(
+        "Every client: advantage against data size",
+        "The advantage on every client by how many examples it holds; r in the table above tells how they go together.",
+        traces,
+        xaxis={"title": "examples of the client"} | log,
+        yaxis={"title": f"advantage of {lines[0].attack}", "tickformat": ".0%", "zerolinecolor": GREY, "nticks": 8},
+        **layout,  # type: ignore[arg-type]
+    )
+
+
+def _points(line: Party) -> list[Point]:
+    """Return data size and advantage of a client for each seed."""
+    rows = line.rows.get("advantage", ())
+    return [(row.extra["data_size"], row.value) for row in rows if row.value is not None]
+
+
+def _ticks(sizes: Sequence[int]) -> list[int]:
+    """Return the ticks 1, 2, 5, 10, ... that enclose the sizes.
+
+    Example:
+        >>> _ticks([16, 120])
+        [10, 20, 50, 100, 200]
+    """
+    low, high = math.floor(math.log10(max(1, min(sizes)))), math.ceil(math.log10(max(sizes)))
+    all_ticks = [digit * 10**power for power in range(low, high + 1) for digit in (1, 2, 5)]
+    under = [tick for tick in all_ticks if tick <= min(sizes)]
+    over = next((tick for tick in all_ticks if tick >= max(sizes)), all_ticks[-1])
+    return [tick for tick in all_ticks if (under or [1])[-1] <= tick <= over]
+
+
+def over_rounds(rows: Sequence[Row]) -> list[View]:
+    """Return one view a data set: the server's accuracy by round, a curve a federation."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for row in rows:
+        whole = is_submodel(row) and row.extra.get("client") is None and "scope" not in row.extra
+        if whole and row.metric == "test_accuracy" and row.value is not None and "round" in row.extra:
+            title = f"{name(labels_of(row))}, {row.extra['large_clients']} large"
+            own = curves.setdefault(row.dataset, {}).setdefault(title, {})
+            own.setdefault(row.extra["round"], []).append(row.value)
+    several = {place: own for place, own in curves.items() if any(len(points) > 1 for points in own.values())}
+    return [View(place, [_curves(own)]) for place, own in several.items()]
+
+
+def _curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
+    traces: list[Part] = []
+    for number, (title, points) in enumerate(curves.items()):
+        means = {at: sum(values) / len(values) for at, values in sorted(points.items())}
+        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
+        data = {"x": list(means), "y": short(means.values()), "name": title, "line": style}
+        traces.append({"type": "scatter", "mode": "lines", "hovertemplate": "round %{x}: %{y:.1%}"} | data)
+    ends = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
+    span = max(trace["x"][-1] for trace in traces) - min(trace["x"][0] for trace in traces)
+    return panel(
+        "The server's accuracy over rounds",
+        f"Test accuracy of the server by round; in the last: {ends}.",
+        traces,
+        340 + 22 * len(traces),
+        {"title": "round", "zeroline": False, "dtick": max(1, math.ceil(span / 8))},
+        {"title": "test accuracy", "tickformat": ".1~%", "zeroline": False, "nticks": 6},
+        showlegend=len(traces) > 1,
+        legend=UNDER,
+    )
 
 
 def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
-    """One view a federation: how many clients train each cell of a layer, and the parts that groups of them train."""
+    """Return one view a federation: the number of clients that train each cell of a layer, and the parts of groups."""
     views: dict[str, View] = {}
     for figure in figures:
         if figure["kind"] == "cells" and any(not _is_whole(figure, part) for part in _parts(figure)):
@@ -39,7 +200,21 @@ def cells(figures: Iterable[Mapping[str, Any]]) -> list[View]:
     return list(views.values())
 
 
+def _parts(figure: Mapping[str, Any]) -> dict[Cells, list[int]]:
+    """Return the different parts of the layer, each with the clients that train it."""
+    parts: dict[Cells, list[int]] = {}
+    for trained in figure["trained"]:
+        parts.setdefault((tuple(trained["outputs"]), tuple(trained["inputs"])), []).append(trained["client"])
+    return parts
+
+
+def _is_whole(figure: Mapping[str, Any], part: Cells) -> bool:
+    """Return True if a part is the whole layer."""
+    return bool(len(part[0]) * len(part[1]) == figure["outputs"] * figure["inputs"])
+
+
 def _heat(figure: Mapping[str, Any]) -> list[Panel]:
+    """Plot the cells of all clients, then of each group."""
     parts = _parts(figure)
     everyone = [client for clients in parts.values() for client in clients]
     panels = [_map(figure, parts, f"layer {figure['layer']}: how many of {len(everyone)} clients train each cell")]
@@ -50,7 +225,7 @@ def _heat(figure: Mapping[str, Any]) -> list[Panel]:
 
 
 def _named(clients: Sequence[int]) -> str:
-    """Whose part it is, of many clients the first.
+    """Return the names of the clients of a part, of many the first.
 
     Example:
         >>> _named([3]), _named([2, 6]), _named(range(0, 40, 2))
@@ -61,21 +236,8 @@ def _named(clients: Sequence[int]) -> str:
     return f"client {named}" if len(clients) == 1 else f"clients {named}"
 
 
-def _is_whole(figure: Mapping[str, Any], part: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    return bool(len(part[0]) * len(part[1]) == figure["outputs"] * figure["inputs"])
-
-
-def _parts(figure: Mapping[str, Any]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """The different parts of the layer, each with the clients that train it."""
-    parts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for each in figure["trained"]:
-        parts.setdefault((tuple(each["outputs"]), tuple(each["inputs"])), []).append(each["client"])
-    return parts
-
-
-def _map(
-    figure: Mapping[str, Any], parts: Mapping[tuple[tuple[int, ...], tuple[int, ...]], Sequence[int]], title: str
-) -> Panel:
+def _map(figure: Mapping[str, Any], parts: Mapping[Cells, Sequence[int]], title: str) -> Panel:
+    """Plot the number of clients that train each cell."""
     counts = [[0] * figure["inputs"] for _ in range(figure["outputs"])]
     for (outputs, inputs), clients in parts.items():
         for row in outputs:
@@ -104,165 +266,8 @@ def _map(
 
 
 def _heat_sentence(figure: Mapping[str, Any]) -> str:
+    """Return the number of different parts and their share of the cells in words."""
     parts = _parts(figure)
     covered = {(row, column) for outputs, inputs in parts for row in outputs for column in inputs}
     share = len(covered) / (figure["outputs"] * figure["inputs"])
     return f"In the last round {len(parts)} different parts were trained, together {100 * share:.0f} % of the cells."
-
-
-def by_size(lines: Sequence[Party], curves: Mapping[str, str], **layout: object) -> Panel:
-    """A point a client and seed; colours as on the plane, whose curves these are, by the federations' names."""
-    clients = [line for line in lines if line.client is not None]
-    traces: list[Part] = []
-    for number, rule in enumerate(dict.fromkeys(curves.values())):
-        points = sorted(point for line in clients if curves.get(line.rule) == rule for point in _points(line))
-        mark = {"size": 7, "color": cycle(PALETTE, number), "symbol": cycle(SYMBOLS, number // len(PALETTE))}
-        own = {"x": [size for size, _ in points], "y": short(advantage for _, advantage in points), "marker": mark}
-        shown = f"{rule}: %{{x}} examples, advantage %{{y:.1%}}<extra></extra>"
-        traces.append({"type": "scatter", "mode": "markers", "name": rule, "hovertemplate": shown} | own)
-    ticks = _ticks([size for line in clients for size, _ in _points(line)])
-    ends = [math.log10(ticks[0]) - BESIDE, math.log10(ticks[-1]) + BESIDE]
-    log = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
-    return panel(
-        "Every client: advantage against data size",
-        "The advantage on every client by how many examples it holds; r in the table above tells how they go together.",
-        traces,
-        xaxis={"title": "examples of the client"} | log,
-        yaxis={"title": f"advantage of {lines[0].attack}", "tickformat": ".0%", "zerolinecolor": GREY, "nticks": 8},
-        **layout,  # type: ignore[arg-type]
-    )
-
-
-def _points(line: Party) -> list[Point]:
-    rows = line.rows.get("advantage", ())
-    return [(row.extra["data_size"], row.value) for row in rows if row.value is not None]
-
-
-def _ticks(sizes: Sequence[int]) -> list[int]:
-    """1, 2, 5, 10, ... as far as the sizes go, those beside them included.
-
-    Example:
-        >>> _ticks([16, 120])
-        [10, 20, 50, 100, 200]
-    """
-    low, high = math.floor(math.log10(max(1, min(sizes)))), math.ceil(math.log10(max(sizes)))
-    all_ticks = [digit * 10**power for power in range(low, high + 1) for digit in (1, 2, 5)]
-    under = [tick for tick in all_ticks if tick <= min(sizes)]
-    over = next((tick for tick in all_ticks if tick >= max(sizes)), all_ticks[-1])
-    return [tick for tick in all_ticks if (under or [1])[-1] <= tick <= over]
-
-
-def over_rounds(rows: Sequence[Row]) -> list[View]:
-    """One view a data set: the server's accuracy by round, a curve a federation."""
-    curves: dict[str, dict[str, dict[int, list[float]]]] = {}
-    for row in rows:
-        whole = is_submodel(row) and row.extra.get("client") is None and "scope" not in row.extra
-        if whole and row.metric == "test_accuracy" and row.value is not None and "round" in row.extra:
-            title = f"{name(labels_of(row))}, {row.extra['large_clients']} large"
-            own = curves.setdefault(row.dataset, {}).setdefault(title, {})
-            own.setdefault(row.extra["round"], []).append(row.value)
-    several = {place: own for place, own in curves.items() if any(len(points) > 1 for points in own.values())}
-    return [View(place, [_curves(own)]) for place, own in several.items()]
-
-
-def _curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
-    traces: list[Part] = []
-    for number, (title, points) in enumerate(found.items()):
-        means = {at: sum(values) / len(values) for at, values in sorted(points.items())}
-        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
-        own = {"x": list(means), "y": short(means.values()), "name": title, "line": style}
-        traces.append({"type": "scatter", "mode": "lines", "hovertemplate": "round %{x}: %{y:.1%}"} | own)
-    said = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in traces)
-    span = max(trace["x"][-1] for trace in traces) - min(trace["x"][0] for trace in traces)
-    return panel(
-        "The server's accuracy over rounds",
-        f"Test accuracy of the server by round; in the last: {said}.",
-        traces,
-        340 + 22 * len(traces),
-        {"title": "round", "zeroline": False, "dtick": max(1, math.ceil(span / 8))},
-        {"title": "test accuracy", "tickformat": ".1~%", "zeroline": False, "nticks": 6},
-        showlegend=len(traces) > 1,
-        legend=UNDER,
-    )
-
-
-def planes(lines: Sequence[Party]) -> list[View]:
-    """One view a data set and attack, a colour a rule.
-
-    The average client's accuracy against its advantage, and every client's advantage against its data size.
-    """
-    places: dict[str, list[Federated]] = {}
-    for each in federations(lines):
-        if each.accuracy is not None and each.advantage is not None:
-            places.setdefault(_place(each), []).append(each)
-    views = []
-    for place, found in places.items():
-        curves, own = _named_curves(found), [line for line in lines if _place(line) == place]
-        count = len(set(curves.values()))
-        common = {"height": 440 + 22 * count, "legend": UNDER, "showlegend": count > 1}
-        views.append(View(place, [_plane(found, curves, **common), by_size(own, curves, **common)], _sentence(found)))
-    return views
-
-
-def _named_curves(found: Sequence[Federated]) -> dict[str, str]:
-    """The curve of each federation, by its name: kept cells have one of their own only beside zeroed ones."""
-    plain = {each.name: name(dict(each.labels) | {"uncovered": None}) for each in found}
-    without_large = Counter(plain[own] for own in {x.name for x in found if x.labels["large_clients"] == 0})
-    return {own: base if without_large[base] < 2 else own for own, base in plain.items()}
-
-
-def _place(each: Federated | Party) -> str:
-    return f"{each.labels['dataset']}, {each.attack}"
-
-
-def _plane(found: Sequence[Federated], curves: Mapping[str, str], **layout: Any) -> Panel:
-    traces: list[Part] = []
-    ordered = sorted(found, key=lambda each: each.labels["large_clients"])
-    for number, rule in enumerate(dict.fromkeys(curves.values())):
-        own = [each for each in ordered if curves[each.name] == rule]
-        colour = cycle(PALETTE, number)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers+text" if len(own) > 1 else "markers+text",
-                "x": short(_at(each)[0] for each in own),
-                "y": short(_at(each)[1] for each in own),
-                "text": [str(each.labels["large_clients"]) for each in own],
-                "textposition": "top center",
-                "name": rule,
-                "marker": {"size": 10, "color": colour, "symbol": cycle(SYMBOLS, number // len(PALETTE))},
-                "line": {"width": 1, "color": colour, "dash": "dot"},
-                "hovertemplate": f"{rule}, %{{text}} large clients: %{{x:.1%}}, advantage %{{y:.1%}}<extra></extra>",
-            }
-        )
-    said = "; ".join(
-        f"{each.name} with {each.labels['large_clients']} large {100 * _at(each)[0]:.1f}%, {100 * _at(each)[1]:.1f}%"
-        for each in found
-    )
-    return panel(
-        "The average client: accuracy against advantage",
-        f"Accuracy and membership advantage of the average client: {said}.",
-        traces,
-        xaxis={"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
-        yaxis={"title": f"advantage of {found[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
-        **layout,
-    )
-
-
-def _at(each: Federated) -> tuple[float, float]:
-    """The average client's accuracy and advantage."""
-    accuracy, advantage = each.accuracy, each.advantage
-    return (accuracy.value or 0.0 if accuracy else 0.0), (advantage.value or 0.0 if advantage else 0.0)
-
-
-def _sentence(found: Sequence[Federated]) -> str:
-    """Who lies on the front: nobody is both more accurate and less exposed."""
-    front = [
-        one.name + f" ({one.labels['large_clients']} large)"
-        for one in found
-        if not any(
-            _at(other)[0] >= _at(one)[0] and _at(other)[1] <= _at(one)[1] and _at(other) != _at(one) for other in found
-        )
-    ]
-    said = f"By the means nobody is both more accurate and less exposed than {' or '.join(front)}."
-    return said if len(found) > 1 else ""

@@ -1,8 +1,7 @@
-"""Theorems as plots: those of dgp and priprune beside what was measured.
+"""Theorems beside measurements: dgp's Proposition 1 (Fig. 1) and priprune's Theorem 4.1.
 
-Fig. 1 of dgp: the error of every reconstruction by how far the update was from the gradient.
-
-Theorem 4.1 of priprune beside measured leakage: NMI, and the bound in both forms, along what varied.
+dgp: the error of every reconstruction by the distance of the update from the gradient. priprune: NMI and the bound
+in both forms, along each varied setting.
 """
 
 from __future__ import annotations
@@ -17,33 +16,30 @@ from secateur.report.audit import View, setting
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, alone, cycle, panel, short, thin
 from secateur.runs.rows import Row
 
-STUDY = "theory"  # what dgp_theory's rows say their study is
+STUDY = "theory"  # the `study` of rows from studies/dgp/distance.py
 MEASURES = ("relative_distance", "error", "bound", "bound_by_sent")
-Values = dict[str, float]
-
 NMI, CHANCE = "nmi_256", "nmi_256_chance"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One target under one defense, with what Proposition 1 says of its reconstruction."""
-
-    defense: str
-    target: str
-    distance: float  # of what was sent from the gradient, relative to the gradient
-    error: float
-    bound: float  # Eq. 2
-    by_sent: float  # with what was sent in the place of the reconstruction's gradient
-
-
 BOUNDS: dict[str, tuple[Callable[[Point], float], str]] = {  # each with its mark
     "at least, by Eq. 2": (lambda point: point.bound, "line-ew-open"),
     "at least, by what was sent": (lambda point: point.by_sent, "triangle-up-open"),
 }
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One target under one defense, with the bounds of Proposition 1 on its reconstruction error."""
+
+    defense: str
+    target: str
+    distance: float  # of the sent update from the gradient, relative to the gradient
+    error: float
+    bound: float  # Eq. 2
+    by_sent: float  # Eq. 2 with the sent update in place of the reconstruction's gradient
 
 
 def by_distance(rows: Iterable[Row]) -> list[View]:
-    """One view for each network and data set: a point for every target and defense, and its two bounds."""
+    """Return one view for each network and data set: a point for every target and defense, and its two bounds."""
     places: dict[str, dict[tuple[str, int, int], Values]] = {}
     for row in rows:
         if row.extra.get("study") == STUDY and row.value is not None:
@@ -52,40 +48,42 @@ def by_distance(rows: Iterable[Row]) -> list[View]:
             places.setdefault(place, {}).setdefault(key, {})[row.metric] = row.value
     return [
         View(place, [_scatter(place, points)], sentence(points))
-        for place, found in places.items()
-        if (points := _distance_points(found))
+        for place, values in places.items()
+        if (points := _distance_points(values))
     ]
 
 
-def sentence(points: Sequence[Point]) -> str:
-    """What is seen, for whoever prints the page or cannot see the plot: the ends, and how often a bound is broken."""
-    means = {
-        name: (fmean(x.distance for x in own), fmean(x.error for x in own)) for name, own in _groups(points).items()
-    }
-    ends = [pick(means, key=lambda name: means[name][0]) for pick in (min, max)]
-    told = [f"{name} (distance {means[name][0]:.3g}, mean error {means[name][1]:.3g})" for name in dict.fromkeys(ends)]
-    broken = [sum(x.error < bound(x) for x in points) for bound, _ in BOUNDS.values()]
-    return (
-        f"From the nearest update to the furthest: {' to '.join(told)}. Nearer to the truth than Proposition 1 allows: "
-        f"{broken[0]} of {len(points)} reconstructions by Eq. 2, {broken[1]} by what was sent."
-    )
-
-
-def _distance_points(found: dict[tuple[str, int, int], Values]) -> list[Point]:
-    """Those that there is a reconstruction of, at a finite distance: that of a gradient of zeros is none."""
-    several = len({seed for _, seed, _ in found}) > 1
+def _distance_points(measured: dict[tuple[str, int, int], Values]) -> list[Point]:
+    """Return the reconstructed targets with finite values: a gradient of zeros has no relative distance."""
+    several = len({seed for _, seed, _ in measured}) > 1
     return [
         Point(
             defense,
             f"target {number}" + (f", seed {seed}" if several else ""),
             *(values[name] for name in MEASURES),
         )
-        for (defense, seed, number), values in found.items()
+        for (defense, seed, number), values in measured.items()
         if all(math.isfinite(values.get(name, math.nan)) for name in MEASURES)
     ]
 
 
+def sentence(points: Sequence[Point]) -> str:
+    """Return the plot in words: the ends, and the number of broken bounds."""
+    means = {
+        name: (fmean(x.distance for x in own), fmean(x.error for x in own)) for name, own in _groups(points).items()
+    }
+    ends = [pick(means, key=lambda name: means[name][0]) for pick in (min, max)]
+    texts = [f"{name} (distance {means[name][0]:.3g}, mean error {means[name][1]:.3g})" for name in dict.fromkeys(ends)]
+    broken = [sum(x.error < bound(x) for x in points) for bound, _ in BOUNDS.values()]
+    return (
+        f"From the nearest update to the furthest: {' to '.join(texts)}. "
+        f"Nearer to the truth than Proposition 1 allows: {broken[0]} of {len(points)} reconstructions "
+        f"by Eq. 2, {broken[1]} by what was sent."
+    )
+
+
 def _groups(points: Iterable[Point]) -> dict[str, list[Point]]:
+    """Return the points of each defense."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.defense, []).append(point)
@@ -113,7 +111,7 @@ def _scatter(title: str, points: Sequence[Point]) -> Panel:
 
 
 def _distance_trace(name: str, points: Sequence[Point], value: Callable[[Point], float], marker: Part) -> Part:
-    told = [f"<b>{x.defense}</b>, {x.target}<br>distance {x.distance:.3g}, error {x.error:.3g}" for x in points]
+    texts = [f"<b>{x.defense}</b>, {x.target}<br>distance {x.distance:.3g}, error {x.error:.3g}" for x in points]
     bounds = [f"<br>at least {x.bound:.3g} by Eq. 2, {x.by_sent:.3g} by what was sent" for x in points]
     return {
         "type": "scatter",
@@ -123,15 +121,15 @@ def _distance_trace(name: str, points: Sequence[Point], value: Callable[[Point],
         "y": short(value(x) for x in points),
         "marker": marker,
         "cliponaxis": False,
-        "text": [first + second for first, second in zip(told, bounds, strict=True)],
+        "text": [first + second for first, second in zip(texts, bounds, strict=True)],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
 def beside_measured(rows: Iterable[Row]) -> list[View]:
-    """One view for each thing that varied: NMI and its chance level, then both forms of the theorem; a colour a base.
+    """Return one view for each varied setting: NMI and its chance level, then both forms of the theorem.
 
-    Empty where no theory was asked for. Two rounds are no course, and are not drawn.
+    A colour is a base pruning. Empty if no theory was asked for. Curves over two rounds are not drawn.
     """
     rows = list(rows)
     if not any(row.extra.get("study") == THEORY for row in rows):
@@ -142,38 +140,46 @@ def beside_measured(rows: Iterable[Row]) -> list[View]:
         for curve in curves(known, axis):
             if axis is not ROUNDS or len(curve.points) > 2:
                 groups.setdefault(_place(curve), []).append(curve)
-        for place, own in groups.items():
-            views.append(View(f"{axis.title}, {place}", _panels(axis, own)))
+        for place, group in groups.items():
+            views.append(View(f"{axis.title}, {place}", _panels(axis, group)))
     return views
 
 
-def _panels(axis: Axis, own: Sequence[Curve]) -> list[Panel]:
+def _place(curve: Curve) -> str:
+    """Return the labels that the curves of one view share: all but the base pruning and the attack."""
+    labels = {name: value for name, value in curve.labels.items() if name not in ("base", "attack")}
+    network = f"{labels.pop('model')} on " if "model" in labels else ""
+    rest = [f"{name} {value:g}" for name, value in labels.items() if name != "data"]
+    return ", ".join([f"{network}{labels['data']}", *rest])
+
+
+def _panels(axis: Axis, group: Sequence[Curve]) -> list[Panel]:
     theory = "rounds" if axis is ROUNDS else "total"
     name = "Corollary 4.2" if axis is ROUNDS else "Theorem 4.1"
     measures = {NMI: "NMI of SGI, 256 levels", f"printed_{theory}": f"{name} as printed, bits"}
     measures |= {f"corrected_{theory}": f"{name} corrected, bits"}
     measures |= {} if axis is ROUNDS else {"corrected_gradient": "of it the gradient's part, bits"}
-    return [made for metric, title in measures.items() if (made := _panel(axis, own, metric, title)) is not None]
+    return [plot for metric, title in measures.items() if (plot := _panel(axis, group, metric, title)) is not None]
 
 
-def _panel(axis: Axis, own: Sequence[Curve], metric: str, title: str) -> Panel | None:
-    traces, told = list[Part](), []
-    for number, curve in enumerate(own):
+def _panel(axis: Axis, group: Sequence[Curve], metric: str, title: str) -> Panel | None:
+    traces, ends = list[Part](), []
+    for number, curve in enumerate(group):
         points = _points(curve, metric)
         if not points:
             continue
         colour, name = cycle(PALETTE, number), str(curve.labels["base"])
         traces.append(_trace(name, points, {"color": colour, "width": 2}))
-        told.append(f"{name} {points[min(points)]:.4g} to {points[max(points)]:.4g}")
+        ends.append(f"{name} {points[min(points)]:.4g} to {points[max(points)]:.4g}")
         if metric == NMI:
             traces.append(_trace(f"{name}, by chance", _points(curve, CHANCE), thin("dot") | {"color": colour}))
     if not traces:
         return None
     return panel(
         f"{title} by {axis.title}",
-        f"{title} by {axis.title}; from the least to the most: {', '.join(told)}.",
+        f"{title} by {axis.title}; from the least to the most: {', '.join(ends)}.",
         traces,
-        340 + 22 * len(own),
+        340 + 22 * len(group),
         {"title": axis.title, "zeroline": False, "nticks": 8} | ({"type": "log"} if axis is SIZE else {}),
         {"title": title, "zeroline": False, "nticks": 6},
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
@@ -181,19 +187,11 @@ def _panel(axis: Axis, own: Sequence[Curve], metric: str, title: str) -> Panel |
 
 
 def _points(curve: Curve, metric: str) -> dict[float, float]:
-    found = {x: curve.at(x, metric) for x in curve.points}
-    return {x: estimate.value for x, estimate in found.items() if estimate is not None}
+    estimates = {x: curve.at(x, metric) for x in curve.points}
+    return {x: estimate.value for x, estimate in estimates.items() if estimate is not None}
 
 
 def _trace(name: str, points: Mapping[float, float], line: Part) -> Part:
     hover = f"{name}, %{{x}}: %{{y:.4g}}<extra></extra>"
-    own = {"name": name, "x": list(points), "y": short(points.values()), "line": line, "hovertemplate": hover}
-    return {"type": "scatter", "mode": "lines+markers", "marker": {"size": 5}} | own
-
-
-def _place(curve: Curve) -> str:
-    """What the curves of one view have in common: all but the base pruning."""
-    labels = {name: value for name, value in curve.labels.items() if name not in ("base", "attack")}
-    network = f"{labels.pop('model')} on " if "model" in labels else ""
-    rest = [f"{name} {value:g}" for name, value in labels.items() if name != "data"]
-    return ", ".join([f"{network}{labels['data']}", *rest])
+    data = {"name": name, "x": list(points), "y": short(points.values()), "line": line, "hovertemplate": hover}
+    return {"type": "scatter", "mode": "lines+markers", "marker": {"size": 5}} | data

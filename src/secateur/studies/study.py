@@ -1,9 +1,7 @@
-"""What a study is, how large it is run, and how it is run: one audit, then a table beside the paper's claims.
+"""Studies: one figure or table of a paper, run at a scale as one audit, then tabulated beside the paper's claims.
 
-A study's folder is its audit's: started again it goes on where it was, and `secateur report` and `secateur audit
-config.yaml` understand it. To the audit's files it adds table.md and table.jsonl.
-
-How large a study is run: a scale by its name, with `--set field=value` laid over it.
+A study's folder is that of its audit: an interrupted study resumes, and `secateur report` and `secateur audit
+config.yaml` read it. A study adds table.md and table.jsonl. A scale is a name, with `--set field=value` laid over it.
 """
 
 from __future__ import annotations
@@ -26,17 +24,16 @@ from secateur.studies.table import Line, Table
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Tabulate = Callable[[Found], tuple[list[Line], list[Finding]]]
-FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")
-ONE = ("l1-unstructured",)
+FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")  # pruners
+ONE = ("l1-unstructured",)  # pruner of the paper's MLP
 NETWORKS = ("nn", "top3-nn", "nn-cls", "samia")  # attacks that are trained
-
+Tabulate = Callable[[Found], tuple[list[Line], list[Finding]]]
 S = TypeVar("S", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
 class Study:
-    """What one figure or table needs: an audit, and how its rows become the table."""
+    """A figure or table of the paper: the settings of an audit, and the function from its rows to the table."""
 
     tabulate: Tabulate
     model: str = "resnet18-pool"  # the paper's, of its scale
@@ -51,7 +48,7 @@ class Study:
     def conduct(
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
-        """Run the audit into `out`, and make the table."""
+        """Run the audit into `out`, and return the table."""
         from secateur.config import Audit, read
         from secateur.experiments.audit import run_audit
         from secateur.runs.folder import load_figures
@@ -59,9 +56,8 @@ class Study:
         for text in overrides or []:
             if text.partition("=")[0] in ("protocol", "adaptive"):
                 raise WrongInput("set", f"{text!r} would make this another study; {entry.name} has its own protocol")
-        told = {field: value for field, value in given.items() if value is not None and field != "images"}
-        fields = settings(self, scale, given) | told  # an audit has no pictures to show
-        config = read(Audit, None, fields, overrides)
+        changes = {field: value for field, value in given.items() if value is not None and field != "images"}
+        config = read(Audit, None, settings(self, scale, given) | changes, overrides)  # an audit has no pictures
         rows = run_audit(config, out)
         lines, findings = self.tabulate(Found(rows, load_figures(out)))
         facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": config.data, "model": config.model}
@@ -73,7 +69,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is run."""
+    """The size of a study."""
 
     shadows: int
     seeds: int
@@ -89,7 +85,7 @@ class Scale:
     threads: int = 1
 
     def defenses(self, name: str) -> list[str]:
-        """A defense with each of its arguments."""
+        """Return a defense with each of its arguments."""
         arguments = {"ppb": ("strength", self.ppb), "adv": ("alpha", self.adv), "dp-sgd": ("noise_multiplier", self.dp)}
         if name not in arguments:
             return [name]
@@ -137,7 +133,7 @@ SCALES = {"tiny": (TINY, TINY), "small": (SMALL_TABLES, SMALL_IMAGES), "full": (
 
 
 def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path) -> Table:
-    """Run a study into `out`, and put its table there and return it; `given` and `overrides` change fields."""
+    """Run a study into `out`, write its table there, and return the table; `given` and `overrides` change fields."""
     entry = find("study", name)
     table: Table = entry.make().conduct(entry, scale, given, overrides, out)
     write(out / "table.md", table.markdown().encode())
@@ -146,7 +142,7 @@ def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[s
 
 
 def settings(study: Study, scale: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the audit that a study is at a scale, on the data and model that were given or the scale's."""
+    """Return the fields of a study's audit at a scale, on the data and model given, or else the scale's."""
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     data = given.get("data") or {"tiny": "digits", "small": "location", "full": "cifar10"}[scale]
@@ -154,10 +150,10 @@ def settings(study: Study, scale: str, given: Mapping[str, Any]) -> dict[str, An
     images = {"tiny": "digits-cnn", "small": "resnet18-w16", "full": study.model}[scale]
     model = given.get("model") or ("mlp" if table else images)
     size = SCALES[scale][0 if table else 1]
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         "data": data,
         "model": model,
-        # The paper's MLP is only pruned so: the others need convolutions and BatchNorm.
+        # The paper's MLP has one pruner: the others need convolutions and BatchNorm.
         "pruner": list(ONE if model == "mlp" else (name for name in study.pruner if name in size.pruners)),
         "sparsity": list(size.sparsity) if study.sparsity is None else [study.sparsity],
         "attack": [name + size.schedule if name in NETWORKS else name for name in study.attack],
@@ -171,12 +167,12 @@ def settings(study: Study, scale: str, given: Mapping[str, Any]) -> dict[str, An
         "threads": size.threads,
     }
     if size.epochs is not None:
-        fields |= {"train": {"epochs": size.epochs[0]}, "finetune": {"epochs": size.epochs[1]}}
-    return fields
+        values |= {"train": {"epochs": size.epochs[0]}, "finetune": {"epochs": size.epochs[1]}}
+    return values
 
 
 def _is_table(data: str) -> bool:
-    """Whether a data set is known to have rows of numbers, not images."""
+    """Return True if a data set is known to have rows of numbers, not images."""
     known = methods("dataset")
     return data in known and len(known[data].info["input_shape"]) == 1
 
@@ -184,38 +180,38 @@ def _is_table(data: str) -> bool:
 def laid_over(
     scales: Mapping[str, S], name: str, overrides: Sequence[str] | None, fixed: Sequence[str], zero: Sequence[str] = ()
 ) -> S:
-    """A scale with numbers laid over its fields, those that are `fixed` left alone; only those of `zero` may be 0."""
+    """Return a scale with numbers laid over its fields, except the `fixed` ones; only those of `zero` may be 0."""
     if name not in scales:
         raise unknown("scale", name, scales)
     full = scales["full"]
-    known = {each.name: getattr(full, each.name) for each in fields(full) if each.name not in fixed}
-    given: dict[str, Any] = {}
+    known = {field.name: getattr(full, field.name) for field in fields(full) if field.name not in fixed}
+    changes: dict[str, Any] = {}
     for text in overrides or []:
-        key, found, value = text.partition("=")
-        if not found or key not in known:
+        key, equals, value = text.partition("=")
+        if not equals or key not in known:
             raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
-        given[key] = _read(text, value, known[key], 0 if key in zero else 1)
-    return replace(scales[name], **given)
+        changes[key] = _read(text, value, known[key], 0 if key in zero else 1)
+    return replace(scales[name], **changes)
 
 
 def _read(text: str, value: str, like: Any, least: int) -> bool | int | float:
-    """The value of a field that is like another: true or false, a number above 0, or a whole one from `least`."""
+    """Read a value of the type of `like`: true or false, a number above 0, or a whole number from `least`."""
     if isinstance(like, float):
         with suppress(ValueError):
             if 0 < (number := float(value)) < math.inf:  # YAML takes 1e-2 for a word
                 return number
         raise WrongInput("set", f"{text!r} is not allowed; give a number above 0")
-    found = yaml_value("set", value)
-    if isinstance(like, bool) and isinstance(found, bool):
-        return found
-    if not isinstance(like, bool) and type(found) is int and found >= least:
-        return found
+    parsed = yaml_value("set", value)
+    if isinstance(like, bool) and isinstance(parsed, bool):
+        return parsed
+    if not isinstance(like, bool) and type(parsed) is int and parsed >= least:
+        return parsed
     wanted = "true or false" if isinstance(like, bool) else f"a whole number from {least}"
     raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
 
 
 def plain(value: Any) -> Any:
-    """As YAML has it: tuples are lists."""
+    """Return the value as YAML has it: tuples become lists."""
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value

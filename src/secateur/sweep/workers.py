@@ -1,9 +1,7 @@
-"""Pieces over Ray workers: as many at once as there is room for, and started again where a worker dies.
+"""Ray workers of a sweep: as many pieces at once as there is room for, each started again if its worker dies.
 
-What a worker does with a piece: run it in the sweep's folder, or where that is not on its disk in one of its own.
-
-A folder of the worker's own comes back file by file in the outcome. It is named by the piece's key, so that a piece
-that was killed there goes on there.
+A worker runs a piece in the sweep's folder, or if that is not on its disk in a folder of its own. A folder of its own
+comes back file by file in the outcome. It is named by the piece's key, so a piece that was killed there resumes there.
 """
 
 from __future__ import annotations
@@ -30,23 +28,22 @@ from secateur.errors import WrongInput
 from secateur.sweep.plan import Piece
 from secateur.training.ray import connected
 
-PATIENCE = 60.0  # seconds until a killed sweep's worker has let go of its folder
-
-STARTS = 4  # of a piece whose worker dies again and again
-GROWTH = 10.0  # seconds until it is asked again whether a cluster has more room
+PATIENCE = 60.0  # seconds until the worker of a killed sweep has released its folder
+STARTS = 4  # at most, of a piece whose worker dies each time
+GROWTH = 10.0  # seconds between questions if a cluster has more room
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where the sweep was started; a worker that reads the token there shares its disk."""
+    """The folder in which the sweep was started; a worker that reads the token there shares its disk."""
 
     pieces: Path
     token: str
-    current: Path  # what relative paths of the run file start from
+    current: Path  # base of relative paths in the run file
 
     @property
     def shared(self) -> bool:
-        """Whether this process sees the sweep's own folder."""
+        """True if this process sees the sweep's own folder."""
         try:
             return (self.pieces / ".home").read_text() == self.token
         except OSError:
@@ -55,40 +52,124 @@ class Home:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a piece ended on a worker."""
+    """The end of a piece on a worker."""
 
     machine: str
     seconds: float
     wrong: str | None = None  # one sentence on why it failed
-    trace: str | None = None  # where a failure is not the user's to mend
-    files: dict[str, bytes] | None = None  # of a folder that is on the worker's disk alone
+    trace: str | None = None  # of a failure that the user cannot mend
+    files: dict[str, bytes] | None = None  # of a folder that only the worker has
+
+
+class Watch(Protocol):
+    """Callbacks on the state of the pieces."""
+
+    def began(self, piece: Piece) -> None:
+        """Note that a piece was given to a worker."""
+
+    def died(self, piece: Piece, starts: int, reason: str) -> None:
+        """Note that a worker died after so many starts of the piece, which waits for the next."""
+
+    def ended(self, piece: Piece, outcome: Outcome) -> None:
+        """Note that a piece is done, or has failed for good."""
+
+
+def spread(pieces: Sequence[Piece], home: Home, watch: Watch, address: str | None, workers: int | None) -> None:
+    """Run the pieces in their order on a cluster, or on this machine, at most `workers` at once."""
+    most = None if workers is None else math.ceil(workers * max(piece.cpus for piece in pieces))
+    with connected(address, most) as ray:
+        if not (address or os.environ.get("RAY_ADDRESS")):
+            _check_room(pieces, ray.cluster_resources())
+        job: Any = ray.remote(max_retries=0)(conduct)  # the starts are counted here, for the watch
+        waiting, running, starts = deque(pieces), dict[Any, Piece](), Counter[str]()
+        while waiting or running:
+            while waiting and _fits(waiting[0], running.values(), ray.cluster_resources(), workers):
+                piece = waiting.popleft()
+                starts[piece.name] += 1
+                running[job.options(num_cpus=piece.cpus, num_gpus=piece.gpus).remote(piece, home)] = piece
+                watch.began(piece)
+            for ended in ray.wait(list(running), timeout=GROWTH)[0]:
+                piece = running.pop(ended)
+                try:
+                    outcome = ray.get(ended)
+                except ray.exceptions.RayTaskError as error:
+                    outcome = Outcome("?", 0.0, f"{type(error.cause).__name__}: {error.cause}", str(error))
+                except ray.exceptions.RayError as error:  # the worker or its machine died, or its answer was lost
+                    reason = " ".join(str(error).split())
+                    if starts[piece.name] < STARTS:
+                        waiting.append(piece)  # last, as what killed it (too little memory) may have passed by then
+                        watch.died(piece, starts[piece.name], reason)
+                        continue
+                    outcome = Outcome("?", 0.0, f"its worker died {STARTS} times", reason)
+                watch.ended(piece, outcome)
+
+
+def _check_room(pieces: Sequence[Piece], resources: Mapping[str, float]) -> None:
+    """Refuse a piece that this machine never has room for."""
+    for piece in pieces:
+        for field, name in (("cpus", "CPU"), ("gpus", "GPU")):
+            asked, available = getattr(piece, field), resources.get(name, 0)
+            if asked > available:
+                raise WrongInput(field, f"{asked:g} for {piece.name} is more than this machine's {available:g}")
+
+
+def _fits(piece: Piece, running: Collection[Piece], resources: Mapping[str, float], workers: int | None) -> bool:
+    """Return True if a piece can begin now; one alone always can, as a cluster may grow on demand."""
+    if not running:
+        return True
+    if workers is not None and len(running) >= workers:
+        return False
+    return (
+        sum(other.cpus for other in running) + piece.cpus <= resources.get("CPU", 0)
+        and sum(other.gpus for other in running) + piece.gpus <= resources.get("GPU", 0) + 1e-9
+    )
 
 
 def conduct(piece: Piece, home: Home) -> Outcome:
-    """Run a piece to its end; a failure is an outcome too, so that the others go on."""
-    begun, wrong, trace, files = time.monotonic(), None, None, None
+    """Run a piece to its end; a failure is an outcome too, so that the other pieces go on."""
+    start, wrong, trace, files = time.monotonic(), None, None, None
     torch.set_num_threads(1)
     try:
-        if home.shared:
+        shared = home.shared
+        if shared:
             os.chdir(home.current)
-            folder = home.pieces / piece.name
-            wait_until_free(folder)
-            run(piece, folder)
-        else:
-            folder = own_folder(piece)
-            wait_until_free(folder)
-            run(piece, folder)
+        folder = home.pieces / piece.name if shared else own_folder(piece)
+        wait_until_free(folder)
+        run(piece, folder)
+        if not shared:
             files = packed(folder)
             shutil.rmtree(folder)
     except WrongInput as error:
         wrong = str(error)
     except Exception as error:
         wrong, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
-    return Outcome(platform.node(), time.monotonic() - begun, wrong, trace, files)
+    return Outcome(platform.node(), time.monotonic() - start, wrong, trace, files)
+
+
+def own_folder(piece: Piece) -> Path:
+    """Return the folder of this piece on the worker's own disk, in which other users cannot write."""
+    base = Path(tempfile.gettempdir()) / f"secateur-{os.getuid()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    if base.is_symlink() or base.stat().st_uid != os.getuid():
+        raise WrongInput("out", f"{base} on {platform.node()} belongs to another user; set TMPDIR there")
+    return base / piece.key[:32]
+
+
+def wait_until_free(folder: Path, patience: float = PATIENCE) -> None:
+    """Wait while another process holds the run: a worker of a killed sweep dies a little later than the sweep."""
+    until = time.monotonic() + patience
+    while (folder / ".lock").exists() and time.monotonic() < until:
+        with (folder / ".lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.2)
+            else:
+                return  # closing the file releases the lock
 
 
 def run(piece: Piece, out: Path) -> None:
-    """The piece's job, into the folder `out`."""
+    """Run the piece's job into the folder `out`."""
     config = piece.config
     if isinstance(config, Invert):
         from secateur.experiments.invert import run_invert
@@ -118,93 +199,7 @@ def _audit(config: Audit, out: Path) -> None:
         run_predictions(config, config.predictions, out)
 
 
-def own_folder(piece: Piece) -> Path:
-    """A folder for this piece on the worker's own disk, which others on the machine cannot write."""
-    base = Path(tempfile.gettempdir()) / f"secateur-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    if base.is_symlink() or base.stat().st_uid != os.getuid():
-        raise WrongInput("out", f"{base} on {platform.node()} belongs to another user; set TMPDIR there")
-    return base / piece.key[:32]
-
-
 def packed(folder: Path) -> dict[str, bytes]:
-    """Every file of a run by its path inside the folder; its lock stays."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
-def wait_until_free(folder: Path, patience: float = PATIENCE) -> None:
-    """Wait while another process holds the run: one of a killed sweep dies a little later than the sweep."""
-    until = time.monotonic() + patience
-    while (folder / ".lock").exists() and time.monotonic() < until:
-        with (folder / ".lock").open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.2)
-            else:
-                return  # closing lets go
-
-
-class Watch(Protocol):
-    """Is told how the pieces fare."""
-
-    def began(self, piece: Piece) -> None:
-        """A piece was given to a worker."""
-
-    def died(self, piece: Piece, starts: int, reason: str) -> None:
-        """Its worker died after so many starts of the piece; it waits for the next."""
-
-    def ended(self, piece: Piece, outcome: Outcome) -> None:
-        """A piece is done, or has failed for good."""
-
-
-def spread(pieces: Sequence[Piece], home: Home, watch: Watch, address: str | None, workers: int | None) -> None:
-    """Run the pieces in their order on a cluster, or on this machine, at most `workers` at once."""
-    most = None if workers is None else math.ceil(workers * max(piece.cpus for piece in pieces))
-    with connected(address, most) as ray:
-        if not (address or os.environ.get("RAY_ADDRESS")):
-            _check_room(pieces, ray.cluster_resources())
-        job: Any = ray.remote(max_retries=0)(conduct)  # we count the starts ourselves, to tell of them
-        waiting, running, starts = deque(pieces), dict[Any, Piece](), Counter[str]()
-        while waiting or running:
-            while waiting and _fits(waiting[0], running.values(), ray.cluster_resources(), workers):
-                piece = waiting.popleft()
-                starts[piece.name] += 1
-                running[job.options(num_cpus=piece.cpus, num_gpus=piece.gpus).remote(piece, home)] = piece
-                watch.began(piece)
-            for ended in ray.wait(list(running), timeout=GROWTH)[0]:
-                piece = running.pop(ended)
-                try:
-                    outcome = ray.get(ended)
-                except ray.exceptions.RayTaskError as error:
-                    outcome = Outcome("?", 0.0, f"{type(error.cause).__name__}: {error.cause}", str(error))
-                except ray.exceptions.RayError as error:  # the worker or its machine died, or its answer was lost
-                    reason = " ".join(str(error).split())
-                    if starts[piece.name] < STARTS:
-                        waiting.append(piece)  # last, as what killed it (too little memory) may have passed by then
-                        watch.died(piece, starts[piece.name], reason)
-                        continue
-                    outcome = Outcome("?", 0.0, f"its worker died {STARTS} times", reason)
-                watch.ended(piece, outcome)
-
-
-def _fits(piece: Piece, running: Collection[Piece], there: Mapping[str, float], workers: int | None) -> bool:
-    """Whether a piece can begin now; one alone always can, as a cluster may grow when it is asked."""
-    if not running:
-        return True
-    if workers is not None and len(running) >= workers:
-        return False
-    return (
-        sum(each.cpus for each in running) + piece.cpus <= there.get("CPU", 0)
-        and sum(each.gpus for each in running) + piece.gpus <= there.get("GPU", 0) + 1e-9
-    )
-
-
-def _check_room(pieces: Sequence[Piece], there: Mapping[str, float]) -> None:
-    """Refuse a piece that this machine never has room for."""
-    for piece in pieces:
-        for field, name in (("cpus", "CPU"), ("gpus", "GPU")):
-            asked, found = getattr(piece, field), there.get(name, 0)
-            if asked > found:
-                raise WrongInput(field, f"{asked:g} for {piece.name} is more than this machine's {found:g}")
+    """Return every file of a run, except its lock, by its path inside the folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

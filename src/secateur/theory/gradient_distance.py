@@ -1,9 +1,7 @@
-"""How far what was sent is from the gradient it was made of: distances, gamma_1 and what dgp says of it.
+"""Distances of a sent update from its gradient, gamma_1, and the bounds that dgp derives from them.
 
-What it is worth: the distance is what a plain attacker who matches the sent update is led astray by. It bounds nobody
-who does otherwise (`cosine_on_support`).
-
-Passive attackers as dgp defines them, and what pruning does to them as its Theorem 1 says and as it is.
+The distance misleads a plain attacker who matches the sent update. It bounds no attacker who does otherwise
+(`cosine_on_support`). Passive attackers are those of dgp's Definition 1; Theorem 1 is given as printed and as it is.
 """
 
 from __future__ import annotations
@@ -20,18 +18,44 @@ from secateur.interfaces import Params
 from secateur.metrics.membership import Estimate
 
 
-def norm(tree: Params) -> float:
-    """||.||_2 over all tensors together, in float64."""
-    return float(_norms(list(tree.values())).norm())
+class Gamma(NamedTuple):
+    """The least gamma_1 for which Assumption 1 holds at one update."""
+
+    whole: float  # of all tensors together, as Lemma 1 and Theorem 1 need it
+    largest: float  # over the tensors: DGP prunes each by itself
+    tensors: dict[str, float]
 
 
-def distance(first: Params, second: Params) -> float:
-    """||a - b||_2 over all tensors together: Definition 1's Euclidean distance."""
-    return norm(_difference(first, second))
+class TopBounds(NamedTuple):
+    """Bounds on the norm of the largest `share` of a tensor's entries, by number, as parts of ||X||_2."""
+
+    lost_at_most: float  # Eq. 21: ||X - top(X)|| <= sqrt(1 - l) ||X||
+    kept_at_least: float  # Eq. 22 as printed: ||top(X)|| >= (1 - sqrt(1 - l)) ||X||
+    kept_tight: float  # sqrt(l), by Pythagoras: Eq. 22 loses it by the triangle inequality
+
+
+class Degraded(NamedTuple):
+    """Distances to the true gradient that an attacker who fits the sent update to within eps can reach."""
+
+    printed: float  # dgp Theorem 1: an upper bound by its proof, for the cosine under a false step
+    low: float  # nothing nearer is possible: the only one of the three that protects
+    high: float  # nothing farther is possible
+
+
+def relative_distance(gradient: Params, sent: Params) -> float:
+    """Return ||grad W - g||_2 / ||grad W||_2, the x axis of dgp Fig. 1; of a gradient of zeros 0 or infinite.
+
+    Example:
+        >>> relative_distance({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
+        0.8
+    """
+    return _ratio(distance(gradient, sent), norm(gradient))
 
 
 def cosine_distance(first: Params, second: Params) -> float:
-    """1 - <a, b> / (||a|| ||b||) over all tensors together: Definition 1's cosine distance; 1 where one of them is 0.
+    """Return 1 - <a, b> / (||a|| ||b||) over all tensors together, or 1 where one of them is 0.
+
+    This is Definition 1's cosine distance.
 
     Example:
         >>> round(cosine_distance({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([1.0, 0.0])}), 4)
@@ -42,29 +66,21 @@ def cosine_distance(first: Params, second: Params) -> float:
     return max(0.0, 1 - float(torch.stack(dots).sum()) / size) if size else 1.0  # rounding may pass 1
 
 
-def relative_distance(gradient: Params, sent: Params) -> float:
-    """||grad W - g||_2 / ||grad W||_2, the x axis of dgp Fig. 1; of a gradient of zeros 0 or infinite.
-
-    Example:
-        >>> relative_distance({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
-        0.8
-    """
-    return _ratio(distance(gradient, sent), norm(gradient))
+def distance(first: Params, second: Params) -> float:
+    """Return ||a - b||_2 over all tensors together: Definition 1's Euclidean distance."""
+    return norm(_difference(first, second))
 
 
-class Gamma(NamedTuple):
-    """The least gamma_1 for which Assumption 1 holds at one update."""
-
-    whole: float  # of all tensors together: what Lemma 1 and Theorem 1 need
-    largest: float  # over the tensors: DGP prunes each by itself
-    tensors: dict[str, float]
+def norm(tree: Params) -> float:
+    """Return ||.||_2 over all tensors together, in float64."""
+    return float(_norms(list(tree.values())).norm())
 
 
 def gamma_1(accumulated: Params, sent: Params) -> Gamma:
-    """||X - C(X)||^2 / ||X||^2 of X = gradient + residual (dgp Assumption 1; of X, because Eq. 9 is applied to it).
+    """Return ||X - C(X)||^2 / ||X||^2 of X = gradient + residual (dgp Assumption 1).
 
-    Without error feedback X is the gradient, and `whole` is the relative distance squared. A tensor of zeros lost
-    nothing and counts as 0.
+    X includes the residual because Eq. 9 is applied to it. Without error feedback X is the gradient, and `whole` is the
+    relative distance squared. A tensor of zeros lost nothing and counts as 0.
     """
     before = _norms(list(accumulated.values())).square()
     lost = _norms(list(_difference(accumulated, sent).values())).square()
@@ -73,41 +89,30 @@ def gamma_1(accumulated: Params, sent: Params) -> Gamma:
 
 
 def top_sent(gradient: Params, sent: Params, k1: float) -> float:
-    """The share of a gradient's own largest k1 entries, tensor by tensor, that are sent nonetheless.
+    """Return the share of a gradient's own largest k1 entries, tensor by tensor, that are sent nonetheless.
 
-    DGP promises 0. With error feedback it ranks gradient + residual: where starved entries fill the top for good, this
+    DGP promises 0. With error feedback it ranks gradient + residual. Where starved entries fill the top for good, this
     round's largest ones are below them and are sent.
 
     Example:
         >>> top_sent({"w": torch.tensor([5.0, 9.0, 1.0, 2.0])}, {"w": torch.tensor([5.0, 0.0, 0.0, 0.0])}, 0.5)
         0.5
     """
-    found = total = 0
+    top_and_sent = total = 0
     for name, value in gradient.items():
         first, _ = counts(value.numel(), k1, 0)
         top = largest(value.abs().flatten(), first)
-        found, total = found + int((top & (sent[name].flatten() != 0)).sum()), total + first
-    return found / total if total else 0.0
-
-
-def printed_lower_bound(k1: float, k2: float) -> float:
-    """(1 - sqrt(1 - k1 k2))^2 < gamma_1 (dgp Assumption 1 and Appendix B, with the product of k1 and k2).
-
-    True and worth nothing: at k1 = .05, k2 = .75 it is 0.0004, where `lower_bound` is .2.
-
-    Example:
-        >>> f"{printed_lower_bound(0.05, 0.75):.2g}"
-        '0.00036'
-    """
-    return (1 - math.sqrt(1 - k1 * k2)) ** 2
+        top_and_sent += int((top & (sent[name].flatten() != 0)).sum())
+        total += first
+    return top_and_sent / total if total else 0.0
 
 
 def lower_bound(size: int, k1: float, k2: float) -> float:
-    """The least gamma_1 that DGP can have on a tensor of `size` entries: dropped from the top / (those + the kept).
+    """Return the least gamma_1 of DGP on a tensor of `size` entries: dropped from the top / (those + the kept).
 
-    Every entry that is dropped from the top is at least as large as every kept one; equality where all of these are
-    equal and the smallest k2 are zeros. There is no such upper bound below 1: a tensor with no more than ceil(k1 n)
-    entries that are not zero is lost whole, so Assumption 1 is a fact about gradients, never about DGP.
+    Every entry dropped from the top is at least as large as every kept one. Equality holds where all of these are equal
+    and the smallest k2 are zeros. There is no such upper bound below 1: a tensor with no more than ceil(k1 n) entries
+    other than zero is lost whole. So Assumption 1 is a fact about gradients, never about DGP.
 
     Example:
         >>> lower_bound(1000, 0.05, 0.75)
@@ -117,16 +122,20 @@ def lower_bound(size: int, k1: float, k2: float) -> float:
     return top / (top + kept) if top else 0.0
 
 
-class TopBounds(NamedTuple):
-    """What the largest `share` of a tensor's entries, by number, hold of its norm; all as parts of ||X||_2."""
+def printed_lower_bound(k1: float, k2: float) -> float:
+    """Return (1 - sqrt(1 - k1 k2))^2 < gamma_1 (dgp Assumption 1 and Appendix B, with the product of k1 and k2).
 
-    lost_at_most: float  # Eq. 21: ||X - top(X)|| <= sqrt(1 - l) ||X||
-    kept_at_least: float  # Eq. 22 as printed: ||top(X)|| >= (1 - sqrt(1 - l)) ||X||
-    kept_tight: float  # sqrt(l), by Pythagoras: Eq. 22 loses it by the triangle inequality
+    The bound is true and useless: at k1 = .05, k2 = .75 it is 0.0004, where `lower_bound` is .2.
+
+    Example:
+        >>> f"{printed_lower_bound(0.05, 0.75):.2g}"
+        '0.00036'
+    """
+    return (1 - math.sqrt(1 - k1 * k2)) ** 2
 
 
 def top_bounds(share: float) -> TopBounds:
-    """Eqs. 21 and 22 of dgp for the largest `share` of the entries, and what Eq. 22 could have been.
+    """Return Eqs. 21 and 22 of dgp for the largest `share` of the entries, and the tight form of Eq. 22.
 
     Example:
         >>> top_bounds(0.64)
@@ -136,29 +145,14 @@ def top_bounds(share: float) -> TopBounds:
     return TopBounds(lost, 1 - lost, math.sqrt(share))
 
 
-def _difference(first: Params, second: Params) -> Params:
-    return {name: value - second[name] for name, value in first.items()}
-
-
-def _norms(values: list[Tensor]) -> Tensor:
-    """(tensors,) the norm of each, still on the device."""
-    return torch.stack([torch.linalg.vector_norm(value, dtype=torch.float64) for value in values])
-
-
-def _ratio(part: float, whole: float) -> float:
-    if whole:
-        return part / whole
-    return math.inf if part else 0.0
-
-
 def epsilon(distances: Tensor, delta: float, level: float = 0.95) -> Estimate:
-    """The least eps for which an attack is an (eps, delta)-passive attack, P(D(grad W, g*) <= eps) >= 1 - delta.
+    """Return the least eps for which an attack is (eps, delta)-passive: P(D(grad W, g*) <= eps) >= 1 - delta.
 
-    dgp Definition 1, from the distances (Euclidean or cosine) that it reached in trials: the ceil((1 - delta) n)-th
-    smallest of n, with an interval that holds for every distribution (order statistics, by the binomial). Its high end
-    is infinite, with a note, where so few trials cannot bound so rare a failure; 20 trials bound no delta below .17.
+    dgp Definition 1, from the distances (Euclidean or cosine) that the attack reached in n trials: the ceil((1 - delta)
+    n)-th smallest. The interval holds for every distribution (order statistics, by the binomial). Its high end is
+    infinite, with a note, where so few trials cannot bound so rare a failure; 20 trials bound no delta below .17.
 
-    It measures how well an attack fits a gradient, not how well it finds a picture: g* = grad W is eps = 0.
+    eps measures how well an attack fits a gradient, not how well it finds a picture: g* = grad W is eps = 0.
 
     Example:
         >>> import torch
@@ -182,20 +176,14 @@ def epsilon(distances: Tensor, delta: float, level: float = 0.95) -> Estimate:
     return Estimate(value, ordered[low - 1] if low else 0.0, ordered[high - 1] if high else math.inf, note)
 
 
-class Degraded(NamedTuple):
-    """Where an attacker who fits what was sent to within eps can end up, as a distance to the true gradient."""
-
-    printed: float  # dgp Theorem 1: as an upper bound its proof gives it, for the cosine under a false step
-    low: float  # nothing nearer is possible: the only one of the three that protects
-    high: float  # nothing farther is
-
-
 def theorem_1_euclidean(epsilon: float, gamma: float, gradient_norm: float) -> Degraded:
-    """||g* - grad W|| <= eps + sqrt(gamma_1) ||grad W||, where ||g* - DGP(grad W)|| <= eps (dgp Theorem 1, Eq. 6).
+    """Bound ||g* - grad W|| by eps + sqrt(gamma_1) ||grad W|| (dgp Theorem 1, Eq. 6).
 
-    The triangle inequality: an upper bound of the attacker's error. The paper reads it as a protection, and it is none:
-    with g* = grad W the error is 0. The other side of the triangle, sqrt(gamma_1) ||grad W|| - eps, is a lower bound,
-    and binds those who fit what was sent closely; one who knows of the pruning (support, reapply) does not.
+    The premise is ||g* - DGP(grad W)|| <= eps.
+
+    The triangle inequality gives an upper bound of the attacker's error. The paper reads it as a protection, but it is
+    none: with g* = grad W the error is 0. The other side of the triangle, sqrt(gamma_1) ||grad W|| - eps, is a lower
+    bound. It binds attackers who fit the sent update closely. Those who know of the pruning (support, reapply) do not.
 
     Example:
         >>> theorem_1_euclidean(1.0, 0.25, 10.0)
@@ -206,11 +194,13 @@ def theorem_1_euclidean(epsilon: float, gamma: float, gradient_norm: float) -> D
 
 
 def theorem_1_cosine(epsilon: float, gamma: float) -> Degraded:
-    """1 - cos(g*, grad W) <= eps + (1 - eps) sqrt(gamma_1), where 1 - cos(g*, DGP(grad W)) <= eps (dgp Theorem 1).
+    """Bound 1 - cos(g*, grad W) by eps + (1 - eps) sqrt(gamma_1) (dgp Theorem 1).
+
+    The premise is 1 - cos(g*, DGP(grad W)) <= eps.
 
     Step (c) of the proof takes g* to be 0 wherever DGP pruned. A picture's gradient is not, and then the printed value
-    is no bound on either side (a test has g* beyond it, and g* = grad W at 0). `low` and `high` are what angles allow:
-    that between g* and grad W differs from arccos sqrt(1 - gamma_1) by at most arccos(1 - eps).
+    is no bound on either side. A test has g* beyond it, and g* = grad W at 0. `low` and `high` follow from angles: that
+    between g* and grad W differs from arccos sqrt(1 - gamma_1) by at most arccos(1 - eps).
     """
     if not 0 <= gamma <= 1:
         raise WrongInput("gamma", f"{gamma} is not allowed; give gamma_1 of an upload that only drops, from 0 to 1")
@@ -220,9 +210,9 @@ def theorem_1_cosine(epsilon: float, gamma: float) -> Degraded:
 
 
 def cosine_on_support(epsilon: float, gamma: float) -> float:
-    """1 - (1 - eps) sqrt(1 - gamma_1): the cosine distance to grad W of a g* that is 0 wherever DGP pruned, exactly.
+    """Return 1 - (1 - eps) sqrt(1 - gamma_1), the exact cosine distance to grad W of a g* that is 0 where DGP pruned.
 
-    What step (d) of Theorem 1's proof loses: ||DGP(grad W)|| / ||grad W|| is sqrt(1 - gamma_1), which is more than
+    Step (d) of Theorem 1's proof loses this: ||DGP(grad W)|| / ||grad W|| is sqrt(1 - gamma_1), which is more than
     1 - sqrt(gamma_1).
 
     Example:
@@ -230,3 +220,20 @@ def cosine_on_support(epsilon: float, gamma: float) -> float:
         (0.2, 0.6)
     """
     return 1 - (1 - epsilon) * math.sqrt(1 - gamma)
+
+
+def _difference(first: Params, second: Params) -> Params:
+    """Return a - b, tensor by tensor."""
+    return {name: value - second[name] for name, value in first.items()}
+
+
+def _norms(values: list[Tensor]) -> Tensor:
+    """Return (tensors,) the norm of each, still on the device."""
+    return torch.stack([torch.linalg.vector_norm(value, dtype=torch.float64) for value in values])
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Return part / whole; 0 / 0 is 0."""
+    if whole:
+        return part / whole
+    return math.inf if part else 0.0

@@ -1,4 +1,4 @@
-"""DLG, Deep Leakage from Gradients, and iDLG, its improved form."""
+"""Deep Leakage from Gradients (DLG) and iDLG, which reads the label from the gradient first."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from secateur.catalogue import method
 class DLG(GradientMatching):
     """DLG (Zhu et al. 2019; in PriPrune, 2024): picture and soft label whose gradient is nearest, by L-BFGS.
 
-    Sum over parameters of ||g - g*||^2 from N(0, 1); 300 steps of up to 20 moves, rate 1, history 100. It needs an
-    activation that can be differentiated twice (LeNet-Zhu) and diverges often: restarts help.
+    Minimises the sum over parameters of ||g - g*||^2 from N(0, 1): 300 steps of up to 20 moves, learning rate 1,
+    history 100. The network's activation must be differentiable twice (LeNet-Zhu). DLG diverges often: restarts help.
     """
 
     iterations: int = 300

@@ -1,9 +1,8 @@
-"""A small class-conditional WGAN-GP (Gulrajani et al. 2017): a picture of the right kind from noise and a label.
+"""A small class-conditional WGAN-GP (Gulrajani et al. 2017): pictures from noise and a label.
 
-It is what a server with public data knows beforehand of its clients' pictures. The data it is trained on must be of
-the same kind as the targets and must not hold them; then whatever an attack finds of a target came from the update.
-
-Its two networks are for pictures of any size.
+The generator is the prior knowledge of a server with public data about its clients' pictures. Its training data must
+be of the same kind as the targets and must not contain them: only then does a found target come from the update. Both
+networks take pictures of any size.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Box = tuple[Tensor, Tensor]  # the lowest and the highest input of a valid pictu
 
 
 class Generator(nn.Module):
-    """DCGAN-like: a linear layer, then upsampling convolutions whose BatchNorm scales and shifts by the class."""
+    """A DCGAN-like generator: a linear layer, then upsampling convolutions with a class-conditional BatchNorm."""
 
     low: Tensor
     high: Tensor
@@ -44,7 +43,7 @@ class Generator(nn.Module):
             self.register_buffer(name, value.detach().clone().reshape(colours, 1, 1))
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """(N, 128) noise and (N,) labels -> (N, C, H, W) pictures inside the box."""
+        """Return pictures (N, C, H, W) inside the box for noise (N, 128) and labels (N,)."""
         x = self.first(z.to(self.first.weight.dtype)).unflatten(1, (-1, *self.base))
         x = self.norms[0](x, labels).relu()
         for conv, norm in zip(self.convs, list(self.norms)[1:], strict=True):
@@ -64,13 +63,13 @@ class ClassNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(classes, channels))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """(N, C, H, W) and (N,) -> (N, C, H, W)."""
-        found: Tensor = self.norm(x) * self.scale[labels, :, None, None] + self.shift[labels, :, None, None]
-        return found
+        """Normalise x (N, C, H, W), then scale and shift it by the labels (N,)."""
+        normalised: Tensor = self.norm(x) * self.scale[labels, :, None, None] + self.shift[labels, :, None, None]
+        return normalised
 
 
 class Critic(nn.Module):
-    """Strided convolutions without normalisation (the penalty is per example), and a projection by the class."""
+    """A critic of strided convolutions and a projection by the class, unnormalised: the penalty is per example."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, width: int = 64) -> None:
         super().__init__()
@@ -86,14 +85,14 @@ class Critic(nn.Module):
         nn.init.zeros_(self.of_class.weight)
 
     def forward(self, pictures: Tensor, labels: Tensor) -> Tensor:
-        """(N,) high = real."""
-        found = self.features(pictures)
-        scores: Tensor = self.score(found)[:, 0] + (found * self.of_class(labels)).sum(1)
+        """Return the scores (N,); a high score means real."""
+        features = self.features(pictures)
+        scores: Tensor = self.score(features)[:, 0] + (features * self.of_class(labels)).sum(1)
         return scores
 
 
 def doublings(input_shape: tuple[int, ...]) -> int:
-    """How often a side can be halved and keep at least four pixels.
+    """Return how often a side can be halved and keep at least four pixels.
 
     Example:
         >>> [doublings((1, side, side)) for side in (5, 8, 28, 32)]
@@ -118,11 +117,11 @@ def train_generator(
     critic_steps: int = 5,
     penalty: float = 10.0,
 ) -> Generator:
-    """Train on public pictures (in the model's units) for so many steps of the generator; returns its running mean.
+    """Train on public pictures (in the model's units) for `steps` generator steps, and return the running mean.
 
-    Adam with betas 0 and .9 and a rate that falls linearly to zero, five steps of the critic for one of the
-    generator, gradient penalty 10: Gulrajani et al.'s for CIFAR-10. `watch` is told of every step, and gives what a
-    training that was killed goes on from.
+    The settings are those of Gulrajani et al. for CIFAR-10: five critic steps for one of the generator and gradient
+    penalty 10. Adam has betas 0 and .9 and a learning rate that falls linearly to zero. `watch` counts the steps, and
+    keeps the state from which a killed training continues.
     """
     check_public(data, classes, input_shape)
     chance = torch.Generator(device).manual_seed(_seed(rng))
@@ -147,72 +146,21 @@ def train_generator(
     return course.averaged
 
 
-class Course:
-    """A training as it goes: both networks, the generator's running mean, Adam's moments and the chance."""
-
-    def __init__(self, generator: Generator, critic: Critic, chance: torch.Generator, rate: float) -> None:
-        self.generator, self.critic, self.chance = generator, critic, chance
-        self.averaged = copy.deepcopy(generator).eval().requires_grad_(False)
-        parts: dict[str, nn.Module] = {"generator": generator, "critic": critic}
-        self.adam = {name: torch.optim.Adam(part.parameters(), rate, (0.0, 0.9)) for name, part in parts.items()}
-        self.networks = parts | {"averaged": self.averaged}
-
-    def slow_to(self, rate: float) -> None:
-        """Set the learning rate of both Adams."""
-        for one in self.adam.values():
-            one.param_groups[0]["lr"] = rate
-
-    def tensors(self, step: int) -> Params:
-        """All that the steps from `step` on depend on, by name."""
-        found = {"step": torch.tensor(step), "chance": self.chance.get_state()}
-        for part, net in self.networks.items():
-            found |= {f"{part}/{name}": value for name, value in net.state_dict().items()}
-        for part, one in self.adam.items():
-            for index, moments in one.state_dict()["state"].items():
-                found |= {f"adam.{part}/{index}/{name}": value for name, value in moments.items()}
-        return found
-
-    def restore(self, kept: Params) -> int:
-        """Go back to what `tensors` gave; the step that it was given."""
-        self.chance.set_state(kept["chance"])
-        for part, net in self.networks.items():
-            net.load_state_dict(_under(kept, part))
-        for part, one in self.adam.items():
-            moments: dict[int, Params] = {}
-            for name, value in _under(kept, f"adam.{part}").items():
-                index, _, which = name.partition("/")
-                moments.setdefault(int(index), {})[which] = value
-            one.load_state_dict(one.state_dict() | {"state": moments})
-        return int(kept["step"])
-
-
-def _under(kept: Params, part: str) -> Params:
-    return {name.removeprefix(f"{part}/"): value for name, value in kept.items() if name.startswith(f"{part}/")}
-
-
-def critic_loss(critic: nn.Module, real: Batch, fake: Tensor, penalty: float, chance: torch.Generator) -> Tensor:
-    """D(fake) - D(real) + penalty (|grad D(between)| - 1)^2, the mean over the batch (Gulrajani et al., eq. 3)."""
-    share = torch.rand(real.size, 1, 1, 1, generator=chance, device=chance.device, dtype=fake.dtype)
-    between = (share * real.inputs + (1 - share) * fake).requires_grad_()
-    # Apart from the others, so that the double backward goes through a third of the rows.
-    (slope,) = torch.autograd.grad(critic(between, real.labels).sum(), between, create_graph=True)
-    scores = critic(torch.cat([fake, real.inputs]), real.labels.repeat(2)).chunk(2)
-    lengths = torch.linalg.vector_norm(slope.flatten(1), dim=1)
-    loss: Tensor = (scores[0] - scores[1] + penalty * (lengths - 1).square()).mean()
-    return loss
-
-
 def check_public(data: Batch, classes: int, input_shape: tuple[int, ...]) -> None:
     """Refuse data that no generator of such pictures can be trained on."""
     shape = tuple(data.inputs.shape[1:])
     if len(input_shape) != 3:
         raise WrongInput("generator", f"makes pictures (channels, height, width), and the data is {input_shape}")
     if not data.size or shape != tuple(input_shape):
-        found = f"{data.size} public pictures of the shape {shape}"
-        raise WrongInput("generator", f"{found}; give at least one of the shape {tuple(input_shape)}")
+        pictures = f"{data.size} public pictures of the shape {shape}"
+        raise WrongInput("generator", f"{pictures}; give at least one of the shape {tuple(input_shape)}")
     low, high = int(data.labels.min()), int(data.labels.max())
     if low < 0 or high >= classes:
         raise WrongInput("generator", f"public labels from {low} to {high}; allowed: 0 to {classes - 1}")
+
+
+def _seed(rng: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=rng, device=rng.device))
 
 
 def _networks(
@@ -223,15 +171,56 @@ def _networks(
     rng: torch.Generator,
     device: torch.device | str,
 ) -> tuple[Generator, Critic]:
+    """Return both networks, initialised from `rng`."""
     seed = _seed(rng)
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(seed)
-        made = Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)
-    return made[0].to(device), made[1].to(device)
+        generator, critic = Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)
+    return generator.to(device), critic.to(device)
 
 
-def _seed(rng: torch.Generator) -> int:
-    return int(torch.randint(2**62, (), generator=rng, device=rng.device))
+class Course:
+    """State of a training: both networks, the generator's running mean, Adam's moments and the random generator."""
+
+    def __init__(self, generator: Generator, critic: Critic, chance: torch.Generator, rate: float) -> None:
+        self.generator, self.critic, self.chance = generator, critic, chance
+        self.averaged = copy.deepcopy(generator).eval().requires_grad_(False)
+        parts: dict[str, nn.Module] = {"generator": generator, "critic": critic}
+        self.adam = {name: torch.optim.Adam(part.parameters(), rate, (0.0, 0.9)) for name, part in parts.items()}
+        self.networks = parts | {"averaged": self.averaged}
+
+    def slow_to(self, rate: float) -> None:
+        """Set the learning rate of both Adams."""
+        for optimiser in self.adam.values():
+            optimiser.param_groups[0]["lr"] = rate
+
+    def tensors(self, step: int) -> Params:
+        """Return by name all tensors that the steps from `step` on depend on."""
+        tensors = {"step": torch.tensor(step), "chance": self.chance.get_state()}
+        for part, net in self.networks.items():
+            tensors |= {f"{part}/{name}": value for name, value in net.state_dict().items()}
+        for part, optimiser in self.adam.items():
+            for index, moments in optimiser.state_dict()["state"].items():
+                tensors |= {f"adam.{part}/{index}/{name}": value for name, value in moments.items()}
+        return tensors
+
+    def restore(self, kept: Params) -> int:
+        """Load the tensors that `tensors` returned, and return their step."""
+        self.chance.set_state(kept["chance"])
+        for part, net in self.networks.items():
+            net.load_state_dict(_under(kept, part))
+        for part, optimiser in self.adam.items():
+            moments: dict[int, Params] = {}
+            for name, value in _under(kept, f"adam.{part}").items():
+                index, _, which = name.partition("/")
+                moments.setdefault(int(index), {})[which] = value
+            optimiser.load_state_dict(optimiser.state_dict() | {"state": moments})
+        return int(kept["step"])
+
+
+def _under(kept: Params, part: str) -> Params:
+    """Return the entries of one part, without its prefix."""
+    return {name.removeprefix(f"{part}/"): value for name, value in kept.items() if name.startswith(f"{part}/")}
 
 
 def _rows(data: Batch, number: int, chance: torch.Generator) -> Tensor:
@@ -248,9 +237,21 @@ def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.step()
 
 
+def critic_loss(critic: nn.Module, real: Batch, fake: Tensor, penalty: float, chance: torch.Generator) -> Tensor:
+    """Return the mean of D(fake) - D(real) + penalty (|grad D(between)| - 1)^2 (Gulrajani et al., eq. 3)."""
+    share = torch.rand(real.size, 1, 1, 1, generator=chance, device=chance.device, dtype=fake.dtype)
+    between = (share * real.inputs + (1 - share) * fake).requires_grad_()
+    # A call for `between` alone, so that the double backward goes through a third of the rows.
+    (slope,) = torch.autograd.grad(critic(between, real.labels).sum(), between, create_graph=True)
+    scores = critic(torch.cat([fake, real.inputs]), real.labels.repeat(2)).chunk(2)
+    lengths = torch.linalg.vector_norm(slope.flatten(1), dim=1)
+    loss: Tensor = (scores[0] - scores[1] + penalty * (lengths - 1).square()).mean()
+    return loss
+
+
 @torch.no_grad()
 def _average(averaged: nn.Module, generator: nn.Module, decay: float) -> None:
-    """The running mean of the generator's tensors: its pictures are steadier than those of any one step."""
+    """Update the running mean of the generator's tensors: its pictures are steadier than those of any one step."""
     for mean, value in zip(averaged.state_dict().values(), generator.state_dict().values(), strict=True):
         if mean.is_floating_point():
             mean.lerp_(value, 1 - decay)

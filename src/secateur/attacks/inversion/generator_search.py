@@ -1,6 +1,7 @@
-"""Gradient matching through a generator: what moves are latents, what is compared are the pictures made of them.
+"""Gradient matching over the latents of a generator, by gradients or by CMA-ES.
 
-The trials of a search without gradients: CMA-ES over the latents of all targets and restarts at once.
+The variables are latents; the generator's pictures are compared. With gradients the chain rule goes through the
+generator. Without them CMA-ES searches the latents of all targets and restarts at once.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from secateur.interfaces import Mask, Params
 from secateur.seeding import derive
 
 Pictures = Callable[[Tensor, Tensor], Tensor]  # latents (..., 128) and labels (...) -> pictures (..., C, H, W)
-AT_ONCE = 512  # pictures that a generator makes together
-
 Losses = Callable[[Tensor], Tensor]  # latents (N, population, *shape) -> (N, population)
+
+AT_ONCE = 512  # pictures that a generator makes together
 ENTRIES = {"cpu": 2**26, "cuda": 2**30}  # of the candidates' gradients that are built at once
 MOST = 4096  # candidates at once, however small the network
 
@@ -41,66 +42,37 @@ class Latents(Trials):
     pictures: Pictures
 
 
-def divergence(latents: Tensor) -> Tensor:
-    """KL(z) of latents (..., B, 128), summed over B: of N(m, s^2) to N(0, 1), (m^2 + s^2 - 1 - ln s^2) / 2.
+def through_generator(evaluate: Evaluate, pictures: Pictures, kl: float) -> Evaluate:
+    """Return the evaluation of latents: that of their pictures plus kl * KL(z), with the gradient by the latents."""
 
-    m and s^2 are the mean and the variance of one latent's entries. Only these two are held near those of N(0, 1).
+    def latent(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
+        assert labels is not None, "a generator needs labels"
+        with torch.enable_grad():
+            z = variables["inputs"].detach().requires_grad_()
+            inputs, penalty = pictures(z, labels), kl * divergence(z)
+        evaluated = evaluate({"inputs": inputs.detach()}, labels, fixed)
+        slopes = [evaluated.gradient["inputs"], torch.ones_like(penalty)]
+        (gradient,) = torch.autograd.grad([inputs, penalty], z, slopes)
+        total = evaluated.total + penalty.detach()
+        return Evaluated(total, total, {"inputs": gradient})
+
+    return latent
+
+
+def divergence(latents: Tensor) -> Tensor:
+    """Return KL(z) of latents (..., B, 128), summed over B.
+
+    KL of N(m, s^2) against N(0, 1) is (m^2 + s^2 - 1 - ln s^2) / 2. Here m and s^2 are the mean and the variance of one
+    latent's entries, and only these two are held near those of N(0, 1).
     """
     mean, variance = latents.mean(-1), latents.var(-1, correction=0)
     logarithm = variance.clamp_min(torch.finfo(latents.dtype).tiny).log()
     return ((mean.square() + variance - 1 - logarithm) / 2).sum(-1)
 
 
-def through_generator(evaluate: Evaluate, pictures: Pictures, kl: float) -> Evaluate:
-    """The same question asked of latents, plus kl * KL(z); the chain rule through the generator gives the gradient."""
-
-    def latent(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
-        assert labels is not None, "a generator needs labels"
-        with torch.enable_grad():
-            z = variables["inputs"].detach().requires_grad_()
-            made, penalty = pictures(z, labels), kl * divergence(z)
-        found = evaluate({"inputs": made.detach()}, labels, fixed)
-        slopes = [found.gradient["inputs"], torch.ones_like(penalty)]
-        (gradient,) = torch.autograd.grad([made, penalty], z, slopes)
-        total = found.total + penalty.detach()
-        return Evaluated(total, total, {"inputs": gradient})
-
-    return latent
-
-
-def pictures_by(generator: Pictures, like: Tensor) -> Pictures:
-    """A generator for latents with any leading axes, in the type and on the device of `like`."""
-    if isinstance(generator, nn.Module):
-        generator = copy.deepcopy(generator).to(like.device).eval().requires_grad_(False)
-
-    def pictures(latents: Tensor, labels: Tensor) -> Tensor:
-        parts = (torch.split(rows, AT_ONCE) for rows in (latents.reshape(-1, LATENT), labels.reshape(-1)))
-        made = torch.cat([generator(z, y) for z, y in zip(*parts, strict=True)])
-        return made.to(like).reshape(*labels.shape, *made.shape[1:])
-
-    return pictures
-
-
-def check_generator(pictures: Pictures, input_shape: tuple[int, ...], like: Tensor, differentiable: bool) -> None:
-    """Refuse a generator that does not make finite pictures of the right shape, or cannot be differentiated."""
-    latents = torch.linspace(-1, 1, 2 * LATENT).to(like).view(2, LATENT).requires_grad_(differentiable)
-    try:
-        made = pictures(latents, torch.zeros(2, dtype=torch.int64, device=like.device))
-    except Exception as error:  # whatever the user's own code raises
-        reason = f"raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise WrongInput("generator", f"it must take noise (N, {LATENT}) and labels (N,), and {reason}") from error
-    if tuple(made.shape) != (2, *input_shape):
-        wanted = f"two rows of noise must become pictures {(2, *input_shape)}"
-        raise WrongInput("generator", f"{wanted}, and became {tuple(made.shape)}")
-    if not bool(torch.isfinite(made).all()):
-        raise WrongInput("generator", "it must return finite numbers, and returned NaN or infinity")
-    if differentiable and not made.requires_grad:
-        raise WrongInput("generator", "its pictures cannot be differentiated by the noise; search with cma instead")
-
-
 @dataclass(frozen=True, eq=False)
 class Evolution(Latents):
-    """Trials whose state is a CMA-ES each, with the best latent so far as their `inputs`."""
+    """Trials with a CMA-ES each as their state, and the best latent so far as their `inputs`."""
 
     losses: Losses
     population: int
@@ -108,18 +80,18 @@ class Evolution(Latents):
 
     @property
     def strategy(self) -> CMAES:
-        """Of one trial's latents, laid flat."""
+        """The CMA-ES of one trial's latents, laid flat."""
         return CMAES(torch.Size(self.shape).numel(), self.population)
 
     def begin(self) -> Params:
-        """The state before the first round: the search begins at the prior's mean."""
+        """Return the state before the first round: the search begins at the prior's mean."""
         state = super().begin()
         state["inputs"].zero_()
         mean = self.like.new_zeros(self.size, self.strategy.dimension)
         return state | tree.clone(_named(self.strategy.start(mean, self.sigma)))
 
     def step(self, state: Params) -> None:
-        """One round of all trials, in place."""
+        """Run one round of all trials, in place."""
         done = int(state["step"])
         now = State(*(state[f"cma.{name}"] for name in State._fields))
         candidates = self.strategy.ask(now, self.population_noise(done))
@@ -127,10 +99,10 @@ class Evolution(Latents):
         values = self.losses(latents).nan_to_num(torch.inf, torch.inf)
         for name, value in _named(self.strategy.tell(now, candidates, values)).items():
             state[name].copy_(value)
-        least, place = values.min(1)
-        rows = torch.arange(self.size, device=place.device)
+        least, candidate = values.min(1)
+        rows = torch.arange(self.size, device=candidate.device)
         better = least < state["matching"]
-        state["inputs"].copy_(torch.where(along(better, state["inputs"]), latents[rows, place], state["inputs"]))
+        state["inputs"].copy_(torch.where(along(better, state["inputs"]), latents[rows, candidate], state["inputs"]))
         state["matching"].copy_(torch.where(better, least, state["matching"]))
         if done % self.every == 0 and done // self.every < len(state["curve"]):
             state["curve"][done // self.every] = state["matching"]
@@ -138,7 +110,7 @@ class Evolution(Latents):
         state["step"].add_(1)
 
     def population_noise(self, done: int) -> Tensor:
-        """(N, population, n) standard normal numbers, from the target's seed, the restart and the round alone."""
+        """Return standard normal numbers (N, population, n) by the target's seed, restart and round alone."""
         size = (self.population, self.strategy.dimension)
         drawn = [
             torch.randn(size, generator=derive(seed, "population", restart, done))
@@ -148,7 +120,7 @@ class Evolution(Latents):
         return torch.stack(drawn).to(self.like)
 
     def run(self, state: Params, advance: Callable[[int], None], save: Callable[[], None]) -> None:
-        """Go on from `state` until all rounds are done."""
+        """Continue from `state` until all rounds are done."""
         saved = time.monotonic()
         while int(state["step"]) < self.iterations:
             self.step(state)
@@ -159,11 +131,12 @@ class Evolution(Latents):
 
 
 def _named(state: State) -> Params:
+    """Return the tensors of a CMA-ES by their names in the trials' state."""
     return {f"cma.{name}": value for name, value in state._asdict().items()}
 
 
 def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixed: Params) -> Losses:
-    """The objective of many candidates of each trial, without its gradient: pictures (N, P, B, ...) -> (N, P)."""
+    """Return the objective of many candidates a trial, without its gradient: pictures (N, P, B, ...) -> (N, P)."""
 
     def one(inputs: Tensor, label: Tensor, fixed: Params, sent: Params, observed: Params, mask: Mask | None) -> Tensor:
         gradient, statistics = client_gradient(problem, sent, inputs, label, objective.needs_statistics)
@@ -180,8 +153,8 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
         population = pictures.shape[1]
         candidates = vmap(one, (0, *[None] * 5), chunk_size=min(population, room))
         trials = vmap(candidates, (0, 0, 0, own, 0, masked), chunk_size=max(1, room // population))
-        found: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask)
-        return found
+        values: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask)
+        return values
 
     @torch.no_grad()
     def losses(pictures: Tensor) -> Tensor:
@@ -195,3 +168,33 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
             room //= 2
 
     return losses
+
+
+def pictures_by(generator: Pictures, like: Tensor) -> Pictures:
+    """Return a generator for latents with any leading axes, in the type and on the device of `like`."""
+    if isinstance(generator, nn.Module):
+        generator = copy.deepcopy(generator).to(like.device).eval().requires_grad_(False)
+
+    def pictures(latents: Tensor, labels: Tensor) -> Tensor:
+        parts = (torch.split(x, AT_ONCE) for x in (latents.reshape(-1, LATENT), labels.reshape(-1)))
+        rows = torch.cat([generator(z, y) for z, y in zip(*parts, strict=True)])
+        return rows.to(like).reshape(*labels.shape, *rows.shape[1:])
+
+    return pictures
+
+
+def check_generator(pictures: Pictures, input_shape: tuple[int, ...], like: Tensor, differentiable: bool) -> None:
+    """Refuse a generator without finite pictures of the right shape, or that cannot be differentiated."""
+    latents = torch.linspace(-1, 1, 2 * LATENT).to(like).view(2, LATENT).requires_grad_(differentiable)
+    try:
+        made = pictures(latents, torch.zeros(2, dtype=torch.int64, device=like.device))
+    except Exception as error:  # whatever the user's own code raises
+        reason = f"raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise WrongInput("generator", f"it must take noise (N, {LATENT}) and labels (N,), and {reason}") from error
+    if tuple(made.shape) != (2, *input_shape):
+        wanted = f"two rows of noise must become pictures {(2, *input_shape)}"
+        raise WrongInput("generator", f"{wanted}, and became {tuple(made.shape)}")
+    if not bool(torch.isfinite(made).all()):
+        raise WrongInput("generator", "it must return finite numbers, and returned NaN or infinity")
+    if differentiable and not made.requires_grad:
+        raise WrongInput("generator", "its pictures cannot be differentiated by the noise; search with cma instead")

@@ -1,8 +1,7 @@
-"""Gradient matching: look for pictures whose gradient is the one that was sent. DLG, iDLG, IG, GI and SGI are it.
+"""Gradient matching: the search for pictures whose gradient is the one that was sent.
 
-The presets (dlg.py, ig.py, gi.py, sgi.py) are this class with their sources' numbers as defaults.
-
-What each target is matched with: the observed gradients of its rounds, masks, labels; and targets as problems.
+The presets (dlg.py, ig.py, gi.py, sgi.py) are this class with their sources' numbers as defaults. `aim_at` reads a
+target: the observed gradients of its rounds, masks and labels. `problems` turns stacked targets into problems.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.attacks.inversion import adaptive
-from secateur.attacks.inversion import label_inference as label_rules
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.engines.choose import choose, engine_for
-from secateur.attacks.inversion.label_inference import infer
+from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.lbfgs import LBFGS
 from secateur.attacks.inversion.objective import Distance, Matching
 from secateur.attacks.inversion.optimisation import Adam, Schedule, StepRule, Trials, learning_rates
@@ -31,9 +29,23 @@ from secateur.gpu.memory import halving
 from secateur.interfaces import Batch, Knowledge, Mask, Params, Reconstruction, ServerView, Watch, Weights
 
 
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """One target as the attack reads it: the sent model and the observed gradient of each round, masks and labels."""
+
+    index: int
+    sent: Sequence[Params]
+    observed: Sequence[Params]
+    masks: Sequence[Mask] | None
+    compression: adaptive.Compression | None
+    labels: Tensor | None  # (B,); None: optimised
+    steps: int  # unrolled local steps
+    note: str
+
+
 @dataclass(frozen=True)
 class GradientMatching:
-    """Minimise scale * D(g, g*) + priors over the pictures of all targets and restarts at once."""
+    """The attack: minimise scale * D(g, g*) + priors over the pictures of all targets and restarts at once."""
 
     iterations: int = 2500
     learning_rate: float = 0.1
@@ -46,7 +58,7 @@ class GradientMatching:
     batchnorm: float = 0.0  # a_BN
     first_batchnorm: float = 10.0
     group: float = 0.0  # a_group
-    labels: label_rules.Rule = "idlg"
+    labels: Rule = "idlg"
     optimizer: Literal["adam", "lbfgs"] = "adam"
     sign: bool = False
     schedule: Schedule = "constant"
@@ -54,12 +66,12 @@ class GradientMatching:
     box: bool = True
     target: Literal["update", "unpruned"] = "update"  # unpruned: SGI's mask from the received weights
     adaptive: Adaptive = "none"
-    layer: str | None = None  # that adaptive=layer leaves out; None: the one with the most zeros
+    layer: str | None = None  # left out by adaptive=layer; None: the layer with the most zeros
     retries: int = 3  # new starts of a trial that diverged
     engine: str = "auto"
 
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
-        """Refuse an update that does not fit, labels that cannot be had, a layer or an engine that is not there."""
+        """Refuse an update that does not fit, labels that cannot be inferred, an unknown layer or engine."""
         self._check_numbers()
         if knowledge.batch_size < 1:
             raise WrongInput("batch_size", f"{knowledge.batch_size} is not allowed; an update has at least one example")
@@ -68,6 +80,7 @@ class GradientMatching:
             choose(problem, next(iter(aim.observed[0].values())).device, self.engine)
 
     def _check_numbers(self) -> None:
+        """Refuse numbers outside their ranges."""
         for name in ("iterations", "restarts"):
             if getattr(self, name) < 1:
                 raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
@@ -78,13 +91,13 @@ class GradientMatching:
                 raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
 
     def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
-        """A passive attacker's: unchanged."""
+        """Return both unchanged: the attacker is passive."""
         return net, state
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """All targets at once; one draw for each makes them what they would be one by one."""
+        """Reconstruct all targets at once; one draw a target makes the result equal to one by one."""
         aims = [aim_at(self, views, knowledge, i) for i, views in enumerate(targets)]
         seeds = [int(torch.randint(2**62, (), generator=rng, device=rng.device)) for rng in chance]
         groups = grouped(aims)
@@ -96,10 +109,10 @@ class GradientMatching:
                 states[int(number)][key].copy_(value)
 
         def pictures() -> list[Reconstruction]:
-            found: dict[int, Reconstruction] = {}
+            best: dict[int, Reconstruction] = {}
             for group, one, state in zip(groups, trials, states, strict=True):
-                found |= {i: self.best(one, state, aims[i], place) for place, i in enumerate(group)}
-            return [found[i] for i in range(len(aims))]
+                best |= {i: self.best(one, state, aims[i], row) for row, i in enumerate(group)}
+            return [best[i] for i in range(len(aims))]
 
         def save() -> None:
             whole = {f"{i}/{name}": value.clone() for i, state in enumerate(states) for name, value in state.items()}
@@ -107,27 +120,27 @@ class GradientMatching:
 
         for group, one, state in zip(groups, trials, states, strict=True):
 
-            def run(places: Tensor, group: list[int] = group, one: Trials = one, state: Params = state) -> None:
-                """All of them on what was made for them; a part, where memory ran out, on its rows of the state."""
-                if len(places) == len(group):
+            def run(rows: Tensor, group: list[int] = group, one: Trials = one, state: Params = state) -> None:
+                """Run all targets of the group, or, where memory ran out, some on their rows of the state."""
+                if len(rows) == len(group):
                     return one.run(state, watch.advance, save)
-                some = [group[place] for place in places.tolist()]
+                some = [group[row] for row in rows.tolist()]
                 part = self.trials([aims[i] for i in some], [seeds[i] for i in some], knowledge)
-                part.run(one.rows(state, places), watch.advance, save)
+                part.run(one.rows(state, rows), watch.advance, save)
 
             halving(run, torch.arange(len(group)))
             save()
-            for place, i in enumerate(group):
-                yield i, self.best(one, state, aims[i], place)
+            for row, i in enumerate(group):
+                yield i, self.best(one, state, aims[i], row)
 
     @property
     def objective(self) -> Matching:
-        """What is minimised."""
+        """The objective that the trials minimise."""
         tv = self.tv / 2 if self.tv_average else self.tv
         return Matching(self.distance, self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group)
 
     def trials(self, aims: Sequence[Aim], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
-        """The stacked trials of targets that can be stacked."""
+        """Return the trials of targets that can be stacked."""
         rounds = problems(aims, knowledge, self.restarts)
         like = next(iter(aims[0].observed[0].values()))
         low, high = (limit.to(like) for limit in knowledge.box)
@@ -150,13 +163,13 @@ class GradientMatching:
         )
 
     def rule(self, like: Tensor) -> StepRule:
-        """How the trials move."""
+        """Return the step rule of the trials."""
         if self.optimizer == "lbfgs":
             return LBFGS(self.iterations, self.learning_rate)
         return Adam(learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise)
 
     def best(self, trials: Trials, state: Params, aim: Aim, place: int) -> Reconstruction:
-        """The restart of one target whose gradient matches best, priors left out."""
+        """Return the restart of one target whose gradient matches best, priors left out."""
         rows = slice(place * self.restarts, (place + 1) * self.restarts)
         matching = state["matching"][rows].nan_to_num(torch.inf)
         trial = int(matching.argmin())
@@ -177,20 +190,6 @@ class GradientMatching:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Aim:
-    """One target: what its trials are compared with, a round each."""
-
-    index: int
-    sent: Sequence[Params]
-    observed: Sequence[Params]
-    masks: Sequence[Mask] | None
-    compression: adaptive.Compression | None
-    labels: Tensor | None  # (B,); None: optimised
-    steps: int  # local steps that are unrolled
-    note: str
-
-
 def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Knowledge, index: int) -> Aim:
     """Read a target's updates as the attack does."""
     if not views:
@@ -201,9 +200,9 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     masks: list[Mask] | None = None
     compression = None
     if attack.target == "unpruned":
-        found = [adaptive.unpruned(view) for view in views]
-        observed = [o if mask is None else tree.masked(o, mask) for o, mask in zip(observed, found, strict=True)]
-        if None in found:
+        unpruned = [adaptive.unpruned(view) for view in views]
+        observed = [o if mask is None else tree.masked(o, mask) for o, mask in zip(observed, unpruned, strict=True)]
+        if None in unpruned:
             notes.append("a gradient shows no pruned weights: it is matched as it is")
     if attack.adaptive == "support":
         masks = [adaptive.support(one) for one in observed]
@@ -226,8 +225,21 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     return Aim(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
 
 
+def _fresh(sent: Params) -> set[str]:
+    """Return the BatchNorms whose running statistics are still the initial ones."""
+    tracked = ".num_batches_tracked"
+    return {name.removesuffix(tracked) for name, value in sent.items() if name.endswith(tracked) and not value.any()}
+
+
+def _tensors(sent: Params, knowledge: Knowledge) -> Params:
+    """Return all tensors that the network needs; buffers that are not saved come from the network itself."""
+    like = next(iter(sent.values()))
+    initial = {**dict(knowledge.net.named_parameters()), **dict(knowledge.net.named_buffers())}
+    return {name: sent[name] if name in sent else value.detach().to(like.device) for name, value in initial.items()}
+
+
 def grouped(aims: Sequence[Aim]) -> list[list[int]]:
-    """Targets that can be stacked: as many rounds, the same names matched, the same compression and local steps."""
+    """Return groups of targets that can be stacked: equal rounds, matched names, compression and local steps."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, aim in enumerate(aims):
         key = (len(aim.observed), tuple(aim.observed[0]), aim.compression, aim.steps)
@@ -236,13 +248,13 @@ def grouped(aims: Sequence[Aim]) -> list[list[int]]:
 
 
 def problems(aims: Sequence[Aim], knowledge: Knowledge, restarts: int) -> list[tuple[Problem, Params]]:
-    """The problem of every round and what stays fixed in it: the statistics that BatchNorms are expected to see."""
+    """Return the problem of every round and its fixed tensors: the expected statistics of the BatchNorms."""
     net = structure(knowledge.net, knowledge.batchnorm).to(next(iter(aims[0].observed[0].values())).device)
 
     def stacked(trees: Sequence[Mapping[str, Tensor]]) -> Params:
         return {name: value.repeat_interleave(restarts, 0) for name, value in tree.stack(trees).items()}
 
-    found = []
+    rounds = []
     for i in range(len(aims[0].observed)):
         sent = [aim.sent[i] for aim in aims]
         own = not all(_same(sent[0], other) for other in sent[1:])
@@ -258,39 +270,27 @@ def problems(aims: Sequence[Aim], knowledge: Knowledge, restarts: int) -> list[t
             step_batch=knowledge.local_batch,
             compression=aims[0].compression,
         )
-        found.append((problem, stacked([_statistics(aim, i, knowledge) for aim in aims])))
-    return found
-
-
-def _tensors(sent: Params, knowledge: Knowledge) -> Params:
-    """All tensors that the structure asks for; buffers that are not saved come from the structure itself."""
-    like = next(iter(sent.values()))
-    own = {**dict(knowledge.net.named_parameters()), **dict(knowledge.net.named_buffers())}
-    return {name: sent[name] if name in sent else value.detach().to(like.device) for name, value in own.items()}
+        rounds.append((problem, stacked([_statistics(aim, i, knowledge) for aim in aims])))
+    return rounds
 
 
 def _same(a: Params, b: Params) -> bool:
+    """Return True if both hold equal tensors."""
     return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 
-def _fresh(sent: Params) -> set[str]:
-    """The BatchNorms whose running statistics are still those that they were made with."""
-    tracked = ".num_batches_tracked"
-    return {name.removesuffix(tracked) for name, value in sent.items() if name.endswith(tracked) and not value.any()}
-
-
 def _statistics(aim: Aim, i: int, knowledge: Knowledge) -> Params:
-    """The batch's own statistics where the attacker was told them, else the running ones of the sent model.
+    """Return the batch's statistics where the attacker knows them, else the running ones of the sent model.
 
-    Those of a BatchNorm that has seen no batch are of no data, and the attacker knows it: they are left out.
+    A BatchNorm that has seen no batch has statistics of no data, and the attacker knows this: they are left out.
     """
-    told = None if knowledge.statistics is None else knowledge.statistics[aim.index]
-    found: Params = {}
-    for place, name in enumerate(batchnorm_order(knowledge.net, aim.sent[i], knowledge.input_shape)):
-        if told is None and name in _fresh(aim.sent[i]):
+    known = None if knowledge.statistics is None else knowledge.statistics[aim.index]
+    statistics: Params = {}
+    for layer, name in enumerate(batchnorm_order(knowledge.net, aim.sent[i], knowledge.input_shape)):
+        if known is None and name in _fresh(aim.sent[i]):
             continue
-        for what, running in (("mean", "running_mean"), ("var", "running_var")):
-            value = aim.sent[i].get(f"{name}.{running}") if told is None else told.get(f"{name}.{what}")
+        for moment, running in (("mean", "running_mean"), ("var", "running_var")):
+            value = aim.sent[i].get(f"{name}.{running}") if known is None else known.get(f"{name}.{moment}")
             if value is not None:
-                found[f"batchnorm.{place}.{what}"] = value
-    return found
+                statistics[f"batchnorm.{layer}.{moment}"] = value
+    return statistics

@@ -1,12 +1,11 @@
-"""The loop of gradient matching: the trials of all targets move together; those that diverge begin again.
+"""The optimisation loop of gradient matching: the trials of all targets move together, and diverged ones restart.
 
-All that changes is in `state`, a dictionary of tensors that a step works on in place. Saved and loaded, it goes on
-bit for bit. Chance has no state: starts and noise come from the target's seed, the trial, the attempt and the clock.
+Everything that changes is in `state`, a dictionary of tensors on which a step works in place. A saved and loaded state
+continues bit for bit. Chance has no state: a start derives from the target's seed, the restart and the attempt, and
+noise from the seed and the step. A step asks nothing of the host, so a CUDA graph can hold it.
 
-How trials move: Adam with the sign option, learning-rate schedules, the box of valid pictures, Langevin noise.
-
-Everything works in place on the tensors of a `state` and asks nothing of the host, so a CUDA graph can hold a step.
-A trial has its own clock: one that began again has all its iterations before it, one that is done stands still.
+Every trial has a clock of its own: a restarted trial has all its iterations before it, a finished one stands still.
+Step rules are Adam with the sign option and Langevin noise (`Adam`, here) and L-BFGS (lbfgs.py).
 """
 
 from __future__ import annotations
@@ -27,83 +26,24 @@ from secateur.interfaces import Params
 from secateur.seeding import derive
 
 Schedule = Literal["steps", "warmup-cosine", "constant"]
-BETAS, EPS = (0.9, 0.999), 1e-8
-WARM_UP = 50
 
 CHUNK = 25  # steps between two looks at the losses, which make the host wait for the device
 SAVE_SECONDS = 2.0  # between two calls of Watch.save
 POINTS = 200  # of a curve
 EXPLODED = 1e4  # times the loss that a trial began with
-
-
-def learning_rates(schedule: Schedule, iterations: int, base: float) -> Tensor:
-    """(iterations + 1,): the rate of every iteration, and 0 for whoever is done.
-
-    steps: x0.1 at 3/8, 5/8 and 7/8 (IG). warmup-cosine: 50 rising steps, then half a cosine to 0 (GI).
-    """
-    done = torch.arange(iterations, dtype=torch.float64)
-    if schedule == "steps":
-        passed = sum((done >= int(iterations * part / 8)).double() for part in (3, 5, 7))
-        rates = base * 0.1 ** torch.as_tensor(passed)
-    elif schedule == "warmup-cosine":
-        warm = min(WARM_UP, iterations // 2)
-        fall = (1 + torch.cos(math.pi * (done - warm) / max(1, iterations - warm))) / 2
-        rates = base * torch.where(done < warm, (done + 1) / max(1, warm), fall)
-    else:
-        rates = torch.full_like(done, base)
-    return torch.cat([rates, rates.new_zeros(1)])
-
-
-@dataclass(frozen=True, eq=False)
-class Adam:
-    """Adam on N trials; `sign` puts the sign of the gradient in its place before Adam sees it (IG)."""
-
-    rates: Tensor  # (iterations + 1,), on the trials' device and of their type
-    sign: bool = False
-    noise: float = 0.0  # of the pixels, times the rate
-
-    def begin(self, variables: Variables) -> Params:
-        """The tensors it keeps: first and second moments."""
-        kept = {f"{moment}.{name}": value for moment in ("first", "second") for name, value in variables.items()}
-        return {name: torch.zeros_like(value) for name, value in kept.items()}
-
-    def __call__(self, state: Params, names: Sequence[str], evaluate: Callable[[], Evaluated]) -> Tensor:
-        """One step of the variables `names`; returns the matching loss (N,) where they were before it."""
-        evaluated = evaluate()
-        rate, count = self.rates[state["clock"]], state["clock"] + 1
-        for name in names:
-            value, first, second = (state[key] for key in (name, f"first.{name}", f"second.{name}"))
-            gradient = evaluated.gradient[name]
-            gradient = gradient.sign() if self.sign else gradient
-            first.lerp_(gradient, 1 - BETAS[0])
-            second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-            slow, fast = (along(1 - beta ** count.to(value.dtype), value) for beta in BETAS)
-            step = along(rate, value) * (first / slow) / ((second / fast).sqrt() + EPS)
-            value.sub_(step)
-        if self.noise:
-            state["inputs"].addcmul_(along(rate * self.noise, state["inputs"]), state["noise"])
-        return evaluated.matching
-
-
-def along(values: Tensor, like: Tensor) -> Tensor:
-    """(N,) as (N, 1, 1, ...), so that it meets `like` trial by trial."""
-    return values.view(-1, *[1] * (like.ndim - 1))
-
-
-def into_box(inputs: Tensor, box: tuple[Tensor, Tensor]) -> None:
-    """Project to valid pictures, in place."""
-    inputs.copy_(torch.minimum(torch.maximum(inputs, box[0]), box[1]))
+BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
+WARM_UP = 50  # iterations
 
 
 class StepRule(Protocol):
-    """Moves all trials by one step."""
+    """A rule that moves all trials by one step."""
 
     def begin(self, variables: Variables) -> Params:
-        """The tensors it keeps between steps, N first."""
+        """Return the tensors that the rule keeps between steps, N first."""
         ...
 
     def __call__(self, state: Params, names: Sequence[str], evaluate: Callable[[], Evaluated]) -> Tensor:
-        """Move in place; returns the matching loss (N,) of where the trials were."""
+        """Move the trials in place, and return the matching loss (N,) from before the move."""
         ...
 
 
@@ -112,7 +52,7 @@ class Trials:
     """Restarts x targets on one axis, the restarts of a target side by side."""
 
     evaluate: Sequence[Evaluate]  # one a round; their objectives are added
-    fixed: Sequence[Params]  # what does not change, one a round
+    fixed: Sequence[Params]  # constant tensors, one a round
     labels: Tensor | None  # (N, B); None: optimised
     seeds: Sequence[int]  # one a target
     restarts: int
@@ -123,17 +63,17 @@ class Trials:
     rule: StepRule
     box: tuple[Tensor, Tensor] | None
     noise: bool
-    group: bool  # the consensus of the restarts is wanted
+    group: bool  # True if the consensus of the restarts is wanted
     retries: int
 
     @property
     def names(self) -> list[str]:
-        """What is optimised."""
+        """The names of the optimised variables."""
         return ["inputs"] if self.labels is not None else ["inputs", "labels"]
 
     @property
     def size(self) -> int:
-        """N."""
+        """The number of trials N."""
         return len(self.seeds) * self.restarts
 
     @property
@@ -142,15 +82,15 @@ class Trials:
         return max(1, self.iterations // POINTS)
 
     def start(self, trial: int, attempt: int) -> Variables:
-        """Where one trial begins: N(0, 1), pictures and the logits of labels."""
+        """Return the start of one trial from N(0, 1): pictures and the logits of labels."""
         rng = derive(self.seeds[trial // self.restarts], "start", trial % self.restarts, attempt)
         inputs = torch.randn(self.shape, generator=rng)
         labels = torch.randn(self.shape[0], self.classes, generator=rng)
-        begun = {"inputs": inputs, "labels": labels}
-        return {name: begun[name].to(self.like) for name in self.names}
+        variables = {"inputs": inputs, "labels": labels}
+        return {name: variables[name].to(self.like) for name in self.names}
 
     def begin(self) -> Params:
-        """The state before the first step."""
+        """Return the state before the first step."""
         starts = [self.start(trial, 0) for trial in range(self.size)]
         variables = {name: torch.stack([start[name] for start in starts]) for name in self.names}
         points = (self.iterations + self.every - 1) // self.every
@@ -164,26 +104,26 @@ class Trials:
         return state
 
     def rows(self, state: Params, targets: Tensor) -> Params:
-        """The state of some targets that lie side by side, as views: what they do is done to the whole."""
+        """Return the state of neighbouring targets as views: changes to them change the whole."""
         rows = slice(int(targets[0]) * self.restarts, (int(targets[-1]) + 1) * self.restarts)
         views = {name: value[rows] for name, value in state.items() if value.ndim and name != "curve"}
         return {**views, "curve": state["curve"][:, rows], "step": state["step"].clone()}
 
     def look(self, state: Params) -> Evaluated:
-        """The objective summed over the rounds, where the trials are."""
+        """Return the objective at the trials' present variables, summed over the rounds."""
         variables = {name: state[name] for name in self.names}
         common = {"consensus": objective.consensus(state["inputs"], self.restarts)} if self.group else {}
-        found = [
+        rounds = [
             evaluate(variables, self.labels, {**fixed, **common})
             for evaluate, fixed in zip(self.evaluate, self.fixed, strict=True)
         ]
-        if len(found) == 1:
-            return found[0]
-        gradient = {name: sum_of([part.gradient[name] for part in found]) for name in self.names}
-        return Evaluated(sum_of([f.total for f in found]), sum_of([f.matching for f in found]), gradient)
+        if len(rounds) == 1:
+            return rounds[0]
+        gradient = {name: sum_of([part.gradient[name] for part in rounds]) for name in self.names}
+        return Evaluated(sum_of([r.total for r in rounds]), sum_of([r.matching for r in rounds]), gradient)
 
     def step(self, state: Params) -> None:
-        """One step of all trials, in place and without a word to the host."""
+        """Move all trials by one step, in place and without a message to the host."""
         clock, running = state["clock"], state["clock"] < self.iterations
         matching = self.rule(state, self.names, lambda: self.look(state))
         if self.box is not None:
@@ -196,14 +136,14 @@ class Trials:
         clock.add_(running)
 
     def draw(self, state: Params, step: int) -> None:
-        """The noise of one step, from the target's seed and the step alone."""
+        """Draw the noise of one step, from the target's seed and the step alone."""
         rng = Generator(self.like.device)
-        each = state["noise"].view(-1, self.restarts, *self.shape)
+        noise = state["noise"].view(-1, self.restarts, *self.shape)
         for target, seed in enumerate(self.seeds):
-            each[target].normal_(generator=rng.manual_seed((seed + step) % 2**63))
+            noise[target].normal_(generator=rng.manual_seed((seed + step) % 2**63))
 
     def begin_again(self, state: Params) -> None:
-        """Give a new start to every trial whose loss is no number or has exploded, or let it rest."""
+        """Restart every trial whose loss is not finite or has exploded; stop it after its last retry."""
         matching, first = state["matching"], state["curve"][0]
         broken = ~matching.isfinite() | (matching > EXPLODED * first)
         rows = broken.nonzero().flatten()
@@ -218,7 +158,7 @@ class Trials:
             state["matching"][trial], state["curve"][:, trial] = torch.inf, torch.nan
 
     def run(self, state: Params, advance: Callable[[int], None], save: Callable[[], None]) -> None:
-        """Go on from `state` until every trial is done; its losses are then those of where it is."""
+        """Continue from `state` until every trial is done, and leave the matching losses of the final variables."""
         step, saved = captured(lambda: self.step(state), state), time.monotonic()
         while remaining := self.iterations - int(state["clock"].min()):
             done, count = int(state["step"]), min(CHUNK, remaining)
@@ -236,6 +176,65 @@ class Trials:
                 saved = time.monotonic()
 
 
+def into_box(inputs: Tensor, box: tuple[Tensor, Tensor]) -> None:
+    """Project to valid pictures, in place."""
+    inputs.copy_(torch.minimum(torch.maximum(inputs, box[0]), box[1]))
+
+
 def sum_of(values: Sequence[Tensor]) -> Tensor:
-    """Their sum."""
+    """Return the sum of the tensors."""
     return torch.stack(list(values)).sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Adam:
+    """Adam on N trials; with `sign` Adam gets the sign of the gradient (IG)."""
+
+    rates: Tensor  # (iterations + 1,), on the trials' device and of their type
+    sign: bool = False
+    noise: float = 0.0  # of the pixels, times the rate
+
+    def begin(self, variables: Variables) -> Params:
+        """Return zeros for the first and second moments."""
+        kept = {f"{moment}.{name}": value for moment in ("first", "second") for name, value in variables.items()}
+        return {name: torch.zeros_like(value) for name, value in kept.items()}
+
+    def __call__(self, state: Params, names: Sequence[str], evaluate: Callable[[], Evaluated]) -> Tensor:
+        """Move the variables `names` by one step, and return the matching loss (N,) from before the step."""
+        evaluated = evaluate()
+        rate, count = self.rates[state["clock"]], state["clock"] + 1
+        for name in names:
+            value, first, second = (state[key] for key in (name, f"first.{name}", f"second.{name}"))
+            gradient = evaluated.gradient[name]
+            gradient = gradient.sign() if self.sign else gradient
+            first.lerp_(gradient, 1 - BETAS[0])
+            second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+            slow, fast = (along(1 - beta ** count.to(value.dtype), value) for beta in BETAS)
+            step = along(rate, value) * (first / slow) / ((second / fast).sqrt() + EPS)
+            value.sub_(step)
+        if self.noise:
+            state["inputs"].addcmul_(along(rate * self.noise, state["inputs"]), state["noise"])
+        return evaluated.matching
+
+
+def along(values: Tensor, like: Tensor) -> Tensor:
+    """Return values (N,) as (N, 1, 1, ...), to broadcast against `like` trial by trial."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+def learning_rates(schedule: Schedule, iterations: int, base: float) -> Tensor:
+    """Return (iterations + 1,) the learning rate of every iteration, and 0 for finished trials.
+
+    steps: x0.1 at 3/8, 5/8 and 7/8 (IG). warmup-cosine: 50 rising steps, then half a cosine to 0 (GI).
+    """
+    done = torch.arange(iterations, dtype=torch.float64)
+    if schedule == "steps":
+        passed = sum((done >= int(iterations * part / 8)).double() for part in (3, 5, 7))
+        rates = base * 0.1 ** torch.as_tensor(passed)
+    elif schedule == "warmup-cosine":
+        warm = min(WARM_UP, iterations // 2)
+        fall = (1 + torch.cos(math.pi * (done - warm) / max(1, iterations - warm))) / 2
+        rates = base * torch.where(done < warm, (done + 1) / max(1, warm), fall)
+    else:
+        rates = torch.full_like(done, base)
+    return torch.cat([rates, rates.new_zeros(1)])

@@ -1,6 +1,7 @@
 """Rob: a server that changes the model so that its gradient holds the pictures themselves.
 
-An imprint block and its gradient: how Rob's server makes it, and what can be read off what comes back.
+The server puts an imprint block before the network (`Imprinted`). `read_out` and `read_surviving` read the pictures
+from the block's gradient.
 """
 
 from __future__ import annotations
@@ -23,109 +24,14 @@ from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
 from secateur.tree import masked
 
-LOWEST = -10.0  # deviations: all pictures lie above the first threshold
-FEW = 0.01  # of a row's entries: where fewer change, equal entries at a pruning's threshold were parted
-STRETCHED = 0.9  # of a picture's entries lie inside the box when its slope is not known
-
 DEVIATIONS = {"randn": 1.0, "dct": 0.18}  # of a measurement whose row has norm D^-.5 (dct) or 1 (randn)
 SENSELESS: dict[Adaptive, str] = {
     "layer": "reads the gradient of its own imprint block alone, so no other layer's is there to be left out",
     "reapply": "reads the pictures off the gradient and tries none, so there is no trial to compress again",
 }
-
-
-class Imprinted(nn.Module):
-    """A network behind an imprint block: it is given x + mean_i relu(w_i x + b_i) in place of x."""
-
-    def __init__(self, net: nn.Module, pixels: int, bins: int) -> None:
-        super().__init__()
-        self.imprint = nn.Linear(pixels, bins)
-        self.net = net
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Add the mean activation to every pixel, so that all rows get the same gradient."""
-        active = torch.relu(self.imprint(inputs.flatten(1))).mean(1)
-        output: Tensor = self.net(inputs + active.view(-1, *[1] * (inputs.ndim - 1)))
-        return output
-
-
-def measure(measurement: str, shape: tuple[int, ...], rng: Generator) -> Tensor:
-    """The row (D,) that a picture is multiplied with, float64.
-
-    randn: its mean is taken out, since pictures differ most in brightness and one draw would weigh that ten times as
-    much as another. dct: the mean over pixels of sqrt(2) cos(pi (column + 1/2) / width).
-    """
-    pixels = math.prod(shape)
-    if measurement == "dct":
-        columns = (torch.arange(shape[-1], dtype=torch.double) + 0.5) / shape[-1]
-        return (math.sqrt(2) * torch.cos(math.pi * columns)).expand(shape).flatten() / pixels
-    row = torch.randn(pixels, generator=rng, dtype=torch.double, device=rng.device).cpu()
-    row = row - row.mean()
-    unit: Tensor = row / row.norm()
-    return unit
-
-
-def thresholds(measurement: str, bins: int) -> Tensor:
-    """(bins,) ascending: the lower ends of bins of equal mass under the unit Gaussian, or the Laplace for dct."""
-    law = Laplace(0.0, math.sqrt(0.5)) if measurement == "dct" else Normal(0.0, 1.0)
-    ends = law.icdf(torch.arange(1, bins, dtype=torch.double) / bins)  # type: ignore[no-untyped-call]
-    return torch.cat([torch.tensor([LOWEST], dtype=torch.double), ends])
-
-
-def read_out(weight: Tensor, bias: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Row i less row i + 1, the last as it is: (P, D) pictures dgW / dgb of the full bins, and their (P,) dgb."""
-    below = torch.zeros_like(weight[:1])
-    rows = weight - torch.cat([weight[1:], below])
-    slopes = bias - torch.cat([bias[1:], below[0, :1]])
-    full = slopes.abs() > threshold * slopes.abs().max()
-    return rows[full] / slopes[full, None], slopes[full]
-
-
-def read_surviving(
-    weight: Tensor, bias: Tensor, sent: Params, reach: Tensor, threshold: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of a gradient of which entries were dropped, which are 0 here; (P,) sizes of the jumps come third.
-
-    Rows of which no picture lies between are equal, so a picture still shows as a jump from one row of weights to the
-    next, on the entries that survived in either; those that did in neither are 0. Where the bias gradient of both rows
-    survived it gives the slope; where both survived and are equal there is no picture. Elsewhere the slope's sign is
-    that of the bias entry that survived, or else the one by which the picture's measurement has the sign of its bin's,
-    and its size is such that the picture fills the box, `reach` (D,) to both sides of 0.
-    """
-    nothing = torch.zeros_like(weight[:1])
-    jumps = weight - torch.cat([weight[1:], nothing])
-    slopes = bias - torch.cat([bias[1:], nothing[0, :1]])
-    there = bias != 0
-    if torch.equal(there, (weight != 0).any(1)):  # rows above all pictures are empty of themselves
-        there = torch.ones_like(there)
-    known = there & torch.cat([there[1:], there.new_ones(1)])
-    sizes = jumps.norm(dim=1)
-    full = ((jumps != 0).double().mean(1) >= FEW) & (sizes > threshold * sizes.max())
-    full &= ~known | (slopes.abs() > threshold * slopes.abs().max())
-    edges = -sent["imprint.bias"]
-    middle = edges + torch.cat([edges[1:], edges[-1:]])
-    by_measurement = (jumps @ sent["imprint.weight"][0]).sign() * middle.sign()
-    signs = torch.where(slopes != 0, slopes.sign(), by_measurement)
-    stretch = (jumps.abs() / reach).kthvalue(math.ceil(STRETCHED * len(reach)), dim=1).values.clamp_min(1e-30)
-    taken = torch.where(known, slopes, torch.where(signs == 0, 1, signs) * stretch)
-    return jumps[full] / taken[full, None], taken[full], sizes[full]
-
-
-def expected_isolated(masses: Tensor, batch: int) -> float:
-    """The share of a batch's pictures that are alone in their bin: sum_b p_b (1 - p_b)^(batch - 1).
-
-    Example:
-        >>> round(expected_isolated(torch.full((128,), 1 / 128), 9), 3)
-        0.939
-    """
-    return float((masses * (1 - masses) ** (batch - 1)).sum())
-
-
-def bin_masses(sent: Params, pictures: Tensor) -> Tensor:
-    """The share of pictures in every bin of a tampered model, (bins,)."""
-    measured = pictures.flatten(1).to(sent["imprint.weight"]) @ sent["imprint.weight"][0]
-    place = torch.bucketize(measured, -sent["imprint.bias"]) - 1
-    return torch.bincount(place[place >= 0], minlength=len(sent["imprint.bias"])) / len(pictures)
+LOWEST = -10.0  # deviations: all pictures lie above the first threshold
+FEW = 0.01  # of a row's entries: where fewer change, equal entries at a pruning's threshold were parted
+STRETCHED = 0.9  # of a picture's entries lie inside the box when its slope is not known
 
 
 @method(
@@ -141,16 +47,19 @@ def bin_masses(sent: Params, pictures: Tensor) -> Tensor:
 class Rob:
     """Read the pictures off the gradient of an imprint block put in by the server (Robbing the Fed, Fowl et al. 2021).
 
-    All rows of the block are one measurement of the picture and row i is active above the i-th quantile of that
-    measurement, so the difference of two neighbouring rows' gradients holds only the pictures between two quantiles: a
-    picture that is alone there is exact, those that share a bin are averaged. `measurement` is randn (quantiles of a
-    Gaussian) or dct (the first horizontal frequency, quantiles of a Laplace); `centre` and `deviation` are what the
-    attacker believes of it. Differences of the bias gradient below `threshold` of the largest count as empty; of the
-    others the batch size's many with the largest are kept, since more bins than pictures cannot be full. A picture's
-    label is the one that explains its bias gradient best; the loss is how far that leaves it open.
+    All rows of the block are one measurement of the picture, and row i is active above the i-th quantile of that
+    measurement. So the difference of two neighbouring rows' gradients holds only the pictures between two quantiles. A
+    picture that is alone there is exact; pictures that share a bin are averaged.
 
-    An attacker who knows that entries were dropped reads the jumps between rows of weights, which outlive their biases
-    (`adaptive`: support, where a zero was dropped; mask, where noise filled the holes).
+    `measurement` is randn (quantiles of a Gaussian) or dct (the first horizontal frequency, quantiles of a Laplace).
+    `centre` and `deviation` are the attacker's belief about the measurement. Differences of the bias gradient below
+    `threshold` of the largest count as empty. Of the others the largest are kept, as many as the batch has pictures:
+    more bins than pictures cannot be full.
+
+    A picture's label is the one that explains its bias gradient best; the loss is the share that remains unexplained.
+
+    An attacker who knows that entries were dropped reads the jumps between rows of weights, which outlive their biases.
+    `adaptive` is then support, where a zero was dropped, or mask, where noise filled the holes.
     """
 
     bins: int = 128
@@ -181,7 +90,7 @@ class Rob:
             )
 
     def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
-        """The network behind an imprint block, its own tensors under `net.`; the row is drawn from `rng`."""
+        """Return the network behind an imprint block, its tensors under `net.`; draw the row from `rng`."""
         like = next(value for value in state.values() if value.is_floating_point())
         deviation = self.deviation or DEVIATIONS[self.measurement]
         row = measure(self.measurement, knowledge.input_shape, rng) / deviation
@@ -198,16 +107,17 @@ class Rob:
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Every target's pictures: of several rounds those of the one that shows most, then of the least loss."""
+        """Return every target's pictures: those of the round that shows most, and then has the least loss."""
         classes = range(knowledge.classes)
         for index, views in enumerate(targets):
-            told = classes if knowledge.labels is None else sorted(set(knowledge.labels[index].tolist()))
-            rounds = [self._round(view, knowledge, told) for view in views]
+            labels = classes if knowledge.labels is None else sorted(set(knowledge.labels[index].tolist()))
+            rounds = [self._round(view, knowledge, labels) for view in views]
             watch.advance(1)
             best = max(range(len(rounds)), key=lambda i: (rounds[i].batch.size, -rounds[i].loss))
             yield index, replace(rounds[best], trial=best)
 
     def _round(self, view: ServerView, knowledge: Knowledge, labels: Sequence[int]) -> Reconstruction:
+        """Return the pictures, labels and loss of one update."""
         inputs, slopes, sizes = self._read(view, knowledge)
         full = len(slopes)
         kept = sizes.argsort(descending=True, stable=True)[: knowledge.batch_size].sort().values
@@ -222,7 +132,7 @@ class Rob:
         return Reconstruction(Batch(pictures, believed), open_share, note=note)
 
     def _read(self, view: ServerView, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
-        """Pictures (P, D), their slopes and by which they are ranked (P,), of all entries or of those that survived."""
+        """Return pictures (P, D), their slopes (P,) and sizes for ranking (P,), by all or the surviving entries."""
         observed = observed_gradient(view, knowledge)
         if self.adaptive == "mask":
             observed = masked(observed, mask_again(view, observed))
@@ -235,10 +145,94 @@ class Rob:
         return read_surviving(weight, bias, view.sent, reach, self.threshold)
 
 
+class Imprinted(nn.Module):
+    """A network behind an imprint block: its input is x + mean_i relu(w_i x + b_i) instead of x."""
+
+    def __init__(self, net: nn.Module, pixels: int, bins: int) -> None:
+        super().__init__()
+        self.imprint = nn.Linear(pixels, bins)
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Add the mean activation to every pixel, so that all rows get the same gradient."""
+        active = torch.relu(self.imprint(inputs.flatten(1))).mean(1)
+        output: Tensor = self.net(inputs + active.view(-1, *[1] * (inputs.ndim - 1)))
+        return output
+
+
+def measure(measurement: str, shape: tuple[int, ...], rng: Generator) -> Tensor:
+    """Return the row (D,) that a picture is multiplied with, float64.
+
+    randn: the row's mean is taken out. Pictures differ most in brightness, which one draw would weigh ten times as much
+    as another.
+
+    dct: the mean over pixels of sqrt(2) cos(pi (column + 1/2) / width).
+    """
+    pixels = math.prod(shape)
+    if measurement == "dct":
+        columns = (torch.arange(shape[-1], dtype=torch.double) + 0.5) / shape[-1]
+        return (math.sqrt(2) * torch.cos(math.pi * columns)).expand(shape).flatten() / pixels
+    row = torch.randn(pixels, generator=rng, dtype=torch.double, device=rng.device).cpu()
+    row = row - row.mean()
+    unit: Tensor = row / row.norm()
+    return unit
+
+
+def thresholds(measurement: str, bins: int) -> Tensor:
+    """Return (bins,) ascending, the lower ends of bins of equal mass under the unit Gaussian (dct: Laplace)."""
+    law = Laplace(0.0, math.sqrt(0.5)) if measurement == "dct" else Normal(0.0, 1.0)
+    ends = law.icdf(torch.arange(1, bins, dtype=torch.double) / bins)  # type: ignore[no-untyped-call]
+    return torch.cat([torch.tensor([LOWEST], dtype=torch.double), ends])
+
+
+def read_out(weight: Tensor, bias: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return the (P, D) pictures dgW / dgb of the full bins, and their (P,) dgb.
+
+    dg is row i of the gradient less row i + 1; the last row is taken as it is.
+    """
+    below = torch.zeros_like(weight[:1])
+    rows = weight - torch.cat([weight[1:], below])
+    slopes = bias - torch.cat([bias[1:], below[0, :1]])
+    full = slopes.abs() > threshold * slopes.abs().max()
+    return rows[full] / slopes[full, None], slopes[full]
+
+
+def read_surviving(
+    weight: Tensor, bias: Tensor, sent: Params, reach: Tensor, threshold: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return pictures and slopes as `read_out`, of a gradient with dropped entries (0 here), and (P,) the jumps' sizes.
+
+    Rows without a picture between them are equal. So a picture still shows as a jump from one row of weights to the
+    next, on the entries that survived in either row. Entries that survived in neither are 0. Where the bias gradient of
+    both rows survived, it gives the slope; where both survived and are equal, there is no picture.
+
+    Elsewhere the slope's sign is that of the surviving bias entry. Without one, the sign is such that the picture's
+    measurement has the sign of its bin. The slope's size is such that the picture fills the box, `reach` (D,) to both
+    sides of 0.
+    """
+    nothing = torch.zeros_like(weight[:1])
+    jumps = weight - torch.cat([weight[1:], nothing])
+    slopes = bias - torch.cat([bias[1:], nothing[0, :1]])
+    survived = bias != 0
+    if torch.equal(survived, (weight != 0).any(1)):  # rows above all pictures are empty without pruning
+        survived = torch.ones_like(survived)
+    known = survived & torch.cat([survived[1:], survived.new_ones(1)])
+    sizes = jumps.norm(dim=1)
+    full = ((jumps != 0).double().mean(1) >= FEW) & (sizes > threshold * sizes.max())
+    full &= ~known | (slopes.abs() > threshold * slopes.abs().max())
+    edges = -sent["imprint.bias"]
+    middle = edges + torch.cat([edges[1:], edges[-1:]])
+    by_measurement = (jumps @ sent["imprint.weight"][0]).sign() * middle.sign()
+    signs = torch.where(slopes != 0, slopes.sign(), by_measurement)
+    stretch = (jumps.abs() / reach).kthvalue(math.ceil(STRETCHED * len(reach)), dim=1).values.clamp_min(1e-30)
+    taken = torch.where(known, slopes, torch.where(signs == 0, 1, signs) * stretch)
+    return jumps[full] / taken[full, None], taken[full], sizes[full]
+
+
 def explain(
     view: ServerView, knowledge: Knowledge, pictures: Tensor, slopes: Tensor, labels: Sequence[int]
 ) -> tuple[Tensor, float]:
-    """Of each picture the label whose loss would have caused its bias gradient, and the mean gap that this leaves."""
+    """Return each picture's label whose loss explains its bias gradient best, and the mean remaining gap."""
     choices = torch.tensor(labels, device=slopes.device)
     if not len(pictures):
         return choices[:0], 1.0
@@ -257,3 +251,20 @@ def explain(
         gaps.append(((caused - slopes) / slopes).abs())
     left, best = torch.stack(gaps).nan_to_num(math.inf).min(0)
     return choices[best], float(left.mean())
+
+
+def expected_isolated(masses: Tensor, batch: int) -> float:
+    """Return the share of a batch's pictures that are alone in their bin: sum_b p_b (1 - p_b)^(batch - 1).
+
+    Example:
+        >>> round(expected_isolated(torch.full((128,), 1 / 128), 9), 3)
+        0.939
+    """
+    return float((masses * (1 - masses) ** (batch - 1)).sum())
+
+
+def bin_masses(sent: Params, pictures: Tensor) -> Tensor:
+    """Return the share of pictures in every bin of a tampered model, (bins,)."""
+    measured = pictures.flatten(1).to(sent["imprint.weight"]) @ sent["imprint.weight"][0]
+    bins = torch.bucketize(measured, -sent["imprint.bias"]) - 1
+    return torch.bincount(bins[bins >= 0], minlength=len(sent["imprint.bias"])) / len(pictures)

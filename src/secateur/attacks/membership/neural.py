@@ -1,6 +1,6 @@
-"""Attacks that are a network, trained on what the shadow models say of their own rows.
+"""Neural membership attacks: a network trained on the shadow models' answers about their own examples.
 
-NN sees the probabilities, NNcls the true label too, Top3-NN the three largest probabilities.
+NN sees the probabilities, NNcls also the true label, Top3-NN the three largest probabilities.
 """
 
 from __future__ import annotations
@@ -24,21 +24,6 @@ from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 
-class Mlp(nn.Module):
-    """512-256-128-2 with ReLU and dropout."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((features, 512, 256, 128, 2)))
-
-    def forward(self, x: Tensor, drop: Drop = keep) -> Tensor:
-        """(N, F) -> (N, 2), non-member and member."""
-        *hidden, last = self.layers
-        for layer in hidden:
-            x = drop(layer(x).relu())
-        return last(x)  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True)
 class NetworkAttack(Schedule, ABC):
     """A network over features of the model's answers."""
@@ -47,14 +32,14 @@ class NetworkAttack(Schedule, ABC):
 
     @abstractmethod
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
-        """(N, F) what the network sees of each example; `rng` begins anew for every set of examples."""
+        """Return the network's inputs (N, F), one row an example; `rng` begins anew for every set of examples."""
 
     def network(self, features: int) -> nn.Module:
-        """The network, called as `network(features, drop)`."""
+        """Return the network, called as `network(features, drop)`."""
         return Mlp(features)
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Ask every shadow once, and train the network on the answers."""
+        """Query every shadow once, and train the network on the answers."""
         sides = shadow_sides(shadows)
         seed = int(torch.randint(2**62, (), generator=rng))
         seen = torch.cat([self._seen(box, batch, seed) for box, batch, _ in sides])
@@ -74,7 +59,23 @@ class NetworkAttack(Schedule, ABC):
         return Guesses(member - outside, member > outside)
 
     def _seen(self, box: BlackBox, batch: Batch, seed: int) -> Tensor:
+        """Return the features of a batch, with the queries' own generator."""
         return self.features(box, batch, Generator().manual_seed(seed)).float()
+
+
+class Mlp(nn.Module):
+    """An MLP 512-256-128-2 with ReLU and dropout."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((features, 512, 256, 128, 2)))
+
+    def forward(self, x: Tensor, drop: Drop = keep) -> Tensor:
+        """Return the logits (N, 2) of non-member and member for features (N, F)."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = drop(layer(x).relu())
+        return last(x)  # type: ignore[no-any-return]
 
 
 @method("attack", "nn", "samia_ppb", sees="probabilities", shadows="needed")
@@ -83,7 +84,7 @@ class Nn(NetworkAttack):
     """An MLP tells members by all probabilities (Shokri et al. 2017; samia_ppb 5.1, NN)."""
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
-        """(N, K) p."""
+        """Return p (N, K)."""
         return probabilities(box, batch.inputs)
 
 
@@ -93,7 +94,7 @@ class NnCls(NetworkAttack):
     """An MLP tells members by all probabilities and the true label (Nasr et al. 2018; samia_ppb 5.1, NNcls)."""
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
-        """(N, 2K) p and the one-hot label."""
+        """Return p and the one-hot label (N, 2K)."""
         p = probabilities(box, batch.inputs)
         return torch.cat([p, one_hot(batch.labels, p.shape[1]).to(p)], 1)
 
@@ -104,6 +105,6 @@ class Top3Nn(NetworkAttack):
     """An MLP tells members by the three largest probabilities (Salem et al. 2019; samia_ppb 5.1, Top3-NN)."""
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
-        """(N, 3) the largest p, in falling order; both where there are two classes."""
+        """Return the largest p (N, 3), in falling order; (N, 2) where there are two classes."""
         p = probabilities(box, batch.inputs)
         return p.topk(min(3, p.shape[1]), 1).values

@@ -1,7 +1,7 @@
-"""Thresholds learnt from shadow models: the one search that every threshold attack shares, and these attacks.
+"""Threshold attacks: a feature of the prediction, compared with thresholds learnt from shadow models.
 
-Conf and Top1-Conf ask how sure the model is, of the true label or of its own answer; Xent, Entropy and Mentr take an
-entropy; Correctness is the gap attack, for which a label is enough.
+Conf takes the probability of the true label, Top1-Conf the largest one. Xent, Entropy and Mentr take an entropy.
+Correctness is the gap attack, for which a label is enough.
 """
 
 from __future__ import annotations
@@ -23,70 +23,9 @@ Feature = Callable[[Tensor, Tensor], Tensor]  # ((N, K) probabilities, (N,) labe
 FLOOR = 1e-30  # keeps log finite; needs double precision
 
 
-def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
-    """The t for which `feature >= t means member` has the highest balanced accuracy; O(n log n).
-
-    Only the features themselves need trying. Among equally good ones the highest is taken, which accuses least.
-
-    Example:
-        >>> best_threshold(torch.tensor([0.9, 0.8, 0.4]), torch.tensor([0.5, 0.3]))
-        0.800000011920929
-    """
-    values, order = torch.cat([members, nonmembers]).sort(descending=True)
-    is_member = (torch.arange(values.numel(), device=values.device) < members.numel())[order]
-    gain = torch.where(is_member, 1 / members.numel(), -1 / nonmembers.numel()).double().cumsum(0)
-    last_of_tie = torch.ones_like(is_member)
-    last_of_tie[:-1] = values[1:] != values[:-1]  # examples that tie are accepted together
-    return float(values[torch.where(last_of_tie, gain, -torch.inf).argmax()])
-
-
-def shadow_sides(shadows: Sequence[Shadow] | InOut) -> list[tuple[BlackBox, Batch, bool]]:
-    """Each of the attacker's models with its members (True), and again with its non-members (False)."""
-    if not isinstance(shadows, InOut):
-        sides = [(s.box, part, truth) for s in shadows for part, truth in ((s.members, True), (s.nonmembers, False))]
-    else:
-        sides = [
-            (box, shadows.pool.take(rows), truth)
-            for box, inside in zip(shadows.boxes, shadows.membership, strict=True)
-            for rows, truth in ((inside, True), (~inside, False))
-        ]
-    if not sides:
-        raise WrongInput("shadows", "this attack needs at least one shadow model")
-    for truth, name in ((True, "members"), (False, "non-members")):
-        if not sum(batch.size for _, batch, side in sides if side == truth):
-            raise WrongInput("shadows", f"have no {name}; every attack that learns from shadows needs both sides")
-    return sides
-
-
-def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The feature, label and membership of every shadow's own examples, and the number of classes."""
-    sides = shadow_sides(shadows)
-    answers = [probabilities(box, batch.inputs) for box, batch, _ in sides]
-    values = [feature(p, batch.labels) for p, (_, batch, _) in zip(answers, sides, strict=True)]
-    labels = [batch.labels for _, batch, _ in sides]
-    truths = [torch.full_like(batch.labels, truth, dtype=torch.bool) for _, batch, truth in sides]
-    return torch.cat(values), torch.cat(labels), torch.cat(truths), answers[0].shape[1]
-
-
-def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> tuple[Tensor, list[int]]:
-    """(K,) the best threshold of each class, and the classes that take the global one for want of either side."""
-    everyone = best_threshold(values[is_member], values[~is_member])
-    thresholds = torch.full((classes,), everyone, dtype=values.dtype, device=values.device)
-    missing = []
-    for label in range(classes):
-        inside, outside = values[is_member & (labels == label)], values[~is_member & (labels == label)]
-        if inside.numel() and outside.numel():
-            thresholds[label] = best_threshold(inside, outside)
-        else:
-            missing.append(label)
-    if len(missing) == classes:
-        raise WrongInput("shadows", "no class has both members and non-members; give shadows with both in a class")
-    return thresholds, missing
-
-
 @dataclass(frozen=True)
 class ThresholdAttack:
-    """A feature of the prediction, compared with a threshold that was learnt from shadows."""
+    """A feature of the prediction, compared with a threshold learnt from shadows."""
 
     feature: Feature
     per_class: bool = True  # a threshold for every class, or one for all
@@ -112,9 +51,65 @@ class ThresholdAttack:
         return Guesses(values, values >= self.thresholds[labels], self.note)
 
 
-def true_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """p_y."""
-    return probabilities.gather(1, labels[:, None]).squeeze(1)
+def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return feature, label and membership of every shadow's own examples, and the number of classes."""
+    sides = shadow_sides(shadows)
+    answers = [probabilities(box, batch.inputs) for box, batch, _ in sides]
+    values = [feature(p, batch.labels) for p, (_, batch, _) in zip(answers, sides, strict=True)]
+    labels = [batch.labels for _, batch, _ in sides]
+    truths = [torch.full_like(batch.labels, truth, dtype=torch.bool) for _, batch, truth in sides]
+    return torch.cat(values), torch.cat(labels), torch.cat(truths), answers[0].shape[1]
+
+
+def shadow_sides(shadows: Sequence[Shadow] | InOut) -> list[tuple[BlackBox, Batch, bool]]:
+    """Return each of the attacker's models with its members (True), and again with its non-members (False)."""
+    if not isinstance(shadows, InOut):
+        sides = [(s.box, part, truth) for s in shadows for part, truth in ((s.members, True), (s.nonmembers, False))]
+    else:
+        sides = [
+            (box, shadows.pool.take(rows), truth)
+            for box, inside in zip(shadows.boxes, shadows.membership, strict=True)
+            for rows, truth in ((inside, True), (~inside, False))
+        ]
+    if not sides:
+        raise WrongInput("shadows", "this attack needs at least one shadow model")
+    for truth, name in ((True, "members"), (False, "non-members")):
+        if not sum(batch.size for _, batch, side in sides if side == truth):
+            raise WrongInput("shadows", f"have no {name}; every attack that learns from shadows needs both sides")
+    return sides
+
+
+def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> tuple[Tensor, list[int]]:
+    """Return (K,) the best threshold of each class, and the classes without both sides: these take the global one."""
+    everyone = best_threshold(values[is_member], values[~is_member])
+    thresholds = torch.full((classes,), everyone, dtype=values.dtype, device=values.device)
+    missing = []
+    for label in range(classes):
+        inside, outside = values[is_member & (labels == label)], values[~is_member & (labels == label)]
+        if inside.numel() and outside.numel():
+            thresholds[label] = best_threshold(inside, outside)
+        else:
+            missing.append(label)
+    if len(missing) == classes:
+        raise WrongInput("shadows", "no class has both members and non-members; give shadows with both in a class")
+    return thresholds, missing
+
+
+def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
+    """Return the t for which `feature >= t means member` has the highest balanced accuracy; O(n log n).
+
+    Only the features themselves need trying. Among equally good ones the highest is taken, which accuses least.
+
+    Example:
+        >>> best_threshold(torch.tensor([0.9, 0.8, 0.4]), torch.tensor([0.5, 0.3]))
+        0.800000011920929
+    """
+    values, order = torch.cat([members, nonmembers]).sort(descending=True)
+    is_member = (torch.arange(values.numel(), device=values.device) < members.numel())[order]
+    gain = torch.where(is_member, 1 / members.numel(), -1 / nonmembers.numel()).double().cumsum(0)
+    last_of_tie = torch.ones_like(is_member)
+    last_of_tie[:-1] = values[1:] != values[:-1]  # examples that tie are accepted together
+    return float(values[torch.where(last_of_tie, gain, -torch.inf).argmax()])
 
 
 @method("attack", "conf", "samia_ppb", sees="probabilities", shadows="needed")
@@ -123,13 +118,9 @@ def conf() -> ThresholdAttack:
     return ThresholdAttack(true_probability)
 
 
-def negative_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """(1-p_y) log p_y + sum over t != y of p_t log(1-p_t): Mentr with its sign turned, so that high means member."""
-    p = probabilities.double()
-    p_true = p.gather(1, labels[:, None]).squeeze(1)
-    others = p * (1 - p).clamp_min(FLOOR).log()
-    others = others.scatter(1, labels[:, None], 0).sum(1)
-    return (1 - p_true) * p_true.clamp_min(FLOOR).log() + others
+def true_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return p_y."""
+    return probabilities.gather(1, labels[:, None]).squeeze(1)
 
 
 @method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="needed")
@@ -138,24 +129,30 @@ def mentr() -> ThresholdAttack:
     return ThresholdAttack(negative_modified_entropy)
 
 
-def negative_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Log p_y: the loss with its sign turned, so that high means member."""
-    return probabilities.double().gather(1, labels[:, None]).squeeze(1).clamp_min(FLOOR).log()
+def negative_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return Mentr with its sign turned, so that high means member.
+
+    This is (1-p_y) log p_y + sum over t != y of p_t log(1-p_t).
+    """
+    p = probabilities.double()
+    p_true = true_probability(p, labels)
+    others = p * (1 - p).clamp_min(FLOOR).log()
+    others = others.scatter(1, labels[:, None], 0).sum(1)
+    return (1 - p_true) * p_true.clamp_min(FLOOR).log() + others
 
 
 @method("attack", "xent", "samia_ppb", sees="probabilities", shadows="needed")
 def xent() -> ThresholdAttack:
     """Member where the cross-entropy of the true label is at most its class's threshold (samia_ppb 5.1, Xent).
 
-    It rises as p_y falls, so it ranks and decides as Conf does.
+    The cross-entropy rises as p_y falls, so Xent ranks and decides as Conf does.
     """
     return ThresholdAttack(negative_cross_entropy)
 
 
-def negative_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """The sum of p_k log p_k: the entropy with its sign turned, so that high means member; the label is not used."""
-    p = probabilities.double()
-    return (p * p.clamp_min(FLOOR).log()).sum(1)
+def negative_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return log p_y: the loss with its sign turned, so that high means member."""
+    return true_probability(probabilities.double(), labels).clamp_min(FLOOR).log()
 
 
 @method("attack", "entropy", "samia_ppb", sees="probabilities", shadows="needed")
@@ -164,12 +161,13 @@ def entropy() -> ThresholdAttack:
     return ThresholdAttack(negative_entropy)
 
 
-def top_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """The largest p_k; the label is not used."""
-    return probabilities.amax(1)
+def negative_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of p_k log p_k: the entropy with its sign turned, so that high means member.
 
-
-FORMS = {"paper": top_probability, "code": true_probability}
+    The label is not used.
+    """
+    p = probabilities.double()
+    return (p * p.clamp_min(FLOOR).log()).sum(1)
 
 
 @method("attack", "top1-conf", "samia_ppb", sees="probabilities", shadows="needed")
@@ -178,9 +176,15 @@ def top1_conf(form: str = "paper") -> ThresholdAttack:
 
     `form` is `paper`, or `code`: the authors' code compares the true label's probability instead.
     """
-    if form not in FORMS:
-        raise unknown("attack top1-conf form", form, FORMS)
-    return ThresholdAttack(FORMS[form], per_class=False)
+    forms: dict[str, Feature] = {"paper": top_probability, "code": true_probability}
+    if form not in forms:
+        raise unknown("attack top1-conf form", form, forms)
+    return ThresholdAttack(forms[form], per_class=False)
+
+
+def top_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return the largest p_k; the label is not used."""
+    return probabilities.amax(1)
 
 
 @method("attack", "correctness", "samia_ppb", sees="labels", shadows="none")
@@ -189,10 +193,10 @@ class Correctness:
     """Member where the model's label is right: as accurate as the generalisation gap is wide (Yeom et al. 2018)."""
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """There is nothing to learn."""
+        """Return the attack unchanged: there is nothing to learn."""
         return self
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
-        """One where argmax f(x) = y, zero elsewhere."""
+        """Score one where argmax f(x) = y, zero elsewhere."""
         right = box.predict(candidates.batch.inputs).argmax(1) == candidates.batch.labels
         return Guesses(right.double(), right)

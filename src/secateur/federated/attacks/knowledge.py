@@ -1,6 +1,7 @@
-"""What an attacker at the server knows of its clients' turns, and what it cannot be asked to do.
+"""The attacker's knowledge in a federation: facts about clients' turns, refusal of attacks, labels of rows.
 
-What the rows of an attack inside a federation say of it: who was attacked, what was sent, what the attacker knew.
+`knowledge_of` collects the facts that a server has beside the updates. `check_attacks` refuses attacks that cannot be
+mounted. `told_of` describes one attacked update in the rows: the update, the threat and the attacker's knowledge.
 """
 
 from __future__ import annotations
@@ -28,56 +29,12 @@ from secateur.seeding import derive
 
 
 def is_active(attack: Choice) -> bool:
-    """Whether an attack changes the model that is sent."""
+    """Return True if an attack changes the model that clients are sent."""
     return bool(attack.method.info.get("active"))
 
 
-def told_of(attack: Choice, seen: Seen, past: Sequence[Past], known: Knowledge, remembers: bool) -> dict[str, Any]:
-    """The extras of one attacked update; of an attacker that `remembers` also how many rounds it used."""
-    extra = {"batch_size": known.batch_size, "stage": f"round {seen.round}", "update": sends(known, seen)}
-    extra |= {"labels": "inferred" if known.labels is None else "oracle"}
-    extra |= {"threat": attack.method.info["threat"], "active": is_active(attack)}
-    same = all(_same(seen.rows, each.rows, known.local_steps == 1) for each in past)
-    if remembers:
-        extra |= {"history": len(past) + 1, "same_rows": same}
-    return extra | {"knows": ", ".join(_known(seen, past, known, same))}
-
-
-def _known(seen: Seen, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
-    size = known.batch_size
-    told = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
-    told += ["the steps and learning rate"]
-    told += ["the labels"] if known.labels is not None else []
-    told += ["a generator of such pictures"] if known.generator is not None else []
-    told += ["the client's compression"] if known.compression is not None else []
-    belief = f"that a client's last {len(past) + 1} rounds are of the same rows"
-    told += [belief if same else f"{belief} (wrongly)"] if past else []
-    return told + ([f"that it is the sum of {len(seen.clients)} clients"] if seen.client is None else [])
-
-
-def sends(known: Knowledge, seen: Seen) -> str:
-    """An update in words."""
-    weights = f"weights after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
-    whole = weights if isinstance(seen.view.update, Weights) else "gradient"
-    return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
-
-
-def who(seen: Sequence[Seen]) -> str:
-    """Whom one call of an attack is on, in words."""
-    if seen[0].client is None:
-        return f"the sum of {len(seen[0].clients)} clients"
-    return f"client {seen[0].client}" if len(seen) == 1 else f"{len(seen)} clients"
-
-
-def _same(rows: Tensor, others: Tensor, one_step: bool) -> bool:
-    """Whether two rounds held the same examples: of one step in any order, of several in the same."""
-    if one_step:
-        rows, others = rows.sort().values, others.sort().values
-    return rows.shape == others.shape and bool((rows == others).all())
-
-
 def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.device) -> Knowledge:
-    """What the server knows of its clients' turns beside the updates."""
+    """Return the server's knowledge of its clients' turns beside the updates."""
     check_pictures(data)
     if terms.local.steps is None:
         raise WrongInput("local_epochs", "an attacker follows local steps; give local_steps instead")
@@ -85,7 +42,7 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.devi
         raise WrongInput("momentum", "an attacker follows plain local steps; leave momentum and weight_decay at 0")
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
-    private = terms.upload is not None and makes_anew(terms.upload)  # by running statistics
+    private = terms.upload is not None and makes_anew(terms.upload)  # its BatchNorm normalises by running statistics
     dtype = next(net.parameters()).dtype
     return Knowledge(
         net,
@@ -106,8 +63,8 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
     """Refuse, before any work, an attack that cannot be mounted in this federation."""
     active = [attack for attack in attacks if is_active(attack)]
     if active and len(active) < len(attacks):
-        alone = "changes what its victims are sent, so the others would not see their updates"
-        raise WrongInput("attack", f"{active[0].name} {alone}; run active and passive attacks apart")
+        reason = "changes what its victims are sent, so the others would not see their updates"
+        raise WrongInput("attack", f"{active[0].name} {reason}; run active and passive attacks apart")
     if active and terms.view == "sum":
         raise WrongInput("attack", f"{active[0].name} reads one client's update; view: sum shows none")
     if terms.view == "sum":
@@ -119,11 +76,56 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
     batch = data.batch.take(everyone[torch.arange(known.batch_size) % len(everyone)]).to(known.mean.device)
     batch = Batch(batch.inputs.to(known.mean), batch.labels)
     for attack in attacks:
-        made: InversionAttack = attack.make()
-        net, state = made.tamper(known.net, tree.state_of(known.net), known, derive(0, "check"))
+        mounted: InversionAttack = attack.make()
+        net, state = mounted.tamper(known.net, tree.state_of(known.net), known, derive(0, "check"))
         if terms.sends_gradients and terms.local.steps == 1:
             view = ServerView(state, gradient_update(net, state, batch, known.batchnorm, known.loss))
         else:
             local = (known.local_steps, known.learning_rate or 0.1, known.local_batch)
             view = ServerView(state, weights_update(net, state, batch, known.batchnorm, *local, known.loss))
-        made.check(replace(known, net=net), view)
+        mounted.check(replace(known, net=net), view)
+
+
+def told_of(attack: Choice, seen: Seen, past: Sequence[Past], known: Knowledge, remembers: bool) -> dict[str, Any]:
+    """Return the extra columns of one attacked update; if the attacker `remembers`, with the number of rounds used."""
+    extra = {"batch_size": known.batch_size, "stage": f"round {seen.round}", "update": sends(known, seen)}
+    extra |= {"labels": "inferred" if known.labels is None else "oracle"}
+    extra |= {"threat": attack.method.info["threat"], "active": is_active(attack)}
+    same = all(_same(seen.rows, earlier.rows, known.local_steps == 1) for earlier in past)
+    if remembers:
+        extra |= {"history": len(past) + 1, "same_rows": same}
+    return extra | {"knows": ", ".join(_known(seen, past, known, same))}
+
+
+def sends(known: Knowledge, seen: Seen) -> str:
+    """Return a description of an update."""
+    weights = f"weights after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
+    whole = weights if isinstance(seen.view.update, Weights) else "gradient"
+    return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
+
+
+def _known(seen: Seen, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
+    """Return the attacker's knowledge as phrases."""
+    size = known.batch_size
+    phrases = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
+    phrases += ["the steps and learning rate"]
+    phrases += ["the labels"] if known.labels is not None else []
+    phrases += ["a generator of such pictures"] if known.generator is not None else []
+    phrases += ["the client's compression"] if known.compression is not None else []
+    belief = f"that a client's last {len(past) + 1} rounds are of the same rows"
+    phrases += [belief if same else f"{belief} (wrongly)"] if past else []
+    return phrases + ([f"that it is the sum of {len(seen.clients)} clients"] if seen.client is None else [])
+
+
+def _same(rows: Tensor, others: Tensor, one_step: bool) -> bool:
+    """Return True if two rounds held the same examples: after one step in any order, else in the same order."""
+    if one_step:
+        rows, others = rows.sort().values, others.sort().values
+    return rows.shape == others.shape and bool((rows == others).all())
+
+
+def who(seen: Sequence[Seen]) -> str:
+    """Return a description of the clients of one call of an attack."""
+    if seen[0].client is None:
+        return f"the sum of {len(seen[0].clients)} clients"
+    return f"client {seen[0].client}" if len(seen) == 1 else f"{len(seen)} clients"

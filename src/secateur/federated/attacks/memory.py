@@ -1,11 +1,12 @@
-"""What an attacker keeps of a client's earlier rounds, saved with the run.
+"""The attacker's memory of clients' earlier rounds, saved with the run.
 
-An attacker that remembers which weights a client sent last.
+`Memory` keeps a client's last rounds whole, for attacks with a history. `Following` keeps the weights that a client
+withheld last, for attacks that follow a client.
 
-A client that withholds a weight and keeps it (pseudo-, priprune) begins its next turn at its own value, not at the one
-that it was sent. When it sends the weight again, the difference from the broadcast holds all that it saved up, which is
-no gradient of this round and, divided by the learning rate, is larger than everything else. An attacker who was there
-the last time knows which weights these are: those that were 0 then.
+A client that withholds a weight and keeps it (pseudo-, priprune) begins its next turn at its own value, not at the
+server's. When the client sends the weight again, the difference from the broadcast holds all earlier changes. The
+difference is no gradient of this round and, divided by the learning rate, is larger than everything else. An attacker
+that saw the client's last update knows these weights: their values were 0 then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from secateur.federated.attacks.observer import Look, Seen
 from secateur.federated.spec import Terms
 from secateur.interfaces import Gradient, Mask, Params, ServerView, Weights
 
-_NAME = "lacking"
+_PREFIX = "lacking"
 
 
 class Past(NamedTuple):
@@ -33,32 +34,32 @@ class Past(NamedTuple):
 
 
 class Memory:
-    """By client its last rounds before the one that is attacked."""
+    """The last rounds of each client before the attacked round."""
 
     def __init__(self, depth: int, kept: Mapping[int, set[int]]) -> None:
         self.depth = depth  # rounds of each client
-        self.kept = kept  # by round the clients that are to be remembered
-        self.past: dict[int, list[Past]] = {}  # the latest first
+        self.kept = kept  # by round: the clients that are remembered
+        self.past: dict[int, list[Past]] = {}  # by client, the latest first
 
     def of(self, client: int | None) -> list[Past]:
-        """What there is of a client, the latest first."""
+        """Return a client's remembered rounds, the latest first."""
         return [] if client is None else self.past.get(client, [])
 
     def add(self, look: Look) -> None:
-        """Remember what a later attack will use."""
+        """Remember the updates that a later attack will use."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
                 past = [Past(look.round, seen.view, seen.rows), *self.of(seen.client)]
                 self.past[seen.client] = past[: self.depth]
 
     def state(self) -> tuple[Params, Any]:
-        """Tensors by client, place, part and name; and of each the round, and whether it is a gradient."""
+        """Return tensors by client, age, part and name, and by client [round, is a gradient] of each round."""
         tensors: Params = {}
         for client, past in self.past.items():
-            for place, one in enumerate(past):
+            for age, one in enumerate(past):
                 parts = {"sent": one.view.sent, "update": one.view.update.values, "rows": {"": one.rows}}
                 for part, values in parts.items():
-                    tensors |= {f"{client}/{place}/{part}/{name}": value for name, value in values.items()}
+                    tensors |= {f"{client}/{age}/{part}/{name}": value for name, value in values.items()}
         kinds = {
             str(client): [[one.round, isinstance(one.view.update, Gradient)] for one in past]
             for client, past in self.past.items()
@@ -66,7 +67,7 @@ class Memory:
         return tensors, kinds
 
     def load(self, tensors: Params, data: Any) -> None:
-        """Go on from what `state` gave."""
+        """Restore the result of `state`."""
 
         def part(*names: object) -> Params:
             prefix = "/".join(map(str, names)) + "/"
@@ -74,42 +75,32 @@ class Memory:
 
         self.past = {}
         for client, rounds in data.items():
-            for place, (number, gradient) in enumerate(rounds):
-                update = (Gradient if gradient else Weights)(part(client, place, "update"))
-                view = ServerView(part(client, place, "sent"), update)
-                past = Past(number, view, part(client, place, "rows")[""])
+            for age, (number, gradient) in enumerate(rounds):
+                update = (Gradient if gradient else Weights)(part(client, age, "update"))
+                view = ServerView(part(client, age, "sent"), update)
+                past = Past(number, view, part(client, age, "rows")[""])
                 self.past.setdefault(int(client), []).append(past)
 
 
-def follows(attack: Any) -> bool:
-    """Whether an attack is to be shown only what a client sent in its last turn too."""
-    return bool(getattr(attack, "follows", False))
-
-
-def turns_back(terms: Terms) -> int:
-    """How many of a client's earlier turns are watched: one, or all where the last one may not have arrived."""
-    return terms.rounds if terms.faults.any else 1
-
-
 class Following:
-    """By client which entries were 0 in its last update."""
+    """The entries of each client that were 0 in its last update."""
 
     def __init__(self, kept: Mapping[int, set[int]]) -> None:
-        self.kept = kept  # by round the clients that a later attack follows
-        self.lacking: dict[int, Mask] = {}
+        self.kept = kept  # by round: the clients that a later attack follows
+        self.lacking: dict[int, Mask] = {}  # by client: True where the last update was 0
 
     def add(self, look: Look) -> None:
-        """Remember what a later attack will use."""
+        """Remember the zeros that a later attack will use."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
                 self.lacking[seen.client] = {name: value == 0 for name, value in seen.view.update.values.items()}
 
     def knows(self, seen: Seen) -> bool:
-        """Whether the client's last update was seen."""
+        """Return True if the client's last update was seen."""
         return seen.client in self.lacking
 
     def view(self, seen: Seen) -> ServerView:
-        """The update with 0 for weights that were 0 the last time, as if they had not been sent."""
+        """Return the update with 0 for weights that were 0 the last time, as if the client had withheld them."""
         late, update = {} if seen.client is None else self.lacking.get(seen.client, {}), seen.view.update
         if not late or not isinstance(update, Weights):
             return seen.view
@@ -117,13 +108,23 @@ class Following:
         return replace(seen.view, update=Weights(values))
 
     def state(self) -> Params:
-        """Bools, by client and name."""
-        return {f"{_NAME}/{client}/{name}": v for client, late in self.lacking.items() for name, v in late.items()}
+        """Return masks by client and name."""
+        return {f"{_PREFIX}/{client}/{name}": v for client, late in self.lacking.items() for name, v in late.items()}
 
     def load(self, tensors: Params) -> None:
-        """Go on from what `state` gave; other tensors are left alone."""
+        """Restore the result of `state`; ignore other tensors."""
         self.lacking = {}
         for name, value in tensors.items():
-            if name.startswith(f"{_NAME}/"):
-                _, client, own = name.split("/", 2)
-                self.lacking.setdefault(int(client), {})[own] = value
+            if name.startswith(f"{_PREFIX}/"):
+                _, client, weight = name.split("/", 2)
+                self.lacking.setdefault(int(client), {})[weight] = value
+
+
+def follows(attack: Any) -> bool:
+    """Return True if an attack takes only the weights that a client sent in its last turn too."""
+    return bool(getattr(attack, "follows", False))
+
+
+def turns_back(terms: Terms) -> int:
+    """Return the number of a client's earlier turns to watch: one, or all if the last may not have arrived."""
+    return terms.rounds if terms.faults.any else 1

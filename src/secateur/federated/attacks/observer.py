@@ -1,17 +1,16 @@
-"""Who looks at a federation's rounds from the server's place, and what is shown to them.
+"""Observers of a federation at the server, and the view of a round that they are shown.
 
-Under secure aggregation (`view` "sum") nobody is shown a client's update: only the average that the server makes of
-them, and of how many clients and examples it is. Here that is modelled in process, as what an observer is given; the
-real protocol is Flower's SecAgg+. An attack takes all examples of a round as one batch. That is what the average holds
-where clients take one step and weigh alike; after several steps, or of shares of unequal size, it comes close to it.
+Under secure aggregation (`view` "sum") an observer sees no client's update. It sees the server's average, and the
+number of clients and examples in it. The view is modelled in process; the real protocol is Flower's SecAgg+. An attack
+takes all examples of a round as one batch. That is exact where clients take one step and weigh alike. After several
+steps, or with shares of unequal size, it is an approximation.
 
-What clients answer to a model that the server changed for them: their turn as ever, on another network.
-
-A victim cannot tell. It trains, prunes and defends itself by the terms of the federation, on every weight of what it
-was sent. The server makes the mask, so a block of its own is kept whole; only where clients choose their masks (feddst)
-they prune it as any layer. A defense withholds and rewrites the block's weights as any, and counts them in its rate.
-The answer is not averaged, as it is of another model, and the victim's state stays what it was: for the federation the
-client was lost in this round, and the round's row says so. Its bytes down are counted as those of the plain model.
+An active observer sends its victims a changed model (`answers`). A victim cannot tell. It trains, prunes and defends
+itself by the terms of the federation, on every weight that was sent. The server makes the mask, so an added block is
+kept whole; only where clients choose their masks (feddst) do they prune it like any layer. A defense withholds and
+rewrites the block's weights like any others, and counts them in its rate. The answer is of another model, so the server
+does not average it, and the victim's state stays as before. For the federation the client was lost in this round, and
+the round's row says so. Its bytes down are counted as those of the plain model.
 """
 
 from __future__ import annotations
@@ -38,72 +37,12 @@ if TYPE_CHECKING:
     from secateur.federated.federation import Federation
     from secateur.federated.server import Gathered, Server
 
+
 NOBODY = "no update of the round arrived"
 
 
-class Changed:
-    """A server's side of a round with another network."""
-
-    def __init__(self, server: Server, net: nn.Module, state: Params) -> None:
-        self.net, self.base, self.prunes = net, server.base, server.prunes
-        params, buffers = split(net, state)
-        self.weights = tree.clone(params)
-        self.prefix = prefix_of(server.weights, self.weights)
-        self.mask: Mask = {self.prefix + name: keep for name, keep in server.mask.items()}
-        own = [name for name in self.weights if not name.startswith(self.prefix) and self.weights[name].ndim > 1]
-        self.mask |= {name: torch.ones_like(self.weights[name], dtype=torch.bool) for name in own}
-        self.model = Model(self.weights, tree.clone(buffers), self.mask if self.prunes else {})
-
-    @property
-    def received(self) -> Params:
-        """What a victim is sent."""
-        return joined(self.net, self.model.params | self.model.buffers)
-
-
-def answers(
-    federation: Federation, number: int, drawn: Drawn, net: nn.Module, state: Params, victims: Sequence[int]
-) -> Iterator[tuple[int, Rows, Params, Params]]:
-    """Client, rows, what it sends and its BatchNorm statistics: of each victim in the order of the round."""
-    terms, seed = federation.terms, federation.seed
-    server = Changed(federation.server, net, state)
-    turns = Turns(net, terms, server, federation.train, "sequential")
-    for client, rows in zip(drawn.clients, drawn.rows, strict=True):
-        if client not in victims:
-            continue
-        training, sending = (derive(seed, what, number, client) for what in ("tampered", "defense"))
-        own = [Generator(federation.device).manual_seed(each.initial_seed()) for each in (training, sending)]
-        held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
-        one = Given(rows, held, *turns.draws(rows, *own))
-        update = next(turns([(one, sending)], number))
-        yield client, rows, update.values, update.buffers
-
-
-def prefix_of(own: Params, changed: Params) -> str:
-    """Where a changed network holds the federation's: what stands before every one of its names.
-
-    Example:
-        >>> prefix_of({"w": torch.ones(2)}, {"imprint.w": torch.ones(9), "net.w": torch.ones(2)})
-        'net.'
-    """
-    first = next(iter(own))
-    for found in (name.removesuffix(first) for name in changed if name.endswith(first)):
-        names = {found + name: value.shape for name, value in own.items()}
-        if all(name in changed and changed[name].shape == shape for name, shape in names.items()):
-            return found
-    raise WrongInput("attack", "its model does not hold the federation's network, so clients cannot train it")
-
-
-def _renamed(state: Params, fresh: Params, names: Sequence[str], prefix: str) -> Params:
-    """A client's state by the names of the changed network; of what is new in it the state before a first round."""
-    found = dict(fresh)
-    for key, value in state.items():
-        places = [key.removesuffix(name) + prefix + name for name in names if key.endswith(name)]
-        found |= {place: value for place in (key, *places) if place in fresh}
-    return found
-
-
 class Seen(NamedTuple):
-    """One update of a round as the server sees it, and the truth for whoever evaluates what is made of it."""
+    """One update of a round as the server sees it, with the truth for the evaluation of attacks."""
 
     round: int
     client: int | None  # None: the sum of several
@@ -111,98 +50,66 @@ class Seen(NamedTuple):
     truth: Batch  # the examples of all local steps in their order; of a sum step by step those of all clients
     rows: Tensor  # of the train part: which examples these are; evaluator only
     buffers: Params  # BatchNorm's statistics, sent in the clear
-    clients: tuple[int, ...]  # of which it is made
+    clients: tuple[int, ...]  # one, or those in the sum
 
 
 class Look(NamedTuple):
-    """One round; what is in it may be kept."""
+    """One round as an observer sees it; its tensors may be kept."""
 
     round: int
     sent: Params  # the model that was broadcast: parameters and buffers
-    mask: Mask  # the server's own
-    seen: Sequence[Seen]  # as they answered
-    asked: Callable[[nn.Module, Params], list[Seen]]  # what the round's victims answer to another model
+    mask: Mask  # of the server
+    seen: Sequence[Seen]  # in the order of arrival
+    asked: Callable[[nn.Module, Params], list[Seen]]  # the answers of the round's victims to another model
 
 
 class Observer(Protocol):
-    """Somebody at the server."""
+    """An observer at the server."""
 
     def looks(self, number: int) -> bool:
-        """Whether this round is to be shown."""
+        """Return True if this round is to be shown."""
         ...
 
     def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
-        """Which of a round's clients are sent a model of the observer's own; what these send is not averaged."""
+        """Return the clients of a round that are sent a changed model; their updates are not averaged."""
         ...
 
     def __call__(self, look: Look) -> None:
-        """Look at a round, after its updates have come in and before the server's step."""
+        """Look at a round, after its updates have arrived and before the server's step."""
         ...
 
     @property
     def waits(self) -> bool:
-        """Whether it put something off."""
+        """True if work was postponed."""
         ...
 
     def finish(self) -> None:
-        """Do it; at the latest after the last round."""
+        """Do the postponed work; called after the last round at the latest."""
         ...
 
     def state(self) -> tuple[Params, Any]:
-        """What was kept of earlier rounds: tensors, and plain values."""
+        """Return the tensors and plain values that are kept of earlier rounds."""
         ...
 
     def load(self, tensors: Params, data: Any) -> None:
-        """Go on from what `state` gave."""
+        """Restore the result of `state`."""
         ...
-
-
-class Every:
-    """A function that is called with every client of every so many rounds, and keeps to itself what it learns."""
-
-    def __init__(self, every: int, function: Callable[[Seen], None]) -> None:
-        self.every, self.function = every, function
-
-    def looks(self, number: int) -> bool:
-        """Every so many rounds."""
-        return number % self.every == 0
-
-    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
-        """It only looks."""
-        return ()
-
-    def __call__(self, look: Look) -> None:
-        """Client by client."""
-        for seen in look.seen:
-            self.function(seen)
-
-    waits = False
-
-    def finish(self) -> None:
-        """Nothing was put off."""
-
-    def state(self) -> tuple[Params, Any]:
-        """Nothing is kept."""
-        return {}, None
-
-    def load(self, tensors: Params, data: Any) -> None:
-        """There is nothing to go on from."""
 
 
 class Arrived(NamedTuple):
-    """An update that came in with the form of the server's weights, and what is asked of it."""
+    """An update that arrived, with the shapes of the server's weights."""
 
     client: int
     rows: Rows
-    values: Params  # empty where nobody looks
+    values: Params  # empty if no observer looks
     buffers: Params
-    alive: Tensor | None = None  # () whether it is finite, and so averaged; None: it is
-    size: Tensor | None = None  # () bytes of its values, where these vary
-    rates: Rates | None = None  # how much was withheld
+    alive: Tensor | None = None  # () True if the update is finite, and so averaged; None: it is
+    size: Tensor | None = None  # () bytes of the values, where the size varies
+    rates: Rates | None = None  # the withheld shares
 
     @property
     def counts(self) -> bool:
-        """Whether it is in the average: asks the device, where only that knows."""
+        """True if the update is in the average; where only the device knows, this waits for the device."""
         return self.alive is None or bool(self.alive)
 
 
@@ -213,23 +120,23 @@ class Panel:
         self.observers, self.federation = observers, federation
 
     def looks(self, number: int) -> bool:
-        """Whether somebody looks at a round."""
-        return any(each.looks(number) for each in self.observers)
+        """Return True if an observer looks at a round."""
+        return any(observer.looks(number) for observer in self.observers)
 
     @property
     def waits(self) -> bool:
-        """Whether something was put off."""
-        return any(each.waits for each in self.observers)
+        """True if an observer postponed work."""
+        return any(observer.waits for observer in self.observers)
 
     def victims(self, number: int, clients: Sequence[int]) -> set[int]:
-        """Who is sent another model in this round."""
-        looking = [each for each in self.observers if each.looks(number)]
-        return {client for each in looking for client in each.victims(number, clients)}
+        """Return the clients that are sent a changed model in this round."""
+        looking = [observer for observer in self.observers if observer.looks(number)]
+        return {client for observer in looking for client in observer.victims(number, clients)}
 
     def show(
         self, number: int, drawn: Drawn, faults: Mapping[int, Fault], arrived: Sequence[Arrived], gathered: Gathered
     ) -> None:
-        """Show a round to whoever looks at it."""
+        """Show a round to the observers that look at it."""
         if not self.looks(number):
             return
         federation = self.federation
@@ -239,24 +146,42 @@ class Panel:
             seen = [self._sum(number, sent, arrived, gathered)] if arrived else []
         else:
             seen = [self._seen(number, sent, one) for one in arrived]
-        for each in self.observers:
-            if each.looks(number):
-                victims = [c for c in each.victims(number, drawn.clients) if faults.get(c) == "tampered"]
+        for observer in self.observers:
+            if observer.looks(number):
+                victims = [c for c in observer.victims(number, drawn.clients) if faults.get(c) == "tampered"]
 
                 def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[Seen]:
                     turned = answers(federation, number, drawn, net, state, victims)
                     return [self._seen(number, state, Arrived(*one)) for one in turned]
 
-                each(Look(number, sent, mask, seen, asked))
+                observer(Look(number, sent, mask, seen, asked))
+
+    def finish(self) -> None:
+        """Do the observers' postponed work, after the last round."""
+        for observer in self.observers:
+            observer.finish()
+
+    def state(self) -> tuple[Params, list[Any]]:
+        """Return the state of all observers."""
+        kept = [observer.state() for observer in self.observers]
+        tensors = {f"{index}.{name}": value for index, (some, _) in enumerate(kept) for name, value in some.items()}
+        return tensors, [data for _, data in kept]
+
+    def load(self, tensors: Params, data: Sequence[Any]) -> None:
+        """Restore the result of `state`."""
+        for index, (observer, saved) in enumerate(zip(self.observers, data, strict=True)):
+            prefix = f"{index}."
+            observer.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}, saved)
 
     def _seen(self, number: int, sent: Params, one: Arrived) -> Seen:
+        """Return one client's update as the server sees it."""
         rows = flat(one.rows)
         view = ServerView(sent, as_sent(self.federation.terms, sent, tree.clone(one.values)))
         truth = self.federation.examples(rows)
         return Seen(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
 
     def _sum(self, number: int, sent: Params, arrived: Sequence[Arrived], gathered: Gathered) -> Seen:
-        """What secure aggregation lets through."""
+        """Return the average of a round's updates, which is all that secure aggregation shows."""
         federation, server = self.federation, self.federation.server
         values, statistics = server.mean_of(gathered), server.statistics_of(gathered)
         steps = [one.rows for one in arrived if isinstance(one.rows, Tensor)]
@@ -265,28 +190,104 @@ class Panel:
         clients = tuple(one.client for one in arrived)
         return Seen(number, None, view, federation.examples(rows), rows, statistics, clients)
 
-    def finish(self) -> None:
-        """After the last round."""
-        for each in self.observers:
-            each.finish()
-
-    def state(self) -> tuple[Params, list[Any]]:
-        """What all of them keep."""
-        kept = [each.state() for each in self.observers]
-        tensors = {f"{place}.{name}": value for place, (some, _) in enumerate(kept) for name, value in some.items()}
-        return tensors, [data for _, data in kept]
-
-    def load(self, tensors: Params, data: Sequence[Any]) -> None:
-        """Go on from what `state` gave."""
-        for place, (each, own) in enumerate(zip(self.observers, data, strict=True)):
-            prefix = f"{place}."
-            each.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}, own)
-
 
 def as_sent(terms: Terms, sent: Params, values: Params) -> Gradient | Weights:
-    """An update as an attacker takes it: the gradients of several steps are a path that ends at weights."""
+    """Return an update as an attack takes it; gradients of several steps become the weights that they lead to."""
     if not terms.sends_gradients:
         return Weights(values)
     if terms.local.steps == 1:
         return Gradient(values)
     return Weights({name: sent[name] - terms.local.learning_rate * value for name, value in values.items()})
+
+
+class Every:
+    """An observer that calls a function with every client's update in every `every`-th round."""
+
+    def __init__(self, every: int, function: Callable[[Seen], None]) -> None:
+        self.every, self.function = every, function
+
+    def looks(self, number: int) -> bool:
+        """Return True in every `every`-th round."""
+        return number % self.every == 0
+
+    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
+        """Return no client: this observer is passive."""
+        return ()
+
+    def __call__(self, look: Look) -> None:
+        """Call the function with each update."""
+        for seen in look.seen:
+            self.function(seen)
+
+    waits = False  # no work is postponed
+
+    def finish(self) -> None:
+        """Do nothing: no work was postponed."""
+
+    def state(self) -> tuple[Params, Any]:
+        """Return nothing: no state is kept."""
+        return {}, None
+
+    def load(self, tensors: Params, data: Any) -> None:
+        """Do nothing: no state was kept."""
+
+
+def answers(
+    federation: Federation, number: int, drawn: Drawn, net: nn.Module, state: Params, victims: Sequence[int]
+) -> Iterator[tuple[int, Rows, Params, Params]]:
+    """Yield (client, rows, sent values, BatchNorm statistics) of each victim of a changed model, in round order."""
+    terms, seed = federation.terms, federation.seed
+    server = Changed(federation.server, net, state)
+    turns = Turns(net, terms, server, federation.train, "sequential")
+    for client, rows in zip(drawn.clients, drawn.rows, strict=True):
+        if client not in victims:
+            continue
+        training, sending = (derive(seed, purpose, number, client) for purpose in ("tampered", "defense"))
+        generators = [Generator(federation.device).manual_seed(rng.initial_seed()) for rng in (training, sending)]
+        held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
+        given = Given(rows, held, *turns.draws(rows, *generators))
+        update = next(turns([(given, sending)], number))
+        yield client, rows, update.values, update.buffers
+
+
+class Changed:
+    """The server's side of a round with a changed network."""
+
+    def __init__(self, server: Server, net: nn.Module, state: Params) -> None:
+        self.net, self.base, self.prunes = net, server.base, server.prunes
+        params, buffers = split(net, state)
+        self.weights = tree.clone(params)
+        self.prefix = prefix_of(server.weights, self.weights)
+        self.mask: Mask = {self.prefix + name: keep for name, keep in server.mask.items()}
+        added = [name for name in self.weights if not name.startswith(self.prefix) and self.weights[name].ndim > 1]
+        self.mask |= {name: torch.ones_like(self.weights[name], dtype=torch.bool) for name in added}
+        self.model = Model(self.weights, tree.clone(buffers), self.mask if self.prunes else {})
+
+    @property
+    def received(self) -> Params:
+        """The tensors that a victim is sent."""
+        return joined(self.net, self.model.params | self.model.buffers)
+
+
+def prefix_of(own: Params, changed: Params) -> str:
+    """Return the prefix under which a changed network holds the names of the federation's network.
+
+    Example:
+        >>> prefix_of({"w": torch.ones(2)}, {"imprint.w": torch.ones(9), "net.w": torch.ones(2)})
+        'net.'
+    """
+    first = next(iter(own))
+    for prefix in (name.removesuffix(first) for name in changed if name.endswith(first)):
+        names = {prefix + name: value.shape for name, value in own.items()}
+        if all(name in changed and changed[name].shape == shape for name, shape in names.items()):
+            return prefix
+    raise WrongInput("attack", "its model does not hold the federation's network, so clients cannot train it")
+
+
+def _renamed(state: Params, fresh: Params, names: Sequence[str], prefix: str) -> Params:
+    """Return a client's state by the changed network's names; new entries are as before a first round."""
+    renamed = dict(fresh)
+    for key, value in state.items():
+        changed = [key.removesuffix(name) + prefix + name for name in names if key.endswith(name)]
+        renamed |= {name: value for name in (key, *changed) if name in fresh}
+    return renamed

@@ -1,4 +1,7 @@
-"""Base prunings that are chosen once, before the first round: SNIP, GraSP, SynFlow, random, and none."""
+"""Base prunings chosen by one score before the first round: SNIP, GraSP, SynFlow, random, and none.
+
+Random may draw another mask later (`every`); the others keep the mask of the first round.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class SnipOnce(BasePruning):
     """
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """The mask of the whole federation."""
+        """Return the mask of the whole federation."""
         return pruned_once(Snip(), net, state, batch, self.rate, rng)
 
 
@@ -37,7 +40,7 @@ class GraspOnce(BasePruning):
     """
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """The mask of the whole federation."""
+        """Return the mask of the whole federation."""
         return pruned_once(Grasp(), net, state, batch, self.rate, rng)
 
 
@@ -46,11 +49,11 @@ class GraspOnce(BasePruning):
 class SynFlowOnce(BasePruning):
     """Removes the weights of least synaptic flow, without data, once, at the server (SynFlow; priprune Table 1).
 
-    Its 100 rounds of scoring are all before round 1; of `batch` only the shape is used.
+    All 100 rounds of scoring come before round 1; only the shape of `batch` is used.
     """
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """The mask of the whole federation."""
+        """Return the mask of the whole federation."""
         return pruned_once(SynFlow(), net, state, batch, self.rate, rng)
 
 
@@ -59,11 +62,11 @@ class SynFlowOnce(BasePruning):
 class RandomPruning(BasePruning):
     """Removes weights at random over the whole network, drawn anew at each adjustment (Random; priprune Table 1).
 
-    `fixed` keeps the first draw. The server draws and the clients prune by its mask; a weight that comes back resumes
-    the value that it had at the server.
+    `fixed` keeps the first mask. The server draws the mask and the clients prune by it. A weight that comes back
+    resumes its value at the server.
     """
 
-    every: int = 50  # rounds; the paper does not say, so PruneFL's
+    every: int = 50  # rounds, as in PruneFL; the paper gives no number
     fixed: bool = False
 
     def __post_init__(self) -> None:
@@ -71,22 +74,22 @@ class RandomPruning(BasePruning):
         every_so_often("every", self.every)
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """The first draw."""
+        """Return the first random mask."""
         return pruned_once(Random(), net, state, batch, self.rate, rng)
 
     def adjusts(self, round: int) -> bool:
-        """Every so many rounds."""
+        """Return True in every `every`-th round, unless the mask is fixed."""
         return not self.fixed and round % self.every == 0
 
     @property
     def keeps_dropped(self) -> bool:
-        """Yes."""
+        """True: the server keeps the values of dropped weights."""
         return True
 
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator
     ) -> tuple[Params, Mask]:
-        """Another draw; the weights stay."""
+        """Return the weights as they are, and another random mask in rounds that adjust."""
         if not self.adjusts(round):
             return weights, mask
         return weights, prune_lowest(drawn(mask, rng), self.rate, "global")
@@ -104,5 +107,5 @@ class NoPruning(BasePruning):
             raise WrongInput("rate", f"{self.rate} is not allowed; base pruning none removes nothing")
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """All of it."""
+        """Return a mask that keeps every weight."""
         return {name: torch.ones_like(state[name], dtype=torch.bool) for name in weights_of(net)}

@@ -1,8 +1,9 @@
-"""PruneFL, and its time model: seconds that a round takes for each kept weight of a layer, and whatever is kept.
+"""PruneFL (Jiang et al. 2022), adaptive base pruning by squared gradients and a time model of a round.
 
-Of Conv-2 and VGG-11 these are what PruneFL's authors measured: five local steps of computation and the communication.
-Of other networks a weight's computation is taken in proportion to its FLOPs, two for each place where it is applied,
-at the speed of Conv-2's second convolution, which is applied at 14 x 14 places; the time for nothing is taken as 0.
+The time model gives the seconds of a round for each kept weight of a layer, and the seconds that every round takes. For
+Conv-2 and VGG-11 these are the measurements of PruneFL's authors: five local steps of computation, and communication.
+For other networks a weight's computation is proportional to its FLOPs, two for each place where the weight is applied.
+The speed is that of Conv-2's second convolution, applied at 14 x 14 places; the constant time is taken as 0.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from secateur.functional import Ask, Functional, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import LAYERS, one_of, weights_of
 
-STEPS = 5
-COMMUNICATION = 5.561621e-6
+STEPS = 5  # local steps of a round
+COMMUNICATION = 5.561621e-6  # seconds of a weight in a round
+# seconds of a weight in a local step, by layer
 CONV_2 = (0.0, 7.09885e-6, 1.927325e-7, 1.782308e-7)
 VGG_11 = (
     *(0.0, 8.95507e-6, 2.495288e-6, 2.780686e-6, 1.024265e-6, 1.277773e-6),
     *(1.843831e-6, 8.066104e-7, 5.145334e-7, 2.430023e-7, 0.0),
 )
-PER_PLACE = CONV_2[1] / 14**2
+PER_PLACE = CONV_2[1] / 14**2  # seconds of a weight in a step, for each place where it is applied
 
 Shapes = tuple[tuple[int, ...], ...]
 CONV_2_SHAPES: Shapes = ((32, 1, 5, 5), (64, 32, 5, 5), (2048, 3136), (2048,))
@@ -42,71 +44,21 @@ VGG_11_SHAPES: Shapes = (
     *((512, 512, 3, 3),) * 3,
     *((256, 512), (128, 256), (128,)),
 )
+MEASURED: dict[Shapes, tuple[tuple[float, ...], float]] = {  # seconds of a local step: by layer, and constant
+    CONV_2_SHAPES: (CONV_2, 1.24928),
+    VGG_11_SHAPES: (VGG_11, 17.3699),
+}
 
 Hold = Literal["rate", "time"]
 Squares = Literal["all", "shared"]
-STABLE, CHANGE = 5, 0.1  # initial pruning ends when so many adjustments in a row changed the size by less than this
+STABLE, CHANGE = 5, 0.1  # initial pruning ends after so many adjustments in a row that change the size by less
 
 
 class Times(NamedTuple):
-    """Seconds of a round."""
+    """The seconds of a round."""
 
     weights: tuple[float, ...]  # of one weight, by layer in the order of the network
-    constant: float  # whatever is kept
-
-
-def _round(computation: Sequence[float], constant: float) -> Times:
-    return Times(tuple(STEPS * each + COMMUNICATION for each in computation), STEPS * constant)
-
-
-MEASURED: dict[Shapes, Times] = {
-    CONV_2_SHAPES: _round(CONV_2, 1.24928),
-    VGG_11_SHAPES: _round(VGG_11, 17.3699),
-}
-
-
-def measured(shapes: Sequence[Sequence[int]]) -> Times | None:
-    """What was measured of a network with weights of these shapes, whatever its number of classes; None: nothing."""
-    *inner, last = (tuple(shape) for shape in shapes)
-    return MEASURED.get((*inner, last[1:]))
-
-
-def equal(layers: int) -> Times:
-    """Of a network of which nothing is known but how many layers it has: a weight costs its communication."""
-    return _round([0.0] * layers, 0.0)
-
-
-def times_of(net: nn.Module, input_shape: tuple[int, ...]) -> Times:
-    """Measured where it was, else by FLOPs."""
-    weights = weights_of(net)
-    known = measured([weight.shape for weight in weights.values()])
-    if known is not None:
-        return known
-    places = places_of(net, input_shape)
-    return _round([PER_PLACE * places[name] for name in weights], 0.0)
-
-
-def places_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """At how many places one example meets every weight: a convolution's output pixels, 1 for a Linear.
-
-    Example:
-        >>> places_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)), (1, 4, 4))
-        {'0.weight': 4, '2.weight': 1}
-    """
-    twin = copy.deepcopy(net).eval()
-    found: dict[str, int] = {}
-    for name, layer in twin.named_modules():
-        if isinstance(layer, LAYERS):
-            key = f"{name}.weight".lstrip(".")
-
-            def count(layer: nn.Module, inputs: Any, output: Tensor, key: str = key) -> None:
-                found[key] = found.get(key, 0) + output[0].numel() // len(layer.weight)  # type: ignore[arg-type]
-
-            layer.register_forward_hook(count)
-    first = next(twin.parameters())
-    with torch.no_grad():
-        twin(torch.zeros(1, *input_shape, dtype=first.dtype, device=first.device))
-    return found
+    constant: float  # independent of the kept weights
 
 
 @method("base-pruning", "prunefl", "priprune", cycles="iterative", at_client=True)
@@ -114,20 +66,22 @@ def places_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
 class PruneFL(BasePruning):
     """Keeps the weights with the most squared gradient for their time, adjusted over the rounds (PruneFL; Jiang 2022).
 
-    In every layer a share fraction * 0.5^(round / halving) of the kept weights, those of least |w|, become candidates,
-    and so do all that are pruned; the others stay. Candidates come back in the order of squares / seconds. `hold` says
-    until when: "rate" until exactly 1 - rate of all weights are kept (at least so many are candidates that this can
-    be; a layer's largest weight never is), which is how priprune's base rate is met; "time" while squares / seconds
-    exceeds (sum of squares) / (constant + sum of seconds) of what is kept so far, which is PruneFL's own rule, and
-    then `rate` is not used. Biases are never pruned and count nothing. A weight that comes back resumes the value
-    that it had at the server.
+    In every layer a share fraction * 0.5^(round / halving) of the kept weights, those of least |w|, become candidates.
+    All pruned weights are candidates too; the other weights stay. Candidates come back in the order of
+    squares / seconds, until `hold` stops them:
 
-    The first mask is made by one client: it trains a copy of the model on `samples` examples with the same
-    adjustments, and only its mask is taken. The loss is PruneFL's, BCE-with-logits on one-hot labels.
+    - "rate": until exactly 1 - rate of all weights are kept, to meet priprune's base rate. The share of candidates
+      grows where this needs more of them, but a layer's largest weight is never a candidate.
+    - "time": while squares / seconds exceeds (sum of squares) / (constant + sum of seconds) of the weights kept so far.
+      This is PruneFL's own rule, which does not use `rate`.
 
-    The squares that clients send are of all weights (`squares` "all", the paper's), so of those too that a defense
-    withholds: they give away the size of each such gradient. With "shared" they are 0 there, and a weight that is
-    withheld counts as flat.
+    Biases are never pruned and count nothing. A weight that comes back resumes its value at the server.
+
+    One client makes the first mask: it trains a copy of the model on `samples` examples with the same adjustments, and
+    only the mask is taken. The loss is PruneFL's, BCE-with-logits on one-hot labels.
+
+    With `squares` "all" (the paper's) clients send the squares of all weights, also of those that a defense withholds.
+    That reveals the size of each such gradient. With "shared" these squares are 0: a withheld weight counts as flat.
     """
 
     every: int = 50  # rounds, and iterations of the initial pruning
@@ -138,8 +92,8 @@ class PruneFL(BasePruning):
     iterations: int = 1000
     batch_size: int = 20
     learning_rate: float = 0.25
-    seconds: tuple[float, ...] = ()  # a round's, for a weight of every layer; (): as measured, by the network
-    constant: float = 0.0  # of these
+    seconds: tuple[float, ...] = ()  # of a round, for a weight of every layer; (): as measured, by the network
+    constant: float = 0.0  # seconds of a round independent of the kept weights; used with `seconds`
     squares: Squares = "all"
 
     def __post_init__(self) -> None:
@@ -156,34 +110,34 @@ class PruneFL(BasePruning):
             raise WrongInput("seconds", "every layer's must be above 0")
 
     def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
-        """With the times of this network, unless others were given."""
+        """Return this pruning with the times of a network, unless times were given."""
         if self.seconds:
             return self
         times = times_of(net, input_shape)
         return replace(self, seconds=times.weights, constant=times.constant)
 
     def adjusts(self, round: int) -> bool:
-        """Every so many rounds."""
+        """Return True in every `every`-th round."""
         return round % self.every == 0
 
     @property
     def wants_squares(self) -> bool:
-        """The sum of `squares` over clients and rounds since the last adjustment."""
+        """True: an adjustment takes the sum of `squares` over clients and rounds since the last one."""
         return True
 
     @property
     def spares_withheld(self) -> bool:
-        """As `squares` says."""
+        """True if withheld weights send no squares (`squares` is "shared")."""
         return self.squares == "shared"
 
     @property
     def keeps_dropped(self) -> bool:
-        """Yes."""
+        """True: the server keeps the values of dropped weights."""
         return True
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """The initial pruning, on one client's examples."""
-        binding = self.bound(net, tuple(batch.inputs.shape[1:]))
+        """Return the mask of the initial pruning, on one client's examples."""
+        pruning = self.bound(net, tuple(batch.inputs.shape[1:]))
         params, buffers = split(net, state)
         params, buffers = tree.clone(params), tree.clone(buffers)
         device = next(iter(params.values())).device
@@ -193,9 +147,9 @@ class PruneFL(BasePruning):
         mask: Mask = {name: torch.ones_like(params[name], dtype=torch.bool) for name in weights_of(net)}
         stable = 0
         for _ in range(self.iterations // self.every):
-            found = binding._train(function, asks, params, buffers, mask, batch, rng)
+            summed = pruning._train(function, asks, params, buffers, mask, batch, rng)
             before = tree.kept(mask)
-            mask = binding._adjusted(params, mask, found, 0)
+            mask = pruning._adjusted(params, mask, summed, 0)
             stable = stable + 1 if abs(tree.kept(mask) / before - 1) < CHANGE else 0
             if stable == STABLE:
                 break
@@ -204,7 +158,7 @@ class PruneFL(BasePruning):
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator
     ) -> tuple[Params, Mask]:
-        """The next mask; the weights stay, those that come back among them."""
+        """Return the weights as they are, also those that come back, and the next mask."""
         if not self.adjusts(round):
             return weights, mask
         if squares is None:
@@ -221,8 +175,8 @@ class PruneFL(BasePruning):
         batch: Batch,
         rng: Generator,
     ) -> Params:
-        """`every` steps of the kept weights, in place; the squares of the dense gradients, summed."""
-        found = {name: torch.zeros_like(params[name]) for name in mask}
+        """Train the kept weights for `every` steps in place, and return the summed squares of the dense gradients."""
+        summed = {name: torch.zeros_like(params[name]) for name in mask}
         for _ in range(self.every):
             rows = torch.randperm(batch.size, generator=rng)[: self.batch_size].to(batch.labels.device)
             leaves = {name: value.requires_grad_() for name, value in tree.masked(tree.clone(params), mask).items()}
@@ -231,12 +185,13 @@ class PruneFL(BasePruning):
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
             for (name, value), grad in zip(params.items(), grads, strict=True):
                 if name in mask:
-                    found[name] += squares({name: grad}, len(rows))[name]
+                    summed[name] += squares({name: grad}, len(rows))[name]
                     grad = torch.where(mask[name], grad, 0)
                 value -= self.learning_rate * grad
-        return found
+        return summed
 
-    def _adjusted(self, weights: Params, mask: Mask, found: Params, round: int) -> Mask:
+    def _adjusted(self, weights: Params, mask: Mask, summed: Params, round: int) -> Mask:
+        """Return the mask after one adjustment by the summed squares."""
         times = self._times(mask)
         wanted = total_of(mask) - removed(self.rate, total_of(mask))
         share = self.fraction * 0.5 ** (round / self.halving)
@@ -248,7 +203,7 @@ class PruneFL(BasePruning):
             magnitudes = torch.where(mask[name], weights[name].abs(), -1).flatten()
             stays[name] = largest(magnitudes, number - candidates)
         kept = torch.cat(list(stays.values()))
-        gained = torch.cat([found[name].flatten().double() for name in mask])
+        gained = torch.cat([summed[name].flatten().double() for name in mask])
         spent = torch.cat([gained.new_full((mask[n].numel(),), t) for n, t in zip(mask, times.weights, strict=True)])
         if self.hold == "rate":
             chosen = kept | largest(torch.where(kept, -1, gained / spent), wanted - int(kept.sum()))
@@ -258,6 +213,7 @@ class PruneFL(BasePruning):
         return {name: part.view(mask[name].shape) for name, part in zip(mask, parts, strict=True)}
 
     def _times(self, mask: Mask) -> Times:
+        """Return the times in use: those given, else those measured, else equal ones."""
         if not self.seconds:
             return measured([keep.shape for keep in mask.values()]) or equal(len(mask))
         if len(self.seconds) != len(mask):
@@ -266,17 +222,17 @@ class PruneFL(BasePruning):
 
 
 def squares(total: Params, samples: int) -> Params:
-    """A client's statistic: the dense gradients that it summed over its local steps, squared, times its samples."""
+    """Return a client's statistic: the squares of its summed dense gradients, times its number of samples."""
     return {name: samples * value.square() for name, value in total.items()}
 
 
 def one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """BCE-with-logits on one-hot labels, the mean over examples and classes."""
+    """Return BCE-with-logits on one-hot labels, the mean over examples and classes."""
     return binary_cross_entropy_with_logits(logits, one_hot(labels, logits.shape[1]).to(logits))
 
 
 def greedy(kept: Tensor, gained: Tensor, spent: Tensor, constant: float) -> Tensor:
-    """PruneFL's own choice: candidates by gain / time, while that exceeds the ratio of all that is kept so far.
+    """Return PruneFL's own choice: candidates by gain / time, while that exceeds the ratio of all kept so far.
 
     Example:
         >>> kept, gained = torch.tensor([True, False, False, False]), torch.tensor([2.0, 1.0, 9.0, 3.0])
@@ -288,7 +244,57 @@ def greedy(kept: Tensor, gained: Tensor, spent: Tensor, constant: float) -> Tens
     gains, times = gained[rows], spent[rows]
     before = gained[kept].sum() + gains.cumsum(0) - gains
     after = constant + spent[kept].sum() + times.cumsum(0) - times
-    accepted = (gains * after > before * times).to(torch.int8).cumprod(0).bool()  # up to the first that is not
+    accepted = (gains * after > before * times).to(torch.int8).cumprod(0).bool()  # up to the first that is refused
     chosen = kept.clone()
     chosen[rows[accepted]] = True
     return chosen
+
+
+def times_of(net: nn.Module, input_shape: tuple[int, ...]) -> Times:
+    """Return the measured times of a network, else times by FLOPs."""
+    weights = weights_of(net)
+    known = measured([weight.shape for weight in weights.values()])
+    if known is not None:
+        return known
+    places = places_of(net, input_shape)
+    return _round([PER_PLACE * places[name] for name in weights], 0.0)
+
+
+def measured(shapes: Sequence[Sequence[int]]) -> Times | None:
+    """Return the measured times of weights of these shapes, for any number of classes; None if not measured."""
+    *inner, last = (tuple(shape) for shape in shapes)
+    step = MEASURED.get((*inner, last[1:]))
+    return None if step is None else _round(*step)
+
+
+def places_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
+    """Return the number of places where one example meets each weight: output pixels, 1 for a Linear.
+
+    Example:
+        >>> places_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)), (1, 4, 4))
+        {'0.weight': 4, '2.weight': 1}
+    """
+    twin = copy.deepcopy(net).eval()
+    places: dict[str, int] = {}
+    for name, layer in twin.named_modules():
+        if isinstance(layer, LAYERS):
+            key = f"{name}.weight".lstrip(".")
+
+            def count(layer: nn.Module, inputs: Any, output: Tensor, key: str = key) -> None:
+                places[key] = places.get(key, 0) + output[0].numel() // len(layer.weight)  # type: ignore[arg-type]
+
+            layer.register_forward_hook(count)
+    first = next(twin.parameters())
+    with torch.no_grad():
+        twin(torch.zeros(1, *input_shape, dtype=first.dtype, device=first.device))
+    return places
+
+
+def equal(layers: int) -> Times:
+    """Return the times of a network known only by its number of layers: a weight costs its communication."""
+    return _round([0.0] * layers, 0.0)
+
+
+def _round(computation: Sequence[float], constant: float) -> Times:
+    """Return the times of a round from the seconds of one local step."""
+    return Times(tuple(STEPS * seconds + COMMUNICATION for seconds in computation), STEPS * constant)

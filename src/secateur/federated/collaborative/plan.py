@@ -1,6 +1,6 @@
-"""What the users of a collaborative training agree on before it begins, and what goes into each of its steps.
+"""The plan of a collaborative training, its learning-rate schedules, and the inputs and results of one step.
 
-Learning rates go by epoch: the paper's, those of its authors' code, and any other.
+Learning rates depend on the epoch: the paper's, those of its authors' code, or any other.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from secateur.defenses.uploads import SendAll, aligned, makes_anew
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, Loss, Mask, Params, Transform, Upload
 
-Liar = Callable[[int, Mask], Mask]  # the user that broadcasts and its honest positions -> what it broadcasts
+Liar = Callable[[int, Mask], Mask]  # (user that broadcasts, its honest positions) -> positions that it broadcasts
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """So many epochs, and the learning rate from an epoch on; epochs count from 1."""
+    """A number of epochs and their learning rates; epochs count from 1."""
 
     epochs: int
     rates: tuple[tuple[int, float], ...]  # (from this epoch on, learning rate), the first from epoch 1
@@ -34,14 +34,14 @@ class Schedule:
             raise WrongInput("epochs", f"{self.epochs} is not allowed; give a whole number from 1")
         starts = [start for start, _ in self.rates]
         if not starts or starts[0] != 1 or any(b <= a for a, b in pairwise(starts)):
-            found = ", ".join(map(str, starts)) or "nothing"
-            raise WrongInput("schedule", f"its rates begin at {found}; give rising epochs, the first of them 1")
+            begins = ", ".join(map(str, starts)) or "nothing"
+            raise WrongInput("schedule", f"its rates begin at {begins}; give rising epochs, the first of them 1")
         for _, rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
                 raise WrongInput("schedule", f"a learning rate of {rate} is not allowed; give numbers above 0")
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch.
+        """Return the learning rate of an epoch.
 
         Example:
             >>> [SCHEDULES["code"].rate(epoch) for epoch in (1, 50, 51, 70, 71, 150)]
@@ -57,36 +57,22 @@ SCHEDULES = {
 }
 
 
-def schedule_of(given: str | Schedule | Sequence[float]) -> Schedule:
-    """A schedule by its name, as it is, or as a list with one learning rate an epoch.
-
-    Example:
-        >>> schedule_of([0.1, 0.1, 0.05])
-        Schedule(epochs=3, rates=((1, 0.1), (3, 0.05)))
-    """
-    if isinstance(given, Schedule):
-        return given
-    if isinstance(given, str):
-        if given not in SCHEDULES:
-            raise unknown("schedule", given, SCHEDULES)
-        return SCHEDULES[given]
-    changes = [(i, rate) for i, rate in enumerate(given, start=1) if i == 1 or rate != given[i - 2]]
-    return Schedule(len(given), tuple(changes))
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """N users, one shared model, one batch of every user a step (dgp Algorithm 2); the defaults are the paper's."""
+    """A training of N users with one shared model and one batch of every user a step (dgp Algorithm 2).
+
+    The defaults are the paper's.
+    """
 
     users: int = 10
-    upload: Upload = field(default_factory=SendAll)  # every user keeps a state of its own for it
+    upload: Upload = field(default_factory=SendAll)  # every user keeps a separate state for it
     schedule: Schedule = SCHEDULES["paper"]
     batch_size: int = 32  # of every user
     momentum: float = 0.9  # of the server
     weight_decay: float = 1e-4  # in the authors' code only
     transform: Transform | None = None  # of every batch's inputs, such as augment.crop_and_flip
-    shares: Sequence[Tensor] | None = None  # rows of the train part, a user each; None: equal shares, shuffled
-    liar: Liar | None = None  # of adgp: replaces what the chosen user broadcasts
+    shares: Sequence[Tensor] | None = None  # rows of the train part for each user; None: equal shares, shuffled
+    liar: Liar | None = None  # of adgp: replaces the chosen user's broadcast
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
@@ -107,7 +93,7 @@ class Plan:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The plan in words and numbers, for whoever reads the result."""
+        """The plan in words and numbers, for readers of the result."""
         statistics = "the running ones, which stay as they are" if makes_anew(self.upload) else "the batch's own"
         kept = (
             "" if makes_anew(self.upload) else "; the server averages the users' running statistics, sent in the clear"
@@ -116,7 +102,7 @@ class Plan:
             "users": self.users,
             "upload": str(self.upload),
             "epochs": self.schedule.epochs,
-            "learning_rates": [list(each) for each in self.schedule.rates],
+            "learning_rates": [list(change) for change in self.schedule.rates],
             "batch_size": self.batch_size,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
@@ -128,55 +114,72 @@ class Plan:
         }
 
 
-def named(function: Callable[..., Any] | None) -> str:
-    """A function by its name, a dataclass by its fields: never by an address, which differs from run to run."""
-    if function is None:
-        return "none"
-    if hasattr(function, "__qualname__"):
-        return f"{function.__module__}.{function.__qualname__}"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(function))
-
-
 class Given(NamedTuple):
-    """One user's examples of a step, and the chance inside its network."""
+    """One user's examples of a step, and the random draws inside its network."""
 
     batch: Batch
     dropout: tuple[Tensor, ...]
 
     def clone(self) -> Self:
-        """The same in memory of its own."""
+        """Return a copy in separate memory."""
         batch = Batch(self.batch.inputs.clone(), self.batch.labels.clone())
         return type(self)(batch, tuple(value.clone() for value in self.dropout))
 
 
 class Round(NamedTuple):
-    """All that a step is given from outside; on a GPU copied to where a graph reads it."""
+    """All inputs of a step; on a GPU copied into the memory that a graph reads."""
 
     given: list[Given]
     rate: Tensor  # () the learning rate
     chosen: Tensor  # (1,) the user that broadcasts
 
     def tensors(self) -> list[Tensor]:
-        """In a fixed order."""
+        """Return all tensors in a fixed order."""
         users = [tensor for user in self.given for tensor in (*user.batch, *user.dropout)]
         return [*users, self.rate, self.chosen]
 
     def clone(self) -> Self:
-        """The same in memory of its own."""
+        """Return a copy in separate memory."""
         return type(self)([user.clone() for user in self.given], self.rate.clone(), self.chosen.clone())
 
 
 class Found(NamedTuple):
-    """What the backwards give."""
+    """The results of the backwards of a step."""
 
-    losses: list[Tensor]  # a user each, ()
-    grads: list[Params]  # a user each
-    buffers: list[Tensor]  # of all users, as Statistics keeps them
+    losses: list[Tensor]  # () of each user
+    grads: list[Params]  # of each user
+    buffers: list[Tensor]  # of all users, in the groups of Statistics
 
 
 class Exchanged(NamedTuple):
-    """What went over the wire in one round."""
+    """The messages of one round."""
 
-    sent: list[Params]  # a user each
+    sent: list[Params]  # of each user
     inside: Mask | None  # adgp's broadcast
-    average: Params  # of what was sent; the step of the server is taken in its memory
+    average: Params  # of the sent gradients; the server's step overwrites it
+
+
+def schedule_of(given: str | Schedule | Sequence[float]) -> Schedule:
+    """Return a schedule by its name, as it is, or from a list with one learning rate an epoch.
+
+    Example:
+        >>> schedule_of([0.1, 0.1, 0.05])
+        Schedule(epochs=3, rates=((1, 0.1), (3, 0.05)))
+    """
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, str):
+        if given not in SCHEDULES:
+            raise unknown("schedule", given, SCHEDULES)
+        return SCHEDULES[given]
+    changes = [(i, rate) for i, rate in enumerate(given, start=1) if i == 1 or rate != given[i - 2]]
+    return Schedule(len(given), tuple(changes))
+
+
+def named(function: Callable[..., Any] | None) -> str:
+    """Return a function by its name, a dataclass by its fields: never by an address, which differs from run to run."""
+    if function is None:
+        return "none"
+    if hasattr(function, "__qualname__"):
+        return f"{function.__module__}.{function.__qualname__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(function))

@@ -1,6 +1,7 @@
-"""One round of collaborative SGD over the tensors of all users and of the server (dgp Algorithm 2, lines 3 to 10).
+"""Rounds of collaborative SGD (dgp Algorithm 2, lines 3 to 10), and the batches and random draws of each round.
 
-What every step of a collaborative training is given: the users' batches and all of its chance, drawn outside.
+`Rounds` holds the tensors of the server and of all users, and runs one round. `Feed` draws the inputs of every round
+outside of the round, so that a CUDA graph can replay it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ from secateur.seeding import derive
 class Rounds:
     """The server's model and momentum, every user's state, and the round that changes them.
 
-    All tensors outside of a backward are in plain strides, and stay where they are: a captured round reads and writes
-    them in place. For the backwards the filters are copied into channels_last once a round. `stacked` says whether the
-    uploads are one operation on all users; None: on a GPU, where a graph can hold them. A CPU has not the memory.
-    `at_once` says whether the gradients of all users are one backward, where that is right; None: on a GPU.
+    All tensors outside of a backward are in plain strides and stay in place: a captured round reads and writes them in
+    place. For the backwards the filters are copied into channels_last once a round.
+
+    Args:
+        net: the shared model.
+        plan: users, upload, momentum and loss.
+        state: the parameters and buffers of round 1.
+        device: a GPU captures rounds in CUDA graphs.
+        stacked: True: the uploads are one operation on all users. None: on a GPU, where a graph can hold them; a CPU
+            lacks the memory.
+        at_once: True: the gradients of all users are one backward, where that is right. None: on a GPU.
     """
 
     def __init__(
@@ -72,11 +80,11 @@ class Rounds:
 
     @property
     def states(self) -> list[Params]:
-        """What each user keeps at home."""
+        """The state that each user keeps."""
         return self.uploads.states
 
     def __call__(self, given: Round) -> Exchanged:
-        """One step of everybody; what it returns is overwritten by the next one on a GPU."""
+        """Run one step of all users; on a GPU the next step overwrites the result."""
         if isinstance(self.uploads, Stacked):
             self.uploads.draw(self.rng)
         exchanged = self._round(given)
@@ -84,16 +92,17 @@ class Rounds:
         return exchanged
 
     def _plain_round(self, given: Round) -> Exchanged:
+        """Run one step of all users without capture."""
         return self.exchange(given, self._gradients(given))
 
     def gradients(self, given: Round) -> Found:
-        """Line 4: every user's gradient at the shared model, which stays as it is."""
+        """Return every user's gradient at the shared model, which stays as it is (line 4)."""
         leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
-        with cudnn_chooses(by_timing=True):  # in the steps before a capture: no replay comes here
+        with cudnn_chooses(by_timing=True):  # in the steps before a capture: a replay does not run this line
             return self._at_once(given, leaves) or self._by_user(given, leaves)
 
     def _at_once(self, given: Round, leaves: Params) -> Found | None:
-        """By one backward, where that is right."""
+        """Return all gradients by one backward; None where that is not right."""
         if self.one_batch is None:
             return None
         if not self.one_batch.takes(leaves, self.statistics, given.given, lambda: self._by_user(given, leaves)):
@@ -103,7 +112,7 @@ class Rounds:
         return None if losses is None else Found(list(losses), self.uploads.filled(room), buffers)
 
     def _by_user(self, given: Round, leaves: Params) -> Found:
-        """By a backward each."""
+        """Return all gradients by one backward for each user."""
         buffers = self.statistics.copies()  # BatchNorm updates them
 
         def one(user: int) -> tuple[Tensor, Params]:
@@ -119,7 +128,7 @@ class Rounds:
 
     @torch.no_grad()
     def exchange(self, given: Round, found: Found) -> Exchanged:
-        """Lines 5 to 10: what is compressed, sent, averaged and learnt."""
+        """Compress, send and average the gradients, and take the server's step (lines 5 to 10)."""
         plan, model = self.plan, self.params | self.buffers
 
         def turning(user: int) -> Turning:
@@ -133,7 +142,7 @@ class Rounds:
         return exchanged
 
     def _descend(self, average: Params, rate: Tensor) -> None:
-        """Line 10, with the momentum and the weight decay of torch.optim.SGD."""
+        """Take the server's step with the momentum and weight decay of torch.optim.SGD (line 10)."""
         weights, moments = ([*part.values()] for part in (self.params, self.moments))
         step = [average[name] for name in self.params]
         torch._foreach_add_(step, weights, alpha=self.plan.weight_decay)
@@ -142,15 +151,10 @@ class Rounds:
         torch._foreach_sub_(weights, torch._foreach_mul(moments, rate))
 
 
-def _plain(tensors: Params, device: torch.device) -> Params:
-    """Copies on the device in plain strides."""
-    return {n: v.detach().to(device).clone(memory_format=torch.contiguous_format) for n, v in tensors.items()}
-
-
 class Feed:
-    """The data on the device, each user's share of it, and an epoch's rounds.
+    """The data on the device, each user's share of the data, and the rounds of an epoch.
 
-    All draws of an epoch come from the seed and the epoch's number, so nothing of chance needs to be kept between two.
+    All draws of an epoch come from the seed and the epoch's number, so no generator is kept between epochs.
     """
 
     def __init__(self, net: nn.Module, data: Dataset, plan: Plan, seed: int, device: torch.device) -> None:
@@ -162,14 +166,14 @@ class Feed:
         self.test = Batch(inputs[data.train_size :], labels[data.train_size :])
         self.shares = self._shares()
         batches = [len(self._cut(rows)) for rows in self.shares]
-        self.steps = max(batches)  # an epoch
-        self.passes = -(-self.steps // min(batches))  # over the smallest share in an epoch, a last one cut short
+        self.steps = max(batches)  # of an epoch
+        self.passes = -(-self.steps // min(batches))  # over the smallest share in an epoch, the last pass cut short
         self._asks: dict[tuple[Functional, int], list[Ask]] = {}
 
     def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:
-        """Every step's batches, and the chance inside the users' networks; the uploads' own comes from `rounds.rng`."""
+        """Yield every step's batches and the draws inside the users' networks; uploads draw from `rounds.rng`."""
         plan, device = self.plan, self.device
-        uploads, chooser, seeder = (derive(self.seed, what, epoch) for what in ("upload", "broadcast", "noise"))
+        uploads, chooser, seeder = (derive(self.seed, purpose, epoch) for purpose in ("upload", "broadcast", "noise"))
         noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=seeder)))
         rounds.rng, tensors = uploads, rounds.params | rounds.buffers
         steps = list(self.batches(epoch))
@@ -183,7 +187,7 @@ class Feed:
             yield Round(given, rate, user)
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """The rows of an epoch step by step, a user each.
+        """Return the rows of an epoch step by step, a tensor for each user.
 
         A last single example joins the batch before it where BatchNorm needs two.
         """
@@ -197,29 +201,20 @@ class Feed:
         return zip(*by_user, strict=True)
 
     def chance(self, function: Functional, tensors: Params, inputs: Tensor, noise: Generator) -> tuple[Tensor, ...]:
-        """What a forward of so many inputs draws: dropout, and noise inside the network."""
+        """Return the draws of a forward of so many inputs: dropout, and noise inside the network."""
         key = function, len(inputs)
         if key not in self._asks:
             self._asks[key] = function.asks(tensors, inputs)
         return tuple(ask.draw(noise) for ask in self._asks[key])
 
     def arranged(self, inputs: Tensor) -> Tensor:
-        """Inputs as the network takes them."""
+        """Return inputs in the network's dtype and memory format."""
         return arranged({"": inputs.to(self.dtype)})[""]
 
-    def _users(self, rows: Sequence[Tensor], noise: Generator) -> list[Batch]:
-        """Every user's batch as it uses it; the pictures of all are taken and augmented at once."""
-        inputs, labels = self.train.take(torch.cat(list(rows)))
-        if self.plan.transform is not None:
-            inputs = self.plan.transform(inputs, noise)
-        sizes = [len(each) for each in rows]
-        parts = zip(torch.split(self.arranged(inputs), sizes), torch.split(labels, sizes), strict=True)
-        return [Batch(*each) for each in parts]
-
     def _shares(self) -> list[Tensor]:
-        """Which rows of the train part each user holds."""
-        given, rows = self.plan.shares, self.train.size
-        shares = iid(rows, self.plan.users, derive(self.seed, "shares")) if given is None else list(given)
+        """Return the rows of the train part that each user holds."""
+        planned, rows = self.plan.shares, self.train.size
+        shares = iid(rows, self.plan.users, derive(self.seed, "shares")) if planned is None else list(planned)
         every = torch.cat(shares)
         if int(every.min()) < 0 or int(every.max()) >= rows or bool((every.sort().values.diff() == 0).any()):
             raise WrongInput("shares", f"must be different rows of the train part; allowed: 0 to {rows - 1}, once each")
@@ -228,7 +223,22 @@ class Feed:
         return shares
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
+        """Split rows into batches; a last single example joins the batch before it where BatchNorm needs two."""
         batches = list(torch.split(rows, self.plan.batch_size))
         if self.needs_two and len(batches) > 1 and len(batches[-1]) == 1:
             batches[-2:] = [torch.cat(batches[-2:])]
         return batches
+
+    def _users(self, rows: Sequence[Tensor], noise: Generator) -> list[Batch]:
+        """Return every user's batch; the images of all users are taken and augmented at once."""
+        inputs, labels = self.train.take(torch.cat(list(rows)))
+        if self.plan.transform is not None:
+            inputs = self.plan.transform(inputs, noise)
+        sizes = [len(batch) for batch in rows]
+        parts = zip(torch.split(self.arranged(inputs), sizes), torch.split(labels, sizes), strict=True)
+        return [Batch(*part) for part in parts]
+
+
+def _plain(tensors: Params, device: torch.device) -> Params:
+    """Return copies on the device in plain strides."""
+    return {n: v.detach().to(device).clone(memory_format=torch.contiguous_format) for n, v in tensors.items()}

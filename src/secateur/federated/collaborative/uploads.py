@@ -1,7 +1,7 @@
-"""Uploads of a step: one after the other on a CPU, or all at once.
+"""Uploads of a step: `OneByOne` takes one user after the other, `Stacked` all users at once.
 
-Then the users are one axis after their backwards, for a CUDA graph of few nodes. Those that no graph can hold
-(defenses/uploads.py) go one by one on a GPU too.
+`Stacked` makes the users one axis after their backwards, for a CUDA graph of few nodes. A CPU takes `OneByOne`, and so
+does a GPU for uploads that no graph can hold (defenses/uploads.py).
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from secateur.interfaces import Mask, Params, Turning
 
 
 class OneByOne:
-    """Every user's state, and what it sends; as little memory as one user needs at a time."""
+    """Every user's state and upload, in turn: as little memory as one user needs at a time."""
 
     def __init__(self, plan: Plan, params: Params, tally: Tally) -> None:
         self.plan, self.params, self.tally = plan, params, tally
         self.states = [tree.clone(plan.upload.init(params)) for _ in range(plan.users)]
 
     def keep(self, user: int, grads: Params) -> Params:
-        """A backward's gradient, in plain strides."""
+        """Return a backward's gradient in plain strides."""
         return {name: value.contiguous() for name, value in grads.items()}
 
     def room(self) -> Params:
-        """Where all users' gradients go, (users, ...), without one backward each."""
-        # zeros: nothing is written for a layer whose output the loss does not depend on
+        """Return zeros for all users' gradients, (users, ...), of one shared backward."""
+        # zeros: a layer whose output the loss does not depend on writes nothing
         return {name: value.new_zeros(self.plan.users, *value.shape) for name, value in self.params.items()}
 
     def filled(self, room: Params) -> list[Params]:
-        """What is in the room now, by user."""
-        return [{name: value[user] for name, value in room.items()} for user in range(self.plan.users)]
+        """Return the gradients in the room by user."""
+        return _by_user(room, self.plan.users)
 
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
-        """Lines 5 to 9 of Algorithm 2."""
-        wholes = [accumulated(self.plan.upload, *each) for each in zip(grads, self.states, strict=True)]
+        """Compress, send and average the gradients (lines 5 to 9 of Algorithm 2)."""
+        wholes = [accumulated(self.plan.upload, *pair) for pair in zip(grads, self.states, strict=True)]
         inside = self._broadcast(wholes, chosen)
         sent: list[Params] = []
         measured: list[Measured] = []
-        for user, (own, whole) in enumerate(zip(grads, wholes, strict=True)):
-            sent.append(self._send(user, own, inside, turning(user)))
+        for user, (gradient, whole) in enumerate(zip(grads, wholes, strict=True)):
+            sent.append(self._send(user, gradient, inside, turning(user)))
             self.tally.sent(user, sent[user])
-            measured.append(measure(own, whole, sent[user]))
-        if inside is not None:  # and has the form of a broadcast, as everybody could follow it
+            measured.append(measure(gradient, whole, sent[user]))
+        if inside is not None:  # counted after the sending, which fails on a lie of a wrong form
             self.tally.broadcast(inside)
         self.tally.step(Measured(*map(torch.stack, zip(*measured, strict=True))), square(mean(grads)))
         return Exchanged(sent, inside, mean(sent))
 
     def _broadcast(self, wholes: list[Params], chosen: Tensor) -> Mask | None:
-        """ADGP: the positions that the chosen user tells everybody, true or not."""
+        """Return ADGP's positions that the chosen user broadcasts, honest or not; None for other uploads."""
         method = aligned(self.plan.upload)
         if method is None:
             return None
@@ -71,52 +71,51 @@ class OneByOne:
         return inside
 
     def _send(self, user: int, grads: Params, inside: Mask | None, turning: Turning) -> Params:
+        """Return one user's upload, and update the user's state."""
         state, noise = self.states[user], drawn(self.plan.upload, self.params, turning.rng)
-        outside = {"noise": noise} if noise else {}
-        outside |= {"inside": inside} if inside is not None else {}
-        sent, after = self.plan.upload(grads, state, turning, **outside)
+        sent, after = self.plan.upload(grads, state, turning, **_outside(noise, inside))
         if after is not state:
             torch._foreach_copy_(list(state.values()), [after[name] for name in state])
         return sent
 
 
 class Stacked:
-    """Every user's state as views of stacked tensors, and what all of them send.
+    """Every user's state as views of stacked tensors, and the uploads of all users.
 
-    The upload is written for one user and mapped over all, unless it has a way of its own for rows. Error feedback is
-    taken out of it and done on whole rows: the residual's own memory holds gradient + residual while that is
-    compressed, and again the residual when what is sent was taken away, entry by entry as ErrorFeedback does it.
+    The upload is written for one user and mapped over all, unless it has a method for rows. Error feedback is separated
+    and done on whole rows. The residual's own memory holds gradient + residual while that is compressed. When the sent
+    values are subtracted, it holds the residual again, entry by entry as in ErrorFeedback.
     """
 
     def __init__(self, plan: Plan, params: Params, tally: Tally, flat: Flat) -> None:
         self.plan, self.params, self.tally, self.flat = plan, params, tally, flat
         self.inner, self.feedback = inner_of(plan.upload), isinstance(plan.upload, ErrorFeedback)
         self.found = flat.new(plan.users)  # gradients, filters channels last
-        self.norms = flat.zeros.new_zeros(plan.users)  # theirs
-        self.whole = flat.new(plan.users)  # X, what is compressed; between two steps the residual
+        self.norms = flat.zeros.new_zeros(plan.users)  # of the gradients
+        self.whole = flat.new(plan.users)  # X, the input of the compression; between two steps the residual
         self.kept = {name: _repeated(value, plan.users) for name, value in self.inner.init(params).items()}
         self.noise_rows = flat.new(plan.users) if type(self.inner) is GaussianNoise else None
         self.noise = flat.views(self.noise_rows) if self.noise_rows is not None else self._noise()
         self.states = [self._state(user) for user in range(plan.users)]
 
     def keep(self, user: int, grads: Params) -> Params:
-        """A backward's gradient, as a row of all."""
+        """Write a backward's gradient into the user's row, and return views of it."""
         row = self.found[user]
         self.flat.join_turned(grads, row)
         torch.linalg.vector_norm(row, out=self.norms[user])
         return self.flat.turned(row)
 
     def room(self) -> Params:
-        """Where all users' gradients go, (users, ...), without one backward each."""
+        """Return views of the rows for all users' gradients, (users, ...), of one shared backward."""
         return self.flat.turned(self.found)
 
     def filled(self, room: Params) -> list[Params]:
-        """What is in the room now, by user."""
+        """Return the gradients in the room by user, and take their norms."""
         torch.linalg.vector_norm(self.found, dim=1, out=self.norms)
-        return [{name: value[user] for name, value in room.items()} for user in range(self.plan.users)]
+        return _by_user(room, self.plan.users)
 
     def draw(self, rng: Generator) -> None:
-        """All users' noise of a step, to where a graph reads it; on a GPU in one draw."""
+        """Draw all users' noise of a step into the memory that a graph reads; on a GPU in one draw."""
         if self.noise_rows is not None and self.noise_rows.device.type != "cpu":
             self.noise_rows.normal_(generator=on_device(self.noise_rows.device, rng))
         elif self.noise:
@@ -125,37 +124,37 @@ class Stacked:
                     self.noise[name][user].copy_(value)
 
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
-        """Lines 5 to 9 of Algorithm 2."""
+        """Compress, send and average the gradients (lines 5 to 9 of Algorithm 2)."""
         if isinstance(self.plan.upload, SendAll):
             return self._send_all()
         self._accumulate()
         inside = self._broadcast(chosen)
-        before, found = self._squares(self.whole), self.found.mean(0)
+        before, gradient = self._squares(self.whole), self.found.mean(0)
         sent = self._send(inside, turning(0))
         missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
         self.tally.sent_by_all(sent)
-        self.tally.step(measured(self.norms.square(), before, missing), square({"": found}))
+        self.tally.step(measured(self.norms.square(), before, missing), square({"": gradient}))
         return Exchanged([self.flat.views(row) for row in sent], inside, self.flat.views(sent.mean(0)))
 
     def _send_all(self) -> Exchanged:
-        """Nothing is missing, one average is that of both, and it alone is put into plain strides."""
-        found = self.found.mean(0)
-        average = torch.empty_like(found)
-        for into, value in self.flat.pairs(average, found):
+        """Send all gradients as they are: nothing is missing, and only the average is put into plain strides."""
+        gradient = self.found.mean(0)
+        average = torch.empty_like(gradient)
+        for into, value in self.flat.pairs(average, gradient):
             into.copy_(value)
         for never, value in self.flat.pairs(self.tally.rows, self.found):
             never.logical_and_(value == 0)
         squares = self.norms.square()
-        self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": found}))
+        self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": gradient}))
         return Exchanged([self.flat.turned(row) for row in self.found], None, self.flat.views(average))
 
     def _accumulate(self) -> None:
-        """Gradient + residual with error feedback, else the gradient, in plain strides."""
+        """Write gradient + residual with error feedback, else the gradient, in plain strides."""
         for into, value in self.flat.pairs(self.whole, self.found):
             into.add_(value) if self.feedback else into.copy_(value)
 
     def _broadcast(self, chosen: Tensor) -> Mask | None:
-        """ADGP: the chosen user's positions, without asking who it is: in a graph it is another at every replay."""
+        """Return ADGP's positions of the chosen user by an index on the device: a graph replays with other users."""
         method = aligned(self.plan.upload)
         if method is None:
             return None
@@ -164,17 +163,15 @@ class Stacked:
         return inside
 
     def _send(self, inside: Mask | None, turning: Turning) -> Tensor:
-        """(users, N) what everybody sends, in memory of its own."""
-        own = "compress_rows" in vars(type(self.inner))  # one that is inherited need not be what is called here
-        by_rows = getattr(self.inner, "compress_rows", None) if own and not self.kept else None
-        if by_rows is not None:  # nothing is cut up and joined again
+        """Return (users, N) uploads of all users, in separate memory."""
+        defined = "compress_rows" in vars(type(self.inner))  # an inherited one need not match a subclass's upload
+        by_rows = getattr(self.inner, "compress_rows", None) if defined and not self.kept else None
+        if by_rows is not None:  # no row is split into tensors and joined again
             sent: Tensor = by_rows(self.whole, self.flat.sizes, ALIGNED)
             return sent
 
         def one(whole: Params, kept: Params, noise: Params) -> tuple[Params, Params]:
-            outside = {"noise": noise} if noise else {}
-            outside |= {"inside": inside} if inside is not None else {}
-            return self.inner(whole, kept, turning, **outside)
+            return self.inner(whole, kept, turning, **_outside(noise, inside))
 
         compressed, after = vmap(one)(self.flat.views(self.whole), self.kept, self.noise)
         for name, value in self.kept.items():
@@ -182,15 +179,16 @@ class Stacked:
         return self.flat.join(compressed)
 
     def _squares(self, rows: Tensor) -> Tensor:
-        """(users, tensors) ||.||^2."""
+        """Return (users, tensors) squared norms ||.||^2."""
         return torch.stack(torch._foreach_norm(self.flat.each(rows))).view(self.plan.users, -1).square()
 
     def _noise(self) -> Params:
-        """Memory for the noise of an upload of the user's own."""
+        """Return memory for the noise of an upload other than GaussianNoise."""
         like = drawn(self.plan.upload, self.params, Generator())
         return {name: _repeated(value, self.plan.users) for name, value in like.items()}
 
     def _state(self, user: int) -> Params:
+        """Return views of one user's state."""
         kept = {name: value[user] for name, value in self.kept.items()}
         if not self.feedback:
             return kept
@@ -198,5 +196,16 @@ class Stacked:
         return residual | {INNER + name: value for name, value in kept.items()}
 
 
+def _by_user(stacked: Params, users: int) -> list[Params]:
+    """Return views of (users, ...) tensors by user."""
+    return [{name: value[user] for name, value in stacked.items()} for user in range(users)]
+
+
+def _outside(noise: Params, inside: Mask | None) -> dict[str, Params]:
+    """Return the arguments of an upload that are drawn or chosen outside of it."""
+    return ({"noise": noise} if noise else {}) | ({"inside": inside} if inside is not None else {})
+
+
 def _repeated(value: Tensor, users: int) -> Tensor:
+    """Return copies of a value for all users, (users, ...)."""
     return torch.stack([value] * users)

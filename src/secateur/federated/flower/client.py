@@ -1,6 +1,6 @@
-"""A client's turn on its own machine: what it is sent, what it keeps at home, and what it sends.
+"""Clients of a federation over Flower: one turn on the client's machine, and its records between rounds.
 
-What a client keeps in its Context between two rounds: its state, and the server's mask.
+A client's Context keeps its state after the last two rounds and the server's mask.
 """
 
 from __future__ import annotations
@@ -27,53 +27,53 @@ from secateur.pruning.masks import weights_of
 from secateur.seeding import derive
 from secateur.wire import decode, decode_mask
 
-HOME = "secateur.home"  # of the records in a client's context: whose state it is, and of which rounds
+HOME = "secateur.home"  # the record of the federation's key, and of the rounds of the kept tensors
 STATE, BEFORE, MASK = "secateur.state", "secateur.before", "secateur.mask"
 
 
-def settle(home: RecordDict, key: str) -> None:
-    """Forget what was kept for another federation."""
-    if HOME not in home.config_records or home.config_records[HOME]["key"] != key:
-        for name in list(home):
-            del home[name]
-        home[HOME] = ConfigRecord({"key": key, STATE: 0, BEFORE: 0, MASK: -1})
+class Clients:
+    """The client side of a federation: runs the turn of any client."""
 
+    def __init__(self, net: nn.Module, train: Batch, terms: Terms, seed: int, device: torch.device) -> None:
+        self.terms, self.seed, self.device = terms, seed, device
+        self.train = train.to(device)
+        self.base = terms.base.bound(net, tuple(train.inputs.shape[1:]))
+        self.sampler = sampler_of(terms, seed, device)
+        self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
+        self.server = Received(net, self.base, device)
+        self.turns = Turns(net, terms, self.server, self.train, "sequential")
 
-def mask_of(home: RecordDict, sent: bytes | None, version: int, shapes: dict[str, tuple[int, ...]]) -> Mask:
-    """The mask of a version: sent with the message, or kept from an earlier one."""
-    if version < 0:
-        return {}
-    told: Any = home.config_records[HOME]
-    if sent is not None:
-        home[MASK] = packed(mask=sent)
-        told[MASK] = version
-    if told[MASK] != version:
-        raise WrongInput("mask", "of this round was never received here")
-    return decode_mask(unpacked(home.array_records[MASK])["mask"], shapes)
+    def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
+        """Return the answer of a client to a message; `home` holds the records of its context."""
+        turn, sent = content.config_records["turn"], unpacked(content.array_records["model"])
+        number, client, taken = (int(str(turn[name])) for name in ("round", "client", "taken"))
+        settle(home, str(turn["key"]))
+        mask = mask_of(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
+        inside = mask if turn["inside"] else None
+        state = tree.to(decode(sent["model"], self.shapes, inside=inside), self.device)
+        update = self.turn(number, client, state, tree.to(mask, self.device), last(home, taken, self.device))
+        if update.state:
+            remember(home, number, update.state)
+        upload = messages(update, mask, self.base.wants_squares)
+        reply = RecordDict({"update": packed(**upload)})
+        if update.withheld:
+            shares = rates(update.withheld, mask)._asdict()
+            reply["withheld"] = MetricRecord({name: float(value) for name, value in shares.items()})
+        return reply
 
-
-def last(home: RecordDict, taken: int, device: torch.device) -> Params | None:
-    """The state after the round whose update the server took last; a turn that it did not take never was."""
-    told = home.config_records[HOME]
-    for name in (STATE, BEFORE):
-        if told[name] == taken and taken:
-            found = kept(home, name)
-            return None if found is None else tree.to(found, device)
-    return None
-
-
-def remember(home: RecordDict, number: int, state: Params) -> None:
-    """Keep the state after this round, and the one before it, in case that the server does not take this turn."""
-    told: Any = home.config_records[HOME]
-    if told[STATE] != number and STATE in home:
-        home[BEFORE] = home.array_records[STATE]
-        told[BEFORE] = told[STATE]
-    keep(home, STATE, state)
-    told[STATE] = number
+    def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> Update:
+        """Return the update of one client in a round; the draws are those of an in-process federation."""
+        drawn, turns = self.sampler(number), self.turns
+        rows = drawn.rows[drawn.clients.index(client)]
+        self.server.load(state, mask)
+        training, sending = (derive(self.seed, purpose, number, client) for purpose in ("noise", "defense"))
+        generators = [Generator(self.device).manual_seed(cpu_rng.initial_seed()) for cpu_rng in (training, sending)]
+        start = Given(rows, turns.init() if kept is None else kept, *turns.draws(rows, *generators))
+        return next(turns([(start, sending)], number))
 
 
 class Received:
-    """What a client knows of the server: the model that it was sent, and how it prunes."""
+    """The client's view of the server: the received model, and the base pruning rule."""
 
     def __init__(self, net: nn.Module, base: BasePruning, device: torch.device) -> None:
         self.net, self.base, self.prunes = net, base, base.rate > 0
@@ -85,11 +85,11 @@ class Received:
 
     @property
     def received(self) -> Params:
-        """Parameters and buffers."""
+        """Parameters and buffers of the received model."""
         return joined(self.net, self.model.params | self.model.buffers)
 
     def load(self, state: Params, mask: Mask) -> None:
-        """Another round's model and mask, in the memory of the last."""
+        """Load the model and the mask of another round, into the memory of the last."""
         for held, new in zip((self.model.params, self.model.buffers), split(self.net, state), strict=True):
             for name, value in held.items():
                 value.copy_(new[name])
@@ -97,42 +97,45 @@ class Received:
             where.copy_(mask[name])
 
 
-class Clients:
-    """The clients' side of a federation: takes the turn of whichever client it is asked for."""
+def settle(home: RecordDict, key: str) -> None:
+    """Clear the context if it belongs to another federation."""
+    if HOME not in home.config_records or home.config_records[HOME]["key"] != key:
+        for name in list(home):
+            del home[name]
+        home[HOME] = ConfigRecord({"key": key, STATE: 0, BEFORE: 0, MASK: -1})
 
-    def __init__(self, net: nn.Module, train: Batch, terms: Terms, seed: int, device: torch.device) -> None:
-        self.terms, self.seed, self.device = terms, seed, device
-        self.train = train.to(device)
-        self.base = terms.base.bound(net, tuple(train.inputs.shape[1:]))
-        self.sampler = sampler_of(terms, seed, device)
-        self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
-        self.server = Received(net, self.base, device)
-        self.turns = Turns(net, terms, self.server, self.train, "sequential")
 
-    def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> Update:
-        """One client's turn in a round, as it is in process: by the same draws from the same seed."""
-        drawn, turns = self.sampler(number), self.turns
-        rows = drawn.rows[drawn.clients.index(client)]
-        self.server.load(state, mask)
-        training, sending = (derive(self.seed, what, number, client) for what in ("noise", "defense"))
-        own = [Generator(self.device).manual_seed(each.initial_seed()) for each in (training, sending)]
-        one = Given(rows, turns.init() if kept is None else kept, *turns.draws(rows, *own))
-        return next(turns([(one, sending)], number))
+def mask_of(home: RecordDict, sent: bytes | None, version: int, shapes: dict[str, tuple[int, ...]]) -> Mask:
+    """Return the mask of a version: sent with the message, or kept from an earlier one."""
+    if version < 0:
+        return {}
+    versions: Any = home.config_records[HOME]
+    if sent is not None:
+        home[MASK] = packed(mask=sent)
+        versions[MASK] = version
+    if versions[MASK] != version:
+        raise WrongInput("mask", "of this round was never received here")
+    return decode_mask(unpacked(home.array_records[MASK])["mask"], shapes)
 
-    def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
-        """What a client answers to a message, with what it keeps at home in its context."""
-        turn, sent = content.config_records["turn"], unpacked(content.array_records["model"])
-        number, client, taken = (int(str(turn[name])) for name in ("round", "client", "taken"))
-        settle(home, str(turn["key"]))
-        mask = mask_of(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
-        inside = mask if turn["inside"] else None
-        state = tree.to(decode(sent["model"], self.shapes, inside=inside), self.device)
-        update = self.turn(number, client, state, tree.to(mask, self.device), last(home, taken, self.device))
-        if update.state:
-            remember(home, number, update.state)
-        leaving = messages(update, mask, self.base.wants_squares)
-        found = RecordDict({"update": packed(**leaving)})
-        if update.withheld:
-            shares = rates(update.withheld, mask)._asdict()
-            found["withheld"] = MetricRecord({name: float(value) for name, value in shares.items()})
-        return found
+
+def last(home: RecordDict, taken: int, device: torch.device) -> Params | None:
+    """Return the state after the round whose update the server took last; None where there is none.
+
+    A turn that the server did not take leaves no trace.
+    """
+    rounds = home.config_records[HOME]
+    for name in (STATE, BEFORE):
+        if rounds[name] == taken and taken:
+            state = kept(home, name)
+            return None if state is None else tree.to(state, device)
+    return None
+
+
+def remember(home: RecordDict, number: int, state: Params) -> None:
+    """Keep the state after this round and the one before, in case the server does not take this turn."""
+    rounds: Any = home.config_records[HOME]
+    if rounds[STATE] != number and STATE in home:
+        home[BEFORE] = home.array_records[STATE]
+        rounds[BEFORE] = rounds[STATE]
+    keep(home, STATE, state)
+    rounds[STATE] = number

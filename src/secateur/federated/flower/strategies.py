@@ -1,6 +1,6 @@
-"""Strategies of Flower's around another one: one that reads updates in the wire format, and one that audits.
+"""Flower strategies around another strategy: one decodes updates in the wire format, one audits them.
 
-An auditor at the server of any Flower app: attacks chosen updates as they arrive, and writes rows and a page.
+The auditor works at the server of any Flower app. It attacks chosen updates as they arrive, and writes rows and a page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples
 
 
 class AroundStrategy(Strategy):
-    """Does what the strategy inside does, and remembers the model that a round's clients were sent."""
+    """A strategy that delegates to the inner one, and keeps the model that the round's clients were sent."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
@@ -48,35 +48,35 @@ class AroundStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy inside."""
+        """Keep the model, then delegate to the inner strategy."""
         self.sent = tensors_of(arrays)
         return self.inner.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As the strategy inside."""
+        """Delegate to the inner strategy."""
         return self.inner.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy inside."""
+        """Delegate to the inner strategy."""
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the strategy inside."""
+        """Delegate to the inner strategy."""
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """As the strategy inside."""
+        """Delegate to the inner strategy."""
         self.inner.summary()
 
 
 class DecodingStrategy(AroundStrategy):
-    """Makes arrays of what `upload_mod(..., wire=True)` sends; a reply that cannot be read is left out and named.
+    """A strategy that decodes the updates of `upload_mod(..., wire=True)`; unreadable replies are left out and logged.
 
-    `bytes_up` are the bytes of all updates so far, and `dense_bytes` what they would have been as arrays.
+    `bytes_up` counts the bytes of all updates so far, and `dense_bytes` the bytes of the same updates as arrays.
     """
 
     def __init__(self, inner: Strategy, buffers: tuple[str, ...] = BUFFERS) -> None:
@@ -87,7 +87,7 @@ class DecodingStrategy(AroundStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode, then as the strategy inside."""
+        """Decode the replies, then delegate to the inner strategy."""
         read = [self._decoded(reply) for reply in replies]
         return self.inner.aggregate_train(server_round, [reply for reply in read if reply is not None])
 
@@ -108,11 +108,39 @@ class DecodingStrategy(AroundStrategy):
         return reply
 
 
-class Auditor:
-    """Attacks updates with what a server may know, and keeps the page in `out` up to date.
+class AuditedStrategy(AroundStrategy):
+    """A strategy that attacks the first `updates` updates to arrive, in every `every`-th round.
 
-    `knowledge` must say the local steps and the learning rate of the clients. Where the examples of an update are
-    known, reconstructions are scored against them; else the page shows what the attack found, unscored.
+    Put it inside `DecodingStrategy` where clients send the wire format. `truth` is for scoring a defense before its
+    use, on examples that the server may know.
+    """
+
+    def __init__(
+        self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1, truth: Truth | None = None
+    ) -> None:
+        super().__init__(inner)
+        if every < 1 or updates < 1:
+            raise WrongInput("every, updates", "are not allowed below 1; give whole numbers from 1")
+        self.auditor, self.every, self.updates, self.truth = auditor, every, updates, truth
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Attack the chosen updates, then delegate to the inner strategy."""
+        arrived = list(replies)
+        if server_round % self.every == 0:
+            for reply in [answer for answer in arrived if not answer.has_error()][: self.updates]:
+                weights = tensors_of(only(reply.content, "a client's reply")[1])
+                truth = None if self.truth is None else self.truth(server_round, reply)
+                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
+        return self.inner.aggregate_train(server_round, arrived)
+
+
+class Auditor:
+    """An attacker with a server's knowledge, which keeps the page in `out` up to date.
+
+    `knowledge` must have the local steps and the learning rate of the clients. Where the examples of an update are
+    known, reconstructions are scored against them; else the page shows the reconstructions unscored.
     """
 
     def __init__(
@@ -136,7 +164,7 @@ class Auditor:
         self.labels |= {"extra": extra}
         self.rows: list[Row] = []
         self.figures: list[dict[str, Any]] = []
-        self.targets = 0  # updates that were attacked
+        self.targets = 0  # attacked updates
         self.scoring = Scoring(load_weights())
 
     def __call__(self, number: int, node: int, sent: Params, weights: Params, truth: Batch | None = None) -> None:
@@ -156,16 +184,23 @@ class Auditor:
         self.targets += 1
         self.write()
 
+    def write(self) -> None:
+        """Write the rows and the page of all attacks so far."""
+        config = {"attack": [str(attack) for attack in self.attacks], "local_steps": self.knowledge.local_steps}
+        with page_afterwards(self.out), open_run(self.out, "invert", config, seeds=[self.labels["seed"]]) as run:
+            run.add(self.rows)
+            run.show(self.figures)
+
     def _attack(
         self, attack: Choice, view: ServerView, truth: Batch | None, known: Knowledge, labels: dict[str, Any]
     ) -> None:
-        made: InversionAttack = attack.make()
-        made.check(known, view)
+        method: InversionAttack = attack.make()
+        method.check(known, view)
         begun, seed = time.monotonic(), labels["seed"]
         rng = derive(seed, "reconstruct", attack.name, labels["extra"]["round"], self.targets)
-        with progress(f"{attack} in round {labels['extra']['round']}", getattr(made, "iterations", None)) as advance:
-            found = dict(made.reconstruct([[view]], known, [rng], Onlooker(advance)))
-        outcome = judge([truth], [found.get(0)], known, time.monotonic() - begun, self.scoring)
+        with progress(f"{attack} in round {labels['extra']['round']}", getattr(method, "iterations", None)) as advance:
+            reconstructions = dict(method.reconstruct([[view]], known, [rng], Onlooker(advance)))
+        outcome = judge([truth], [reconstructions.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
         self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
         self.figures += gallery.shown(flat(labels), [self.targets], outcome, self.images)
@@ -176,38 +211,3 @@ class Auditor:
             knows = f"{size} examples an update, how pixels become inputs, the steps and the learning rate"
             extra |= {"threat": attack.method.info["threat"], "knows": knows}
         return attack_labels(self.labels, extra, attack)
-
-    def write(self) -> None:
-        """The rows and the page of all that was attacked so far."""
-        config = {"attack": [str(attack) for attack in self.attacks], "local_steps": self.knowledge.local_steps}
-        with page_afterwards(self.out), open_run(self.out, "invert", config, seeds=[self.labels["seed"]]) as run:
-            run.add(self.rows)
-            run.show(self.figures)
-
-
-class AuditedStrategy(AroundStrategy):
-    """A strategy whose server looks closer: every so many rounds the auditor attacks the first updates that arrived.
-
-    Put it inside `DecodingStrategy` where clients send the wire format. `truth` is for who scores a defense before
-    using it, with examples that it may know.
-    """
-
-    def __init__(
-        self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1, truth: Truth | None = None
-    ) -> None:
-        super().__init__(inner)
-        if every < 1 or updates < 1:
-            raise WrongInput("every, updates", "are not allowed below 1; give whole numbers from 1")
-        self.auditor, self.every, self.updates, self.truth = auditor, every, updates, truth
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Attack, then as the strategy inside."""
-        arrived = list(replies)
-        if server_round % self.every == 0:
-            for reply in [each for each in arrived if not each.has_error()][: self.updates]:
-                weights = tensors_of(only(reply.content, "a client's reply")[1])
-                truth = None if self.truth is None else self.truth(server_round, reply)
-                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
-        return self.inner.aggregate_train(server_round, arrived)

@@ -1,15 +1,15 @@
-"""The clients of a round, of several widths and sizes: one by one on a CPU, stacked by width on a GPU.
+"""Client training of sub-models: turns of several widths and sizes, one by one or stacked by width.
 
 | way        | how                                                                                                  |
 |------------|------------------------------------------------------------------------------------------------------|
-| sequential | one client after the other, channels_last                                                             |
-| stacked    | clients of one width in one step after the other; on a GPU each form of a step is a CUDA graph         |
+| sequential | one client after the other, channels_last; the default on a CPU                                       |
+| stacked    | clients of one width step together; on a GPU each form of a step is a CUDA graph; the default there     |
 
-Stacked clients have lanes in the order of their sizes. A step of full batches takes the lanes that still have one: the
-first k. Then every last, partial batch is a step of its own, with those of equal length. So nothing is ever padded.
-In float64 both ways are equal to 1e-9 over an epoch, but for biases before a BatchNorm, whose gradient is round-off.
+Stacked clients have lanes in the order of their sizes. A step of full batches takes the first k lanes: those that still
+have one. Then the last, partial batches make a step for each length. So nothing is ever padded. In float64 both ways
+are equal to 1e-9 over an epoch. Biases before a BatchNorm are an exception: their gradient is round-off.
 
-A client's turn: what it is given, what it comes to, and Adam over a model's flat vector.
+A model is one flat vector here, and Adam runs over this vector.
 """
 
 from __future__ import annotations
@@ -38,51 +38,11 @@ from secateur.gpu.precision import tf32
 from secateur.inference import arranged
 from secateur.interfaces import Batch
 
-MOST_GRAPHS = 512  # each holds memory for good; clients that change from round to round make new forms without end
-
-
-class Narrow:
-    """The model of one width, as a function of its flat vector."""
-
-    def __init__(self, net: nn.Module, rate: float, scaler: bool, device: torch.device) -> None:
-        self.net, self.rate = net, rate
-        self.key = f"{rate}, {scaler}, {fingerprint(*net.buffers())}: {net}"  # equal for equal functions
-        self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
-        self.others = {name: value.to(device) for name, value in net.named_buffers()}
-        self.function = Functional(net, training=True, device=device)
-        self.chain = Chain(net) if fits(net) else None
-        self._asks: dict[int, list[Ask]] = {}
-        self._quiet = False  # whether it is known to draw nothing
-
-    def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, *noise: Tensor) -> Tensor:
-        """Cross-entropy; the logits of labels that a client does not own count as 0 (HeteroFL)."""
-        logits = self.function(params_of(flat, self.shapes) | self.others, inputs, noise)
-        return cross_entropy(logits if owned is None else logits * owned, labels)
-
-    def losses(
-        self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, noise: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Of many clients at once, (lanes,): all that is given has a first axis of them."""
-        if self.chain is None:
-            inputs = inputs.contiguous()  # one lane would stay channels_last, which vmap cannot tell BatchNorm of
-            lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in noise))
-            return vmap(self.loss, in_dims=lanes)(flat, inputs, labels, owned, *noise)
-        logits = self.chain(flat, inputs)
-        logits = logits if owned is None else logits * owned[:, None]
-        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
-
-    def noise(self, flat: Tensor, data: Tensor, size: int, rng: Generator) -> tuple[Tensor, ...]:
-        """What the network draws for a batch of so many of the data's rows."""
-        if self._quiet:
-            return ()
-        if size not in self._asks:
-            asks = self.function.asks(params_of(flat, self.shapes) | self.others, data[[0] * size])
-            self._asks[size], self._quiet = asks, not asks
-        return tuple(ask.draw(rng) for ask in self._asks[size])
+MOST_GRAPHS = 512  # a graph keeps its memory; clients that change from round to round make new forms without end
 
 
 class Moments(NamedTuple):
-    """Adam's memory of a client that goes on."""
+    """Adam's state of a client that goes on."""
 
     first: Tensor
     second: Tensor
@@ -90,94 +50,48 @@ class Moments(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One client's turn."""
+    """The input of one client's turn."""
 
-    key: str  # of its Narrow
+    key: str  # of the client's Narrow
     start: Tensor  # (P_c,)
-    epochs: Sequence[Tensor]  # its rows in the order of each, as `picked` gives them
-    rng: Generator  # of the network's noise, on the device
-    owned: Tensor | None = None  # (K,) 1 for the labels that it owns, else 0
-    moments: Moments | None = None  # None: new
+    epochs: Sequence[Tensor]  # the rows in the order of each epoch, from `picked`
+    rng: Generator  # for the network's noise, on the device
+    owned: Tensor | None = None  # (K,) 1 for the labels that the client owns, else 0
+    moments: Moments | None = None  # None: zeros
 
 
 class Made(NamedTuple):
-    """What a turn comes to."""
+    """The output of one client's turn."""
 
     flat: Tensor
     moments: Moments
 
 
-def picked(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator) -> Sequence[Tensor]:
-    """Every epoch's rows (n,); where pictures are augmented each with its own moves beside it, (n, 4).
-
-    So all chance of a turn is drawn before it, whichever way and device it is trained on.
-    """
-    if augment is None:
-        return epochs
-    return [torch.cat([rows[:, None], augment.draw(len(rows), rng)], 1) for rows in epochs]
-
-
-def batches(rows: Tensor, size: int) -> list[Tensor]:
-    """Full batches, then what is left; a single row joins the batch before, as BatchNorm cannot normalise it.
-
-    Example:
-        >>> [len(batch) for batch in batches(torch.arange(7), 3)]
-        [3, 4]
-    """
-    parts = list(torch.split(rows, size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
-
-
-def scales(local: Adam, number: int) -> tuple[float, float]:
-    """Adam's step size and what the root of its second moment is multiplied by, in step `number` from 1."""
-    one, two = local.betas
-    return float(local.learning_rate / (1 - one**number)), float((1 - two**number) ** -0.5)
-
-
-@torch.no_grad()
-def adam_(
-    flat: Tensor,
-    grad: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor | float,
-    root: Tensor | float,
-    local: Adam,
-) -> None:
-    """One step of torch.optim.Adam, in place; `step` and `root` are of each lane where there are many."""
-    one, two = local.betas
-    first.lerp_(grad, 1 - one)
-    second.mul_(two).addcmul_(grad, grad, value=1 - two)
-    flat.sub_(first / second.sqrt().mul_(root).add_(local.eps) * step)
-
-
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """What a step of some lanes is given: what a graph copies in."""
+    """The inputs of one step of some lanes, which a graph copies in."""
 
     rows: Tensor  # (lanes, B), or (lanes, B, 4) with moves
     scales: Tensor  # (lanes, 2) Adam's step size and root
     noise: tuple[Tensor, ...]
 
     def tensors(self) -> list[Tensor]:
-        """In a fixed order."""
+        """Return all tensors in a fixed order."""
         return [self.rows, self.scales, *self.noise]
 
     def clone(self) -> Self:
-        """The same in memory of its own."""
-        return type(self)(self.rows.clone(), self.scales.clone(), tuple(each.clone() for each in self.noise))
+        """Return a copy in memory of its own."""
+        return type(self)(self.rows.clone(), self.scales.clone(), tuple(draw.clone() for draw in self.noise))
 
 
 class Crowd:
-    """Runs the turns of a round's clients."""
+    """The training of a round's clients."""
 
     def __init__(self, data: Batch, local: Adam, way: str = "auto") -> None:
         if way not in WAYS:
             raise unknown("way", way, WAYS)
         self.data, self.local = data, local
-        self._black = None if local.augment is None else local.augment.colour(data.inputs)  # a graph cannot make it
+        self._black = None if local.augment is None else local.augment.colour(data.inputs)  # no graph can make it
         self.stacks = way == "stacked" or (way == "auto" and data.inputs.device.type == "cuda")
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
@@ -185,28 +99,28 @@ class Crowd:
         self._captures = 0
 
     def add(self, narrow: Narrow) -> str:
-        """Let clients of a width take part; returns its key."""
+        """Add a width, and return its key."""
         return self.narrow.setdefault(narrow.key, narrow).key
 
     def __call__(self, jobs: Sequence[Job]) -> list[Made]:
-        """Every client's turn, in order."""
+        """Return the output of every client's turn, in order."""
         if not self.stacks:
             with tf32(True):
                 return [self._alone(job) for job in jobs]
-        found: dict[int, Made] = {}
+        outputs: dict[int, Made] = {}
         lanes = sorted(range(len(jobs)), key=lambda i: (jobs[i].key, jobs[i].owned is None, *self._order(jobs[i])))
         for (key, free), group in groupby(lanes, key=lambda i: (jobs[i].key, jobs[i].owned is None)):
-            places = list(group)
-            form = (key, len(places), free)
+            indices = list(group)
+            form = (key, len(indices), free)
             if form not in self._stacked:
-                self._stacked[form] = _Stack(self, self.narrow[key], len(places), free)
+                self._stacked[form] = _Stack(self, self.narrow[key], len(indices), free)
             with tf32(True):
-                made = self._stacked[form]([jobs[i] for i in places])
-            found |= dict(zip(places, made, strict=True))
-        return [found[i] for i in range(len(jobs))]
+                trained = self._stacked[form]([jobs[i] for i in indices])
+            outputs |= dict(zip(indices, trained, strict=True))
+        return [outputs[i] for i in range(len(jobs))]
 
     def _order(self, job: Job) -> tuple[int, int]:
-        """Lanes with most full batches first, then by what is left."""
+        """Return the sort key of a lane: most full batches first, then the longest rest."""
         sizes = [len(rows) for rows in batches(job.epochs[0], self.local.batch_size)]
         return -sizes.count(self.local.batch_size), -sizes[-1]
 
@@ -225,34 +139,35 @@ class Crowd:
         return Made(flat.detach(), Moments(first, second, number))
 
     def captured(self, step: Callable[[_Step], None]) -> Callable[[_Step], None]:
-        """On a GPU as CUDA graphs that run one at a time and keep nothing in between, so all share their memory.
+        """Return a step as CUDA graphs on a GPU, else the step itself.
 
-        A graph for each length of a batch, as long as there are not too many; then steps run as they are.
+        Graphs run one at a time and keep nothing in between, so all share their memory. There is one graph for each
+        length of a batch, up to MOST_GRAPHS in all; further lengths run uncaptured.
         """
         device = self.data.inputs.device
         if device.type != "cuda":
             return step
-        made: Captured[_Step, None] = Captured(step, device)
-        self._graphs.append(made)
-        made.stream = self._graphs[0].stream  # memory is shared on one stream alone
+        graph: Captured[_Step, None] = Captured(step, device)
+        self._graphs.append(graph)
+        graph.stream = self._graphs[0].stream  # graphs share memory only on one stream
         calls: Counter[int] = Counter()
-        kept: set[int] = set()
+        captured_lengths: set[int] = set()
 
-        def run(given: _Step) -> None:
-            length = given.rows.shape[1]
+        def run(inputs: _Step) -> None:
+            length = inputs.rows.shape[1]
             calls[length] += 1
             if calls[length] == WARMUPS + 1 and self._captures < MOST_GRAPHS:
-                kept.add(length)
+                captured_lengths.add(length)
                 self._captures += 1
-            if calls[length] > WARMUPS and length not in kept:
-                return step(given)
-            made.pool = next((each.pool for each in self._graphs if each.pool is not None), None)
-            made(given)
+            if calls[length] > WARMUPS and length not in captured_lengths:
+                return step(inputs)
+            graph.pool = next((other.pool for other in self._graphs if other.pool is not None), None)
+            graph(inputs)
 
         return run
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples of some rows, moved where rows come with moves."""
+        """Return the examples of some rows, augmented where rows come with moves."""
         inputs, labels = self.data
         if self._black is None:
             return inputs[rows], labels[rows]
@@ -261,7 +176,7 @@ class Crowd:
 
 
 class _Stack:
-    """So many lanes of one width, in memory that stays where it is."""
+    """A fixed number of lanes of one width, at a fixed address."""
 
     def __init__(self, crowd: Crowd, narrow: Narrow, lanes: int, free: bool) -> None:
         self.crowd, self.narrow, self.local, self.free = crowd, narrow, crowd.local, free
@@ -272,7 +187,7 @@ class _Stack:
         self._steps: dict[tuple[int, int], Callable[[_Step], None]] = {}
 
     def __call__(self, jobs: Sequence[Job]) -> list[Made]:
-        """Every lane's turn."""
+        """Return the output of every lane's turn."""
         self._begin(jobs)
         numbers = [0 if job.moments is None else job.moments.steps for job in jobs]
         steps, sizes = [], []
@@ -282,11 +197,11 @@ class _Stack:
                 numbers[first:last] = [number + 1 for number in numbers[first:last]]
                 sizes += [scales(self.local, number) for number in numbers[first:last]]
                 steps.append((first, last, rows))
-        moved = torch.tensor(sizes, dtype=self.flat.dtype).to(self.device)  # all at once: a step waits for nothing
-        given = moved.split_with_sizes([last - first for first, last, _ in steps])
-        for (first, last, rows), size in zip(steps, given, strict=True):
+        all_scales = torch.tensor(sizes, dtype=self.flat.dtype).to(self.device)  # one copy for all steps: no step waits
+        by_step = all_scales.split_with_sizes([last - first for first, last, _ in steps])
+        for (first, last, rows), size in zip(steps, by_step, strict=True):
             self._step(first, last, jobs[first:last], torch.stack(rows), size)
-        copies = (each.detach().clone() for each in (self.flat, self.first, self.second))
+        copies = (value.detach().clone() for value in (self.flat, self.first, self.second))
         return [Made(flat, Moments(*rest)) for flat, *rest in zip(*copies, numbers, strict=True)]
 
     @torch.no_grad()
@@ -305,24 +220,24 @@ class _Stack:
 
     def _step(self, first: int, last: int, jobs: Sequence[Job], rows: Tensor, sizes: Tensor) -> None:
         drawn = [self.narrow.noise(self.flat[0], self.crowd.data.inputs, rows.shape[1], job.rng) for job in jobs]
-        noise = tuple(torch.stack(each) for each in zip(*drawn, strict=True))
-        given = _Step(rows, sizes, noise)
+        noise = tuple(torch.stack(draws) for draws in zip(*drawn, strict=True))
+        step = _Step(rows, sizes, noise)
         if (first, last) not in self._steps:
             self._steps[first, last] = self.crowd.captured(partial(self._update, first, last))
-        self._steps[first, last](given)
+        self._steps[first, last](step)
 
     def _update(self, first: int, last: int, given: _Step) -> None:
         flat = self.flat[first:last].detach().requires_grad_()
         owned = None if self.owned is None else self.owned[first:last]
         inputs, labels = self.crowd.batch(given.rows)
         losses = self.narrow.losses(flat, inputs, labels, owned, given.noise)
-        (grad,) = torch.autograd.grad(losses.sum(), flat)  # a sum's gradient holds each lane's own
+        (grad,) = torch.autograd.grad(losses.sum(), flat)  # the gradient of the sum is that of each lane
         step, root = given.scales[:, :1], given.scales[:, 1:]
         adam_(flat, grad, self.first[first:last], self.second[first:last], step, root, self.local)
 
 
 def _together(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[int, int, list[Tensor]]]:
-    """The steps of an epoch: (first lane, last lane, their rows); lanes come with most full batches first."""
+    """Yield the steps of an epoch: (first lane, last lane, their rows); lanes come with most full batches first."""
     full = [sum(len(rows) == size for rows in lane) for lane in lanes]
     for step in range(max(full)):
         count = sum(number > step for number in full)
@@ -334,3 +249,89 @@ def _together(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[in
         if length:
             yield first, last, [left[0] for left in rest[first:last]]
         first = last
+
+
+class Narrow:
+    """The model of one width, as a function of its flat vector."""
+
+    def __init__(self, net: nn.Module, rate: float, scaler: bool, device: torch.device) -> None:
+        self.net, self.rate = net, rate
+        self.key = f"{rate}, {scaler}, {fingerprint(*net.buffers())}: {net}"  # equal for equal functions
+        self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
+        self.others = {name: value.to(device) for name, value in net.named_buffers()}
+        self.function = Functional(net, training=True, device=device)
+        self.chain = Chain(net) if fits(net) else None
+        self._asks: dict[int, list[Ask]] = {}
+        self._quiet = False  # True once the network is known to draw nothing
+
+    def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, *noise: Tensor) -> Tensor:
+        """Return the cross-entropy; the logits of labels that a client does not own count as 0 (HeteroFL)."""
+        logits = self.function(params_of(flat, self.shapes) | self.others, inputs, noise)
+        return cross_entropy(logits if owned is None else logits * owned, labels)
+
+    def losses(
+        self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, noise: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Return the loss of each of many clients, (lanes,); every argument has the lanes first."""
+        if self.chain is None:
+            inputs = inputs.contiguous()  # a single channels_last lane breaks BatchNorm under vmap
+            lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in noise))
+            return vmap(self.loss, in_dims=lanes)(flat, inputs, labels, owned, *noise)
+        logits = self.chain(flat, inputs)
+        logits = logits if owned is None else logits * owned[:, None]
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
+
+    def noise(self, flat: Tensor, data: Tensor, size: int, rng: Generator) -> tuple[Tensor, ...]:
+        """Return the network's random draws for a batch of `size` rows of the data."""
+        if self._quiet:
+            return ()
+        if size not in self._asks:
+            asks = self.function.asks(params_of(flat, self.shapes) | self.others, data[[0] * size])
+            self._asks[size], self._quiet = asks, not asks
+        return tuple(ask.draw(rng) for ask in self._asks[size])
+
+
+def picked(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator) -> Sequence[Tensor]:
+    """Return every epoch's rows (n,); where pictures are augmented, rows and moves (n, 4).
+
+    So all random draws of a turn are made before it, whatever the way and the device.
+    """
+    if augment is None:
+        return epochs
+    return [torch.cat([rows[:, None], augment.draw(len(rows), rng)], 1) for rows in epochs]
+
+
+def batches(rows: Tensor, size: int) -> list[Tensor]:
+    """Return full batches, then the rest; a single row joins the batch before, as BatchNorm cannot normalise it.
+
+    Example:
+        >>> [len(batch) for batch in batches(torch.arange(7), 3)]
+        [3, 4]
+    """
+    parts = list(torch.split(rows, size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def scales(local: Adam, number: int) -> tuple[float, float]:
+    """Return Adam's step size, and the factor on the root of its second moment, in step `number` from 1."""
+    one, two = local.betas
+    return float(local.learning_rate / (1 - one**number)), float((1 - two**number) ** -0.5)
+
+
+@torch.no_grad()
+def adam_(
+    flat: Tensor,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor | float,
+    root: Tensor | float,
+    local: Adam,
+) -> None:
+    """Make one step of torch.optim.Adam in place; with many lanes `step` and `root` have one value a lane."""
+    one, two = local.betas
+    first.lerp_(grad, 1 - one)
+    second.mul_(two).addcmul_(grad, grad, value=1 - two)
+    flat.sub_(first / second.sqrt().mul_(root).add_(local.eps) * step)

@@ -1,9 +1,8 @@
-"""How the models of a sub-model federation do on examples that no client has.
+"""Evaluation of the models of a sub-model federation on examples that no client has.
 
-How a sub-model does on examples, under static BatchNorm or re-estimated statistics (HeteroFL's sBN).
-
-Under static BatchNorm a prediction depends on the batch that it is made in. So the rule is explicit: consecutive
-batches of a given size in the order of the examples, and a last one of a single row joins the one before.
+BatchNorm is static, or its statistics are re-estimated (HeteroFL's sBN). Under static BatchNorm a prediction depends on
+its batch, so the rule is explicit. Batches are consecutive, of a given size, in the order of the examples. A last batch
+of a single row joins the one before.
 """
 
 from __future__ import annotations
@@ -26,77 +25,30 @@ from secateur.inference import arranged
 from secateur.interfaces import Batch, Params
 from secateur.pruning.channels import NORMS
 
-Received = Callable[[int], tuple[Narrow, Cut, Tensor]]  # a client -> its width, its channels, the model it begins with
-
-
-def logits(net: nn.Module, params: Params, inputs: Tensor, batch_size: int = 128) -> Tensor:
-    """(N, K) outputs of a network by the statistics of each batch."""
-    made, own = copy.deepcopy(net).to(inputs.device).eval(), _apart(params)
-    return _answers(lambda part: functional_call(made, own, (part,)), inputs, batch_size)
-
-
-def losses(net: nn.Module, params: Params, batch: Batch, batch_size: int = 128) -> Tensor:
-    """(N,) cross-entropy of each example, by the statistics of each batch."""
-    return cross_entropy(logits(net, params, batch.inputs, batch_size), batch.labels, reduction="none")
-
-
-def reestimated(net: nn.Module, params: Params, own: Tensor, inputs: Tensor, batch_size: int = 128) -> Tensor:
-    """(N, K) outputs by statistics that are averaged over the batches of `own` examples (HeteroFL's sBN)."""
-    made = copy.deepcopy(net).to(inputs.device).eval()
-    for module in made.modules():
-        if isinstance(module, NORMS):
-            module.track_running_stats, module.momentum = True, None  # None: the plain average over all batches
-            module.running_mean = torch.zeros(module.num_features).to(own)
-            module.running_var = torch.ones(module.num_features).to(own)
-            module.num_batches_tracked = torch.tensor(0, device=own.device)
-            module.train()
-    tensors = _apart(params) | dict(made.named_buffers())
-    _answers(lambda part: functional_call(made, tensors, (part,)), own, batch_size)
-    made.eval()
-    return _answers(lambda part: functional_call(made, tensors, (part,)), inputs, batch_size)
-
-
-def judged(found: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy and loss; a model whose numbers are not finite has no loss and is never right."""
-    if not bool(found.isfinite().all()):
-        return {"test_accuracy": 0.0}
-    right = (found.argmax(1) == labels).double().mean()
-    return {"test_loss": float(cross_entropy(found, labels)), "test_accuracy": float(right)}
-
-
-def _apart(params: Params) -> Params:
-    """Copies: views of a flat vector may begin where a GPU's kernels cannot read."""
-    return arranged(tree.clone(params))
-
-
-@torch.no_grad()
-def _answers(function: Callable[[Tensor], Tensor], inputs: Tensor, batch_size: int) -> Tensor:
-    rows = torch.arange(len(inputs), device=inputs.device)
-    with full_precision(inputs.device):
-        return torch.cat([function(arranged({"": inputs[part]})[""]) for part in batches(rows, batch_size)])
+Received = Callable[[int], tuple[Narrow, Cut, Tensor]]  # client -> its width, its channels, the model at its start
 
 
 class Judge:
-    """Accuracy and loss, of the server and of every client."""
+    """Accuracy and loss of the server's model and of every client's."""
 
     def __init__(self, train: Batch, test: Batch, terms: Terms) -> None:
         self.train, self.test, self.terms = train, test, terms
 
     def __call__(self, narrow: Narrow, flat: Tensor, shares: Sequence[Tensor]) -> dict[str, float]:
-        """Of one model; `shares` are the rows that BatchNorm's statistics are re-estimated by."""
+        """Return the scores of one model; BatchNorm's statistics are re-estimated on the rows `shares`."""
         if not self.test.size:
             return {}
         terms, params = self.terms, params_of(flat, narrow.shapes) | narrow.others
         if terms.batchnorm == "static":
-            found = logits(narrow.net, params, self.test.inputs, terms.test_batch)
+            outputs = logits(narrow.net, params, self.test.inputs, terms.test_batch)
         else:
             own = self.train.inputs[torch.cat([*shares]).to(self.train.inputs.device)]
-            found = reestimated(narrow.net, params, own, self.test.inputs, terms.test_batch)
-        return judged(found, self.test.labels)
+            outputs = reestimated(narrow.net, params, own, self.test.inputs, terms.test_batch)
+        return judged(outputs, self.test.labels)
 
     def clients(self, number: int, received: Received) -> list[Measure]:
-        """Of every client's model in a round, as it begins with it; equal models are tested once."""
-        found: list[Measure] = []
+        """Return the measures of the models that clients begin the round with; equal models are tested once."""
+        measures: list[Measure] = []
         tested: dict[int, tuple[Cut, dict[str, float]]] = {}
         shared = self.terms.batchnorm == "static" and self.terms.withholding is None
         for client, rows in enumerate(self.terms.shares):
@@ -105,12 +57,59 @@ class Judge:
             if form not in tested:
                 tested[form] = cut, self(narrow, flat, [rows])
             sized = {"parameters": float(len(flat)), "client_rows": float(len(rows))}
-            found += [Measure(name, value, number, client) for name, value in (tested[form][1] | sized).items()]
-        return found + mean_of(found, number)
+            measures += [Measure(name, value, number, client) for name, value in (tested[form][1] | sized).items()]
+        return measures + mean_of(measures, number)
 
 
 def mean_of(found: Sequence[Measure], number: int) -> list[Measure]:
-    """The clients' mean accuracy."""
-    values = [each.value for each in found if each.metric == "test_accuracy" and each.client is not None]
+    """Return the clients' mean accuracy."""
+    values = [measure.value for measure in found if measure.metric == "test_accuracy" and measure.client is not None]
     note = "the mean over all clients of the model that they began the round with"
     return [Measure("client_accuracy", sum(values) / len(values), number, note=note)] if values else []
+
+
+def judged(found: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return accuracy and loss; outputs that are not finite have accuracy 0 and no loss."""
+    if not bool(found.isfinite().all()):
+        return {"test_accuracy": 0.0}
+    right = (found.argmax(1) == labels).double().mean()
+    return {"test_loss": float(cross_entropy(found, labels)), "test_accuracy": float(right)}
+
+
+def logits(net: nn.Module, params: Params, inputs: Tensor, batch_size: int = 128) -> Tensor:
+    """Return (N, K) outputs of a network by the statistics of each batch."""
+    model, tensors = copy.deepcopy(net).to(inputs.device).eval(), _copies(params)
+    return _outputs(lambda part: functional_call(model, tensors, (part,)), inputs, batch_size)
+
+
+def losses(net: nn.Module, params: Params, batch: Batch, batch_size: int = 128) -> Tensor:
+    """Return (N,) cross-entropy of each example, by the statistics of each batch."""
+    return cross_entropy(logits(net, params, batch.inputs, batch_size), batch.labels, reduction="none")
+
+
+def reestimated(net: nn.Module, params: Params, own: Tensor, inputs: Tensor, batch_size: int = 128) -> Tensor:
+    """Return (N, K) outputs by statistics averaged over the batches of `own` examples (HeteroFL's sBN)."""
+    model = copy.deepcopy(net).to(inputs.device).eval()
+    for module in model.modules():
+        if isinstance(module, NORMS):
+            module.track_running_stats, module.momentum = True, None  # None: the plain average over all batches
+            module.running_mean = torch.zeros(module.num_features).to(own)
+            module.running_var = torch.ones(module.num_features).to(own)
+            module.num_batches_tracked = torch.tensor(0, device=own.device)
+            module.train()
+    tensors = _copies(params) | dict(model.named_buffers())
+    _outputs(lambda part: functional_call(model, tensors, (part,)), own, batch_size)
+    model.eval()
+    return _outputs(lambda part: functional_call(model, tensors, (part,)), inputs, batch_size)
+
+
+@torch.no_grad()
+def _outputs(function: Callable[[Tensor], Tensor], inputs: Tensor, batch_size: int) -> Tensor:
+    rows = torch.arange(len(inputs), device=inputs.device)
+    with full_precision(inputs.device):
+        return torch.cat([function(arranged({"": inputs[part]})[""]) for part in batches(rows, batch_size)])
+
+
+def _copies(params: Params) -> Params:
+    """Return copies, as views of a flat vector may begin at addresses that GPU kernels cannot read."""
+    return arranged(tree.clone(params))

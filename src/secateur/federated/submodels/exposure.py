@@ -1,6 +1,7 @@
-"""How exposed every client and the server of a federation are, by the models they sent in the end (mapp_fl 3).
+"""Exposure of every client and of the server, by the last models that they sent (mapp_fl Section 3).
 
-Who trains which cells of a layer, for the page: the picture of a channel rule (mapp_fl Figure 2).
+`Exposer` observes a federation and attacks at its end. It also draws a layer's cells by client, for the page: the
+picture of a channel rule (mapp_fl Figure 2).
 """
 
 from __future__ import annotations
@@ -27,96 +28,27 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe
 
-MOST = 2**16  # cells of a layer that is drawn: a page holds a number for each, several times
-
-
-def picture(federation: SubmodelFederation, clients: Sequence[int], labels: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The outputs and inputs of a layer that these clients trained in the last round; nothing where none can be drawn.
-
-    The layer is the first that is cut on both sides.
-    """
-    structure, terms = federation.structure, federation.terms
-    name = _cut_on_both_sides(structure)
-    if name is None or not clients:
-        return []
-    outputs, inputs = structure.shapes[f"{name}.weight"][:2]
-    trained = []
-    for client in clients:
-        cut = structure.cut(terms.rule, Asked(client, len(terms.shares), terms.rounds), federation.rates[client])
-        kept = {"outputs": cut.channels[name].tolist(), "inputs": cut.inputs(name, inputs).tolist()}
-        trained.append({"client": client} | kept)
-    own = {"kind": "cells", "layer": name, "outputs": outputs, "inputs": inputs, "trained": trained}
-    flat = {key: value for key, value in labels.items() if key != "extra"} | labels["extra"]
-    return [flat | own]
-
-
-def _cut_on_both_sides(structure: Structure) -> str | None:
-    always = sum(slot.size for slot in structure.slots)  # the flag of channels that everybody keeps
-    for name, layer in structure.layers.items():
-        small = len(layer.makes) * len(layer.reads) <= MOST
-        if small and bool((layer.makes < always).any() and (layer.reads < always).any()):
-            return name
-    return None
-
-
-def expose(
-    target: Target,
-    data: Dataset,
-    attacks: Sequence[Choice],
-    labels: dict[str, Any],
-    *,
-    asking: Asking | None = None,
-    turn: Recipe = TURN,
-    device: torch.device | str = "cpu",
-) -> list[Row]:
-    """The rows of a target: its accuracy, and every attack with intervals; one that cannot be attacked says so."""
-    asking, own = asking or Asking(), _labelled(target, labels)
-    meeting = Meeting(target, data, asking, turn, torch.device(device), own)
-    if not target.sent:
-        return [meeting.left_out(attack, "none of its updates was seen") for attack in attacks]
-    rows = [meeting.accuracy()]
-    try:
-        asked = trial(
-            target.rows,
-            torch.arange(data.train_size, len(data.inputs)),
-            derive(own["seed"], "trial", target.client),
-            printed=asking.printed and target.client is not None,
-            whole=asking.whole,
-        )
-    except WrongInput as error:
-        return [*rows, *(meeting.left_out(attack, error.message) for attack in attacks)]
-    for attack in attacks:
-        rows += _found(meeting, [attack], meeting.yeom(attack, asked)) if attack.name == "yeom" else []
-    others = [attack for attack in attacks if attack.name != "yeom"]
-    return [*rows, *(_found(meeting, others, meeting.shadowed(others, asked)) if others else [])]
-
-
-def _found(meeting: Meeting, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
-    """What attacks find; of a model whose outputs are not finite, that they find nothing."""
-    try:
-        return list(rows)
-    except NotFinite as error:
-        return [meeting.left_out(attack, error.message) for attack in attacks]
+MOST = 2**16  # cells of a layer that is drawn: a page holds several numbers for each
 
 
 class Last(NamedTuple):
-    """What belongs to a client's last update."""
+    """The data of a client's last update."""
 
     round: int
     received: Params
     rows: Tensor
-    begun: Params | None = None  # where it trained from, if that is not what it received
+    begun: Params | None = None  # the start of its training; None: `received`
 
 
 class Exposer:
-    """An observer of a federation that in the end attacks every client by its last updates, and the server."""
+    """An observer that, at the end of a federation, attacks every client by its last updates, and the server."""
 
     def __init__(
         self,
         attacks: Sequence[Choice],
         data: Dataset,
         labels: dict[str, Any],
-        story: Story,  # where what is found goes
+        story: Story,  # takes the rows and the figures
         rounds: int,
         *,
         asking: Asking | None = None,
@@ -131,17 +63,17 @@ class Exposer:
 
     @property
     def every(self) -> int:
-        """How many rounds lie between the updates that a stateful attacker keeps: they end with the last one."""
+        """Rounds between the updates that a stateful attacker keeps; the last round is among them."""
         most = max(1, self.rounds // self.asking.updates)
         return next(step for step in range(most, 0, -1) if self.rounds % step == 0)
 
     def pace(self, terms: Terms) -> int:
-        """Rounds from one look to the next: all are looked at where a client may miss the last one."""
+        """Return the observer's period in rounds: 1 where a client may miss the last round."""
         sure = terms.per_round in (None, len(terms.shares)) and not terms.faults.any
         return self.every if sure else 1
 
     def __call__(self, seen: Seen) -> None:
-        """Keep a client's update, which may be its last one; of earlier ones the latest of every `every` rounds."""
+        """Keep a client's update, in case it is the last; of earlier ones keep the latest in every `every` rounds."""
         kept, last = self.sent.setdefault(seen.client, []), self.last.get(seen.client)
         if last is not None and (last.round - 1) // self.every == (seen.round - 1) // self.every:
             kept.pop()
@@ -150,7 +82,7 @@ class Exposer:
         self.last[seen.client] = Last(seen.round, seen.received, seen.rows, seen.begun)
 
     def state(self) -> Params:
-        """The updates that are kept, for a federation that is saved."""
+        """Return the kept updates, for a checkpoint."""
         state = {
             f"{client}.{place}.{name}": value
             for client, kept in self.sent.items()
@@ -163,20 +95,20 @@ class Exposer:
         return state
 
     def load(self, state: Params) -> None:
-        """Go on from what `state` gave."""
-        found: dict[int, dict[str, Params]] = {}  # by client and place
+        """Resume from the output of `state`."""
+        by_client: dict[int, dict[str, Params]] = {}  # and by place
         for key, value in state.items():
             client, place, name = key.split(".", 2)
-            found.setdefault(int(client), {}).setdefault(place, {})[name] = value
+            by_client.setdefault(int(client), {}).setdefault(place, {})[name] = value
         self.sent, self.last = {}, {}
-        for number, own in found.items():
-            last, begun = own.pop("last"), tree.to(own.pop("begun", {}), self.device)
-            *kept, received = (tree.to(own[place], self.device) for place in sorted(own, key=int))
+        for number, places in by_client.items():
+            last, begun = places.pop("last"), tree.to(places.pop("begun", {}), self.device)
+            *kept, received = (tree.to(places[place], self.device) for place in sorted(places, key=int))
             self.sent[number] = kept
             self.last[number] = Last(int(last["round"]), received, last["rows"], begun or None)
 
     def attack_clients(self, federation: SubmodelFederation) -> None:
-        """Attack every client by its last updates; one that never answered says so."""
+        """Attack every client by its last updates; a client that never answered gets rows of exclusion."""
         for client, share in enumerate(federation.terms.shares):
             number, received, rows, begun = self.last.get(client, Last(0, {}, share))
             net, rate, augment = federation.narrow(client).net, federation.rates[client], federation.terms.local.augment
@@ -186,7 +118,7 @@ class Exposer:
     def finish(self, federation: SubmodelFederation) -> None:
         """Attack the clients, then the server's last model, whose members are all training data.
 
-        Shows who trained which cells, too. Clients that train alone have no server.
+        Add the figure of the trained cells, too. Clients that train alone have no server.
         """
         self.attack_clients(federation)
         if not federation.terms.rule.alone:
@@ -203,14 +135,44 @@ class Exposer:
         )
 
 
-def known(seen: Seen) -> Params:
-    """A client's model as the server knows it: what came back, and for what was withheld the value that it had sent.
+def expose(
+    target: Target,
+    data: Dataset,
+    attacks: Sequence[Choice],
+    labels: dict[str, Any],
+    *,
+    asking: Asking | None = None,
+    turn: Recipe = TURN,
+    device: torch.device | str = "cpu",
+) -> list[Row]:
+    """Return the rows of a target: its accuracy, and every attack with intervals, or the reason of its exclusion."""
+    asking, own_labels = asking or Asking(), _labelled(target, labels)
+    meeting = Meeting(target, data, asking, turn, torch.device(device), own_labels)
+    if not target.sent:
+        return [meeting.left_out(attack, "none of its updates was seen") for attack in attacks]
+    rows = [meeting.accuracy()]
+    try:
+        asked = trial(
+            target.rows,
+            torch.arange(data.train_size, len(data.inputs)),
+            derive(own_labels["seed"], "trial", target.client),
+            printed=asking.printed and target.client is not None,
+            whole=asking.whole,
+        )
+    except WrongInput as error:
+        return [*rows, *(meeting.left_out(attack, error.message) for attack in attacks)]
+    for attack in attacks:
+        rows += _rows_of(meeting, [attack], meeting.yeom(attack, asked)) if attack.name == "yeom" else []
+    others = [attack for attack in attacks if attack.name != "yeom"]
+    return [*rows, *(_rows_of(meeting, others, meeting.shadowed(others, asked)) if others else [])]
 
-    A withheld weight comes as zero, which an attacker knows to be no weight of the client's.
-    """
-    if seen.covered is None:
-        return tree.clone(seen.sent)
-    return {name: value.where(seen.covered[name], seen.received[name]) for name, value in seen.sent.items()}
+
+def _rows_of(meeting: Meeting, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
+    """Return the rows of attacks; on a model whose outputs are not finite, rows that exclude them."""
+    try:
+        return list(rows)
+    except NotFinite as error:
+        return [meeting.left_out(attack, error.message) for attack in attacks]
 
 
 def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
@@ -223,3 +185,42 @@ def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
     }
     extra |= {} if target.round is None else {"answered": target.round}
     return labels | {"extra": labels.get("extra", {}) | extra}
+
+
+def known(seen: Seen) -> Params:
+    """Return a client's model as the server knows it: sent entries, and for withheld ones the values it received.
+
+    A withheld weight comes as zero, and an attacker knows that this is not the client's weight.
+    """
+    if seen.covered is None:
+        return tree.clone(seen.sent)
+    return {name: value.where(seen.covered[name], seen.received[name]) for name, value in seen.sent.items()}
+
+
+def picture(federation: SubmodelFederation, clients: Sequence[int], labels: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a figure of the cells of one layer that these clients trained in the last round.
+
+    The layer is the first that is cut on both sides. Without such a layer, or without clients, there is no figure.
+    """
+    structure, terms = federation.structure, federation.terms
+    name = _cut_on_both_sides(structure)
+    if name is None or not clients:
+        return []
+    outputs, inputs = structure.shapes[f"{name}.weight"][:2]
+    trained = []
+    for client in clients:
+        cut = structure.cut(terms.rule, Asked(client, len(terms.shares), terms.rounds), federation.rates[client])
+        kept = {"outputs": cut.channels[name].tolist(), "inputs": cut.inputs(name, inputs).tolist()}
+        trained.append({"client": client} | kept)
+    cells = {"kind": "cells", "layer": name, "outputs": outputs, "inputs": inputs, "trained": trained}
+    flat = {key: value for key, value in labels.items() if key != "extra"} | labels["extra"]
+    return [flat | cells]
+
+
+def _cut_on_both_sides(structure: Structure) -> str | None:
+    always = sum(slot.size for slot in structure.slots)  # the flag of channels that every client keeps
+    for name, layer in structure.layers.items():
+        small = len(layer.makes) * len(layer.reads) <= MOST
+        if small and bool((layer.makes < always).any() and (layer.reads < always).any()):
+            return name
+    return None

@@ -1,11 +1,8 @@
-"""Rounds over sub-models: cut, train, send, average each cell over those who trained it (mapp_fl Figure 2).
+"""Rounds over sub-models: cut, train, send, average each cell over the clients that trained it (mapp_fl Figure 2).
 
-Read `begin` and `finish` first: a round's turns go out, and come back. In between a crowd trains them, of this
-federation alone or of several together (stacked_federations.py). Chance depends on the seed and the round's number.
-
-The server's average, cell by cell: over those clients that trained a cell and sent it (HeteroFL; mapp_fl Fig. 2).
-
-Bytes of a message in the wire format: of a whole model by its width, of an update by its values.
+Read `begin` and `finish` first: `begin` returns the turns of a round, `finish` averages their outputs. In between a
+`Crowd` trains them, for this federation alone or for several (stacked_federations.py). Random draws depend on the seed
+and the round's number.
 """
 
 from __future__ import annotations
@@ -36,83 +33,19 @@ from secateur.seeding import derive
 from secateur.wire import encode
 
 
-class Cells:
-    """Adds up what clients send, where it belongs in the server's flat vector.
-
-    Example:
-        >>> cells = Cells(torch.tensor([5.0, 6.0, 7.0]))
-        >>> cells.add(torch.tensor([0, 2]), torch.tensor([1.0, 2.0]), 1.0)
-        >>> cells.add(torch.tensor([2]), torch.tensor([8.0]), 1.0)
-        >>> cells.average("keep").tolist(), cells.average("zero").tolist()
-        ([1.0, 6.0, 5.0], [1.0, 0.0, 5.0])
-    """
-
-    def __init__(self, before: Tensor, exact: bool = False) -> None:
-        self.before = before
-        dtype = torch.float64 if exact else before.dtype  # then the order of adding changes nothing that is seen
-        self.total, self.count = (torch.zeros_like(before, dtype=dtype) for _ in range(2))
-
-    def add(self, index: Tensor, flat: Tensor, weight: float, covered: Tensor | None = None) -> None:
-        """One client's numbers and their places; `covered` is 1 where one counts, else 0 (None: all count)."""
-        flat = flat.to(self.total.dtype)
-        counted = torch.ones_like(flat) if covered is None else covered.to(flat.dtype)
-        self.total.index_add_(0, index, flat * counted, alpha=weight)
-        self.count.index_add_(0, index, counted, alpha=weight)
-
-    def average(self, uncovered: str) -> Tensor:
-        """The mean of each cell; what nobody trained keeps its value, or becomes zero."""
-        missing = self.before if uncovered == "keep" else torch.zeros_like(self.before)
-        return torch.where(self.count > 0, self.total / self.count, missing).to(self.before.dtype)
-
-    @property
-    def share(self) -> float:
-        """Of all cells those that somebody trained."""
-        return float((self.count > 0).double().mean())
-
-
-def of_own_labels(owned: Tensor, outputs: Sequence[str], cut: Cut) -> Tensor:
-    """(P_c,) 1 where a client's cell counts: of the classifier `outputs` the rows of the labels that it owns alone."""
-    ends = {f"{name}.{part}" for name in outputs for part in ("weight", "bias")}
-    found = {name: owned.new_ones(shape) for name, shape in cut.shapes.items()}
-    for name in ends & found.keys():
-        found[name] *= owned.view(-1, *(1 for _ in cut.shapes[name][1:]))
-    return flat_of(found)
-
-
-class Sizes:
-    """Encodes one message of each kind; what tells where an update's values are is taken to cost what it did then."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, int] = {}
-
-    def model(self, rate: float, params: Params) -> int:
-        """Of a model that keeps this share of the channels."""
-        return self._once(f"model {rate}", params, 0)
-
-    def update(self, rate: float, message: Params) -> int:
-        """Of an update that is 0 where nothing is sent."""
-        values = value_bytes(message)
-        return values + self._once(f"positions {rate}", message, values)
-
-    def _once(self, key: str, message: Params, less: int) -> int:
-        if key not in self.known:
-            self.known[key] = len(encode(tree.to(message, "cpu"))) - less
-        return self.known[key]
-
-
 class Seen(NamedTuple):
-    """What an observer is shown of one client in one round; `rows` is the truth for whoever evaluates it."""
+    """One client's turn in one round, for an observer; `rows` is the truth, for evaluating an attack."""
 
     round: int
     client: int
     rate: float  # the share of the server's channels
-    net: nn.Module  # the structure of its model
+    net: nn.Module  # the structure of the client's model
     received: Params
-    sent: Params  # what an attacker sees
-    channels: dict[str, Tensor]  # layer -> the outputs that it keeps, in the server's numbers
-    rows: Tensor  # of the data's train part: those that the client trains with
-    covered: Params | None = None  # which entries came back; None: all
-    begun: Params | None = None  # its own: what it received with what it had withheld put back; None: what it received
+    sent: Params  # the upload, as an attacker sees it
+    channels: dict[str, Tensor]  # layer -> the outputs that the client keeps, in the server's numbers
+    rows: Tensor  # of the data's train part: the client's examples
+    covered: Params | None = None  # True for entries that were sent; None: all
+    begun: Params | None = None  # the start of training, withheld entries put back; None: `received`
 
 
 Observer = Callable[[Seen], None]
@@ -120,14 +53,14 @@ Observer = Callable[[Seen], None]
 
 @runtime_checkable
 class Remembers(Protocol):
-    """An observer that keeps something from round to round; it is saved with the federation."""
+    """An observer with a state, which is saved with the federation."""
 
     def state(self) -> Params:
-        """What it keeps."""
+        """Return the tensors to save."""
         ...
 
     def load(self, state: Params) -> None:
-        """Go on from what `state` gave."""
+        """Resume from the output of `state`."""
         ...
 
 
@@ -140,10 +73,11 @@ class Turn(NamedTuple):
 
 
 class SubmodelFederation:
-    """A federation that can be followed round by round, and put down and taken up between two."""
+    """A federation over sub-models that can be saved and resumed between two rounds."""
 
-    exact = False  # whether updates are added up in float64: where clients answer in any order
-    every: float | None = None  # seconds between two savings; None: as federated/checkpoint.py has it
+    exact = False  # True: updates are added in float64, as clients answer in any order
+    every: float | None = None  # seconds between two checkpoints; None: the default of federated/checkpoint.py
+    puts_off = False  # no attack waits for later rounds
 
     def __init__(
         self,
@@ -153,17 +87,17 @@ class SubmodelFederation:
         seed: int,
         device: torch.device | str = "cpu",
         *,
-        observers: Sequence[tuple[int, Observer]] = (),  # each with the rounds from one look to the next
+        observers: Sequence[tuple[int, Observer]] = (),  # each with its period in rounds
         way: str = "auto",
-        beside: SubmodelFederation | None = None,  # another one on this data, whose crowd this one joins
+        beside: SubmodelFederation | None = None,  # another federation on this data, whose Crowd is shared
     ) -> None:
         check(net, data.input_shape, data.classes)
         if terms.local.augment is not None:
             terms.local.augment.check(data)
         self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
-        self.observers, self.number = observers, 0  # rounds that are done
+        self.observers, self.number = observers, 0  # finished rounds
         self.rates = terms.used_rates
-        same = beside is not None and f"{beside.net}" == f"{self.net}"  # then channel sets are shared too
+        same = beside is not None and f"{beside.net}" == f"{self.net}"  # True: channel sets are shared too
         self.structure: Structure = beside.structure if beside and same else Structure(self.net, data.input_shape)
         self.structure.check(terms.rule, self.rates)
         check_rows(self.net, terms)
@@ -171,8 +105,8 @@ class SubmodelFederation:
         if beside is None:
             inputs, labels = data.batch.to(self.device)
             whole = Batch(inputs.to(self.flat.dtype), labels)
-            self.train = Batch(*(each[: data.train_size] for each in whole))
-            self.test = Batch(*(each[data.train_size :] for each in whole))
+            self.train = Batch(*(part[: data.train_size] for part in whole))
+            self.test = Batch(*(part[data.train_size :] for part in whole))
             self.crowd = Crowd(self.train, terms.local, way)
         else:
             self.train, self.test, self.crowd = beside.train, beside.test, beside.crowd
@@ -187,17 +121,17 @@ class SubmodelFederation:
         self._faults: dict[int, Fault] = {}
 
     def rounds(self) -> Iterator[Round]:
-        """From where it stands to the last one."""
+        """Yield the remaining rounds."""
         while self.number < self.terms.rounds:
             number = self.number + 1
             yield self.finish(number, self.crowd(self.begin(number)))
 
     def model(self) -> Params:
-        """The server's model as it is now: a state_dict of copies."""
+        """Return the server's model as it is now: a state_dict of copies."""
         return joined(self.net, params_of(self.flat, self.structure.shapes) | dict(self.net.named_buffers()))
 
     def begin(self, number: int) -> list[Job]:
-        """The turns of a round's clients that will answer."""
+        """Return the jobs of a round's clients that will answer."""
         terms, rng = self.terms, derive(self.seed, "clients", number)
         count = len(terms.shares)
         clients = sorted(torch.randperm(count, generator=rng)[: terms.per_round or count].tolist())
@@ -218,62 +152,113 @@ class SubmodelFederation:
         return jobs
 
     def finish(self, number: int, made: Sequence[Made]) -> Round:
-        """Average what came back, and evaluate where it is time."""
-        pairs = zip(self._turns, made, strict=True)
-        return self._averaged(number, ((turn, self._sent(number, turn, one)) for turn, one in pairs))
-
-    @torch.no_grad()
-    def _averaged(self, number: int, sent: Iterable[tuple[Turn, Sent]]) -> Round:
-        """The same of what clients send, as it comes."""
-        last = number == self.terms.rounds
-        judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the server moves on
-        cells = Cells(self.flat, self.exact)
-        for turn, one in sent:
-            self._taken(number, turn, one, cells)
-        self.flat = cells.average(self.terms.uncovered)
-        self.number, self._turns = number, []
-        if not (last or number % self.terms.evaluate_every == 0):
-            return Round(number)
-        found = self.judge(self.crowd.narrow[self.keys[1.0]], self.flat, self.terms.shares)
-        found |= {"covered": cells.share, "parameters": float(len(self.flat))}
-        return Round(number, self.ledger.measures(number, found, last) + judged)
+        """Average the trained models, and evaluate in evaluation rounds."""
+        trained = zip(self._turns, made, strict=True)
+        return self._averaged(number, ((turn, self._sent(number, turn, output)) for turn, output in trained))
 
     def received(self, number: int, client: int) -> Turn:
-        """What a client is sent in a round."""
+        """Return the model that a client is sent in a round, and its channels."""
         rate = self.rates[client]
         cut = self.structure.cut(self.terms.rule, Asked(client, len(self.rates), number), rate)
         return Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index])
+
+    def narrow(self, client: int) -> Narrow:
+        """Return the model of a client's width."""
+        return self.crowd.narrow[self.keys[self.rates[client]]]
+
+    def observed(self, number: int) -> bool:
+        """Return True if an observer looks at the round's updates."""
+        return any(number % every == 0 for every, _ in self.observers)
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """Return everything that the next round depends on, for `load`: tensors, and plain values."""
+        tensors = {"server": self.flat}
+        for client, state in self.states.items():
+            tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
+        for index, observer in self._remembering():
+            tensors |= {f"observer.{index}.{name}": value for name, value in observer.state().items()}
+        return tensors, {
+            "round": self.number,
+            "seed": self.seed,
+            "ledger": self.ledger.state(),
+            "sizes": self.sizes.known,
+        }
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Resume from the output of `state`, in a federation of the same terms, data and seed."""
+        if data["seed"] != self.seed or tensors["server"].shape != self.flat.shape:
+            raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
+        self.flat, self.states = tensors["server"].to(self.flat), {}
+        for name, value in tensors.items():
+            if name.startswith("client."):
+                _, client, key = name.split(".", 2)
+                self.states.setdefault(int(client), {})[key] = value.to(self.device)
+        for index, observer in self._remembering():
+            prefix = f"observer.{index}."
+            observer.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
+        self.number, self.sizes.known = data["round"], dict(data["sizes"])
+        self.ledger.load(data["ledger"])
+
+    def _made(self, rate: float, data: Dataset) -> Narrow:
+        scaler = self.terms.scaler
+        net = narrowed(self.net, self.structure, rate, scaler, data.input_shape, data.classes)
+        return Narrow(net, rate, scaler, self.device)
+
+    def _owned(self, rows: Tensor, classes: int) -> Tensor:
+        """Return (K,) 1 for the labels that occur among these rows, else 0."""
+        owned = torch.zeros(classes, dtype=self.flat.dtype, device=self.device)
+        owned[self.train.labels[rows.to(self.device)]] = 1
+        return owned
 
     def _job(self, number: int, turn: Turn) -> Job:
         client, share = turn.client, self.terms.shares[turn.client]
         rng = derive(self.seed, "rows", number, client)
         epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
-        moving = picked(epochs, self.terms.local.augment, derive(self.seed, "augment", number, client))
+        picked_epochs = picked(epochs, self.terms.local.augment, derive(self.seed, "augment", number, client))
         noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
         narrow, _, start = self._begun(number, client)
-        return Job(narrow.key, start, moving, noise, None if self.owned is None else self.owned[client])
+        return Job(narrow.key, start, picked_epochs, noise, None if self.owned is None else self.owned[client])
 
     def _begun(self, number: int, client: int) -> tuple[Narrow, Cut, Tensor]:
-        """A client's width and channels in a round, and the model that it begins with."""
+        """Return a client's width and channels in a round, and the model that it begins with."""
         turn = self.received(number, client)
         return self.narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
 
+    def _state(self, client: int) -> Params:
+        return self.states[client] if client in self.states else self.sender.init(self.flat)
+
     @torch.no_grad()
     def _sent(self, number: int, turn: Turn, made: Made) -> Sent:
-        """What a client sends of what it trained."""
+        """Return the upload of a client after its training."""
         client = turn.client
         narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
         return self.sender(narrow.net, turn.cut, turn.received, made.flat, self._state(client), rng)
 
+    @torch.no_grad()
+    def _averaged(self, number: int, sent: Iterable[tuple[Turn, Sent]]) -> Round:
+        """Average the uploads of a round as they arrive, and evaluate in evaluation rounds."""
+        last = number == self.terms.rounds
+        judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the average
+        cells = Cells(self.flat, self.exact)
+        for turn, upload in sent:
+            self._taken(number, turn, upload, cells)
+        self.flat = cells.average(self.terms.uncovered)
+        self.number, self._turns = number, []
+        if not (last or number % self.terms.evaluate_every == 0):
+            return Round(number)
+        scores = self.judge(self.crowd.narrow[self.keys[1.0]], self.flat, self.terms.shares)
+        scores |= {"covered": cells.share, "parameters": float(len(self.flat))}
+        return Round(number, self.ledger.measures(number, scores, last) + judged)
+
     def _taken(self, number: int, turn: Turn, sent: Sent, cells: Cells) -> None:
-        """Take over what one client sends, or note why not."""
+        """Add one client's upload to the cells, or note the fault."""
         client, shapes = turn.client, turn.cut.shapes
         values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
-        wrong = refusal(values, params_of(turn.received, shapes))
-        if wrong is None and not bool(alive_of(values if client in self._faults else {"": sent.flat})):
-            wrong = "nan"
-        if wrong is not None:
-            self.ledger.lose(number, client, wrong)
+        fault = refusal(values, params_of(turn.received, shapes))
+        if fault is None and not bool(alive_of(values if client in self._faults else {"": sent.flat})):
+            fault = "nan"
+        if fault is not None:
+            self.ledger.lose(number, client, fault)
             return
         rate, message = self.rates[client], sent.message
         size = self.sizes.model(rate, values) if message is None else self.sizes.update(rate, message)
@@ -285,42 +270,13 @@ class SubmodelFederation:
             covered = own if covered is None else own * covered
         cells.add(turn.cut.index, sent.flat, weight, covered)
         if self.observed(number):
-            self._observe(number, turn, sent)  # who began with what it had kept until now
+            self._observe(number, turn, sent)  # before `_keep`: the client began with its earlier state
         self._keep(client, sent.state)
-
-    def _made(self, rate: float, data: Dataset) -> Narrow:
-        scaler = self.terms.scaler
-        net = narrowed(self.net, self.structure, rate, scaler, data.input_shape, data.classes)
-        return Narrow(net, rate, scaler, self.device)
-
-    def _keep(self, client: int, state: Params) -> None:
-        """The client's state after a turn that was taken."""
-        if state:
-            self.states[client] = tree.clone(state)
-
-    def _owned(self, rows: Tensor, classes: int) -> Tensor:
-        """(K,) 1 for the labels that occur among these rows."""
-        found = torch.zeros(classes, dtype=self.flat.dtype, device=self.device)
-        found[self.train.labels[rows.to(self.device)]] = 1
-        return found
-
-    def narrow(self, client: int) -> Narrow:
-        """The model of a client's width."""
-        return self.crowd.narrow[self.keys[self.rates[client]]]
-
-    def _state(self, client: int) -> Params:
-        return self.states[client] if client in self.states else self.sender.init(self.flat)
-
-    def observed(self, number: int) -> bool:
-        """Whether somebody looks at a round's updates."""
-        return any(number % every == 0 for every, _ in self.observers)
-
-    puts_off = False  # attacks are made at once
 
     def _observe(self, number: int, turn: Turn, sent: Sent) -> None:
         client, shapes = turn.client, turn.cut.shapes
         net = self.narrow(client).net
-        received, given = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
+        received, uploaded = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
         rate, rows = self.rates[client], self.terms.shares[client]
         covered = begun = None
         if sent.covered is not None:
@@ -328,37 +284,83 @@ class SubmodelFederation:
             begun = tree.clone(params_of(self._begun(number, client)[2], shapes))
         for every, observer in self.observers:
             if number % every == 0:
-                observer(Seen(number, client, rate, net, received, given, turn.cut.channels, rows, covered, begun))
+                observer(Seen(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun))
+
+    def _keep(self, client: int, state: Params) -> None:
+        """Keep the client's state after a turn that the server took."""
+        if state:
+            self.states[client] = tree.clone(state)
 
     def _remembering(self) -> list[tuple[int, Remembers]]:
-        observers: list[Any] = [each for _, each in self.observers]
-        return [(i, each) for i, each in enumerate(observers) if isinstance(each, Remembers)]
+        observers: list[Any] = [observer for _, observer in self.observers]
+        return [(i, observer) for i, observer in enumerate(observers) if isinstance(observer, Remembers)]
 
-    def state(self) -> tuple[Params, dict[str, Any]]:
-        """Everything that the next round depends on, for `load`: tensors, and plain values."""
-        tensors = {"server": self.flat}
-        for client, state in self.states.items():
-            tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
-        for place, observer in self._remembering():
-            tensors |= {f"observer.{place}.{name}": value for name, value in observer.state().items()}
-        return tensors, {
-            "round": self.number,
-            "seed": self.seed,
-            "ledger": self.ledger.state(),
-            "sizes": self.sizes.known,
-        }
 
-    def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Go on from what `state` gave, in a federation of the same terms, data and seed."""
-        if data["seed"] != self.seed or tensors["server"].shape != self.flat.shape:
-            raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
-        self.flat, self.states = tensors["server"].to(self.flat), {}
-        for name, value in tensors.items():
-            if name.startswith("client."):
-                _, client, key = name.split(".", 2)
-                self.states.setdefault(int(client), {})[key] = value.to(self.device)
-        for place, observer in self._remembering():
-            start = f"observer.{place}."
-            observer.load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
-        self.number, self.sizes.known = data["round"], dict(data["sizes"])
-        self.ledger.load(data["ledger"])
+class Cells:
+    """The sums of the clients' numbers, at their places in the server's flat vector (HeteroFL; mapp_fl Figure 2).
+
+    Example:
+        >>> cells = Cells(torch.tensor([5.0, 6.0, 7.0]))
+        >>> cells.add(torch.tensor([0, 2]), torch.tensor([1.0, 2.0]), 1.0)
+        >>> cells.add(torch.tensor([2]), torch.tensor([8.0]), 1.0)
+        >>> cells.average("keep").tolist(), cells.average("zero").tolist()
+        ([1.0, 6.0, 5.0], [1.0, 0.0, 5.0])
+    """
+
+    def __init__(self, before: Tensor, exact: bool = False) -> None:
+        self.before = before
+        dtype = torch.float64 if exact else before.dtype  # in float64 the order of adding does not show
+        self.total, self.count = (torch.zeros_like(before, dtype=dtype) for _ in range(2))
+
+    def add(self, index: Tensor, flat: Tensor, weight: float, covered: Tensor | None = None) -> None:
+        """Add one client's numbers at their places; `covered` is 1 where a number counts, else 0 (None: all count)."""
+        flat = flat.to(self.total.dtype)
+        counted = torch.ones_like(flat) if covered is None else covered.to(flat.dtype)
+        self.total.index_add_(0, index, flat * counted, alpha=weight)
+        self.count.index_add_(0, index, counted, alpha=weight)
+
+    def average(self, uncovered: str) -> Tensor:
+        """Return the mean of each cell; a cell that no client trained keeps its value, or becomes zero."""
+        missing = self.before if uncovered == "keep" else torch.zeros_like(self.before)
+        return torch.where(self.count > 0, self.total / self.count, missing).to(self.before.dtype)
+
+    @property
+    def share(self) -> float:
+        """The share of all cells that at least one client trained."""
+        return float((self.count > 0).double().mean())
+
+
+def of_own_labels(owned: Tensor, outputs: Sequence[str], cut: Cut) -> Tensor:
+    """Return (P_c,) 1 where a client's cell counts, else 0.
+
+    Of the classifier `outputs` only the rows of the client's own labels count.
+    """
+    classifier = {f"{name}.{part}" for name in outputs for part in ("weight", "bias")}
+    counts = {name: owned.new_ones(shape) for name, shape in cut.shapes.items()}
+    for name in classifier & counts.keys():
+        counts[name] *= owned.view(-1, *(1 for _ in cut.shapes[name][1:]))
+    return flat_of(counts)
+
+
+class Sizes:
+    """Bytes of messages in the wire format: of a model by its width, of an update by its values.
+
+    One message of each kind is encoded. The positions of later updates are taken to cost as much as the encoded one's.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def model(self, rate: float, params: Params) -> int:
+        """Return the bytes of a model that keeps this share of the channels."""
+        return self._once(f"model {rate}", params, 0)
+
+    def update(self, rate: float, message: Params) -> int:
+        """Return the bytes of an update that is 0 where nothing is sent."""
+        values = value_bytes(message)
+        return values + self._once(f"positions {rate}", message, values)
+
+    def _once(self, key: str, message: Params, less: int) -> int:
+        if key not in self.known:
+            self.known[key] = len(encode(tree.to(message, "cpu"))) - less
+        return self.known[key]

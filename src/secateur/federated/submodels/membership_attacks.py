@@ -1,14 +1,14 @@
-"""Membership attacks on the models that clients and the server of a federation sent.
+"""Membership attacks on the models that the clients and the server of a federation sent.
 
-Yeom's attack is mapp_fl's (Section 3): on a client's last update, on its last k updates (the stateful attacker, by the
-mean of an example's losses), and on the server's last model, whose members are all training data.
+Yeom's attack is mapp_fl's (Section 3). Its targets are a client's last update, a client's last k updates, and the
+server's last model. The attacker with k updates is called stateful, and takes the mean of an example's losses. The
+members of the server's model are all training data.
 
-LiRA and RMIA are a stronger attacker: the server itself, with shadow clients of its own. It knows the sub-model that it
-sent a client in the last round. Shadow clients of the same width start from that very model and train as the client
-does, for one turn, each on half of the examples asked about. So every example has models that trained on it and models
-that did not. What these differ by is what that turn alone gave away; what earlier rounds left is in the model that was
-sent, and so in all of them. A client with more examples than are asked about takes more steps in its turn than its
-shadows do.
+LiRA and RMIA are a stronger attacker: the server itself, with shadow clients. The server knows the sub-model that it
+sent a client in the last round. Shadow clients of the same width start from that model and train as the client does,
+for one turn, each on half of the candidates. So every example has models that trained on it and models that did not.
+Their difference is the leak of that turn alone: leaks of earlier rounds are in the sent model, and so in all of them.
+A client with more examples than candidates takes more steps in its turn than its shadows do.
 """
 
 from __future__ import annotations
@@ -35,75 +35,43 @@ from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit_many
 
-REFERENCE = 1024  # examples that fixed statistics are estimated on
-TURN = Recipe(epochs=1, weight_decay=0.0, patience=None)  # of a client of mapp_fl: Adam, .001, one epoch of 128
-
-
-def shadow_clients(
-    net: nn.Module,
-    received: Params,
-    pool: Batch,
-    models: int,
-    turn: Recipe,
-    rng: Generator,
-    augment: Transform | None = None,  # of every step's inputs, as the client does
-) -> tuple[list[Params], Tensor]:
-    """What the shadow clients would send, and (models, pool) which rows each trained on."""
-    design = halves(pool.size, models, rng)
-    device, nobody = pool.inputs.device, pool.take(torch.arange(0))
-    start = tree.to(received, device)
-    seeds = torch.randint(2**62, (models,), generator=rng).tolist()
-    tasks = [
-        Task(start, pool.take(rows.to(device)), nobody, torch.Generator().manual_seed(seed))
-        for rows, seed in zip(design, seeds, strict=True)
-    ]
-    way = "stacked" if device.type == "cuda" else "auto"  # narrow, equal and brief: timing the ways takes longer
-    with torch.enable_grad():  # a server that looks at updates takes no gradients
-        fitted = dict(fit_many(net, tasks, turn, transform=augment, way=way))
-    return [fitted[number].state for number in range(models)], design
-
-
-def halves(rows: int, models: int, rng: Generator) -> Tensor:
-    """(models, rows) bool: pairs of models share the rows out evenly, so that every row is in exactly half of them."""
-    if models < 2 or models % 2:
-        raise WrongInput("shadows", f"{models} is not allowed; give an even number: each row is in half of them")
-    first = torch.stack([torch.randperm(rows, generator=rng) < rows // 2 for _ in range(models // 2)])
-    return torch.stack([first, ~first], 1).flatten(0, 1)
+REFERENCE = 1024  # examples for the estimate of fixed statistics
+TURN = Recipe(epochs=1, weight_decay=0.0, patience=None)  # a turn in mapp_fl: Adam, .001, one epoch of batches of 128
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A client of a finished federation as an attacker finds it, or the server."""
+    """A client of a finished federation as an attacker sees it, or the server."""
 
     client: int | None  # None: the server
-    net: nn.Module  # the structure, of its own width
-    sent: Sequence[Params]  # its updates, the last one last; of the server its last model alone
-    rows: Tensor  # that it was trained on
-    received: Params | None = None  # what a client was sent in the round of its last update
+    net: nn.Module  # the structure, of the target's width
+    sent: Sequence[Params]  # a client's updates, oldest first; the server's last model alone
+    rows: Tensor  # its training examples
+    received: Params | None = None  # the model that a client was sent in the round of its last update
     rate: float = 1.0  # the share of the server's channels
-    round: int | None = None  # in which a client sent its last update
-    augment: Transform | None = None  # of its training's inputs, which its shadows do too; what is asked stays as it is
-    begun: Params | None = None  # what it trained from, where that is not what it was sent
-    statistics: Tensor | None = None  # rows that BatchNorm's are re-estimated by to test it; None: each batch's own
+    round: int | None = None  # of a client's last update
+    augment: Transform | None = None  # of training inputs, also of its shadows; candidates are not augmented
+    begun: Params | None = None  # the start of its training; None: `received`
+    statistics: Tensor | None = None  # rows to re-estimate BatchNorm on, for the accuracy; None: by batch
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How an attacker asks."""
+    """The settings of an attacker."""
 
-    printed: bool = False  # knows min(3, 1 %) of a client, as the paper prints it, and not max; of the server's 1 %
-    whole: bool = False  # is asked about known members too, as the paper is
-    batches: str = "mixed"  # of attacks/membership/scoring_batches.py
-    size: int = SIZE  # of those batches
-    updates: int = 1  # k of the stateful attacker: so many are kept
+    printed: bool = False  # knows min(3, 1 %) of a client, as printed in the paper, not max; of the server 1 %
+    whole: bool = False  # candidates include the known members, as in the paper
+    batches: str = "mixed"  # a rule of attacks/membership/scoring_batches.py
+    size: int = SIZE  # of the scoring batches
+    updates: int = 1  # k of the stateful attacker
     shadows: int = 8  # shadow clients of LiRA and RMIA
-    compare: bool = True  # Yeom under the other batch rules too
-    shuffles: int = 4  # of the mixed batches: an example's loss is the mean over its batch mates of each
-    mates: int = 0  # where the shuffling begins
+    compare: bool = True  # True: Yeom under the other batch rules too
+    shuffles: int = 4  # of the mixed batches: an example's loss is the mean over these
+    mates: int = 0  # seed of the shuffles
 
 
 class View(NamedTuple):
-    """One way in which Yeom's attack looks at a target."""
+    """One view of Yeom's attack on a target: its batch rule, and its number of updates."""
 
     batches: str
     updates: int
@@ -121,24 +89,24 @@ class Meeting:
     labels: dict[str, Any]
 
     def accuracy(self) -> Row:
-        """On the test part: of the model that a client began its last turn with, or the server's last."""
+        """Return the test accuracy of the model that a client began its last turn with, or of the server's last."""
         target, size = self.target, self.asking.size
         state = tree.to(target.begun or target.received or target.sent[-1], self.device)
         test = self._batch(torch.arange(self.data.train_size, len(self.data.inputs)))
         if target.statistics is None:
-            found = evaluation.logits(target.net, state, test.inputs, size)
+            outputs = evaluation.logits(target.net, state, test.inputs, size)
         else:
             own = self._batch(target.statistics).inputs
-            found = evaluation.reestimated(target.net, state, own, test.inputs, size)
-        right = share((found.argmax(1) == test.labels) & found.isfinite().all())  # as evaluation.judged does
+            outputs = evaluation.reestimated(target.net, state, own, test.inputs, size)
+        right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in evaluation.judged
         return Row(**self.labels, metric="test_accuracy", **right._asdict())
 
     def left_out(self, attack: Choice, reason: str) -> Row:
-        """Says that a target was not attacked, and why."""
+        """Return a row that excludes the target from an attack, with the reason."""
         return Row(**self.labels | {"attack": str(attack)}, metric="advantage", value=None, note=f"excluded: {reason}")
 
     def yeom(self, attack: Choice, asked: Trial) -> Iterator[Row]:
-        """Yeom's attack as it is asked for, by k updates, and by the other batch rules to show what they do."""
+        """Yield the rows of Yeom's attack as configured, then by k updates, and by the other batch rules to compare."""
         views = [View(self.asking.batches, 1)]
         views += [View(self.asking.batches, len(self.target.sent))] if len(self.target.sent) > 1 else []
         if self.asking.compare and is_static(self.target.net):
@@ -146,35 +114,38 @@ class Meeting:
         parts = [self._batch(rows) for rows in (asked.known, asked.known_outside, asked.members, asked.nonmembers)]
         for view in views:
             values, labels = self._values(parts, asked, view)
-            yield from self._yeom(attack, values, labels, view, main=view == views[0])
+            yield from self._yeom_rows(attack, values, labels, view, main=view == views[0])
 
-    def _yeom(
-        self, attack: Choice, values: list[Tensor], labels: list[Tensor], view: View, *, main: bool
-    ) -> Iterator[Row]:
-        """Fit on what is known, decide on what is asked, and show how much hangs on who is known."""
-        known, outside, members, others = values
-        inside = torch.arange(len(known) + len(outside), device=self.device) < len(known)
-        fitted = attack.make().learn(torch.cat([known, outside]), torch.cat(labels[:2]), inside, self.data.classes)
-        guesses = fitted.decide(torch.cat([members, others]), torch.cat(labels[2:]))
-        truth = torch.arange(len(members) + len(others)) < len(members)
-        rng = derive(self.labels["seed"], "knowledge", self.target.client)
-        better = {"advantage": mean_advantage(known, members, others, rng)} if fitted.way == "mean" else {}
-        yield from self._rows(attack, guesses, truth, view, len(known), main=main, better=better)
-        if main and fitted.way == "mean":
-            spread = over_knowledge(torch.cat([known, members]), others, len(known), rng)
-            own = self._labels(attack, view, len(known))
-            yield Row(**own, metric="advantage_over_knowledge", **spread._asdict())
+    def shadowed(self, attacks: Sequence[Choice], asked: Trial) -> Iterator[Row]:
+        """Yield the rows of attacks that learn from models (LiRA, RMIA), here from the same shadow clients for all."""
+        net, received, size = self.target.net, self.target.received, self.asking.size
+        if received is None:
+            reason = "shadow clients stand for clients; the server's model has none"
+            yield from (self.left_out(attack, reason) for attack in attacks)
+            return
+        seed, client = self.labels["seed"], self.target.client
+        order = torch.randperm(2 * len(asked.members), generator=derive(seed, "mixed", client))
+        pool = self._batch(torch.cat([asked.members, asked.nonmembers])[order])
+        rng = derive(seed, "shadow clients", client)
+        states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng, self.target.augment)
+        *boxes, own = (BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1]))
+        # RMIA's population is the pool too: for other examples P(z) would be offline, on another scale.
+        candidates = Candidates(pool, torch.arange(pool.size))
+        for attack in attacks:
+            fitted = attack.make().fit(InOut(boxes, pool, design), derive(seed, str(attack)))
+            guesses, view = fitted.score(own, candidates), View(self.asking.batches, 1)
+            yield from self._rows(attack, guesses, order < len(asked.members), view, 0, main=True)
 
     def _values(self, parts: Sequence[Batch], asked: Trial, view: View) -> tuple[list[Tensor], list[Tensor]]:
-        """Log p_y, by the mean over the updates, and labels: of known members and others, then of those asked about."""
+        """Return log p_y, the mean over updates and shuffles, and the labels, of each part."""
         values = [torch.zeros(part.size, dtype=torch.float64, device=self.device) for part in parts]
         used = self.target.sent[-view.updates :]
         rng = derive(self.labels["seed"], "batches", self.target.client, self.asking.mates)
-        mixed = view == View("mixed", 1) and is_static(self.target.net)  # several updates have mates of their own each
+        mixed = view == View("mixed", 1) and is_static(self.target.net)  # several updates shuffle apart
         shuffles = self.asking.shuffles if mixed else 1
         for state in (state for state in used for _ in range(shuffles)):
-            for value, part, found in zip(values, parts, self._answers(state, parts, asked, view, rng), strict=True):
-                value += negative_cross_entropy(found, part.labels) / (len(used) * shuffles)
+            for value, part, outputs in zip(values, parts, self._answers(state, parts, asked, view, rng), strict=True):
+                value += negative_cross_entropy(outputs, part.labels) / (len(used) * shuffles)
         return values, [part.labels for part in parts]
 
     def _answers(
@@ -192,25 +163,22 @@ class Meeting:
         )
         return [known, outside, members, others]
 
-    def shadowed(self, attacks: Sequence[Choice], asked: Trial) -> Iterator[Row]:
-        """LiRA, RMIA and others that learn from models: here from shadow clients, the same for all of them."""
-        net, received, size = self.target.net, self.target.received, self.asking.size
-        if received is None:
-            reason = "shadow clients stand for clients; the server's model has none"
-            yield from (self.left_out(attack, reason) for attack in attacks)
-            return
-        seed, client = self.labels["seed"], self.target.client
-        order = torch.randperm(2 * len(asked.members), generator=derive(seed, "mixed", client))
-        pool = self._batch(torch.cat([asked.members, asked.nonmembers])[order])
-        rng = derive(seed, "shadow clients", client)
-        states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng, self.target.augment)
-        *boxes, own = (BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1]))
-        # RMIA's population is the pool too: of others its models could only tell P(z) offline, on another scale.
-        candidates = Candidates(pool, torch.arange(pool.size))
-        for attack in attacks:
-            fitted = attack.make().fit(InOut(boxes, pool, design), derive(seed, str(attack)))
-            guesses, view = fitted.score(own, candidates), View(self.asking.batches, 1)
-            yield from self._rows(attack, guesses, order < len(asked.members), view, 0, main=True)
+    def _yeom_rows(
+        self, attack: Choice, values: list[Tensor], labels: list[Tensor], view: View, *, main: bool
+    ) -> Iterator[Row]:
+        """Fit on the known examples, decide on the candidates, and show the spread over the choice of known members."""
+        known, outside, members, others = values
+        inside = torch.arange(len(known) + len(outside), device=self.device) < len(known)
+        fitted = attack.make().learn(torch.cat([known, outside]), torch.cat(labels[:2]), inside, self.data.classes)
+        guesses = fitted.decide(torch.cat([members, others]), torch.cat(labels[2:]))
+        truth = torch.arange(len(members) + len(others)) < len(members)
+        rng = derive(self.labels["seed"], "knowledge", self.target.client)
+        better = {"advantage": mean_advantage(known, members, others, rng)} if fitted.way == "mean" else {}
+        yield from self._rows(attack, guesses, truth, view, len(known), main=main, better=better)
+        if main and fitted.way == "mean":
+            spread = over_knowledge(torch.cat([known, members]), others, len(known), rng)
+            row_labels = self._labels(attack, view, len(known))
+            yield Row(**row_labels, metric="advantage_over_knowledge", **spread._asdict())
 
     def _rows(
         self,
@@ -221,14 +189,14 @@ class Meeting:
         known: int,
         *,
         main: bool,
-        better: Mapping[str, Estimate] | None = None,  # estimates to take instead
+        better: Mapping[str, Estimate] | None = None,  # estimates that replace those of `evaluate`
     ) -> Iterator[Row]:
-        found = evaluate(guesses, truth, derive(self.labels["seed"], "bootstrap"), 1000 if main else 200)
-        found |= better or {}
+        estimates = evaluate(guesses, truth, derive(self.labels["seed"], "bootstrap"), 1000 if main else 200)
+        estimates |= better or {}
         labels = self._labels(attack, view, known)
-        for name in found if main else ("advantage", "auc"):
-            notes = [note for note in (found[name].note, guesses.note) if note]
-            yield Row(**labels, metric=name, **found[name]._asdict() | {"note": "; ".join(notes) or None})
+        for name in estimates if main else ("advantage", "auc"):
+            notes = [note for note in (estimates[name].note, guesses.note) if note]
+            yield Row(**labels, metric=name, **estimates[name]._asdict() | {"note": "; ".join(notes) or None})
 
     def _labels(self, attack: Choice, view: View, known: int) -> dict[str, Any]:
         extra = self.labels["extra"] | {"batches": view.batches, "updates": view.updates, "known": known}
@@ -236,3 +204,38 @@ class Meeting:
 
     def _batch(self, rows: Tensor) -> Batch:
         return self.data.batch.take(rows).to(self.device)
+
+
+def shadow_clients(
+    net: nn.Module,
+    received: Params,
+    pool: Batch,
+    models: int,
+    turn: Recipe,
+    rng: Generator,
+    augment: Transform | None = None,  # of every step's inputs, as in the client's training
+) -> tuple[list[Params], Tensor]:
+    """Return the states that shadow clients would send, and (models, pool) True for the rows of each."""
+    design = halves(pool.size, models, rng)
+    device, nobody = pool.inputs.device, pool.take(torch.arange(0))
+    start = tree.to(received, device)
+    seeds = torch.randint(2**62, (models,), generator=rng).tolist()
+    tasks = [
+        Task(start, pool.take(rows.to(device)), nobody, torch.Generator().manual_seed(seed))
+        for rows, seed in zip(design, seeds, strict=True)
+    ]
+    way = "stacked" if device.type == "cuda" else "auto"  # short runs of small nets: timing the ways takes longer
+    with torch.enable_grad():  # the server observes updates under no_grad
+        fitted = dict(fit_many(net, tasks, turn, transform=augment, way=way))
+    return [fitted[number].state for number in range(models)], design
+
+
+def halves(rows: int, models: int, rng: Generator) -> Tensor:
+    """Return (models, rows) bool: pairs of models share the rows out evenly.
+
+    So every row is in exactly half of the models.
+    """
+    if models < 2 or models % 2:
+        raise WrongInput("shadows", f"{models} is not allowed; give an even number: each row is in half of them")
+    first = torch.stack([torch.randperm(rows, generator=rng) < rows // 2 for _ in range(models // 2)])
+    return torch.stack([first, ~first], 1).flatten(0, 1)

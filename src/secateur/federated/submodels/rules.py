@@ -1,8 +1,8 @@
-"""Channel rules: which channels of each layer a client with a smaller model trains (mapp_fl Table 1b, Section 5.4).
+"""Channel rules: the channels of each layer that a client with a smaller model trains (mapp_fl Table 1b, Section 5.4).
 
-A rule's letters: one group, several groups or unique sets (O, G, U); fixed or resampled in every round (F, S); blocks
-of neighbouring channels or random ones (M, R). All chance is numpy's RandomState with the seeds of the paper's code, so
-that channel sets are the paper's; they do not depend on a run's seed.
+A rule has three letters. O, G, U: one group, several groups, unique sets. F, S: fixed, or resampled in every round.
+M, R: blocks of neighbouring channels, or random ones. All random draws are numpy's RandomState with the seeds of the
+paper's code. So channel sets are the paper's, and do not depend on a run's seed.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ Coupling = Literal["layer-wise", "independent"]
 
 
 class Place(NamedTuple):
-    """Where a rule is asked: a client, a round, and a layer of which it keeps some channels."""
+    """The argument of a rule: a client, a round, and a layer of which the client keeps some channels."""
 
     client: int
-    clients: int  # of the whole federation, those with the whole model among them
+    clients: int  # of the whole federation, including those with the whole model
     round: int  # from 1
-    layer: int  # how many layers come before it
-    depth: int  # steps from the input to it, which alternate between blocks; in a chain equal to `layer`
+    layer: int  # the number of layers before it
+    depth: int  # steps from the input, which alternate between blocks; in a chain equal to `layer`
     keep: int  # channels that the client keeps
     of: int  # channels that the server has
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """Chooses channels: a frozen dataclass whose fields are its hyper-parameters."""
+    """A choice of channels: a frozen dataclass whose fields are its hyper-parameters."""
 
-    whole: ClassVar[bool] = False  # everybody trains the whole model
-    alone: ClassVar[bool] = False  # nobody shares anything
+    whole: ClassVar[bool] = False  # True: every client trains the whole model
+    alone: ClassVar[bool] = False  # True: every client trains alone
 
     @abstractmethod
     def __call__(self, at: Place) -> np.ndarray:
-        """The channels that the client trains, sorted."""
+        """Return the channels that the client trains, sorted."""
 
     @property
     def independent(self) -> bool:
-        """Whether a layer's inputs are drawn apart from the outputs of the layer before."""
+        """True if a layer's inputs are drawn apart from the outputs of the layer before."""
         return False
 
     @property
     def most_groups(self) -> int:
-        """Groups that no layer may have fewer channels than."""
+        """The number of groups; no layer may have fewer channels."""
         return 1
 
 
@@ -67,52 +67,33 @@ class Random(Rule):
 
     @property
     def independent(self) -> bool:
-        """Whether a layer's inputs are drawn apart from the outputs of the layer before."""
+        """True if a layer's inputs are drawn apart from the outputs of the layer before."""
         return self.coupling == "independent"
 
     @abstractmethod
     def set_of(self, at: Place) -> int:
-        """The number of the set that the client trains in this round."""
+        """Return the number of the set that the client trains in this round."""
 
     def __call__(self, at: Place) -> np.ndarray:
-        """The set's channels: sorted first of a permutation that depends on the set and the layer alone."""
+        """Return the set's channels: the first of a permutation that depends on the set and the layer alone, sorted."""
         order = np.random.RandomState((self.set_of(at) + 1) * (at.layer + 1)).permutation(at.of)
         return np.sort(order[: at.keep])
 
 
-def turn(at: Place) -> int:
-    """The client's place in the round's permutation of all clients."""
-    return _order(at.round, at.clients)[at.client]
+@dataclass(frozen=True)
+class GroupedRandom(Random):
+    """Random channels by groups of clients."""
 
+    groups: int = 4
 
-@lru_cache(maxsize=16)  # asked by every client for every layer
-def _order(number: int, clients: int) -> list[int]:
-    order: list[int] = np.random.RandomState(number).permutation(clients).tolist()
-    return order
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        squared(self.groups)
 
-
-def block(at: Place, group: int, groups: int) -> np.ndarray:
-    """A group's block of neighbouring channels: `group % k` on even depths, `group // k` on odd ones, of k blocks.
-
-    With k^2 groups every pair of an input and an output block is one group's (mapp_fl Eq. 8 for k = 2).
-
-    Example:
-        >>> at = Place(client=0, clients=10, round=1, layer=0, depth=0, keep=2, of=4)
-        >>> [block(at, group, 4).tolist() for group in range(4)]
-        [[0, 1], [2, 3], [0, 1], [2, 3]]
-        >>> [block(at._replace(depth=1), group, 4).tolist() for group in range(4)]
-        [[0, 1], [0, 1], [2, 3], [2, 3]]
-    """
-    k = math.isqrt(groups)
-    number = group // k if at.depth % 2 else group % k
-    start = number * (at.of - at.keep) // max(1, k - 1)
-    return np.arange(start, start + at.keep)
-
-
-def squared(groups: int) -> None:
-    """Refuse a number of groups that does not make as many blocks of inputs as of outputs."""
-    if groups not in (4, 9, 16):
-        raise WrongInput("groups", f"{groups} is not allowed; give 4, 9 or 16")
+    @property
+    def most_groups(self) -> int:
+        """The number of groups; no layer may have fewer channels."""
+        return self.groups
 
 
 @method("submodel", "fdropout", "mapp_fl")
@@ -121,7 +102,7 @@ class FederatedDropout(Random):
     """Random channels of a client's own, new in every round (FDropout, USR; Caldas et al. 2018, mapp_fl Eq. 6)."""
 
     def set_of(self, at: Place) -> int:
-        """Unique to the client and the round."""
+        """Return a number unique to the client and the round."""
         return turn(at) + at.clients * at.round
 
 
@@ -131,7 +112,7 @@ class HeteroFL(Rule):
     """The first channels of every layer (HeteroFL, OFM; Diao et al. 2021, mapp_fl Eq. 7)."""
 
     def __call__(self, at: Place) -> np.ndarray:
-        """The top left of every weight matrix."""
+        """Return the first channels: the top left of every weight matrix."""
         return np.arange(at.keep)
 
 
@@ -141,7 +122,7 @@ class HeteroFLRandom(Random):
     """One random set of channels for all clients and rounds (HeteroFL (R), OFR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: Place) -> int:
-        """The same for all."""
+        """Return 0: one set for all clients and rounds."""
         return 0
 
 
@@ -165,7 +146,7 @@ class Local(Rule):
             raise WrongInput("validation", f"{self.validation} is not allowed; give a number between 0 and 1")
 
     def __call__(self, at: Place) -> np.ndarray:
-        """The first channels: a model of the size, whose start is the server's."""
+        """Return the first channels: a model of the client's size, whose start is the server's."""
         return np.arange(at.keep)
 
 
@@ -181,28 +162,12 @@ class MappFL(Rule):
 
     @property
     def most_groups(self) -> int:
-        """Groups that no layer may have fewer channels than."""
+        """The number of groups; no layer may have fewer channels."""
         return self.groups
 
     def __call__(self, at: Place) -> np.ndarray:
-        """The group's block."""
+        """Return the block of the client's group."""
         return block(at, turn(at) % self.groups, self.groups)
-
-
-@dataclass(frozen=True)
-class GroupedRandom(Random):
-    """Groups of clients with random channels."""
-
-    groups: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        squared(self.groups)
-
-    @property
-    def most_groups(self) -> int:
-        """Groups that no layer may have fewer channels than."""
-        return self.groups
 
 
 @method("submodel", "mapp-fl-r", "mapp_fl")
@@ -211,7 +176,7 @@ class MappFLRandom(GroupedRandom):
     """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: Place) -> int:
-        """The group's."""
+        """Return the client's group."""
         return turn(at) % self.groups
 
 
@@ -221,7 +186,7 @@ class GroupsResampledRandom(GroupedRandom):
     """Clients are dealt into groups with new random channels in every round (GSR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: Place) -> int:
-        """The group's in this round."""
+        """Return a number unique to the client's group and the round."""
         return turn(at) % self.groups + at.clients * at.round
 
 
@@ -233,7 +198,7 @@ class NoSubmodels(Rule):
     whole: ClassVar[bool] = True
 
     def __call__(self, at: Place) -> np.ndarray:
-        """All channels."""
+        """Return all channels."""
         return np.arange(at.of)
 
 
@@ -243,7 +208,7 @@ class OneResampledRandom(Random):
     """One random set of channels for all clients, drawn anew in every round (OSR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: Place) -> int:
-        """The round's."""
+        """Return the round's number."""
         return at.round
 
 
@@ -252,7 +217,7 @@ class OneResampledRandom(Random):
 class OneResampledBlock(Rule):
     """One group's block of each layer, another group in every round (OSM; mapp_fl Section 5.4).
 
-    Its two readings: in the authors' code all clients train the block of group t % 4; the paper says that one is
+    There are two readings. In the authors' code all clients train the block of group t % 4. In the paper one group is
     selected at random for each client in each round.
     """
 
@@ -265,11 +230,11 @@ class OneResampledBlock(Rule):
 
     @property
     def most_groups(self) -> int:
-        """Groups that no layer may have fewer channels than."""
+        """The number of groups; no layer may have fewer channels."""
         return self.groups
 
     def __call__(self, at: Place) -> np.ndarray:
-        """The block of the round's group, or of the client's."""
+        """Return the block of the round's group, or of the client's."""
         drawn = np.random.RandomState(at.round).randint(self.groups, size=at.clients)[at.client]
         return block(at, at.round % self.groups if self.reading == "code" else int(drawn), self.groups)
 
@@ -280,5 +245,40 @@ class UniqueFixedRandom(Random):
     """As many fixed random sets as clients, dealt out anew in every round (UFR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: Place) -> int:
-        """The one that the client was dealt."""
+        """Return the set that the client was dealt."""
         return turn(at)
+
+
+def turn(at: Place) -> int:
+    """Return the client's place in the round's permutation of all clients."""
+    return _order(at.round, at.clients)[at.client]
+
+
+@lru_cache(maxsize=16)  # called for every client and layer
+def _order(number: int, clients: int) -> list[int]:
+    order: list[int] = np.random.RandomState(number).permutation(clients).tolist()
+    return order
+
+
+def block(at: Place, group: int, groups: int) -> np.ndarray:
+    """Return a group's block of neighbouring channels: of k blocks `group % k` on even depths, `group // k` on odd.
+
+    With k^2 groups every pair of an input and an output block is one group's (mapp_fl Eq. 8 for k = 2).
+
+    Example:
+        >>> at = Place(client=0, clients=10, round=1, layer=0, depth=0, keep=2, of=4)
+        >>> [block(at, group, 4).tolist() for group in range(4)]
+        [[0, 1], [2, 3], [0, 1], [2, 3]]
+        >>> [block(at._replace(depth=1), group, 4).tolist() for group in range(4)]
+        [[0, 1], [0, 1], [2, 3], [2, 3]]
+    """
+    k = math.isqrt(groups)
+    number = group // k if at.depth % 2 else group % k
+    start = number * (at.of - at.keep) // max(1, k - 1)
+    return np.arange(start, start + at.keep)
+
+
+def squared(groups: int) -> None:
+    """Refuse a number of groups that does not make as many blocks of inputs as of outputs."""
+    if groups not in (4, 9, 16):
+        raise WrongInput("groups", f"{groups} is not allowed; give 4, 9 or 16")

@@ -1,11 +1,11 @@
-"""From channels to cells: which numbers of the server's model a client's sub-model is made of, and back.
+"""Sub-models as cells of the server's model: channels to cells and back, and networks of a client's width.
 
 A model is one flat vector of all its parameters in their order, and so is a sub-model. A Cut holds, for every number of
 the sub-model, its place in the server's vector; no two have the same place. Cutting reads these places, mapping back
-writes them. Channels that a shortcut joins are one slot and are chosen together; a flattened channel is a run of
-features; the network's inputs and outputs are kept whole.
+writes them. Channels that a shortcut joins are one slot and are chosen together. A flattened channel is a run of
+features. The network's inputs and outputs are kept whole.
 
-A network of a client's width: its structure, static BatchNorm and the Scaler (HeteroFL; mapp_fl Section 7).
+A narrow network has static BatchNorm and the Scaler (HeteroFL; mapp_fl Section 7).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from secateur.models.mapp import Scaler
 from secateur.pruning.channels import NORMS, Channels, analyse
 from secateur.pruning.removal import shrink_layer, shrink_norm
 
-REMEMBERED = 256  # cuts, and as many that were asked for
+REMEMBERED = 256  # cuts in each of the two caches of a Structure
 Key = TypeVar("Key")
 
 
@@ -37,15 +37,15 @@ Key = TypeVar("Key")
 class Slot:
     """Channels that are chosen together: the outputs of one layer, or of several that a shortcut joins."""
 
-    name: str  # of its first layer
+    name: str  # of the first layer
     size: int
-    layer: int  # how many slots come before it
-    depth: int  # one more than that of what its first layer reads
-    start: int  # of its flags, among those of all slots
+    layer: int  # the number of slots before it
+    depth: int  # one more than the depth of the slot that the first layer reads
+    start: int  # of the slot's flags, among those of all slots
 
 
 class Asked(NamedTuple):
-    """Whose sub-model, in which round."""
+    """The client and the round of a sub-model."""
 
     client: int
     clients: int
@@ -54,25 +54,25 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A sub-model among the server's cells."""
+    """The place of a sub-model among the server's cells."""
 
     index: Tensor  # (P_c,) the place of each of its numbers in the server's flat vector, on the network's device
-    parts: dict[str, Tensor]  # by parameter: the same inside the server's flattened tensor
+    parts: dict[str, Tensor]  # by parameter: the same places inside the server's flattened tensor
     shapes: dict[str, tuple[int, ...]]  # of the sub-model's parameters
     channels: dict[str, Tensor]  # layer or norm -> the outputs that it keeps, in the server's numbers
 
     def take(self, name: str, whole: Tensor) -> Tensor:
-        """The sub-model's part of a tensor that has the shape of the server's parameter `name`."""
+        """Return the sub-model's part of a tensor that has the shape of the server's parameter `name`."""
         return whole.flatten()[self.parts[name].to(whole.device)].view(self.shapes[name])
 
     def put(self, name: str, whole: Tensor, part: Tensor) -> Tensor:
-        """The whole tensor with this part in its place."""
+        """Return a copy of the whole tensor with this part at its place."""
         flat = whole.flatten().clone()
         flat[self.parts[name].to(whole.device)] = part.flatten()
         return flat.view(whole.shape)
 
     def inputs(self, name: str, whole: int) -> Tensor:
-        """The input features that a Conv or Linear keeps, of as many as the server's has."""
+        """Return the input features that a Conv or Linear keeps, of the `whole` features at the server."""
         rows, columns, *kernel = self.shapes[f"{name}.weight"]
         size = math.prod(kernel)
         return self.parts[f"{name}.weight"].view(rows, columns, size)[0, :, 0] // size % whole
@@ -84,7 +84,7 @@ class _Layer(NamedTuple):
 
 
 class Structure:
-    """A network's slots, and the cells that belong to them."""
+    """The slots of a network, and the cells that belong to them."""
 
     def __init__(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
         found = analysed(net, input_shape)
@@ -111,7 +111,7 @@ class Structure:
         self._asked: dict[tuple[Rule, Asked, float] | None, Cut] = {}  # None: the whole model, the same for all
 
     def widths(self, rate: float) -> list[int]:
-        """How many channels of each slot a client with this share keeps: rounded up, as HeteroFL does."""
+        """Return the channels of each slot that a client with this share keeps: rounded up, as in HeteroFL."""
         if not 0 < rate <= 1:
             raise WrongInput("client_widths", f"{rate} is not allowed; give shares above 0 and up to 1")
         for slot in self.slots:
@@ -123,7 +123,7 @@ class Structure:
         return [math.ceil(rate * slot.size - 1e-9) for slot in self.slots]
 
     def check(self, rule: Rule, rates: Sequence[float]) -> None:
-        """Refuse what the rule cannot cut."""
+        """Refuse a network or widths that the rule cannot cut."""
         if any(rate < 1 for rate in rates) and not self.slots:
             raise WrongInput("model", "cannot be cut to sub-models: it has no layer between its input and its output")
         for rate in rates:
@@ -134,7 +134,7 @@ class Structure:
             raise WrongInput("groups", f"{rule.most_groups} are more than {least}; give fewer")
 
     def cut(self, rule: Rule, asked: Asked, rate: float) -> Cut:
-        """The sub-model that a rule gives a client in a round."""
+        """Return the sub-model that a rule gives a client in a round."""
         key = None if rate == 1 else (rule, asked, rate)
         if key not in self._asked:
             _remember(self._asked, key, self._chosen(rule, asked, rate))
@@ -144,7 +144,7 @@ class Structure:
         keep, count = self.widths(rate), sum(slot.size for slot in self.slots) + 1
 
         def flags(read: np.ndarray | None = None, layer: int = 0) -> np.ndarray:
-            """By flag whether it is kept; of the slots that are read, as if they came so many layers later."""
+            """Return True for each kept flag, of the slots in `read`; the rule sees them `layer` layers later."""
             found = np.full(count, rate == 1)
             found[-1] = True
             for slot, width in zip(self.slots, keep, strict=True) if rate < 1 else ():
@@ -155,7 +155,7 @@ class Structure:
 
         outputs = flags()
         inputs = dict.fromkeys(self.layers, outputs)
-        if rule.independent and rate < 1:  # of a layer's inputs as of the outputs of a layer that comes later
+        if rule.independent and rate < 1:  # draw a layer's inputs as the outputs of a later layer
             slots = len(self.slots)
             inputs = {name: flags(layer.reads, slots * (i + 1)) for i, (name, layer) in enumerate(self.layers.items())}
         key = b"".join(each.tobytes() for each in (outputs, *inputs.values()))
@@ -177,110 +177,110 @@ class Structure:
         for name, places in self.norms.items():
             kept[name] = parts[f"{name}.weight"] = parts[f"{name}.bias"] = np.flatnonzero(outputs[places])
         offsets = dict(zip(self.shapes, np.cumsum([0, *self.sizes.values()]).tolist(), strict=False))
-        own = {name: torch.from_numpy(parts[name]) for name in self.shapes}
-        shapes = {name: shapes.get(name, (len(part),)) for name, part in own.items()}
-        index = torch.cat([own[name] + offset for name, offset in offsets.items()]).to(self.device)
-        return Cut(index, own, shapes, {name: torch.from_numpy(rows) for name, rows in kept.items()})
+        cells = {name: torch.from_numpy(parts[name]) for name in self.shapes}
+        shapes = {name: shapes.get(name, (len(part),)) for name, part in cells.items()}
+        index = torch.cat([cells[name] + offset for name, offset in offsets.items()]).to(self.device)
+        return Cut(index, cells, shapes, {name: torch.from_numpy(rows) for name, rows in kept.items()})
 
 
 def analysed(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
-    """The network's channels, refusing with the layer's name what cannot be followed."""
+    """Return the network's channels; refuse, with the layer's name, a network that cannot be followed."""
     try:
         return analyse(net, input_shape)
     except WrongInput as error:
         raise WrongInput("model", f"cannot be cut to sub-models: {error.message.partition(';')[0]}") from error
 
 
-def _slots(found: Channels) -> tuple[list[Slot], Tensor]:
-    """The slots in the order of their first layers, and the flag of every group of channels (-1: always kept)."""
-    flags = torch.full((len(found.group),), -2)
-    flags[found.group[found.fixed]] = -1
+def _slots(channels: Channels) -> tuple[list[Slot], Tensor]:
+    """Return the slots in the order of their first layers, and the flag of each group of channels (-1: always kept)."""
+    flags = torch.full((len(channels.group),), -2)
+    flags[channels.group[channels.fixed]] = -1
     slots: list[Slot] = []
     by_flag: dict[int, Slot] = {}
-    for name, atoms in found.makes.items():
-        groups = found.group[atoms]
-        own = flags[groups]
-        if bool((own == -1).any()):
+    for name, atoms in channels.makes.items():
+        groups = channels.group[atoms]
+        known = flags[groups]
+        if bool((known == -1).any()):
             flags[groups] = -1  # added to the network's own input or output
-        elif bool((own == -2).all()) and len(set(groups.tolist())) == len(groups):
-            before = int(flags[found.group[found.reads[name][0]]])
+        elif bool((known == -2).all()) and len(set(groups.tolist())) == len(groups):
+            before = int(flags[channels.group[channels.reads[name][0]]])
             depth = by_flag[before].depth + 1 if before >= 0 else 0
             slot = Slot(name, len(groups), len(slots), depth, len(by_flag))
             flags[groups] = torch.arange(slot.start, slot.start + slot.size)
             by_flag |= dict.fromkeys(range(slot.start, slot.start + slot.size), slot)
             slots.append(slot)
         elif (
-            bool((own < 0).any())
-            or len({by_flag[flag] for flag in own.tolist()}) > 1
-            or len(set(own.tolist())) < len(own)
+            bool((known < 0).any())
+            or len({by_flag[flag] for flag in known.tolist()}) > 1
+            or len(set(known.tolist())) < len(known)
         ):
             raise WrongInput("model", f"cannot be cut to sub-models: {name} shares some of its channels with others")
-        elif len(own) != by_flag[int(own[0])].size:
+        elif len(known) != by_flag[int(known[0])].size:
             raise WrongInput("model", f"cannot be cut to sub-models: {name} shares its channels with wider layers")
     return slots, flags
 
 
 def _remember(known: dict[Key, Cut], key: Key, cut: Cut) -> None:
-    """Keep a cut; of too many the oldest goes."""
+    """Keep a cut; drop the oldest when there are too many."""
     if len(known) >= REMEMBERED:
         del known[next(iter(known))]
     known[key] = cut
 
 
 def flat_of(params: Params) -> Tensor:
-    """(P,) all numbers in their order: a copy."""
+    """Return (P,) all numbers in their order, as a copy."""
     return torch.cat([value.detach().reshape(-1) for value in params.values()])
 
 
 def params_of(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> Params:
-    """The parameters that a flat vector holds: views."""
+    """Return the parameters in a flat vector, as views."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     return {n: p.view(s) for (n, s), p in zip(shapes.items(), flat.split_with_sizes(sizes), strict=True)}
 
 
 def static(net: nn.Module) -> nn.Module:
-    """A copy whose BatchNorms take the batch's own statistics, in training and in testing, and keep none."""
-    made = copy.deepcopy(net)
-    for module in made.modules():
+    """Return a copy whose BatchNorms always use the batch's statistics, and keep none."""
+    copied = copy.deepcopy(net)
+    for module in copied.modules():
         if isinstance(module, NORMS):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
-    return made
+    return copied
 
 
 def narrowed(
     net: nn.Module, structure: Structure, rate: float, scaler: bool, input_shape: tuple[int, ...], classes: int
 ) -> nn.Module:
-    """The structure of a client's model that keeps this share of the channels; its weights mean nothing."""
-    made = copy.deepcopy(net)
+    """Return the network of a client that keeps this share of the channels; its weights mean nothing."""
+    narrow = copy.deepcopy(net)
     if rate == 1:
-        return made
+        return narrow
     cut = structure.cut(HeteroFL(), Asked(0, 1, 1), rate)  # any rule's sub-models have this structure
     for name, layer in structure.layers.items():
-        outputs, inputs = (torch.zeros(len(each), dtype=torch.bool) for each in layer)
+        outputs, inputs = (torch.zeros(len(flags), dtype=torch.bool) for flags in layer)
         outputs[cut.channels[name]] = True
         inputs[cut.inputs(name, len(inputs))] = True
-        shrink_layer(made, name, outputs, inputs)
+        shrink_layer(narrow, name, outputs, inputs)
     for name, places in structure.norms.items():
         kept = torch.zeros(len(places), dtype=torch.bool)
         kept[cut.channels[name]] = True
-        shrink_norm(made, name, kept)
-    _scale(made, rate, scaler, [name for name in structure.layers if name not in structure.outputs])
-    check(made, input_shape, classes)
-    return made
+        shrink_norm(narrow, name, kept)
+    _scale(narrow, rate, scaler, [name for name in structure.layers if name not in structure.outputs])
+    check(narrow, input_shape, classes)
+    return narrow
 
 
 def _scale(net: nn.Module, rate: float, scaler: bool, layers: list[str]) -> None:
-    """Divide what hidden layers give by the share of channels kept (mapp_fl Eq. 9): in the network's own Scalers.
+    """Divide the outputs of hidden layers by the share of channels kept (mapp_fl Eq. 9), in the network's own Scalers.
 
-    A network without any gets the same behind its layers.
+    A network without a Scaler gets a hook on each hidden layer instead.
     """
-    own = [module for module in net.modules() if isinstance(module, Scaler)]
-    for module in own:
+    scalers = [module for module in net.modules() if isinstance(module, Scaler)]
+    for module in scalers:
         module.rate = rate if scaler else 1.0
-    for name in layers if scaler and not own else ():
+    for name in layers if scaler and not scalers else ():
         net.get_submodule(name).register_forward_hook(partial(_divided, rate))
 
 
-def _divided(rate: float, layer: nn.Module, given: Any, made: Tensor) -> Tensor:
-    return made / rate
+def _divided(rate: float, layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+    return outputs / rate

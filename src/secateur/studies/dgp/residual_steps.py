@@ -1,6 +1,6 @@
-"""What dgp leaves open: ADGP under attack, and clients in the midst of a training, whose residual is sent along.
+"""Steps and tables of dgp that go beyond the paper: ADGP under attack, and clients in mid-training with their residual.
 
-Who only listens: ADGP's broadcast shows every user where the chosen one's gradient is large, and so its labels.
+ADGP's broadcast shows every user where the chosen user's gradient is large, and so reveals its labels.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from secateur.studies.table import Cells, Line
 from secateur.theory.convergence import lemma_1
 
 LISTENED = "What the broadcast alone tells"
-
 HELD = "What error feedback holds back"
 
 
 @dataclass(frozen=True)
 class Overheard:
-    """The labels of the user that broadcasts, guessed from its positions alone: an attacker who is any other user."""
+    """The step in which any other user guesses the labels of the user that broadcasts, from its positions alone."""
 
     defense: str  # adgp
     model: str = "resnet18"
     data: str = CIFAR10
 
     def __call__(self, setting: Setting) -> None:
-        """One example an update: the class with the most positions of the classifier's weight in I."""
+        """Guess each example's label: the class with the most positions of the classifier's weight in I."""
         model = setting.model(self)
         if model is None:
             return
@@ -64,56 +63,22 @@ class Overheard:
                 right += labels_right(overheard(upload.positions(gradient), name), target.labels)
             return Result({}, {"right": right / len(exposure.targets)})
 
-        every = range(len(exposure.targets))
-        depends = exposure.depends(exposure.config.attacks[0], every) | {"attack": "overheard"}
+        numbers = range(len(exposure.targets))
+        depends = exposure.depends(exposure.config.attacks[0], numbers) | {"attack": "overheard"}
         right = setting.run.stage("overheard", depends, listen).data["right"]
         labels = setting.labels(model, exposure.bench.data, self.defense, "overheard")
         classes = exposure.bench.data.classes
         setting.run.add(
             [
-                Row(**labels, metric="label_accuracy", **share_of(right, len(every))._asdict()),
+                Row(**labels, metric="label_accuracy", **share_of(right, len(numbers))._asdict()),
                 Row(**labels, metric="label_chance", value=1 / classes),
             ]
         )
 
 
-def overheard(inside: Mask, layer: str) -> Tensor:
-    """(1,) the label of one example: dL/dz is largest there (dgp Section 4.1), and so is its row of dW.
-
-    Example:
-        >>> import torch
-        >>> overheard({"4.weight": torch.tensor([[True, False], [True, True], [False, False]])}, "4").tolist()
-        [1]
-    """
-    name = f"{layer}.weight" if layer else "weight"
-    return inside[name].sum(1).argmax().view(1)
-
-
-def overheard_lines(found: Seen) -> list[Line]:
-    """What was heard, a line each."""
-    lines = []
-    for course, measures in found.courses.get("overheard", {}).items():
-        cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
-        lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=LISTENED))
-    return lines
-
-
-def overheard_claims(found: Seen) -> list[Finding]:
-    """Whether the broadcast keeps labels to itself."""
-    courses = found.courses.get("overheard", {})
-    told: dict[str, Estimate | None] = {}
-    for course, measures in courses.items():
-        right, chance = mean(measures["label_accuracy"]), mean(measures["label_chance"])
-        if right is not None and chance is not None:
-            least, most = chance.value - right.high, chance.value - right.low
-            told[course.model] = Estimate(chance.value - right.value, least, most)
-    claim = "who only listens to ADGP's broadcast guesses labels no better than by chance (not in the paper)"
-    return [judge(claim, told, "every", -0.05)] if told else []
-
-
 @dataclass(frozen=True)
 class Midway:
-    """IG on the trained model: updates of a client that has no residual yet, and of one that kept its own."""
+    """The step in which IG attacks the trained model: a client without a residual yet, and one with its own."""
 
     defenses: tuple[str, ...]  # with error feedback
     model: str = "resnet18"
@@ -128,52 +93,42 @@ class Midway:
             if model is None:
                 return
             try:
-                made = train(setting, model, data, defense)
-            except WrongInput:  # the training said so in a row
+                trained = train(setting, model, data, defense)
+            except WrongInput:  # the training has a row that says so
                 continue
-            weights = _kept(setting.run.folder / "models" / f"seed{setting.seed}-{number}.safetensors", made.state)
-            residual = _kept(weights.with_suffix(".residual.safetensors"), made.client)
-            met = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
-            attacked = Attacked("ig", met, self.model, self.data, adaptive=self.adaptive)
-            replace(attacked, weights=weights, residual=residual)(setting)
+            weights = _kept(setting.run.folder / "models" / f"seed{setting.seed}-{number}.safetensors", trained.state)
+            residual = _kept(weights.with_suffix(".residual.safetensors"), trained.client)
+            defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
+            step = Attacked("ig", defenses, self.model, self.data, adaptive=self.adaptive)
+            replace(step, weights=weights, residual=residual)(setting)
 
 
 @dataclass(frozen=True)
 class Silence:
-    """One user of ADGP broadcasts no position at all whenever it is drawn: nobody sends anything in that round."""
+    """The lie of an ADGP user that broadcasts no position when it is drawn: no user sends anything in that round."""
 
     user: int = 0
 
     def __call__(self, user: int, inside: Mask) -> Mask:
-        """What is broadcast."""
+        """Return the positions that the user broadcasts."""
         return {name: torch.zeros_like(where) for name, where in inside.items()} if user == self.user else inside
 
     def __str__(self) -> str:
         return f"user {self.user} broadcasts nothing"
 
 
-def _kept(path: Path, tensors: Params) -> Path:
-    """Write tensors where `secateur invert --weights` and `--residual` read them too."""
-    from safetensors.torch import save
-
-    with explained(path):
-        path.parent.mkdir(exist_ok=True)
-    write(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
-    return path
-
-
 def aligned(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """ADGP against attackers, which the paper leaves to future work."""
+    """Return the table of ADGP against attackers, which the paper leaves to future work."""
     cases: Cases = {}
-    for place in found.select(defense="adgp"):
-        other = place._replace(defense="dgp")
-        cases |= hidden(found, place, other, case(found, place))
-    own = {course.defense: course for course in found.courses.get("training", {})}
-    honest, dgp = own.get(f"adgp{FEEDBACK}"), own.get(f"dgp{FEEDBACK}")
-    lied = next((course for name, course in own.items() if str(Silence()) in name), None)
+    for cell in found.select(defense="adgp"):
+        other = cell._replace(defense="dgp")
+        cases |= hidden(found, cell, other, case(found, cell))
+    courses = _trainings(found)
+    honest, dgp = courses.get(f"adgp{FEEDBACK}"), courses.get(f"dgp{FEEDBACK}")
+    lied = next((course for name, course in courses.items() if str(Silence()) in name), None)
     cost, harm = _change(found, honest, dgp, "test_accuracy"), _change(found, lied, honest, "test_accuracy")
     claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
-    return privacy_lines(found, lambda place: "") + overheard_lines(found) + accuracy_lines(found), [
+    return privacy_lines(found, lambda cell: "") + overheard_lines(found) + accuracy_lines(found), [
         *overheard_claims(found),
         judge(claim, cases, "every", -SAME, unit=""),
         judge("ADGP is as accurate as DGP (at most 1 point less)", {"accuracy": cost}, "every", -0.01),
@@ -185,20 +140,20 @@ def aligned(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def residual(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """An empty against a trained residual, and what error feedback holds back."""
+    """Return the table of an empty against a trained residual, with the entries that error feedback holds back."""
     cases: Cases = {}
-    for place in found.places:
-        if place.defense.endswith(FEEDBACK):
-            empty = place._replace(defense=place.defense.removesuffix(FEEDBACK))
-            cases |= hidden(found, place, empty, empty.defense)
-    courses = {course.defense: course for course in found.courses.get("training", {})}
+    for cell in found.places:
+        if cell.defense.endswith(FEEDBACK):
+            empty = cell._replace(defense=cell.defense.removesuffix(FEEDBACK))
+            cases |= hidden(found, cell, empty, empty.defense)
+    courses = _trainings(found)
     dgp, top_k = courses.get(f"dgp{FEEDBACK}"), courses.get(f"top-k{FEEDBACK}")
     released = next((course for name, course in courses.items() if "release=" in name), None)
     starved = {"residual": _change(found, dgp, top_k, "residual_mean")}
     fewer = {"never sent": _change(found, dgp, released, "never_sent")}
     gain = {"accuracy": _change(found, released, dgp, "test_accuracy")}
     mine = "(not in the paper)"
-    lines = privacy_lines(found, lambda place: "") + accuracy_lines(found) + _held(found)
+    lines = privacy_lines(found, lambda cell: "") + accuracy_lines(found) + _held(found)
     return lines, [
         judge(f"a residual from training hides more than an empty one {mine}", cases, "every", unit=""),
         judge(f"error feedback holds back more under DGP than under Top-k {mine}", starved, "every", unit=""),
@@ -207,8 +162,52 @@ def residual(found: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
+def overheard(inside: Mask, layer: str) -> Tensor:
+    """Return (1,) the guessed label of one example: dL/dz is largest there (dgp Section 4.1), and so is its row of dW.
+
+    Example:
+        >>> import torch
+        >>> overheard({"4.weight": torch.tensor([[True, False], [True, True], [False, False]])}, "4").tolist()
+        [1]
+    """
+    name = f"{layer}.weight" if layer else "weight"
+    return inside[name].sum(1).argmax().view(1)
+
+
+def _kept(path: Path, tensors: Params) -> Path:
+    """Write tensors to a file that `secateur invert --weights` and `--residual` read too."""
+    from safetensors.torch import save
+
+    with explained(path):
+        path.parent.mkdir(exist_ok=True)
+    write(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+    return path
+
+
+def overheard_lines(found: Seen) -> list[Line]:
+    """Return a line for each run: the accuracy of labels guessed from the broadcast."""
+    lines = []
+    for course, measures in found.courses.get("overheard", {}).items():
+        cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
+        lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=LISTENED))
+    return lines
+
+
+def overheard_claims(found: Seen) -> list[Finding]:
+    """Judge if the broadcast hides the labels."""
+    courses = found.courses.get("overheard", {})
+    cases: Cases = {}
+    for course, measures in courses.items():
+        right, chance = mean(measures["label_accuracy"]), mean(measures["label_chance"])
+        if right is not None and chance is not None:
+            least, most = chance.value - right.high, chance.value - right.low
+            cases[course.model] = Estimate(chance.value - right.value, least, most)
+    claim = "who only listens to ADGP's broadcast guesses labels no better than by chance (not in the paper)"
+    return [judge(claim, cases, "every", -0.05)] if cases else []
+
+
 def _held(found: Seen) -> list[Line]:
-    """The residual's norm beside Lemma 1's bound, and the entries that were never sent."""
+    """Return lines of the residual's norm beside Lemma 1's bound, and of the entries that were never sent."""
     lines = []
     for course, measures in found.courses.get("training", {}).items():
         if FEEDBACK not in course.defense:
@@ -222,7 +221,13 @@ def _held(found: Seen) -> list[Line]:
     return lines
 
 
+def _trainings(found: Seen) -> dict[str, Course]:
+    """Return the trainings by their defense."""
+    return {course.defense: course for course in found.courses.get("training", {})}
+
+
 def _change(found: Seen, one: Course | None, other: Course | None, metric: str) -> Estimate | None:
+    """Return a metric of one training less that of the other."""
     if one is None or other is None:
         return None
     courses = found.courses["training"]

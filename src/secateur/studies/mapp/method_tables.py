@@ -1,6 +1,6 @@
-"""Tables of mapp_fl: methods beside one another, client by client, and by the number of large clients.
+"""Tables of mapp_fl that compare methods: by channel rule, by client, and by the number of large clients.
 
-What mapp_fl says of its channel rules at two large clients, held against intervals (Table 5, Figs. 3 and 4).
+Each table comes with the paper's claims, judged against intervals (Tables 2, 4, 5 and 6, Figs. 3 and 4).
 """
 
 from __future__ import annotations
@@ -45,8 +45,22 @@ from secateur.studies.table import Cells, Line
 INDEPENDENT = ":coupling=independent"
 
 
+def methods(found: Seen) -> Tabulated:
+    """Return Table 5 and Fig. 4: every channel rule with two large clients."""
+    lines = [
+        Line(
+            {"rule": federation.title, "network": federation.model},
+            summary(found, federation),
+            str(TABLE_5.get((federation.submodels, federation.model), "")),
+            whose(federation),
+        )
+        for federation in found.federations
+    ]
+    return lines, method_claims(found)
+
+
 def method_claims(found: Seen) -> list[Finding]:
-    """What the paper says of its rules at two large clients."""
+    """Judge the paper's claims about its rules at two large clients."""
     rules = {f.submodels: f for f in found.federations if f.defense == "none" and f.submodels not in ("none", "local")}
     small, large = averaged(found)
     local = next((f for f in found.federations if f.submodels == "local"), None)
@@ -96,31 +110,17 @@ def method_claims(found: Seen) -> list[Finding]:
     return [finding for finding in findings if finding.measured != "not measured here"]
 
 
-def methods(found: Seen) -> Tabulated:
-    """Table 5 and Fig. 4: every channel rule with two large clients."""
-    lines = [
-        Line(
-            {"rule": federation.title, "network": federation.model},
-            summary(found, federation),
-            str(TABLE_5.get((federation.submodels, federation.model), "")),
-            whose(federation),
-        )
-        for federation in found.federations
-    ]
-    return lines, method_claims(found)
-
-
 def methods_and_clients(found: Seen) -> Tabulated:
-    """The same, and Table 2 of those of them that it shows."""
+    """Return Table 5 as `methods` does, and Table 2 of the rules that it shows."""
     shown = ("none", "local", "mapp-fl")
     lines, findings = methods(found)
     more, others = by_client(Seen([row for row in found.rows if row.extra.get("submodels") in shown]))
-    told = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
-    return [*lines, *told], [*findings, *others]
+    clients = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
+    return [*lines, *clients], [*findings, *others]
 
 
 def by_client(found: Seen) -> Tabulated:
-    """Table 2: client by client, two of them large."""
+    """Return Table 2: client by client, two of them large."""
     lines = []
     sizes = found.sizes(found.federations[0])
     first = sizes[min(sizes)]
@@ -145,14 +145,14 @@ def by_client(found: Seen) -> Tabulated:
     mapp = next((f for f in found.federations if f.submodels == "mapp-fl"), None)
     local = next((f for f in found.federations if f.submodels == "local"), None)
     small, large = averaged(found)
-    rivals: Cases = {}
+    gains: Cases = {}
     if mapp is not None and local is not None:
         alone = found.clients(local, "test_accuracy", small=True)
         for client in sorted(next(iter(alone.values()), {})):
-            pair = [found.client(each, client, "test_accuracy") for each in (mapp, local)]
-            rivals[f"client {client}"] = combine(sub, *pair)
+            pair = [found.client(federation, client, "test_accuracy") for federation in (mapp, local)]
+            gains[f"client {client}"] = combine(sub, *pair)
     return lines, [
-        judge("every small client does better with MaPP-FL than alone", rivals, "every"),
+        judge("every small client does better with MaPP-FL than alone", gains, "every"),
         judge(
             "small clients gain 13.5 points over training alone (at least 10 here)",
             {"average": less(found, mapp, local, small_accurate)},
@@ -170,10 +170,29 @@ def by_client(found: Seen) -> Tabulated:
     ]
 
 
-def by_large(found: Seen) -> Tabulated:
-    """Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
+def _table2(size: int, client: int) -> str:
+    """Return the paper's numbers of the client, if its size is that of Table 2's federation."""
+    if client >= len(SIZES) or SIZES[client] != size:
+        return ""
+    parts = [
+        f"{name} {accuracy:.2f} / {advantages[client]:.2f}"
+        for name, (accuracy, advantages) in zip(("large", "small"), TABLE_2.values(), strict=True)
+    ]
+    alone = TABLE_2_LOCAL[client]
+    parts += [] if alone is None else [f"local {alone:.2f}"]
+    return ", ".join([*parts, f"MaPP-FL {TABLE_2_MAPP[0][client]:.2f} / {TABLE_2_MAPP[1][client]:.2f}"])
 
-    The paper's numbers and claims are those of zeroed cells; federations that keep them are lines of their own.
+
+def _server2(federation: Federation) -> str:
+    """Return the paper's numbers of the server in Table 2."""
+    pair = TABLE_2_SERVER.get((federation.submodels, federation.model))
+    return "" if pair is None else str(Printed(*pair, None, None))
+
+
+def by_large(found: Seen) -> Tabulated:
+    """Return Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
+
+    The paper's numbers and claims are those of zeroed cells; federations that keep them have lines of their own.
     """
     lines = [
         Line(
@@ -183,25 +202,25 @@ def by_large(found: Seen) -> Tabulated:
             if federation.uncovered == "zero"
             else "",
         )
-        for federation in sorted(found.federations, key=lambda each: each.large)
+        for federation in sorted(found.federations, key=lambda federation: federation.large)
     ]
-    zeroed = [each for each in found.federations if each.uncovered == "zero"]
-    mapp = {each.large: each for each in zeroed if each.submodels == "mapp-fl"}
+    zeroed = [federation for federation in found.federations if federation.uncovered == "zero"]
+    mapp = {federation.large: federation for federation in zeroed if federation.submodels == "mapp-fl"}
 
-    def over(name: str, what: Callable[[Seen, Federation], Measure]) -> Cases:
-        """MaPP-FL's less another rule's."""
+    def over(name: str, measure: Callable[[Seen, Federation], Measure]) -> Cases:
+        """Return MaPP-FL's measure less another rule's."""
         return {
-            f"{large} large": less(found, own, found.other(own, submodels=name), what) for large, own in mapp.items()
+            f"{large} large": less(found, own, found.other(own, submodels=name), measure) for large, own in mapp.items()
         }
 
-    def under(name: str, what: Callable[[Seen, Federation], Measure]) -> Cases:
-        """Another rule's less MaPP-FL's."""
+    def under(name: str, measure: Callable[[Seen, Federation], Measure]) -> Cases:
+        """Return another rule's measure less MaPP-FL's."""
         return {
-            f"{large} large": less(found, found.other(own, submodels=name), own, what) for large, own in mapp.items()
+            f"{large} large": less(found, found.other(own, submodels=name), own, measure) for large, own in mapp.items()
         }
 
-    nobody = mapp.get(0)
-    hetero = None if nobody is None else found.other(nobody, submodels="heterofl")
+    all_small = mapp.get(0)
+    hetero = None if all_small is None else found.other(all_small, submodels="heterofl")
     return lines, [
         judge("MaPP-FL's clients are less exposed than HeteroFL's", under("heterofl", exposed)),
         judge("MaPP-FL's clients are more accurate than FDropout's", over("fdropout", accurate)),
@@ -219,8 +238,8 @@ def by_large(found: Seen) -> Tabulated:
             "without large clients MaPP-FL's server is worse than its clients",
             {
                 "average client": None
-                if nobody is None
-                else combine(sub, accurate(found, nobody), served(found, nobody))
+                if all_small is None
+                else combine(sub, accurate(found, all_small), served(found, all_small))
             },
         ),
         judge(
@@ -235,8 +254,12 @@ def by_large(found: Seen) -> Tabulated:
     ]
 
 
+def _data(found: Seen) -> str:
+    return next((row.dataset for row in found.rows), "")
+
+
 def coupled(found: Seen) -> Tabulated:
-    """Table 6: channels drawn layer by layer, or inputs and outputs apart."""
+    """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
     lines, cases = [], {}
     for federation in found.federations:
         rule, apart = federation.submodels.removesuffix(INDEPENDENT), federation.submodels.endswith(INDEPENDENT)
@@ -245,25 +268,3 @@ def coupled(found: Seen) -> Tabulated:
         if apart:
             cases[rule] = less(found, found.other(federation, submodels=rule), federation, accurate)
     return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]
-
-
-def _data(found: Seen) -> str:
-    return next((row.dataset for row in found.rows), "")
-
-
-def _table2(size: int, client: int) -> str:
-    """The paper's line of a client of this size, which it has in Table 2's federation alone."""
-    if client >= len(SIZES) or SIZES[client] != size:
-        return ""
-    parts = [
-        f"{name} {accuracy:.2f} / {advantages[client]:.2f}"
-        for name, (accuracy, advantages) in zip(("large", "small"), TABLE_2.values(), strict=True)
-    ]
-    alone = TABLE_2_LOCAL[client]
-    parts += [] if alone is None else [f"local {alone:.2f}"]
-    return ", ".join([*parts, f"MaPP-FL {TABLE_2_MAPP[0][client]:.2f} / {TABLE_2_MAPP[1][client]:.2f}"])
-
-
-def _server2(federation: Federation) -> str:
-    pair = TABLE_2_SERVER.get((federation.submodels, federation.model))
-    return "" if pair is None else str(Printed(*pair, None, None))

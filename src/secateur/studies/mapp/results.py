@@ -1,7 +1,4 @@
-"""What studies of mapp_fl measured, asked by federation: the server, every client, the average client.
-
-What federations of mapp_fl's studies are compared by: accuracy and advantage of servers and average clients.
-"""
+"""Results of mapp_fl's studies by federation: accuracy and advantage of the server and of the clients."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from secateur.runs.rows import Row
 from secateur.studies.claims import Finding
 from secateur.studies.table import Cells, Line
 
-MIXED = "mixed"
-
-NEAR = 0.02  # of accuracy: where the paper says similar or competitive and gives no number
+MIXED = "mixed"  # the batches in which examples are scored
+NEAR = 0.02  # of accuracy, for "similar" or "competitive", of which the paper gives no number
 LITTLE = 0.01  # of advantage
 Tabulated = tuple[list[Line], list[Finding]]
 Cases = dict[str, Estimate | None]
+Clients = dict[int, Estimate]  # by client
 
 
 class Federation(NamedTuple):
@@ -44,14 +41,14 @@ class Federation(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """The name in tables."""
         rule = "fedavg" if self.submodels == "none" else self.submodels
         kept = "" if self.uncovered == "zero" else f" (uncovered: {self.uncovered})"
         return (rule if self.defense == "none" else f"{rule} + {self.defense}") + kept
 
 
 class Way(NamedTuple):
-    """How an attack asked: the first that Yeom uses is what the paper's numbers are."""
+    """The queries of an attack; the defaults are those of the paper's numbers."""
 
     attack: str = "yeom"
     batches: str = MIXED
@@ -59,18 +56,17 @@ class Way(NamedTuple):
 
 
 YEOM = Way()
-Clients = dict[int, Estimate]  # by client
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The rows of one study about clients and servers at the end."""
+    """The rows of one study about clients and servers after the last round."""
 
     rows: Sequence[Row]
 
     @cached_property
     def ends(self) -> dict[tuple[Federation, str, Way | None], list[Row]]:
-        """The rows that say what a client or a server came to, by federation, metric and attack."""
+        """The rows of the clients' and servers' last models, by federation, metric and attack."""
         found: dict[tuple[Federation, str, Way | None], list[Row]] = {}
         for row in self.rows:
             if "scope" in row.extra:
@@ -82,23 +78,23 @@ class Seen:
 
     @cached_property
     def federations(self) -> list[Federation]:
-        """All of them, in the order in which they were run."""
+        """All federations, in the order in which they were run."""
         return list(dict.fromkeys(federation for federation, _, _ in self.ends))
 
     @cached_property
     def ways(self) -> list[Way]:
-        """How attacks asked."""
+        """All ways in which attacks asked."""
         return list(dict.fromkeys(way for _, _, way in self.ends if way is not None))
 
     def server(self, federation: Federation, metric: str, way: Way | None = None) -> Measure:
-        """Of the server's last model, by seed."""
+        """Return the metric of the server's last model, by seed."""
         rows = self.ends.get((federation, metric, way), ())
         return {row.seed: estimate(row) for row in rows if row.extra["scope"] == "server" and row.value is not None}
 
     def clients(
         self, federation: Federation, metric: str, way: Way | None = None, small: bool = False
     ) -> dict[int, Clients]:
-        """Of every client, or of those with smaller models than the server's, by seed and client."""
+        """Return the metric of every client, or of those with smaller models, by seed and client."""
         found: dict[int, Clients] = {}
         for row in self.ends.get((federation, metric, way), ()):
             if row.extra["scope"] == "client" and row.value is not None and not (small and row.extra["rate"] == 1):
@@ -106,17 +102,20 @@ class Seen:
         return found
 
     def average(self, federation: Federation, metric: str, way: Way | None = None, small: bool = False) -> Measure:
-        """Of the average client, by seed; accuracies are by the same test examples, members are each client's own."""
-        found, mean = self.clients(federation, metric, way, small), average if way else average_on_same
-        return {seed: mean(list(clients.values())) for seed, clients in found.items()}
+        """Return the metric of the average client, by seed.
+
+        Accuracies of all clients are on the same test examples; attacks ask about each client's own members.
+        """
+        found, pooled = self.clients(federation, metric, way, small), average if way else average_on_same
+        return {seed: pooled(list(clients.values())) for seed, clients in found.items()}
 
     def client(self, federation: Federation, client: int, metric: str, way: Way | None = None) -> Measure:
-        """Of one client, by seed."""
+        """Return the metric of one client, by seed."""
         found = self.clients(federation, metric, way)
         return {seed: clients[client] for seed, clients in found.items() if client in clients}
 
     def sizes(self, federation: Federation) -> dict[int, dict[int, int]]:
-        """How many examples each client holds, by seed and client."""
+        """Return the number of examples that each client holds, by seed and client."""
         found: dict[int, dict[int, int]] = {}
         for row in self.ends.get((federation, "test_accuracy", None), ()):
             if row.extra["scope"] == "client":
@@ -124,26 +123,26 @@ class Seen:
         return found
 
     def other(self, federation: Federation, **changes: Any) -> Federation | None:
-        """The federation that differs by this alone, where there is one."""
+        """Return the federation that differs by these changes alone, if there is one."""
         wanted = federation._replace(**changes)
         return wanted if wanted in self.federations else None
 
 
 def federation_of(row: Row) -> Federation:
-    """The federation that a row belongs to."""
+    """Return the federation of a row."""
     extra = row.extra
     defense, uncovered = row.defense or "none", extra.get("uncovered", "zero")
     return Federation(extra["submodels"], row.model, extra["large_clients"], defense, uncovered)
 
 
 def estimate(row: Row) -> Estimate:
-    """A row's value with its interval."""
+    """Return a row's value with its interval."""
     low, high = (-math.inf if row.low is None else row.low), (math.inf if row.high is None else row.high)
     return Estimate(row.value or 0.0, low, high, row.note)
 
 
 def points(found: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[int, float]]:
-    """(dataset size, advantage) of every client of every seed."""
+    """Return (dataset size, advantage) of every client of every seed."""
     sizes: Mapping[int, Mapping[int, int]] = found.sizes(federation)
     return [
         (sizes[seed][client], value.value)
@@ -153,7 +152,7 @@ def points(found: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[i
 
 
 def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
-    """Accuracy and advantage of the server and of the average client."""
+    """Return the accuracy and advantage of the server and of the average client."""
     alone = name_of(federation.submodels) == "local"
     cells: Cells = {
         "server_accuracy": None if alone else mean(found.server(federation, "test_accuracy")),
@@ -165,50 +164,50 @@ def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
 
 
 def whose(federation: Federation) -> str:
-    """Whom the average client stands for, where it is not everybody."""
+    """Return a mark if the average client is not the average of all clients."""
     return "the average of its small clients" if name_of(federation.submodels) == "local" else ""
 
 
 def clients(found: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
-    """Of the average client; of those that train alone, the small ones, as in the paper."""
+    """Return the metric of the average client; of clients that train alone only the small ones, as in the paper."""
     return found.average(federation, metric, way, small=name_of(federation.submodels) == "local")
 
 
 def averaged(found: Seen) -> tuple[Federation | None, Federation | None]:
-    """FedAvg with the smallest and with the largest network."""
+    """Return FedAvg with the smallest and with the largest network."""
     plain = sorted((f for f in found.federations if f.submodels == "none"), key=lambda f: f.unit)
     return (plain[0], plain[-1]) if len(plain) > 1 else (None, plain[0] if plain else None)
-
-
-def exposed(found: Seen, federation: Federation) -> Measure:
-    """The average client's advantage."""
-    return clients(found, federation, "advantage", YEOM)
-
-
-def accurate(found: Seen, federation: Federation) -> Measure:
-    """The average client's accuracy."""
-    return clients(found, federation, "test_accuracy")
-
-
-def small_accurate(found: Seen, federation: Federation) -> Measure:
-    """The average accuracy of those with smaller models."""
-    return found.average(federation, "test_accuracy", small=True)
-
-
-def served(found: Seen, federation: Federation) -> Measure:
-    """The server's accuracy."""
-    return found.server(federation, "test_accuracy")
-
-
-def server_exposed(found: Seen, federation: Federation) -> Measure:
-    """The server's advantage."""
-    return found.server(federation, "advantage", YEOM)
 
 
 def less(
     found: Seen, one: Federation | None, other: Federation | None, what: Callable[[Seen, Federation], Measure]
 ) -> Estimate | None:
-    """One federation's measure less another's."""
+    """Return one federation's measure less the other's."""
     if one is None or other is None:
         return None
     return combine(sub, what(found, one), what(found, other))
+
+
+def exposed(found: Seen, federation: Federation) -> Measure:
+    """Return the average client's advantage."""
+    return clients(found, federation, "advantage", YEOM)
+
+
+def accurate(found: Seen, federation: Federation) -> Measure:
+    """Return the average client's accuracy."""
+    return clients(found, federation, "test_accuracy")
+
+
+def small_accurate(found: Seen, federation: Federation) -> Measure:
+    """Return the average accuracy of the clients with smaller models."""
+    return found.average(federation, "test_accuracy", small=True)
+
+
+def served(found: Seen, federation: Federation) -> Measure:
+    """Return the server's accuracy."""
+    return found.server(federation, "test_accuracy")
+
+
+def server_exposed(found: Seen, federation: Federation) -> Measure:
+    """Return the server's advantage."""
+    return found.server(federation, "advantage", YEOM)

@@ -1,10 +1,8 @@
-"""What a study of mapp_fl is, and how it is run: its federations into one run's folder, then a table beside the paper.
+"""The runner of mapp_fl's studies: all federations into one run folder, then a table beside the paper's numbers.
 
-Started again it goes on where it was. Every table ends with what the scoring batches and more updates do to Yeom.
-
-The federations of a study of mapp_fl, each a stage of its run: one by one on a CPU, several stacked on a GPU.
-
-What a federation comes to is kept by itself, so studies in one folder share those that they have in common.
+Each federation is a stage of the run: one by one on a CPU, several stacked on a GPU. Its result is stored by itself, so
+studies in one folder share the federations that they have in common, and an interrupted study resumes. Every table ends
+with the effect of scoring batches and of more updates on Yeom's attack.
 """
 
 from __future__ import annotations
@@ -53,8 +51,42 @@ ONE = "Intervals (95 %) are over the examples asked about and who is known, of o
 MANY = "Values are means over repeats, with Student's 95 % intervals over them."
 
 
+@dataclass(frozen=True)
+class MappStudy:
+    """A figure or table of the paper: its federations at a scale, and the function from their rows to the table."""
+
+    cases: Callable[[Scale], Sequence[Case]]
+    tabulate: Callable[[Seen, Scale], Tabulated]
+    attacks: tuple[str, ...] = ("yeom",)
+
+    def conduct(
+        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+    ) -> Table:
+        """Run all federations for every seed into `out`, and return the table."""
+        size = scale_of(scale, overrides)
+        if given.get("model") is not None:
+            raise WrongInput("model", "studies of mapp_fl have networks of their own widths; leave it out")
+        cases = self.cases(size)
+        repeats = size.draws if cases[0].fresh else size.repeats
+        options = {"seeds": given.get("seeds") or repeats, "device": given.get("device")}
+        settings = read(Federate, None, {name: value for name, value in options.items() if value is not None})
+        device, data = device_of(settings), loaded(size, given)
+        size = settled(size, data)
+        torch.set_num_threads(size.threads)
+        facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": data.name, "rounds": size.rounds}
+        facts |= {} if size.examples is None else {"examples": size.examples}
+        kept = plain(facts | asdict(size) | {"attacks": self.attacks, "seeds": settings.seeds})
+        with page_afterwards(out), open_run(out, "study", kept, device=str(device), seeds=settings.seeds) as run:
+            Hall(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(cases, settings.seeds)
+        found = Seen(run.rows)
+        lines, findings = self.tabulate(found, size)
+        facts |= {"augmentation": "crop and flip" if size.augment else "none"}
+        facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
+        return Table(entry.summary, facts, [*lines, *asked(found)], findings, ONE if len(settings.seeds) == 1 else MANY)
+
+
 class Job(NamedTuple):
-    """One federation of one seed, as it stands before its first round."""
+    """One federation of one seed before its first round."""
 
     case: Case
     seed: int
@@ -64,13 +96,13 @@ class Job(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether its clients share nothing."""
+        """True if the clients train alone."""
         return self.terms.rule.alone
 
 
 @dataclass(frozen=True, eq=False)
 class Hall:
-    """What all federations of a study share."""
+    """The run of a study's federations, with the data, device and attacks that they share."""
 
     run: Run
     scale: Scale
@@ -80,22 +112,22 @@ class Hall:
 
     @cached_property
     def near(self) -> Dataset:
-        """The data where the attacks run, once for all of them."""
+        """The data on the device of the attacks, copied once."""
         inputs, labels = self.data.batch.to(self.device)
         return replace(self.data, inputs=inputs, labels=labels)
 
     @property
     def at_once(self) -> int:
-        """How many federations are stacked: on a CPU none."""
+        """The number of federations that are stacked; 1 on a CPU."""
         return self.scale.at_once if self.device.type == "cuda" else 1
 
     @property
     def asking(self) -> Asking:
-        """How the attacks ask."""
+        """The settings of the attacks' queries."""
         return Asking(updates=self.scale.updates, shadows=self.scale.shadows, shuffles=self.scale.shuffles)
 
     def hold(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
-        """Run every federation for every seed, but for those that the run has, and add in this order what each told."""
+        """Run every federation that the run does not have, for every seed; add all rows in the order of the jobs."""
         jobs = [self._job(case, seed) for seed in seeds for case in cases]
         depends = [self._depends(job) for job in jobs]
         added = 0
@@ -118,23 +150,24 @@ class Hall:
         add(len(jobs))
 
     def _job(self, case: Case, seed: int) -> Job:
+        """Return a federation with the server's initial network."""
         data, rng = self.data, derive(seed, "initialise", "server")
         net = static(create(case.model, data.input_shape, data.classes, rng))
         return Job(case, seed, terms_of(case, self.scale, data, seed), net, self.device)
 
     def _depends(self, job: Job) -> dict[str, Any]:
-        """All that the rows of a federation depend on; who else is stacked with it is none of that."""
+        """Return all that the rows of a federation depend on; federations stacked with it do not count."""
         own = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
         return depends_of(job, self.data) | own | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
 
     def _groups(self, jobs: Sequence[Job], missing: Sequence[int]) -> list[list[int]]:
-        """Those that are stacked, ordered by their first; clients that train alone end at different times."""
+        """Return the stacks by their first job; clients that train alone end at different times, so are not stacked."""
         stacked, most = [i for i in missing if not jobs[i].alone], self.at_once
         groups = [stacked[start : start + most] for start in range(0, len(stacked), most)]
         return sorted([*groups, *([i] for i in missing if jobs[i].alone)])
 
     def _measured(self, key: str, jobs: Sequence[Job]) -> list[Result]:
-        """What some federations come to, stacked if there are several; killed, they go on by their common key."""
+        """Run some federations, stacked if there are several; after a kill they resume by their common key."""
         exposers = [self._exposer(job) for job in jobs]
         made: list[SubmodelFederation] = []
         for job, exposer in zip(jobs, exposers, strict=True):
@@ -152,13 +185,15 @@ class Hall:
         return [Result(one.model(), story.plain()) for one, story in zip(each, stories, strict=True)]
 
     def _add(self, job: Job, result: Result) -> None:
-        told = Story()
-        told.load(result.data)
-        timed = Measure("seconds", told.seconds, self.scale.rounds)
-        self.run.show(told.figures)
-        self.run.add([*told.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
+        """Add the rows and figures of a federation to the run, and a row of its seconds."""
+        story = Story()
+        story.load(result.data)
+        timed = Measure("seconds", story.seconds, self.scale.rounds)
+        self.run.show(story.figures)
+        self.run.add([*story.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
 
     def _exposer(self, job: Job) -> Exposer:
+        """Return the attacks on one federation."""
         scale, labels = self.scale, labels_of(job, self.data, self.scale)
         turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
         return Exposer(
@@ -168,7 +203,7 @@ class Hall:
     def _teller(
         self, made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], advance: Callable[..., None]
     ) -> Callable[[Any], None]:
-        """Adds a round's measures to each one's story, and in the last one attacks clients and servers."""
+        """Return a callback that adds a round's measures to each story, and attacks in the last round."""
         shown = 0
 
         def tell(done: Round | Rounds) -> None:
@@ -185,7 +220,7 @@ class Hall:
 
 
 def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
-    """What every row of a federation carries."""
+    """Return the labels of every row of a federation."""
     case = job.case
     large = CLIENTS if case.submodels == "none" else case.large
     extra = {"submodels": case.submodels, "large_clients": large, "clients": CLIENTS, "uncovered": case.uncovered}
@@ -194,40 +229,6 @@ def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
 
 
 def _title(jobs: Sequence[Job]) -> str:
-    what = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
+    name = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
     seeds = sorted({job.seed for job in jobs})
-    return f"{what}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-
-
-@dataclass(frozen=True)
-class MappStudy:
-    """What one figure or table needs: federations at a scale, and how their rows become the table."""
-
-    cases: Callable[[Scale], Sequence[Case]]
-    tabulate: Callable[[Seen, Scale], Tabulated]
-    attacks: tuple[str, ...] = ("yeom",)
-
-    def conduct(
-        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> Table:
-        """Run all federations for every seed into `out`, and make the table."""
-        size = scale_of(scale, overrides)
-        if given.get("model") is not None:
-            raise WrongInput("model", "studies of mapp_fl have networks of their own widths; leave it out")
-        cases = self.cases(size)
-        repeats = size.draws if cases[0].fresh else size.repeats
-        wanted = {"seeds": given.get("seeds") or repeats, "device": given.get("device")}
-        settings = read(Federate, None, {name: value for name, value in wanted.items() if value is not None})
-        device, data = device_of(settings), loaded(size, given)
-        size = settled(size, data)
-        torch.set_num_threads(size.threads)
-        facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": data.name, "rounds": size.rounds}
-        facts |= {} if size.examples is None else {"examples": size.examples}
-        kept = plain(facts | asdict(size) | {"attacks": self.attacks, "seeds": settings.seeds})
-        with page_afterwards(out), open_run(out, "study", kept, device=str(device), seeds=settings.seeds) as run:
-            Hall(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(cases, settings.seeds)
-        found = Seen(run.rows)
-        lines, findings = self.tabulate(found, size)
-        facts |= {"augmentation": "crop and flip" if size.augment else "none"}
-        facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
-        return Table(entry.summary, facts, [*lines, *asked(found)], findings, ONE if len(settings.seeds) == 1 else MANY)
+    return f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

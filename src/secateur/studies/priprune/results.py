@@ -1,7 +1,4 @@
-"""What a study of priprune measured, asked by federation and attack.
-
-Lines of a table of priprune: a federation each, or an attack on it.
-"""
+"""Results of priprune's studies by federation and attack, and the lines of their tables."""
 
 from __future__ import annotations
 
@@ -19,15 +16,15 @@ from secateur.report.federation import is_federated
 from secateur.runs.rows import Row
 from secateur.studies.table import Cells, Line, sparkline
 
-Course = dict[tuple[int, int, int], float]  # a value by seed, round and client; of a whole federation client -1
 NMI, PSNR, LOSS, CHANCE = "nmi_256", "psnr", "attack_loss", "nmi_256_chance"
 WITHHELD, ACCURACY = "withheld_of_all", "test_accuracy"
 PLACES = ("data", "model", "batch", "broadcast", "view", "base", "rate", "defense")
 CURVE = 20  # points of a curve in a line of text
+Course = dict[tuple[int, int, int], float]  # a value by seed, round and client; client -1: the whole federation
 
 
 class Federation(NamedTuple):
-    """One federation."""
+    """A federation by its settings."""
 
     base: str  # its name
     rate: float
@@ -36,7 +33,10 @@ class Federation(NamedTuple):
     model: str
     data: str
     batch: int  # examples of a local step
-    view: str = "update"  # what the server sees: of every client, or "sum", the average alone
+    view: str = "update"  # the server sees the update of every client, or with "sum" only the average
+
+
+Paper = Callable[[Federation], str]
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Seen:
     """The rows of one study."""
 
     rows: Sequence[Row]
-    tested: Mapping[str, int]  # examples of each data set that accuracies are of
+    tested: Mapping[str, int]  # test examples of each data set
     stands: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by model and data: the paper's data set
 
     @cached_property
     def courses(self) -> dict[Federation, dict[tuple[str, str | None], Course]]:
-        """Every measure of every federation and of every attack on it over the rounds, in the order of their runs."""
+        """Every measure of every federation, and of every attack on it, over the rounds; in the order of the runs."""
         found: dict[Federation, dict[tuple[str, str | None], Course]] = {}
         for row in self.rows:
             if not is_federated(row) or row.value is None or not math.isfinite(row.value):
@@ -64,43 +64,43 @@ class Seen:
             course[row.seed, row.extra["round"], -1 if client is None else client] = row.value
         return found
 
-    def course(self, each: Federation, metric: str, attack: str | None = None) -> Course:
-        """One measure over the rounds."""
-        return self.courses.get(each, {}).get((metric, attack), {})
+    def course(self, federation: Federation, metric: str, attack: str | None = None) -> Course:
+        """Return one measure over the rounds."""
+        return self.courses.get(federation, {}).get((metric, attack), {})
 
-    def attacks(self, each: Federation) -> list[str]:
-        """Who attacked it."""
-        return list(dict.fromkeys(attack for _, attack in self.courses[each] if attack is not None))
+    def attacks(self, federation: Federation) -> list[str]:
+        """Return the attacks on a federation."""
+        return list(dict.fromkeys(attack for _, attack in self.courses[federation] if attack is not None))
 
-    def strongest(self, each: Federation, metric: str = NMI) -> str | None:
-        """Of its attackers the one with the highest mean."""
-        means = {name: _mean(self.course(each, metric, name)) for name in self.attacks(each)}
+    def strongest(self, federation: Federation, metric: str = NMI) -> str | None:
+        """Return the attack with the highest mean."""
+        means = {name: _mean(self.course(federation, metric, name)) for name in self.attacks(federation)}
         return max(means, key=lambda name: means[name], default=None)
 
-    def over(self, each: Federation | None, metric: str, attack: str | None) -> Measure:
-        """The mean over the attacked updates of each seed, with Student's interval."""
-        course = {} if each is None else self.course(each, metric, attack)
+    def over(self, federation: Federation | None, metric: str, attack: str | None) -> Measure:
+        """Return the mean over the attacked updates of each seed, with Student's interval."""
+        course = {} if federation is None else self.course(federation, metric, attack)
         return {
             seed: mean_of([value for key, value in course.items() if key[0] == seed])
             for seed in dict.fromkeys(key[0] for key in course)
         }
 
-    def last(self, each: Federation | None, metric: str) -> Measure:
-        """The value in the last round; of accuracies with Wilson's interval."""
-        course = {} if each is None else self.course(each, metric)
+    def last(self, federation: Federation | None, metric: str) -> Measure:
+        """Return the value in the last round; of accuracies with Wilson's interval."""
+        course = {} if federation is None else self.course(federation, metric)
         ends = {key[0]: value for key, value in sorted(course.items())}
-        if each is None or metric != ACCURACY:
+        if federation is None or metric != ACCURACY:
             return {seed: Estimate(value, -math.inf, math.inf) for seed, value in ends.items()}
-        return {seed: share_of(value, self.tested[each.data]) for seed, value in ends.items()}
+        return {seed: share_of(value, self.tested[federation.data]) for seed, value in ends.items()}
 
     def less(self, one: Federation | None, other: Federation | None, metric: str, attack: str) -> Estimate | None:
-        """One federation's leakage less another's: of one seed update by update, of several seed by seed."""
+        """Return one federation's leakage less the other's: for one seed by update, for several by seed."""
         if one is None or other is None:
             return None
         return self.apart(self.course(one, metric, attack), self.course(other, metric, attack))
 
     def apart(self, one: Course, other: Course) -> Estimate | None:
-        """The mean of one course less the other; the same clients and examples are attacked in the same rounds."""
+        """Return the mean of one course less the other; both attack the same examples in the same rounds."""
         shared = [key for key in one if key in other]
         by_seed: dict[int, list[float]] = {}
         for key in shared:
@@ -112,42 +112,107 @@ class Seen:
         return mean_of([sum(values) / len(values) for values in by_seed.values()])
 
     def gain(self, one: Federation | None, other: Federation | None) -> Estimate | None:
-        """The accuracy of one less that of the other in the end."""
+        """Return the last accuracy of one less that of the other."""
         return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
 
     def saved(self, one: Federation | None, other: Federation | None, attack: str = "sgi") -> Estimate | None:
-        """Which share of one's NMI the other has less."""
+        """Return the share of one's NMI by which the other's is lower."""
         measures = self.over(one, NMI, attack), self.over(other, NMI, attack)
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
 
     def select(self, **wanted: Any) -> Iterator[Federation]:
-        """The federations of which all this is true; a defense is asked for by its name, or names (priprune+dp)."""
-        for each in self.courses:
+        """Yield the federations with these settings; a defense is given by its name, or names (priprune+dp)."""
+        for federation in self.courses:
             if all(
-                value == (names_of(each.defense) if name == "defense" else getattr(each, name))
+                value == (names_of(federation.defense) if name == "defense" else getattr(federation, name))
                 for name, value in wanted.items()
             ):
-                yield each
+                yield federation
 
     def one(self, **wanted: Any) -> Federation | None:
-        """The first of them."""
+        """Return the first federation with these settings."""
         return next(self.select(**wanted), None)
 
-    def with_defense(self, each: Federation, name: str) -> Federation | None:
-        """The same with another defense."""
-        return self.one(**each._replace(defense=name)._asdict())
+    def with_defense(self, federation: Federation, name: str) -> Federation | None:
+        """Return the same federation with another defense."""
+        return self.one(**federation._replace(defense=name)._asdict())
+
+
+def silent(federation: Federation) -> str:
+    """Return nothing: the paper prints no number."""
+    return ""
+
+
+def lines(found: Seen, paper: Paper = silent, chosen: Sequence[Federation] | None = None, part: str = "") -> list[Line]:
+    """Return a line for each federation and attack: the last accuracy, and the leakage of the attacked updates."""
+    wanted = list(found.courses if chosen is None else chosen)
+    attacks = dict.fromkeys(attack for federation in wanted for attack in found.attacks(federation))
+    table = []
+    for federation in wanted:
+        for attack in attackers(found, federation):
+            labels = told(federation, wanted) | ({"attack": str(attack)} if len(attacks) > 1 else {})
+            table.append(Line(labels, _cells(found, federation, attack), paper(federation), part=part))
+    return table
+
+
+def attackers(found: Seen, federation: Federation) -> list[str | None]:
+    """Return the attacks that have a line: None, for one line, if the federation was not attacked."""
+    return [*found.attacks(federation)] or [None]
+
+
+def told(federation: Federation, among: Sequence[Federation]) -> dict[str, str]:
+    """Return the labels in which a federation differs from others, and always base pruning, rate and defense."""
+    names = [
+        name
+        for name in PLACES
+        if name in ("base", "defense") or len({getattr(other, name) for other in among}) > 1 or name == "rate"
+    ]
+    titles = {"base": "base pruning", "rate": "base rate", "batch": "batch size"}
+    return {
+        titles.get(name, name): f"{getattr(federation, name):g}"
+        if name in ("rate", "batch")
+        else str(getattr(federation, name))
+        for name in names
+    }
+
+
+def _cells(found: Seen, federation: Federation, attack: str | None) -> Cells:
+    cells: Cells = {"test_accuracy": mean(found.last(federation, ACCURACY))}
+    cells |= {"accuracy over rounds": curve(found.course(federation, ACCURACY))}
+    for title, metric in {"NMI": NMI, "NMI by chance": CHANCE, "PSNR": PSNR, "loss of the attack": LOSS}.items():
+        cells[title] = mean(found.over(federation, metric, attack)) if attack else None
+    cells |= {"NMI over rounds": curve(found.course(federation, NMI, attack)) if attack else None}
+    if withheld := found.course(federation, WITHHELD):
+        cells |= {"withheld": mean(found.last(federation, WITHHELD)), "withheld over rounds": curve(withheld)}
+    return cells | {
+        "MB up": megabytes(found, federation, "bytes_up"),
+        "MB down": megabytes(found, federation, "bytes_down"),
+    }
+
+
+def curve(course: Course) -> str:
+    """Return a measure of the first seed over the rounds, as one line of text."""
+    first = min((key[0] for key in course), default=0)
+    values = [value for key, value in sorted(course.items()) if key[0] == first]
+    return sparkline(values[:: max(1, len(values) // CURVE)])
+
+
+def megabytes(found: Seen, federation: Federation, metric: str) -> Estimate | None:
+    """Return the megabytes that all clients sent or received."""
+    sums = mean(found.last(federation, metric))
+    return None if sums is None else Estimate(sums.value / 1e6, sums.low / 1e6, sums.high / 1e6)
 
 
 def federation_of(row: Row) -> Federation:
-    """Whose row it is."""
+    """Return the federation of a row."""
     base, broadcast = name_of(row.extra["base_pruning"]), row.extra["broadcast"]
-    place = row.model, row.dataset, row.extra["local_batch"]
-    seen = row.extra.get("view", "update")
-    return Federation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *place, seen)
+    setting = row.model, row.dataset, row.extra["local_batch"]
+    view = row.extra.get("view", "update")
+    return Federation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *setting, view)
 
 
 def names_of(defense: str) -> str:
-    """A defense without its settings, also of several that act together.
+    """Return a defense without its settings, also of several that act together.
 
     Example:
         >>> names_of("priprune:accuracy=10.0:privacy=1.0+dp:delta=0.1"), names_of("none")
@@ -157,78 +222,15 @@ def names_of(defense: str) -> str:
 
 
 def attack_of(attack: str) -> str:
-    """An attack without its iterations and rate.
+    """Return an attack without its iterations and learning rate.
 
     Example:
         >>> attack_of("sgi:follows=true:iterations=9:learning_rate=0.1"), attack_of("sgi:iterations=9")
         ('sgi:follows=true', 'sgi')
     """
     name, *settings = attack.split(":")
-    return ":".join([name, *(each for each in settings if not each.startswith(("iterations=", "learning_rate=")))])
+    return ":".join([name, *(pair for pair in settings if not pair.startswith(("iterations=", "learning_rate=")))])
 
 
 def _mean(course: Course) -> float:
     return sum(course.values()) / len(course) if course else -math.inf
-
-
-Paper = Callable[[Federation], str]
-
-
-def silent(each: Federation) -> str:
-    """What the paper prints of it: nothing."""
-    return ""
-
-
-def lines(found: Seen, paper: Paper = silent, chosen: Sequence[Federation] | None = None, part: str = "") -> list[Line]:
-    """One line for each federation and attack: its accuracy in the end, and what the attacked updates gave away."""
-    wanted = list(found.courses if chosen is None else chosen)
-    attacks = dict.fromkeys(attack for each in wanted for attack in found.attacks(each))
-    made = []
-    for each in wanted:
-        for attack in attackers(found, each):
-            labels = told(each, wanted) | ({"attack": str(attack)} if len(attacks) > 1 else {})
-            made.append(Line(labels, _cells(found, each, attack), paper(each), part=part))
-    return made
-
-
-def attackers(found: Seen, each: Federation) -> list[str | None]:
-    """Whose lines a federation has: one of its own where nobody attacked it."""
-    return [*found.attacks(each)] or [None]
-
-
-def told(each: Federation, among: Sequence[Federation]) -> dict[str, str]:
-    """What tells a federation from the others, and always its base pruning, rate and defense."""
-    names = [
-        name
-        for name in PLACES
-        if name in ("base", "defense") or len({getattr(other, name) for other in among}) > 1 or name == "rate"
-    ]
-    titles = {"base": "base pruning", "rate": "base rate", "batch": "batch size"}
-    return {
-        titles.get(name, name): f"{getattr(each, name):g}" if name in ("rate", "batch") else str(getattr(each, name))
-        for name in names
-    }
-
-
-def curve(course: Course) -> str:
-    """A measure over the rounds in one line of text, of the first seed."""
-    first = min((key[0] for key in course), default=0)
-    values = [value for key, value in sorted(course.items()) if key[0] == first]
-    return sparkline(values[:: max(1, len(values) // CURVE)])
-
-
-def _cells(found: Seen, each: Federation, attack: str | None) -> Cells:
-    cells: Cells = {"test_accuracy": mean(found.last(each, ACCURACY))}
-    cells |= {"accuracy over rounds": curve(found.course(each, ACCURACY))}
-    for title, metric in {"NMI": NMI, "NMI by chance": CHANCE, "PSNR": PSNR, "loss of the attack": LOSS}.items():
-        cells[title] = mean(found.over(each, metric, attack)) if attack else None
-    cells |= {"NMI over rounds": curve(found.course(each, NMI, attack)) if attack else None}
-    if withheld := found.course(each, WITHHELD):
-        cells |= {"withheld": mean(found.last(each, WITHHELD)), "withheld over rounds": curve(withheld)}
-    return cells | {"MB up": megabytes(found, each, "bytes_up"), "MB down": megabytes(found, each, "bytes_down")}
-
-
-def megabytes(found: Seen, each: Federation, metric: str) -> Estimate | None:
-    """What all clients sent or received."""
-    sums = mean(found.last(each, metric))
-    return None if sums is None else Estimate(sums.value / 1e6, sums.low / 1e6, sums.high / 1e6)

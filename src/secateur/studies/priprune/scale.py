@@ -1,11 +1,9 @@
-"""How large a study of priprune is run, and what stands for its data and networks.
+"""Scales of priprune's studies, and the data sets and networks that stand for the paper's.
 
-The paper's setting: one local step a round, 10 clients, learning rate .25, base rate .3, 20 000 rounds; FEMNIST's 193
-users with Conv-2 in batches of 20, CIFAR-10 of 100 equal users with VGG-11 in batches of 1. The loss is not printed; it
-is PruneFL's binary one, whose code the paper builds on and for which the rate of .25 was chosen. The server attacks
-every rounds / 20; which rounds the paper attacked is not printed either.
-
-What Figs. 2, 4 and 5 of priprune let vary, by the paper's data set.
+The paper's setting is one local step a round, 10 clients, learning rate .25, base rate .3 and 20 000 rounds. FEMNIST
+has 193 users with Conv-2 in batches of 20; CIFAR-10 has 100 equal users with VGG-11 in batches of 1. The loss is not
+printed. It is PruneFL's binary one, whose code the paper builds on and for which the rate of .25 was chosen. The server
+attacks every rounds / 20; the rounds that the paper attacked are not printed either.
 """
 
 from __future__ import annotations
@@ -16,18 +14,17 @@ from secateur.errors import WrongInput
 from secateur.studies.study import laid_over
 
 FEMNIST, CIFAR10 = "femnist", "cifar10"
-BASE_RATE = 0.3  # where something else varies
-
-FOUR = ("prunefl", "feddst", "synflow", "snip")  # Table 2
-# of a scale: `--set` leaves them alone
+BASE_RATE = 0.3  # of studies in which something else varies
+FOUR = ("prunefl", "feddst", "synflow", "snip")  # base prunings of Table 2
+# Fields of a scale that `--set` cannot change.
 FIXED = ("places", "bases", "rates", "defense_rates", "grid", "search", "leaking")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Which base prunings, rates, batch sizes and networks; the defaults are the paper's."""
+    """The base prunings, rates, batch sizes and networks of Figs. 2, 4 and 5; the defaults are the paper's."""
 
-    places: dict[str, tuple[str, int]] = field(  # network and batch size where something else varies
+    places: dict[str, tuple[str, int]] = field(  # network and batch size if something else varies
         default_factory=lambda: {FEMNIST: ("conv-2", 20), CIFAR10: ("vgg-11", 1)}
     )
     bases: tuple[str, ...] = ("random", "snip", "synflow", "feddst", "prunefl", "grasp")
@@ -46,7 +43,48 @@ class Grid:
             CIFAR10: ("vgg-4", "vgg-6", "vgg-9", "vgg-11"),
         }
     )
-    examples: int = 100  # of a client, whose gradients the covariance is of; it decides d*
+    examples: int = 100  # of a client, for the covariance of gradients; the number decides d*
+
+
+@dataclass(frozen=True)
+class Place:
+    """The data set and network that stand for those of the paper."""
+
+    data: str
+    model: str
+    batch_size: int
+    clients: int | None = None  # None: one a writer
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of a study; the defaults are the paper's setting. MNIST by writer stands for FEMNIST."""
+
+    places: dict[str, Place] = field(
+        default_factory=lambda: {FEMNIST: Place("qmnist", "conv-2", 20), CIFAR10: Place("cifar10", "vgg-11", 1, 100)}
+    )
+    rounds: int = 20_000
+    attacked: int = 20  # rounds
+    victims: int = 1  # clients that are attacked in such a round
+    brief_rounds: int = 1000  # of studies that only attack, by pruning rate; the paper does not say after how many
+    brief_attacked: int = 2
+    brief_victims: int = 5
+    per_round: int = 10
+    batch_size: int | None = None  # of a local step; None: the paper's for its data
+    learning_rate: float = 0.25
+    coverage: bool = False  # average over clients that sent an entry; in the paper a withheld 0 counts
+    iterations: int = 10_000  # of gi and sgi
+    attack_rate: float = 0.01
+    evaluated: int = 40  # rounds
+    examples: int | None = None  # at most so many rows of the data set
+    writers: int = 193  # at most so many of the train part; every client of PriPrune has a state
+    threads: int = 1
+    bases: dict[str, str] = field(default_factory=dict)  # settings of base prunings that suit fewer rounds
+    rates: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)  # of base prunings
+    defense_rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    grid: tuple[tuple[float, ...], ...] = ((1, 5, 10), (1, 10, 15), (2e-4, 2e-5, 2e-6))  # Table A1's lambdas
+    search: tuple[str, ...] = FOUR  # base prunings of studies by base
+    leaking: Grid = field(default_factory=Grid)  # of Figs. 2, 4 and 5
 
 
 TINY_GRID = Grid(
@@ -64,49 +102,6 @@ SMALL_GRID = Grid(
     networks={FEMNIST: ("conv-1", "conv-2"), CIFAR10: ("vgg-4", "vgg-6")},
     examples=24,
 )
-
-
-@dataclass(frozen=True)
-class Place:
-    """What stands for a data set of the paper, and for its network."""
-
-    data: str
-    model: str
-    batch_size: int
-    clients: int | None = None  # None: one a writer
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How large a study is run; the defaults are the paper's setting. MNIST by writer stands for FEMNIST."""
-
-    places: dict[str, Place] = field(
-        default_factory=lambda: {FEMNIST: Place("qmnist", "conv-2", 20), CIFAR10: Place("cifar10", "vgg-11", 1, 100)}
-    )
-    rounds: int = 20_000
-    attacked: int = 20  # rounds
-    victims: int = 1  # clients that are attacked in such a round
-    brief_rounds: int = 1000  # of studies that only attack, by pruning rate; the paper does not say after how many
-    brief_attacked: int = 2
-    brief_victims: int = 5
-    per_round: int = 10
-    batch_size: int | None = None  # of a local step; None: the paper's for its data
-    learning_rate: float = 0.25
-    coverage: bool = False  # average over those who sent an entry; the paper prints that a withheld 0 counts
-    iterations: int = 10_000  # of gi and sgi
-    attack_rate: float = 0.01
-    evaluated: int = 40  # rounds
-    examples: int | None = None  # at most so many of the data set's rows
-    writers: int = 193  # at most so many of those who wrote the train part; every client of PriPrune has a state
-    threads: int = 1
-    bases: dict[str, str] = field(default_factory=dict)  # settings of base prunings that suit fewer rounds
-    rates: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)  # of base prunings
-    defense_rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-    grid: tuple[tuple[float, ...], ...] = ((1, 5, 10), (1, 10, 15), (2e-4, 2e-5, 2e-6))  # Table A1's lambdas
-    search: tuple[str, ...] = FOUR  # base prunings of studies by base
-    leaking: Grid = field(default_factory=Grid)  # of Figs. 2, 4 and 5
-
-
 TINY = Scale(
     places={FEMNIST: Place("digits", "lenet-zhu", 4, 8), CIFAR10: Place("digits", "cnn6", 2, 8)},
     rounds=4,
@@ -149,9 +144,9 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
-    """A scale by its name, with `field=value` laid over it."""
-    made = laid_over(SCALES, name, overrides, FIXED)
-    for rounds, attacked in ((made.rounds, made.attacked), (made.brief_rounds, made.brief_attacked)):
+    """Return a scale by its name, with `field=value` laid over it."""
+    scale = laid_over(SCALES, name, overrides, FIXED)
+    for rounds, attacked in ((scale.rounds, scale.attacked), (scale.brief_rounds, scale.brief_attacked)):
         if attacked > rounds:
             raise WrongInput("set", f"{attacked} attacked rounds are not possible; there are {rounds} rounds")
-    return made
+    return scale

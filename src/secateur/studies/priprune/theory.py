@@ -1,9 +1,7 @@
-"""Theorem 4.1 and Corollary 4.2 of priprune beside what SGI makes of the same updates: its Figs. 2, 4 and 5.
+"""Theorem 4.1 and Corollary 4.2 of priprune beside SGI's reconstructions of the same updates: Figs. 2, 4 and 5.
 
-The figures plot no bound: Fig. 2 has NMI and PSNR by pruning rate, Fig. 4 NMI by rate and batch size, Fig. 5 by model
-size and rounds, and the text says that they go as the theory does. Here both stand side by side.
-
-Theory and measurement side by side: the tables of priprune's Figs. 2, 4 and 5, and what they say of its claims.
+The paper's figures plot no bound: Fig. 2 has NMI and PSNR by pruning rate, Fig. 4 NMI by rate and batch size, Fig. 5 by
+model size and rounds. Its text says that they follow the theory. Here both stand side by side.
 """
 
 from __future__ import annotations
@@ -52,125 +50,9 @@ COLUMNS = {
 }
 OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
 RANKS = "(rank correlation over updates)"
-
 SIZES, PAPER = tuple(SCALES), "priprune"
 FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2 and 4
 SIX = (*FIVE, "grasp")  # Fig. 5
-
-
-def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
-    """How a figure's rows become a part for each of its axes, and its findings."""
-
-    def table(found: Seen) -> tuple[list[Line], list[Finding]]:
-        known = updates(found.rows)
-        drawn = {axis: list(curves(known, axis)) for axis in axes}
-        lines = [line for own in drawn.values() for curve in own for line in _lines(curve)]
-        return lines, [finding for axis, own in drawn.items() for finding in _findings(axis, own)]
-
-    return table
-
-
-def _lines(curve: Curve) -> Iterator[Line]:
-    names = COLUMNS | (OVER_ROUNDS if curve.axis is ROUNDS else {})
-    shared = {name: f"{value:g}" if isinstance(value, int | float) else value for name, value in curve.labels.items()}
-    for x in curve.points:
-        varied = {"model": curve.networks[x]} if curve.axis is SIZE else {}
-        cells: Cells = {title: curve.at(x, name) for name, title in names.items()}
-        at = {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}
-        yield Line(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
-
-
-def _paper(curve: Curve, x: float) -> str:
-    """Of these figures the paper prints no numbers; of the base prunings at its rate Table 2 does."""
-    if curve.axis is not RATE or x != BASE_RATE:
-        return ""
-    printed = TABLE_2.get((STANDS_FOR.get(curve.labels["data"], ""), curve.labels["base"]))
-    return f"NMI {printed[0][0]:g} after 20 000 rounds" if printed else ""
-
-
-def _findings(axis: Axis, own: Sequence[Curve]) -> Iterator[Finding]:
-    way, sign = ("rises", 1) if axis.rises else ("falls", -1)
-    theory = "rounds" if axis is ROUNDS else "total"
-    forms = {f"{form}_{theory}": form for form in ("printed", "corrected")}
-    forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
-
-    def held(claim: str, first: str, second: str, sign: int = 1) -> Finding:
-        cases = {curve.title: _turned(curve.together(first, second), sign) for curve in own}
-        return judge(f"{claim} {RANKS}", cases, unit="")
-
-    yield held(f"leakage {way} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
-    yield held(f"leakage {way} with the {axis.title}: beyond chance, AMI", "x", "ami_256", sign)
-    for metric, form in forms.items():
-        yield held(f"theory, {form}, {way} with the {axis.title}", "x", metric, sign)
-    for metric, form in forms.items():
-        yield held(f"theory, {form}, goes with measured NMI along the {axis.title}", metric, "nmi_256")
-    yield held(f"NMI and PSNR agree along the {axis.title}", "nmi_256", "psnr")
-
-
-def _turned(found: Estimate | None, sign: int) -> Estimate | None:
-    return found if found is None or sign > 0 else Estimate(-found.value, -found.high, -found.low, found.note)
-
-
-def bound(
-    scale: Scale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
-) -> None:
-    """What Theorem 4.1 says of the updates that are attacked in one federation, as rows; the rounds are run again."""
-    terms = terms_of(config, data, seed, base, defense_of_clients("none"))
-    federation = Federation(network_of(config, data, seed).to(device), data, terms, seed, device, way=config.way)
-    every = config.attack_every or config.rounds
-    looks = range(every, config.rounds + 1, every)
-    examples = scale.leaking.examples
-    depends = depends_of(federation, data) | {"looks": list(looks), "examples": examples}
-    made = run.stage(THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, looks, base, examples))}))
-    labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "defense": "none", "seed": seed}
-    labels |= {"pruner": str(base), "sparsity": terms.base.rate}
-    extra = {"study": THEORY, "clients": len(terms.shares), "local_batch": config.batch_size}
-    extra |= {"parameters": tree.count(federation.server.weights)}
-    for number, told in zip(looks, made.data["rounds"], strict=True):
-        own = labels | {"extra": extra | {"at_round": number, "client": told["client"]}}
-        run.add(Row(**own, metric=name, value=value, note=told["note"]) for name, value in told["values"].items())
-
-
-def _bounds(federation: Federation, looks: range, base: Choice, examples: int) -> Iterator[dict[str, Any]]:
-    """At each round looked at, of the first client drawn and the model that it received."""
-    rounds = federation.rounds()
-    with progress(f"theory of {base}, seed {federation.seed}", looks[-1], rate=True) as advance:
-        for number in looks:
-            while federation.number < number - 1:
-                next(rounds)
-                advance(1)
-            client = federation.sampler(number).clients[0]
-            try:
-                values, note = _values(federation, number, client, base, examples), None
-            except WrongInput as error:  # it diverged
-                values, note = {"printed_total": None, "corrected_total": None}, error.message
-            yield {"client": client, "values": values, "note": note}
-            advance(1)
-
-
-def _values(federation: Federation, number: int, client: int, base: Choice, examples: int) -> dict[str, float | None]:
-    """Every term of both forms by name, from the gradients of the client's examples."""
-    terms, server = federation.terms, federation.server
-    rows = terms.shares[client][:examples].to(federation.device)
-    mask = server.mask if server.prunes else {}
-    spectrum = gradient_spectrum(
-        federation.net, federation.model(), federation.train.take(rows), mask, terms.local.loss
-    )
-    weights, size = tree.count(server.mask), terms.local.batch_size
-    if base.name == "prunefl":
-        forms = single_round_prunefl(spectrum, size, weights)
-    else:
-        forms = single_round(spectrum, size, 1 - server.density if server.prunes else 0.0, weights)
-    many = over_rounds(forms, number)
-    found = terms_by_name(forms) | {"printed_rounds": many.printed.total, "corrected_rounds": many.corrected.total}
-    return found | {"rank": spectrum.rank, "covariance_examples": spectrum.examples}
-
-
-def terms_by_name(forms: Forms) -> dict[str, float | None]:
-    """Both forms as a row's metrics: `printed_batch`, `corrected_total`, ..."""
-    names = ("constant", "mask", "batch", "covariance", "dimension", "gradient", "total")
-    both = {"printed": forms.printed, "corrected": forms.corrected}
-    return {f"{form}_{name}": getattr(found, name) for form, found in both.items() for name in names}
 
 
 @method("study", "priprune-fig2", PAPER, scales=SIZES)
@@ -204,16 +86,138 @@ def fig5() -> FederatedStudy:
 
 
 def _by_rate(data: str, scale: Scale) -> Federations:
+    """Return the federations of one data set by base pruning and rate."""
     return _federations(FIVE, scale.leaking.rates[data], data, scale)
 
 
-def _at_base_rate(bases: Sequence[str], data: str, scale: Scale, **place: Any) -> Federations:
-    return _federations(bases, [BASE_RATE], data, scale, **place)
+def _at_base_rate(bases: Sequence[str], data: str, scale: Scale, **setting: Any) -> Federations:
+    """Return the federations of one data set at the base rate, with another network or batch size."""
+    return _federations(bases, [BASE_RATE], data, scale, **setting)
 
 
 def _federations(
-    bases: Sequence[str], rates: Sequence[float], data: str, scale: Scale, brief: bool = True, **place: Any
+    bases: Sequence[str], rates: Sequence[float], data: str, scale: Scale, brief: bool = True, **setting: Any
 ) -> Federations:
-    own: dict[str, Any] = dict(zip(("model", "batch_size"), scale.leaking.places[data], strict=True)) | place
+    values: dict[str, Any] = dict(zip(("model", "batch_size"), scale.leaking.places[data], strict=True)) | setting
     chosen = tuple(f"{base}:rate={rate:g}" for base in bases if base in scale.leaking.bases for rate in rates)
-    return Federations(chosen, data=data, brief=brief, **own)
+    return Federations(chosen, data=data, brief=brief, **values)
+
+
+def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
+    """Return the function from a figure's rows to a part for each of its axes, and its findings."""
+
+    def table(found: Seen) -> tuple[list[Line], list[Finding]]:
+        known = updates(found.rows)
+        drawn = {axis: list(curves(known, axis)) for axis in axes}
+        lines = [line for along in drawn.values() for curve in along for line in _lines(curve)]
+        return lines, [finding for axis, along in drawn.items() for finding in _findings(axis, along)]
+
+    return table
+
+
+def _lines(curve: Curve) -> Iterator[Line]:
+    """Yield a line for each point of a curve."""
+    names = COLUMNS | (OVER_ROUNDS if curve.axis is ROUNDS else {})
+    shared = {name: f"{value:g}" if isinstance(value, int | float) else value for name, value in curve.labels.items()}
+    for x in curve.points:
+        varied = {"model": curve.networks[x]} if curve.axis is SIZE else {}
+        cells: Cells = {title: curve.at(x, name) for name, title in names.items()}
+        at = {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}
+        yield Line(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
+
+
+def _paper(curve: Curve, x: float) -> str:
+    """Return Table 2's number of a base pruning at the paper's rate; the figures print no numbers."""
+    if curve.axis is not RATE or x != BASE_RATE:
+        return ""
+    printed = TABLE_2.get((STANDS_FOR.get(curve.labels["data"], ""), curve.labels["base"]))
+    return f"NMI {printed[0][0]:g} after 20 000 rounds" if printed else ""
+
+
+def _findings(axis: Axis, drawn: Sequence[Curve]) -> Iterator[Finding]:
+    """Judge if measurement and theory go along an axis as the paper says, and with one another."""
+    change, sign = ("rises", 1) if axis.rises else ("falls", -1)
+    theory = "rounds" if axis is ROUNDS else "total"
+    forms = {f"{form}_{theory}": form for form in ("printed", "corrected")}
+    forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
+
+    def correlated(claim: str, first: str, second: str, sign: int = 1) -> Finding:
+        cases = {curve.title: _turned(curve.together(first, second), sign) for curve in drawn}
+        return judge(f"{claim} {RANKS}", cases, unit="")
+
+    yield correlated(f"leakage {change} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
+    yield correlated(f"leakage {change} with the {axis.title}: beyond chance, AMI", "x", "ami_256", sign)
+    for metric, form in forms.items():
+        yield correlated(f"theory, {form}, {change} with the {axis.title}", "x", metric, sign)
+    for metric, form in forms.items():
+        yield correlated(f"theory, {form}, goes with measured NMI along the {axis.title}", metric, "nmi_256")
+    yield correlated(f"NMI and PSNR agree along the {axis.title}", "nmi_256", "psnr")
+
+
+def _turned(r: Estimate | None, sign: int) -> Estimate | None:
+    """Return a correlation, negated if the sign is negative."""
+    return r if r is None or sign > 0 else Estimate(-r.value, -r.high, -r.low, r.note)
+
+
+def bound(
+    scale: Scale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
+) -> None:
+    """Add the terms of Theorem 4.1 for the attacked updates of one federation as rows; the rounds are run again."""
+    terms = terms_of(config, data, seed, base, defense_of_clients("none"))
+    federation = Federation(network_of(config, data, seed).to(device), data, terms, seed, device, way=config.way)
+    every = config.attack_every or config.rounds
+    looks = range(every, config.rounds + 1, every)
+    examples = scale.leaking.examples
+    depends = depends_of(federation, data) | {"looks": list(looks), "examples": examples}
+    result = run.stage(
+        THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, looks, base, examples))})
+    )
+    labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "defense": "none", "seed": seed}
+    labels |= {"pruner": str(base), "sparsity": terms.base.rate}
+    extra = {"study": THEORY, "clients": len(terms.shares), "local_batch": config.batch_size}
+    extra |= {"parameters": tree.count(federation.server.weights)}
+    for number, one in zip(looks, result.data["rounds"], strict=True):
+        here = labels | {"extra": extra | {"at_round": number, "client": one["client"]}}
+        run.add(Row(**here, metric=name, value=value, note=one["note"]) for name, value in one["values"].items())
+
+
+def _bounds(federation: Federation, looks: range, base: Choice, examples: int) -> Iterator[dict[str, Any]]:
+    """Yield the terms at each attacked round, for the first client drawn and the model that it received."""
+    rounds = federation.rounds()
+    with progress(f"theory of {base}, seed {federation.seed}", looks[-1], rate=True) as advance:
+        for number in looks:
+            while federation.number < number - 1:
+                next(rounds)
+                advance(1)
+            client = federation.sampler(number).clients[0]
+            try:
+                values, note = _values(federation, number, client, base, examples), None
+            except WrongInput as error:  # the federation diverged
+                values, note = {"printed_total": None, "corrected_total": None}, error.message
+            yield {"client": client, "values": values, "note": note}
+            advance(1)
+
+
+def _values(federation: Federation, number: int, client: int, base: Choice, examples: int) -> dict[str, float | None]:
+    """Return every term of both forms by name, from the gradients of the client's examples."""
+    terms, server = federation.terms, federation.server
+    rows = terms.shares[client][:examples].to(federation.device)
+    mask = server.mask if server.prunes else {}
+    spectrum = gradient_spectrum(
+        federation.net, federation.model(), federation.train.take(rows), mask, terms.local.loss
+    )
+    weights, size = tree.count(server.mask), terms.local.batch_size
+    if base.name == "prunefl":
+        forms = single_round_prunefl(spectrum, size, weights)
+    else:
+        forms = single_round(spectrum, size, 1 - server.density if server.prunes else 0.0, weights)
+    many = over_rounds(forms, number)
+    values = terms_by_name(forms) | {"printed_rounds": many.printed.total, "corrected_rounds": many.corrected.total}
+    return values | {"rank": spectrum.rank, "covariance_examples": spectrum.examples}
+
+
+def terms_by_name(forms: Forms) -> dict[str, float | None]:
+    """Return both forms as metrics of rows: `printed_batch`, `corrected_total`, ..."""
+    names = ("constant", "mask", "batch", "covariance", "dimension", "gradient", "total")
+    both = {"printed": forms.printed, "corrected": forms.corrected}
+    return {f"{form}_{name}": getattr(terms, name) for form, terms in both.items() for name in names}

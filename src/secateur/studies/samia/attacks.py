@@ -1,6 +1,6 @@
-"""Tables of samia_ppb about attacks on pruned models and originals (Figs. 7 to 11).
+"""Tables of samia_ppb about attacks on pruned models and originals (Figs. 7 to 13, Table 1).
 
-Tables of samia_ppb about an attacker that does not know how the target was pruned (Figs. 12, 13, Table 1).
+In Figs. 12, 13 and Table 1 the attacker does not know how the target was pruned.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ PAIRINGS = (  # the attack on the pruned model and on the original, and the meas
 )
 GAPS = ("confidence_gap", "sensitivity_gap_size", "generalisation_gap")
 STRONG = 0.5  # a correlation that the paper may call strong
-Cases = dict[str, Estimate | None]
-
 LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too much
+Cases = dict[str, Estimate | None]
 
 
 def risk_by_accuracy(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 7: attack accuracy against prediction accuracy."""
+    """Return Fig. 7: attack accuracy against prediction accuracy."""
     drop = {
         model: combine(sub, *(found.of(m, "test_accuracy") for m in (model.source, model))) for model in found.pruned
     }
@@ -51,7 +50,7 @@ def risk_by_accuracy(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def risk_by_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 8: attack accuracy against sparsity."""
+    """Return Fig. 8: attack accuracy against sparsity."""
     least = min((model.sparsity for model in found.pruned), default=0.0)
     low = [model for model in found.pruned if model.sparsity == least]
     claim = f"at a low sparsity ({least:g}) pruning always raises the risk"
@@ -59,7 +58,7 @@ def risk_by_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def gaps(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 9: the gaps against attack accuracy."""
+    """Return Fig. 9: the gaps against attack accuracy."""
     lines = []
     for model in found.models:
         cells: Cells = {name: mean(found.of(model, name)) for name in (*GAPS, "sensitivity_gap")}
@@ -79,17 +78,17 @@ def gaps(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def compared(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
+    """Return Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
     lines = []
     for model in found.models:
         for attack in found.attacks:
-            own = found.of(model, "attack_accuracy", attack)
-            cells: Cells = {"attack_accuracy": mean(own)}
+            accuracy = found.of(model, "attack_accuracy", attack)
+            cells: Cells = {"attack_accuracy": mean(accuracy)}
             cells |= {name: mean(found.of(model, name, attack)) for name in ("auc", "tpr_at_fpr_0.01")}
             if model in found.pruned:
                 for title, before in (("this attack", attack), ("Conf", "conf")):
                     original = found.of(model.source, "attack_accuracy", before)
-                    cells[f"change from {title} on the original"] = combine(sub, own, original)
+                    cells[f"change from {title} on the original"] = combine(sub, accuracy, original)
             numbers = ("attack_accuracy", "auc")
             lines.append(Line({"model": model.title, "attack": attack}, cells, _authors(found, model, attack, numbers)))
     findings = []
@@ -100,77 +99,11 @@ def compared(found: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings + _paired(found, "pruned models leak more than the original", found.pruned)
 
 
-def _risk_lines(found: Found) -> list[Line]:
-    lines = []
-    for model in found.models:
-        cells: Cells = {"test_accuracy": mean(found.of(model, "test_accuracy"))}
-        for attack in ATTACKS:
-            cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
-        if model in found.pruned:
-            pairs = {"SAMIA from Conf on the original": ("samia", "conf")}
-            pairs |= {f"{attack} on both": (attack, attack) for attack in ATTACKS}
-            for title, pair in pairs.items():
-                cells[f"change, {title}"] = _pairing(found, model, *pair, "attack_accuracy")
-        told = "; ".join(filter(None, (_authors(found, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
-        lines.append(Line({"model": model.title}, cells, told))
-    return lines
-
-
-def _pairing(found: Found, model: Model, after: str, before: str, metric: str) -> Estimate | None:
-    return combine(sub, found.of(model, metric, after), found.of(model.source, metric, before))
-
-
-def _paired(found: Found, claim: str, models: Iterable[Model], every: bool = False) -> list[Finding]:
-    """One claim under each pairing of attacks; only the same attack on both says what pruning does."""
-    models = list(models)
-    return [
-        judge(
-            f"{claim} ({title})",
-            {model.title: _pairing(found, model, after, before, metric) for model in models},
-            "every" if every else "most",
-            unit="" if metric == "auc" else "points",
-        )
-        for title, after, before, metric in PAIRINGS
-    ]
-
-
-def _against(found: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
-    """SAMIA's accuracy on models of some pruners less that of others, wherever they predict about equally well."""
-    accuracy = {model: found.of(model, "test_accuracy") for model in found.pruned}
-    cases: Cases = {}
-    for one in (model for model in found.pruned if model.pruner in leaky):
-        for two in (model for model in found.pruned if model.pruner in other):
-            apart = combine(sub, accuracy[one], accuracy[two])
-            if apart is not None and abs(apart.value) <= CLOSE:
-                pair = (found.of(model, "attack_accuracy", "samia") for model in (one, two))
-                cases[f"{one.title} over {two.title}"] = combine(sub, *pair)
-    return cases
-
-
-def _lead(found: Found, model: Model, measure: str) -> Estimate | None:
-    """SAMIA less the best of the other attacks."""
-    others = [found.of(model, measure, attack) for attack in found.attacks if attack != "samia"]
-    best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
-    return combine(sub, found.of(model, measure, "samia"), best)
-
-
-def _authors(found: Found, model: Model, attack: str, metrics: Iterable[str]) -> str:
-    """What the authors' code gave in the same setting, one seed, where that is known."""
-    place = (found.rows[0].dataset, model.pruner, model.sparsity, model.defense)
-    known = [(metric, AUTHORS_CODE.get((*place, attack, metric))) for metric in metrics]
-    told = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known if value is not None]
-    return f"authors' code: {', '.join(told)}" if told else ""
-
-
-def _words(metric: str) -> str:
-    return "AUC" if metric == "auc" else metric.replace("_", " ").replace("gap size", "gap (size)")
-
-
 def unknown_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
+    """Return Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
     lines: list[Line] = []
-    kept: dict[str, Estimate | None] = {}
-    gained: dict[str, Estimate | None] = {}
+    kept: Cases = {}
+    gained: Cases = {}
     for models in _families(found):
         for target in models:
             row = {shadow: _knowing(found, target, shadow) for shadow in models}
@@ -189,7 +122,7 @@ def unknown_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Table 1: the attack accuracy lost in random experiments."""
+    """Return Table 1: the attack accuracy lost in random experiments."""
     lines, losses, left = [], [], []
     for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in found.rows if row.attack}):
         known, guessed = _experiment(found, seed, number)
@@ -202,9 +135,9 @@ def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
         lines.append(Line(labels, {**cells}))
     average, setting = mean_of(losses), (found.rows[0].dataset, found.rows[0].model)
     paper = TABLE_1.get(setting)
-    told = "" if paper is None else f"{100 * paper:.2f}%"
+    printed = "" if paper is None else f"{100 * paper:.2f}%"
     all_cells: Cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
-    lines.append(Line({"experiment": "mean", "target": "", "shadows": ""}, all_cells, told))
+    lines.append(Line({"experiment": "mean", "target": "", "shadows": ""}, all_cells, printed))
     above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
     findings = [judge("without knowing pruner and sparsity the attack is still effective", above)]
     if paper is not None:
@@ -212,34 +145,103 @@ def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings
 
 
+def _risk_lines(found: Found) -> list[Line]:
+    """Return a line for each model: its accuracy, the attacks, and their change from the original."""
+    lines = []
+    for model in found.models:
+        cells: Cells = {"test_accuracy": mean(found.of(model, "test_accuracy"))}
+        for attack in ATTACKS:
+            cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
+        if model in found.pruned:
+            pairs = {"SAMIA from Conf on the original": ("samia", "conf")}
+            pairs |= {f"{attack} on both": (attack, attack) for attack in ATTACKS}
+            for title, pair in pairs.items():
+                cells[f"change, {title}"] = _pairing(found, model, *pair, "attack_accuracy")
+        paper = "; ".join(filter(None, (_authors(found, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
+        lines.append(Line({"model": model.title}, cells, paper))
+    return lines
+
+
+def _pairing(found: Found, model: Model, after: str, before: str, metric: str) -> Estimate | None:
+    """Return an attack's metric on the pruned model less another's on the original."""
+    return combine(sub, found.of(model, metric, after), found.of(model.source, metric, before))
+
+
+def _paired(found: Found, claim: str, models: Iterable[Model], every: bool = False) -> list[Finding]:
+    """Judge a claim under each pairing of attacks; only the same attack on both shows the effect of pruning."""
+    models = list(models)
+    return [
+        judge(
+            f"{claim} ({title})",
+            {model.title: _pairing(found, model, after, before, metric) for model in models},
+            "every" if every else "most",
+            unit="" if metric == "auc" else "points",
+        )
+        for title, after, before, metric in PAIRINGS
+    ]
+
+
+def _against(found: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
+    """Return SAMIA's accuracy on models of some pruners less that of others of about equal prediction accuracy."""
+    accuracy = {model: found.of(model, "test_accuracy") for model in found.pruned}
+    cases: Cases = {}
+    for one in (model for model in found.pruned if model.pruner in leaky):
+        for two in (model for model in found.pruned if model.pruner in other):
+            apart = combine(sub, accuracy[one], accuracy[two])
+            if apart is not None and abs(apart.value) <= CLOSE:
+                pair = (found.of(model, "attack_accuracy", "samia") for model in (one, two))
+                cases[f"{one.title} over {two.title}"] = combine(sub, *pair)
+    return cases
+
+
+def _words(metric: str) -> str:
+    return "AUC" if metric == "auc" else metric.replace("_", " ").replace("gap size", "gap (size)")
+
+
+def _lead(found: Found, model: Model, measure: str) -> Estimate | None:
+    """Return SAMIA's measure less that of the best other attack."""
+    others = [found.of(model, measure, attack) for attack in found.attacks if attack != "samia"]
+    best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
+    return combine(sub, found.of(model, measure, "samia"), best)
+
+
+def _authors(found: Found, model: Model, attack: str, metrics: Iterable[str]) -> str:
+    """Return the numbers of the authors' code in the same setting, of one seed, if known."""
+    setting = (found.rows[0].dataset, model.pruner, model.sparsity, model.defense)
+    known = [(metric, AUTHORS_CODE.get((*setting, attack, metric))) for metric in metrics]
+    numbers = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known if value is not None]
+    return f"authors' code: {', '.join(numbers)}" if numbers else ""
+
+
 def _families(found: Found) -> list[list[Model]]:
-    """Each pruner's models from the original up."""
+    """Return the models of each pruner by sparsity, the original first."""
     pruners = dict.fromkeys(model.pruner for model in found.pruned)
-    own = [[model for model in found.pruned if model.pruner == name] for name in pruners]
-    return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in own]
+    families = [[model for model in found.pruned if model.pruner == name] for name in pruners]
+    return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in families]
 
 
 def _knowing(found: Found, target: Model, shadow: Model) -> Measure:
-    """SAMIA's accuracy on a target, learnt from shadows of another compression."""
+    """Return SAMIA's accuracy on a target, learnt from shadows of another compression."""
     guess = {"attacker_pruner": shadow.pruner, "attacker_sparsity": shadow.sparsity}
     return found.of(target, "attack_accuracy", "samia", **guess)
 
 
-def _loss(known: float, unknown: float) -> float:
-    """The share of the attack accuracy that not knowing costs (samia_ppb 5.2.5)."""
-    return (known - unknown) / known
-
-
 def _spared(known: float, unknown: float) -> float:
+    """Return how far the loss is below `LITTLE`."""
     return LITTLE - _loss(known, unknown)
 
 
+def _loss(known: float, unknown: float) -> float:
+    """Return the share of the attack accuracy that is lost by not knowing (samia_ppb 5.2.5)."""
+    return (known - unknown) / known
+
+
 def _experiment(found: Found, seed: int, number: int) -> tuple[tuple[str, Measure], tuple[str, Measure]]:
-    """Shadows like the target, then shadows as drawn; with the same drawn twice both are the same."""
+    """Return the title and accuracy by shadows like the target, then by shadows as drawn; both may be the same."""
     rows = [row for row in found.rows if row.metric == "attack_accuracy" and row.value is not None]
-    own = [row for row in rows if (row.seed, row.extra.get("experiment")) == (seed, number)]
+    drawn = [row for row in rows if (row.seed, row.extra.get("experiment")) == (seed, number)]
     sides = []
-    for row in (own[0], own[-1]):
+    for row in (drawn[0], drawn[-1]):
         title = f"{row.extra['attacker_pruner']} {row.extra['attacker_sparsity']:g}"
         sides.append((title, {seed: Estimate(row.value or 0.0, row.low or 0.0, row.high or 1.0)}))
     return sides[0], sides[1]

@@ -1,13 +1,16 @@
-"""All trials as one ordinary batch with frozen weights: no trial's gradient of the whole network is ever built.
+"""The layer-wise engine: all trials as one ordinary batch with frozen weights.
 
-Let f be the objective of dot = <g, g*>, |g|^2 and |g - g*|^2. Its gradient by the pictures is that of <v, g> for the
-direction v = p g* + q g with p = df/d dot - 2 df/d gap and q = 2 df/d trial + 2 df/d gap, held constant. A layer's g is
-bilinear in its inputs a and its outputs' gradient d, so v is carried back to a and d of each layer by itself, outside
-of autograd, and one backward pass from all a and d gives the gradient. |g|^2 and <g, g*> of a linear layer or a
-convolution come from inner products of rows, |d^T a|^2 = <a a^T, d d^T> (the Gram trick), where that is cheaper than g.
+No trial's gradient of the whole network is ever built. Let f be the objective of dot = <g, g*>, trial = |g|^2 and
+gap = |g - g*|^2. Its gradient by the pictures is that of <v, g> for a constant direction v = p g* + q g. Here
+p = df/d dot - 2 df/d gap, and q = 2 df/d trial + 2 df/d gap.
 
-`Part` is one layer's share of the comparison; a copy of the network notes what its layers are given, and some networks
-cannot be had that way.
+A layer's g is bilinear in its inputs a and its outputs' gradient d. So v is carried back to a and d layer by layer,
+outside of autograd, and one backward pass from all a and d gives the gradient. Linear layers and convolutions take
+|g|^2 and <g, g*> from inner products of rows where that is cheaper than g. This is the Gram trick:
+|d^T a|^2 = <a a^T, d d^T>.
+
+The engine works on a copy of the network whose layers note their inputs and outputs (`watched`). `supported` names
+the networks and problems for which this is impossible.
 """
 
 from __future__ import annotations
@@ -48,76 +51,51 @@ UNTRACED = "its forward cannot be traced"
 
 
 class Aim(NamedTuple):
-    """What was observed for one parameter, as its layer stores it, and which entries of it are compared."""
+    """The observed gradient of one parameter, as its layer stores it, and the mask of the compared entries."""
 
     value: Tensor  # (N, ...)
     mask: Tensor | None
 
     def take(self, rows: slice) -> Aim:
-        """Some of the trials."""
+        """Return the aim of some of the trials."""
         return Aim(self.value[rows], None if self.mask is None else self.mask[rows])
 
 
 class Part(NamedTuple):
-    """One parameter's share, (N,) each, and how v = p g* + q g is carried back to its layer's inputs and outputs."""
+    """One parameter's share of the comparison, (N,) each, and the pull of v = p g* + q g back to its layer."""
 
     dot: Tensor
     trial: Tensor
     gap: Tensor | None
-    pull: Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]  # p, q -> by a, and by d as rows
+    pull: Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]  # p, q -> the gradient by a, and by d as rows
 
 
-def weight_part(algebra: Algebra, aim: Aim, needs_gap: bool) -> Part:
-    """By inner products of rows where they suffice and are cheaper, by the gradient itself elsewhere."""
-    if algebra.rows is not None and aim.mask is None and not needs_gap:
-        a, d, unrows = algebra.rows
-        inputs, outputs = a.shape[2], d.shape[2]
-        if 2 * a.shape[1] * (inputs + outputs) < inputs * outputs:  # the rest of the work is the same
-            return _of_products(a, d, unrows, aim.value)
-    return _of_gradient(algebra.gradient(), aim, needs_gap, lambda v: (algebra.back(v), algebra.along(v)))
+def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
+    """Return the evaluation of all trials as one batch, or of `chunk` at a time; refuse unsupported problems."""
+    if reason := supported(problem):
+        raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: plain, stacked")
+    tape = Tape(wanted=objective.needs_statistics)
+    net, layers = watched(problem, tape)
+    batch = _Batch(problem, objective, net, tape, _aims(problem, layers))
+    size = chunk or problem.trials
 
+    def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
+        starts = range(0, problem.trials, size)
+        try:
+            chunks = [batch.evaluate(slice(start, start + size), variables, labels, fixed) for start in starts]
+        finally:
+            tape.begin(0)  # the notes hold the memory of a whole pass
+        if len(chunks) == 1:
+            return chunks[0]
+        totals, matchings, gradients = zip(*chunks, strict=True)
+        joined = {name: torch.cat([gradient[name] for gradient in gradients]) for name in variables}
+        return Evaluated(torch.cat(totals), torch.cat(matchings), joined)
 
-def bias_part(rows: Tensor, aim: Aim, needs_gap: bool) -> Part:
-    """For the sum of d over the places (`rows`)."""
-    return _of_gradient(rows.sum(1), aim, needs_gap, lambda v: (None, v[:, None].expand_as(rows)))
-
-
-def _of_gradient(
-    gradient: Tensor, aim: Aim, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
-) -> Part:
-    value, mask = aim
-    g = gradient if mask is None else gradient * mask
-
-    def pull(p: Tensor, q: Tensor) -> tuple[Tensor | None, Tensor]:
-        v = torch.addcmul(_wide(p, g) * value, _wide(q, g), g)
-        return carry(v if mask is None else v * mask)
-
-    return Part(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
-
-
-def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> Part:
-    """<d^T a, g*> = <d, a g*^T> and |d^T a|^2 = <a a^T, d d^T>."""
-    along = torch.bmm(a, aim.mT)
-    of_a, of_d = torch.bmm(a, a.mT), torch.bmm(d, d.mT)
-
-    def pull(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        p, q = _wide(p, a), _wide(q, a)
-        by_a = torch.baddbmm(torch.bmm(p * d, aim), q * of_d, a)
-        return unrows(by_a), torch.baddbmm(p * along, q * of_a, d)
-
-    return Part(_sum(along * d), _sum(of_a * of_d), None, pull)
-
-
-def _sum(x: Tensor) -> Tensor:
-    return x.flatten(1).sum(1)
-
-
-def _wide(x: Tensor, like: Tensor) -> Tensor:
-    return x.view(-1, *[1] * (like.ndim - 1))
+    return evaluate
 
 
 def supported(problem: Problem) -> str | None:
-    """Why the layer-wise engine cannot take a problem; None where it can."""
+    """Return the reason why the layer-wise engine cannot take a problem, or None where it can."""
     if problem.own_weights:
         return "every trial has weights of its own"
     if problem.steps > 1:
@@ -128,7 +106,7 @@ def supported(problem: Problem) -> str | None:
 
 
 def _of_parameters(net: nn.Module) -> str | None:
-    """Every parameter must lie in a known layer, and in one only."""
+    """Return the reason in the parameters: each must lie in exactly one known layer, without hooks."""
     seen: dict[int, str] = {}
     for name, value in net.named_parameters(remove_duplicate=False):
         owner = net.get_submodule(name.rpartition(".")[0])
@@ -144,7 +122,7 @@ def _of_parameters(net: nn.Module) -> str | None:
 
 
 def _of_calls(net: nn.Module) -> str | None:
-    """Every layer must be called once, and no parameter be used around its layer; seen in a trace of the network."""
+    """Return the reason in a trace: every layer must be called once, and no parameter be used around its layer."""
     whole = nn.Sequential(net)
     try:
         nodes = fx.Tracer().trace(whole).nodes
@@ -164,7 +142,7 @@ def _of_calls(net: nn.Module) -> str | None:
 
 
 def watched(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, Layer]]:
-    """A copy with the sent tensors, frozen and channels_last, and its layers by name; the given one is not touched."""
+    """Return a copy with the sent tensors, frozen and channels_last, and its layers by name; spare the original."""
     net = copy.deepcopy(problem.net)
     layers = {}
     for name, module in net.named_modules():
@@ -183,36 +161,12 @@ def watched(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, Layer]]:
 
 
 def layout(x: Tensor) -> torch.memory_format:
-    """How a tensor of this shape is laid out."""
+    """Return the memory format of tensors of this shape."""
     return torch.channels_last if x.ndim == 4 else torch.contiguous_format
 
 
-def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
-    """Evaluate the trials as one batch, or `chunk` of them at a time; refuses what `supported` names."""
-    if reason := supported(problem):
-        raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: plain, stacked")
-    tape = Tape(wanted=objective.needs_statistics)
-    net, layers = watched(problem, tape)
-    batch = _Batch(problem, objective, net, tape, _aims(problem, layers))
-    size = chunk or problem.trials
-
-    def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
-        starts = range(0, problem.trials, size)
-        try:
-            found = [batch.evaluate(slice(start, start + size), variables, labels, fixed) for start in starts]
-        finally:
-            tape.begin(0)  # what was noted holds the memory of a whole pass
-        if len(found) == 1:
-            return found[0]
-        totals, matchings, gradients = zip(*found, strict=True)
-        joined = {name: torch.cat([gradient[name] for gradient in gradients]) for name in variables}
-        return Evaluated(torch.cat(totals), torch.cat(matchings), joined)
-
-    return evaluate
-
-
 def _aims(problem: Problem, layers: dict[str, Layer]) -> dict[Layer, dict[str, Aim]]:
-    """What was observed for each layer's weight and bias."""
+    """Return the observed gradient of each layer's weight and bias."""
     aims: dict[Layer, dict[str, Aim]] = {layer: {} for layer in layers.values()}
     for name, value in problem.observed.items():
         owner, _, key = name.rpartition(".")
@@ -224,7 +178,7 @@ def _aims(problem: Problem, layers: dict[str, Layer]) -> dict[Layer, dict[str, A
 
 
 class _Batch:
-    """The network as it is watched, with what was observed, stored as its layers want it."""
+    """The watched network and the observed gradients in its layers' shapes."""
 
     def __init__(
         self, problem: Problem, objective: Objective, net: nn.Module, tape: Tape, aims: dict[Layer, dict[str, Aim]]
@@ -234,7 +188,7 @@ class _Batch:
         self.observed = torch.stack(sizes).sum(0)  # |g*|^2
 
     def evaluate(self, rows: slice, variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
-        """These trials."""
+        """Evaluate the trials `rows`."""
         leaves = {name: value[rows].detach().requires_grad_() for name, value in variables.items()}
         chosen = leaves["labels"].softmax(-1) if labels is None else labels[rows]
         with torch.enable_grad():
@@ -257,7 +211,7 @@ class _Batch:
         return Evaluated(total.detach(), matching.detach(), gradient)
 
     def _pass(self, inputs: Tensor, labels: Tensor) -> tuple[list[Note], Sequence[Tensor]]:
-        """Forward and backward: every matched layer's inputs, and the gradient of the trials' losses by its outputs."""
+        """Return every matched layer's note, and the gradient of the trials' losses by its outputs."""
         trials = len(inputs)
         self.tape.begin(trials)
         pictures = inputs.flatten(0, 1)
@@ -267,17 +221,18 @@ class _Batch:
         return notes, torch.autograd.grad(loss, [note.output for note in notes], create_graph=True)
 
     def _parts(self, note: Note, d: Tensor, rows: slice) -> list[Part]:
+        """Return the parts of a layer's weight and bias."""
         aims = {key: aim.take(rows) for key, aim in self.aims[note.layer].items()}
         layer, trials, gap = note.layer, self.tape.trials, self.objective.needs_gap
-        found = []
+        parts = []
         if "weight" in aims:
-            found.append(weight_part(layer.algebra(note.inputs, d, trials), aims["weight"], gap))
+            parts.append(weight_part(layer.algebra(note.inputs, d, trials), aims["weight"], gap))
         if "bias" in aims:
-            found.append(bias_part(layer.rows(d, trials), aims["bias"], gap))
-        return found
+            parts.append(bias_part(layer.rows(d, trials), aims["bias"], gap))
+        return parts
 
     def _compared(self, parts: Sequence[Part], rows: slice) -> Compared:
-        """The sums over all parameters, as the leaves that the objective is derived by."""
+        """Return the sums over all parameters, as leaves for the objective's derivatives."""
         dot, trial = (torch.stack(values).sum(0).requires_grad_() for values in list(zip(*parts, strict=True))[:2])
         gaps = [part.gap for part in parts if part.gap is not None]
         gap = torch.stack(gaps).sum(0).requires_grad_() if gaps else None
@@ -288,7 +243,7 @@ class _Batch:
     def _ends(
         self, notes: Sequence[Note], slopes: Sequence[Tensor], parts: Sequence[list[Part]], p: Tensor, q: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Where v is carried back to: the layers' inputs and slopes, each with the gradient of <v, g> by it."""
+        """Return the layers' inputs and slopes as ends of v's pull, each with the gradient of <v, g> by it."""
         ends, cotangents = [], []
         for note, d, of in zip(notes, slopes, parts, strict=True):
             pulled = [part.pull(p, q) for part in of]
@@ -302,10 +257,69 @@ class _Batch:
         return ends, cotangents
 
 
+def _summed(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the trials' losses."""
+    if problem.loss is F.cross_entropy:
+        whole = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(0, 1), reduction="sum")
+        return whole / outputs.shape[1]
+    losses: Tensor = vmap(problem.loss)(outputs, labels)
+    return losses.sum()
+
+
+def weight_part(algebra: Algebra, aim: Aim, needs_gap: bool) -> Part:
+    """Compare by inner products of rows where they suffice and are cheaper, by the gradient itself elsewhere."""
+    if algebra.rows is not None and aim.mask is None and not needs_gap:
+        a, d, unrows = algebra.rows
+        inputs, outputs = a.shape[2], d.shape[2]
+        if 2 * a.shape[1] * (inputs + outputs) < inputs * outputs:  # the rest of the work is the same
+            return _of_products(a, d, unrows, aim.value)
+    return _of_gradient(algebra.gradient(), aim, needs_gap, lambda v: (algebra.back(v), algebra.along(v)))
+
+
+def bias_part(rows: Tensor, aim: Aim, needs_gap: bool) -> Part:
+    """Compare the bias gradient: the sum of d over the positions (`rows`)."""
+    return _of_gradient(rows.sum(1), aim, needs_gap, lambda v: (None, v[:, None].expand_as(rows)))
+
+
+def _of_gradient(
+    gradient: Tensor, aim: Aim, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
+) -> Part:
+    """Compare a gradient that was built; `carry` takes a direction to the layer's inputs and outputs."""
+    value, mask = aim
+    g = gradient if mask is None else gradient * mask
+
+    def pull(p: Tensor, q: Tensor) -> tuple[Tensor | None, Tensor]:
+        v = torch.addcmul(_wide(p, g) * value, _wide(q, g), g)
+        return carry(v if mask is None else v * mask)
+
+    return Part(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
+
+
+def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> Part:
+    """Compare without the gradient: <d^T a, g*> = <d, a g*^T> and |d^T a|^2 = <a a^T, d d^T>."""
+    along = torch.bmm(a, aim.mT)
+    of_a, of_d = torch.bmm(a, a.mT), torch.bmm(d, d.mT)
+
+    def pull(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = _wide(p, a), _wide(q, a)
+        by_a = torch.baddbmm(torch.bmm(p * d, aim), q * of_d, a)
+        return unrows(by_a), torch.baddbmm(p * along, q * of_a, d)
+
+    return Part(_sum(along * d), _sum(of_a * of_d), None, pull)
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.flatten(1).sum(1)
+
+
+def _wide(x: Tensor, like: Tensor) -> Tensor:
+    return x.view(-1, *[1] * (like.ndim - 1))
+
+
 def _partials(
     total: Tensor, compared: Compared, leaves: Variables
 ) -> tuple[Tensor, Tensor, list[Tensor], dict[str, Tensor]]:
-    """The direction's p and q; the objective's gradient by the statistics, and by the variables directly."""
+    """Return the direction's p and q, and the objective's gradients by the statistics and by the variables directly."""
     gap = [] if compared.gap is None else [compared.gap]
     statistics = [value for pair in compared.statistics for value in pair]
     by = [compared.dot, compared.trial, *gap, *statistics, *leaves.values()]
@@ -315,12 +329,3 @@ def _partials(
         dot, trial, rest = dot - 2 * rest[0], trial + rest[0], rest[1:]
     direct = dict(zip(leaves, rest[len(statistics) :], strict=True))
     return dot, 2 * trial, list(rest[: len(statistics)]), direct
-
-
-def _summed(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the trials' own losses."""
-    if problem.loss is F.cross_entropy:
-        whole = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(0, 1), reduction="sum")
-        return whole / outputs.shape[1]
-    losses: Tensor = vmap(problem.loss)(outputs, labels)
-    return losses.sum()
