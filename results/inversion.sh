@@ -15,6 +15,7 @@ invert() { # invert NAME ARGUMENTS...
   python3 -m secateur invert --out "$out/$name" $cifar "$@" >"$out/$name.log" 2>&1
   echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
   cp "$out/$name/results.jsonl" "$out/done/$name.jsonl"
+  cp "$out/$name/groups.jsonl" "$out/done/$name.groups.jsonl"
 }
 measure() { # measure NAME ARGUMENTS...: a benchmark
   local name=$1 begun=$SECONDS

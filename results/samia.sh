@@ -18,6 +18,7 @@ audit() { # audit FOLDER NAME ARGUMENTS...
   python3 -m secateur audit --out "$out/$folder" "$@" >"$out/$name.log" 2>&1
   echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
   cp "$out/$folder/results.jsonl" "$out/done/$name.jsonl"
+  cp "$out/$folder/groups.jsonl" "$out/done/$name.groups.jsonl"
 }
 
 cifar() { # the victim, its shadows and the first cell; then three chains that begin from them, and two more seeds

@@ -14,6 +14,7 @@ study_into() { # study_into FOLDER NAME ARGUMENTS...
   python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >>"$out/$folder.log" 2>&1
   echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
   cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
+  cp "$out/$folder/groups.jsonl" "$out/done/$folder.groups.jsonl"
   cp "$out/$folder/table.md" "$out/done/$folder.md"
 }
 side_by_side() { # side_by_side FUNCTION...: AT_ONCE (4) at a time, in this order

@@ -5,6 +5,8 @@ import sys
 import pytest
 
 from secateur.cli import main
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import comparable
 
 TINY = ["--set", "train.epochs=2", "--set", "finetune.epochs=1", "--shadows", "1"]
 
@@ -22,7 +24,7 @@ def finished(tmp_path_factory):
 
 def test_an_audit_writes_its_folder(finished):
     assert {"config.yaml", "results.jsonl", "report.html", "run.json"} <= {p.name for p in finished.iterdir()}
-    rows = [json.loads(line) for line in (finished / "results.jsonl").read_text().splitlines()]
+    rows = [row.to_json() for row in load_rows(finished)]
     needed = {"schema", "model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack", "seed", "metric"}
     assert all(needed | {"value", "low", "high"} <= row.keys() for row in rows)
     assert {row["pruner"] for row in rows} == {"none", "l1-unstructured"}
@@ -33,16 +35,12 @@ def test_an_audit_writes_its_folder(finished):
 def test_json_prints_the_rows_and_nothing_else(finished, capsys):
     assert audit("--out", finished, "--pruner", "l1-unstructured", "--attack", "conf", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == [json.loads(line) for line in (finished / "results.jsonl").read_text().splitlines()]
+    assert printed == [row.to_json() for row in load_rows(finished)]
 
 
 def test_the_written_configuration_gives_the_same_rows(finished, tmp_path):
-    def rows(folder):
-        found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-        return [row for row in found if not row["timing"]]
-
     assert main(["audit", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
-    assert rows(tmp_path / "again") == rows(finished)
+    assert comparable(load_rows(tmp_path / "again")) == comparable(load_rows(finished))
 
 
 def test_a_changed_setting_recomputes_only_what_it_must(finished):

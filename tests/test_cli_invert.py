@@ -11,6 +11,7 @@ from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.cli import main
 from secateur.data.load import load
 from secateur.models.create import create
+from secateur.runs.folder import load_rows
 from secateur.seeding import derive
 
 QUICK = ["--attack", "ig", "--iterations", "60", "--targets", "2"]
@@ -43,7 +44,7 @@ def invert(*arguments):
 def test_real_digits_come_back(tmp_path, capsys):
     assert invert(*QUICK, "--out", tmp_path / "run", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert rows == [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert rows == [row.to_json() for row in load_rows(tmp_path / "run")]
     assert all({"target", "trial", "labels", "total_variation"} <= row.keys() for row in rows)
     whole = {row["metric"]: row for row in rows if row["target"] is None}
     assert whole["psnr_min"]["value"] > whole["psnr_grey"]["value"] + 5
@@ -67,7 +68,7 @@ def test_an_update_captured_elsewhere(captured, tmp_path, name, capsys):
     update = ["--update", captured / f"{name}.safetensors", "--weights", captured / "sent.safetensors"]
     more = ["--local-steps", 2, "--learning-rate", 0.05] if name == "weights" else []
     assert invert(*QUICK[:4], *update, *more, "--out", tmp_path / "run") == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    rows = [row.to_json() for row in load_rows(tmp_path / "run")]
     assert {row["metric"].removesuffix("_median") for row in rows} >= {"attack_loss"}
     assert not [row for row in rows if row["metric"] in ("psnr", "label_accuracy")]
     assert {row["update"] for row in rows} == {"gradient" if name == "gradient" else "weights after 2 local steps"}

@@ -15,6 +15,7 @@ import typer
 import typer.core
 
 from secateur.errors import WrongInput, unknown
+from secateur.exits import Exit, Fault, guard
 
 if TYPE_CHECKING:
     from secateur.config.base import Fields
@@ -30,6 +31,16 @@ class Command(typer.core.TyperCommand):
         """The help without the escapes."""
         return super().get_help(ctx).replace("\\[", "[")
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that is not the user's becomes a fault that knows the run's folder."""
+        try:
+            return super().invoke(ctx)
+        except (WrongInput, click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            out = ctx.params.get("out")  # as it was typed
+            raise Fault(None if out is None else Path(out)) from error
+
 
 app = typer.Typer(
     name="secateur",
@@ -40,7 +51,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 command = partial(app.command, cls=Command)
-STOPPED = 130  # the exit code of what Control-C ended
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 
 # What an argument is, its command's docstring says: some versions of typer and click drop the help of arguments.
@@ -66,7 +76,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
     if version:
         from importlib.metadata import version as installed
 
-        typer.echo(installed("secateur"))
+        typer.echo(installed("secateur-audit"))
         raise typer.Exit
 
 
@@ -121,7 +131,7 @@ def audit(
     for sentence in broken:
         typer.echo(f"secateur: {sentence}", err=True)
     if broken:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.LIMIT)
 
 
 @command()
@@ -335,7 +345,7 @@ def sweep(
     for sentence in swept.wrong:
         typer.echo(f"secateur: {sentence}", err=True)
     if swept.wrong:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.FAULT if swept.failed else Exit.LIMIT)
 
 
 @command(name="list")
@@ -376,22 +386,10 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit code is 0 done, 1 a limit passed or a piece failed, 2 wrong input, 130 stopped."""
+    """Run a command and return its exit code (exits.Exit)."""
     # Two threads on a busy two-core machine can be 50 times slower; must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        code = app(args=arguments, standalone_mode=False)
-        if code == STOPPED:  # typer makes an exit of Control-C
-            raise KeyboardInterrupt
-        return code if isinstance(code, int) else 0
-    except WrongInput as error:
-        print(f"secateur: {error}", file=sys.stderr)
-    except click.ClickException as error:
-        print(f"secateur: {error.format_message()}", file=sys.stderr)
-    except (KeyboardInterrupt, click.Abort):
-        print("secateur: stopped; what was finished is kept, start it again to go on", file=sys.stderr)
-        return STOPPED
-    return 2
+    return guard(lambda: app(args=arguments, standalone_mode=False))
 
 
 def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], None], last: str) -> None:

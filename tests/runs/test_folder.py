@@ -16,7 +16,7 @@ from secateur.errors import WrongInput
 from secateur.runs import folder
 from secateur.runs.artifacts import Result, write
 from secateur.runs.folder import load_rows, open_run
-from secateur.runs.rows import Row, comparable
+from secateur.runs.rows import Row, comparable, pack, unpack
 
 ROW = Row(model="digits-cnn", dataset="digits", pruner="snip", sparsity=0.7, seed=1, metric="accuracy", value=0.5)
 numbers = st.none() | st.floats()
@@ -34,7 +34,7 @@ def artifacts(folder):
 def test_a_row_is_one_flat_object_with_its_schema():
     row = replace(ROW, low=0.4, high=0.6, adaptive=False, extra={"target": 3})
     assert row.to_json() == {
-        "schema": 1,
+        "schema": 2,
         "model": "digits-cnn",
         "dataset": "digits",
         "pruner": "snip",
@@ -72,6 +72,57 @@ def test_times_are_not_compared():
     assert comparable([ROW, replace(ROW, metric="seconds", timing=True)]) == [ROW.to_json()]
 
 
+EXTRAS = st.dictionaries(st.sampled_from(["round", "client", "target", "stage", "settings", "clients"]), numbers)
+
+
+@given(value=numbers, note=st.none() | st.text(), extra=EXTRAS, attack=st.none() | st.text(), timing=st.booleans())
+def test_rows_survive_in_groups(value, note, extra, attack, timing):
+    rows = [
+        ROW,
+        replace(ROW, value=value, note=note, attack=attack, timing=timing),
+        replace(ROW, extra=extra, note=note),
+    ]
+    finite = [row for row in rows if not any(v is not None and v != v for v in [row.value, *row.extra.values()])]
+    packed = json.loads(json.dumps(pack(finite)))
+    assert unpack(packed) == finite
+
+
+def test_what_rows_share_is_written_once(tmp_path):
+    shared = {"settings": "priprune: " + ", ".join(f"lambda_{i}={i}" for i in range(60)), "clients": 539}
+    note = "a caution of an attacker that does not know of the defense; " * 5
+    with open_run(tmp_path, "federate", {}) as run:
+        for number in range(1000):
+            for metric in ("test_accuracy", "test_loss", "bytes_up", "bytes_down", "density"):
+                extra = shared | {"round": number, "client": None}
+                run.add([replace(ROW, metric=metric, value=1 / (number + 1), note=note, extra=extra)])
+    lines = (tmp_path / "results.jsonl").read_bytes().splitlines()
+    assert max(map(len, lines)) < 300 and sum(map(len, lines)) < 20e6 / 20  # of 20 000 rounds
+    assert len((tmp_path / "groups.jsonl").read_bytes().splitlines()) == 2  # one group, one note
+    assert load_rows(tmp_path) == run.rows
+
+
+def test_folders_of_schema_1_are_read(tmp_path):
+    with open_run(tmp_path, "audit", {}) as run:
+        run.add([ROW, replace(ROW, extra={"target": 3}, note="few")])
+    old = [row.to_json() | {"schema": 1} for row in run.rows]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
+    (tmp_path / "groups.jsonl").unlink()
+    (tmp_path / "run.json").write_text(json.dumps(json.loads((tmp_path / "run.json").read_text()) | {"schema": 1}))
+    assert load_rows(tmp_path) == run.rows
+
+
+def test_rows_of_a_killed_start_can_be_read_while_the_next_one_works(tmp_path):
+    with pytest.raises(RuntimeError), open_run(tmp_path, "audit", {}) as run:
+        run.add(replace(ROW, model=f"net-{i}") for i in range(5))
+        raise RuntimeError
+    with open_run(tmp_path, "audit", {}) as run:
+        run.add([replace(ROW, model="net-4")])
+        run.flush()
+        assert [row.model for row in load_rows(tmp_path)] == ["net-4"]
+        with_old = (tmp_path / "groups.jsonl").read_text()
+    assert [f"net-{i}" in with_old for i in range(5)] == [True] * 5
+
+
 # The folder ----------------------------------------------------------------------------------------------------
 def test_a_run_leaves_its_files(tmp_path):
     with open_run(tmp_path / "a" / "b", "audit", {"model": "mlp"}, seeds=[1, 2]) as run:
@@ -79,11 +130,12 @@ def test_a_run_leaves_its_files(tmp_path):
         run.add([ROW])
         run.write("report.html", "<html>")
     names = {p.name for p in (tmp_path / "a" / "b").iterdir()}
-    assert names == {"run.json", "config.yaml", "results.jsonl", "figures.jsonl", "artifacts", "report.html", ".lock"}
+    rows = {"results.jsonl", "groups.jsonl", "figures.jsonl"}
+    assert names == {"run.json", "config.yaml", "artifacts", "report.html", ".lock"} | rows
     assert yaml.safe_load((run.folder / "config.yaml").read_text()) == {"schema": 1, "model": "mlp"}
     assert load_rows(run.folder) == run.rows == [ROW]
     marker = json.loads((run.folder / "run.json").read_text())
-    assert (marker["schema"], marker["kind"], marker["seeds"]) == (1, "audit", [1, 2])
+    assert (marker["schema"], marker["kind"], marker["seeds"]) == (2, "audit", [1, 2])
     assert marker["torch"] == torch.__version__
     assert marker["threads"] == torch.get_num_threads()
     for name in ("secateur", "python", "numpy", "platform", "device", "started", "finished"):
@@ -268,7 +320,7 @@ def test_a_run_of_another_kind_or_time_is_not_touched(tmp_path):
     ):
         pass
     assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
-    newer = json.loads((tmp_path / "run.json").read_text()) | {"schema": 2, "secateur": "9.0"}
+    newer = json.loads((tmp_path / "run.json").read_text()) | {"schema": 3, "secateur": "9.0"}
     (tmp_path / "run.json").write_text(json.dumps(newer))
     with pytest.raises(WrongInput, match=r"out: .* Secateur 9\.0, which is newer"), open_run(tmp_path, "prune", {}):
         pass

@@ -1,10 +1,11 @@
-"""A federation as a stage of a run: killed at any moment, it goes on at its last saved round, to equal rows.
+"""Checkpoints of a federation as a stage of a run: a killed process resumes at the last saved round, to equal rows.
 
-That is its last finished round, unless saving every one would take too long, or updates wait to be attacked together
-(`_pause`). What is saved: the server's weights, mask, momentum and squares, every sampled client's state, all counters,
-and the rows and figures so far. Chance needs no saving: it depends on the seed and the round's number.
+That is the last finished round, unless saving every round would take too long, or updates wait to be attacked together
+(`_pause`). A checkpoint holds the server's weights, mask, momentum and squares, and every sampled client's state. It
+also holds all counters, and the rows and figures so far. Random generators need no saving: they depend on the seed and
+the round's number.
 
-What whoever runs a federation needs of it, whichever loop it is: its rounds, its state, what it depends on.
+The protocols below are all that a checkpoint needs of a federation: its rounds, its state, and its dependencies.
 """
 
 from __future__ import annotations
@@ -24,24 +25,23 @@ from secateur.data.dataset import Dataset, fingerprint
 from secateur.interfaces import Params
 from secateur.runs.artifacts import NoSpace, Result, decode, explained, key_of, save
 from secateur.runs.folder import Run
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, pack, unpack
 from secateur.runs.unfinished import forget
 
 log = logging.getLogger(__name__)
-
 STAGE = "federate"
-EVERY = 30.0  # seconds between two savings at most, unless they take longer than a twentieth of that
-LATER = 300.0  # seconds at least where updates wait for others: saved, they would be attacked one by one
-FULL = 30.0  # seconds that saving is taken to need where the disk was full: it is tried again after ten minutes
-SPEED = 3e8  # bytes a second that are saved, until it is measured
+EVERY = 30.0  # seconds between two savings at most, unless one takes longer than a twentieth of that
+LATER = 300.0  # seconds at least where updates wait for others: saving attacks them, in smaller groups
+FULL = 30.0  # assumed seconds of saving after a full disk, so that the next try comes after ten minutes
+SPEED = 3e8  # assumed bytes a second of saving, until it is measured
 
 
 class Finished(Protocol):
-    """A round that is done."""
+    """A finished round."""
 
     @property
     def number(self) -> int:
-        """Which one, from 1."""
+        """The round's number, from 1."""
         ...
 
 
@@ -49,16 +49,16 @@ Done = TypeVar("Done", bound=Finished, covariant=True)
 
 
 class Agreed(Protocol):
-    """The terms of a federation."""
+    """The terms of a federation: the number of rounds."""
 
     @property
     def rounds(self) -> int:
-        """How many there are."""
+        """The number of rounds."""
         ...
 
 
 class Stated(Agreed, Protocol):
-    """Terms that can be told."""
+    """Terms that name everything a result depends on."""
 
     @property
     def shares(self) -> Sequence[Tensor]:
@@ -67,16 +67,16 @@ class Stated(Agreed, Protocol):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """All of them in words and numbers."""
+        """All terms in words and numbers."""
         ...
 
 
 class Standing(Protocol):
-    """What a federation's result depends on."""
+    """A federation as the source of a cache key."""
 
     @property
     def terms(self) -> Stated:
-        """What was agreed on."""
+        """The terms of the federation."""
         ...
 
     @property
@@ -86,82 +86,81 @@ class Standing(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of all chance."""
+        """The seed of all random draws."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device of the federation."""
         ...
 
 
 class Followed(Protocol[Done]):
-    """A federation, or several together, that can be put down and taken up between two rounds."""
+    """A federation, or several together, that can stop and resume between two rounds."""
 
     @property
     def number(self) -> int:
-        """Rounds that are done."""
+        """The number of finished rounds."""
         ...
 
     @property
     def terms(self) -> Agreed:
-        """What was agreed on."""
+        """The terms of the federation."""
         ...
 
     def rounds(self) -> Iterator[Done]:
-        """From where it stands to the last one."""
+        """Run the rounds that are left, and yield each."""
         ...
 
     def observed(self, number: int) -> bool:
-        """Whether somebody looked at a round's updates, and is done with them: it is worth saving."""
+        """Return True if observers have looked at a round's updates and finished, so that saving is worthwhile."""
         ...
 
     @property
     def puts_off(self) -> bool:
-        """Whether updates wait for others, to be attacked together; `state` ends that."""
+        """True if updates wait to be attacked together; `state` attacks them."""
         ...
 
     def model(self) -> Params:
-        """What it came to."""
+        """Return the server's model."""
         ...
 
     def state(self) -> tuple[Params, dict[str, Any]]:
-        """Everything that the next round depends on."""
+        """Return everything that the next round depends on."""
         ...
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore the result of `state`."""
         ...
 
 
 @dataclass
 class Story:
-    """What a federation has told so far."""
+    """The rows, figures and seconds of a federation so far."""
 
     rows: list[Row] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        rows = [row.to_json() for row in self.rows]
-        return {"rows": rows, "figures": self.figures, "seconds": self.seconds}
+        """Return the story as plain values for JSON."""
+        return pack(self.rows) | {"figures": self.figures, "seconds": self.seconds}
 
     def load(self, plain: dict[str, Any]) -> None:
-        """Go on from what `plain` gave."""
-        self.rows = [Row.from_json(row) for row in plain["rows"]]
+        """Restore the result of `plain`."""
+        self.rows = unpack(plain)
         self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
 
 
 @dataclass
 class Stories:
-    """What federations that run together have told so far: a story each, saved as one."""
+    """The stories of federations that run together, saved as one."""
 
     each: Sequence[Story]
 
     @property
     def seconds(self) -> float:
-        """Of all of them; each has an equal share."""
+        """The seconds of all federations; each has an equal share."""
         return sum(story.seconds for story in self.each)
 
     @seconds.setter
@@ -170,24 +169,24 @@ class Stories:
             story.seconds = spent / len(self.each)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the stories as plain values for JSON."""
         return {"each": [story.plain() for story in self.each]}
 
     def load(self, plain: dict[str, Any]) -> None:
-        """Go on from what `plain` gave."""
-        for story, own in zip(self.each, plain["each"], strict=True):
-            story.load(own)
+        """Restore the result of `plain`."""
+        for story, saved in zip(self.each, plain["each"], strict=True):
+            story.load(saved)
 
 
 def federated(
     run: Run,
     federation: Followed[Done],
     story: Story,
-    tell: Callable[[Done], None],  # adds to the story what a round came to
+    tell: Callable[[Done], None],  # adds a round to the story
     depends: dict[str, Any],
     every: float | None = None,
 ) -> tuple[Params, Story]:
-    """Run it, or go on, or take what an earlier start of this run made; returns the model and what was told."""
+    """Run a federation, resume it, or take the result of an earlier start; return the model and the story."""
     key = key_of(STAGE, depends)
 
     def compute() -> Result:
@@ -196,13 +195,13 @@ def federated(
 
     result = run.stage(STAGE, depends, compute)
     forget(run.folder, STAGE, key)
-    told = Story()
-    told.load(result.data)
-    return dict(result.tensors), told
+    kept = Story()
+    kept.load(result.data)
+    return dict(result.tensors), kept
 
 
 def depends_of(federation: Standing, data: Dataset) -> dict[str, Any]:
-    """All that a federation's result depends on but who looks at it."""
+    """Return everything that a federation's result depends on, except its observers."""
     terms, net = federation.terms, federation.net
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
     return terms.stated | {
@@ -218,18 +217,18 @@ def depends_of(federation: Standing, data: Dataset) -> dict[str, Any]:
 
 def follow(
     folder: Path,  # of the run
-    key: str,  # of all that it comes to
+    key: str,  # of the result
     federation: Followed[Done],
     story: Story | Stories,
     tell: Callable[[Done], None],
     every: float | None = None,
 ) -> None:
-    """Follow a federation, or several together, to the last round, from where a killed process saved them.
+    """Run a federation, or several together, to the last round, from the checkpoint of a killed process.
 
-    What is saved stays until it is forgotten (`unfinished.forget`), when the result is kept.
+    The checkpoint stays until it is forgotten (`unfinished.forget`), when the result is kept.
     """
-    place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
-    _resume(place, key, federation, story)
+    path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
+    _resume(path, key, federation, story)
     saved = begun = time.monotonic()
     takes, speed, earlier = 0.0, SPEED, story.seconds
     for done in federation.rounds():
@@ -240,47 +239,48 @@ def follow(
             continue
         tensors, data = federation.state()
         size = sum(value.nbytes for value in tensors.values())
-        takes = size / speed  # it grows as clients join, and the first is not known to be cheap
+        takes = size / speed  # the size grows as clients join, and the first saving need not be cheap
         if every is None and since < _pause(takes, *when):
             continue
         story.seconds = earlier + start - begun
-        kept = _save(place, Result(tensors, {"federation": data, "story": story.plain()}), key, federation.number)
+        kept = _save(path, Result(tensors, {"federation": data, "story": story.plain()}), key, federation.number)
         saved = time.monotonic()
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
         takes = saved - start if kept else FULL
     story.seconds = earlier + time.monotonic() - begun
 
 
-def _pause(takes: float, worth: bool, later: bool) -> float:
-    """Seconds between two savings that take so many: a fiftieth of the time goes there, of long ones a twentieth.
+def _resume(path: Path, key: str, federation: Followed[Any], story: Story | Stories) -> None:
+    """Load the checkpoint of a killed process; a damaged file counts as none."""
+    with explained(path):
+        content = path.read_bytes() if path.exists() else None
+    kept = None if content is None else decode(content, key)
+    if kept is not None:
+        federation.load(dict(kept.tensors), kept.data["federation"])
+        story.load(kept.data["story"])
 
-    `worth`: so it is also for a round with an attack, which is not to be made twice; `later`: updates wait for others.
+
+def _pause(takes: float, worth: bool, later: bool) -> float:
+    """Return the seconds between two savings of `takes` seconds each.
+
+    Savings take a fiftieth of the time, long ones a twentieth. `worth`: a twentieth also after a round with an attack,
+    which should not be repeated. `later`: updates wait for others.
     """
     usual = 20 * takes if worth else min(50 * takes, max(EVERY, 20 * takes))
     return max(usual, LATER) if later else usual
 
 
-def _save(place: Path, result: Result, key: str, number: int) -> bool:
-    """Whether there was space for it: a full disk keeps the last round that was saved, and does not end a run."""
+def _save(path: Path, result: Result, key: str, number: int) -> bool:
+    """Save a checkpoint and return True; return False on a full disk, which keeps the last one and ends no run."""
     try:
-        with explained(place):
-            place.parent.mkdir(exist_ok=True)
-        save(place, result, key)
+        with explained(path):
+            path.parent.mkdir(exist_ok=True)
+        save(path, result, key)
     except NoSpace:
         size = sum(value.nbytes for value in result.tensors.values()) / 1e9
-        last = "an earlier round is kept" if place.exists() else "no round is kept"
+        last = "an earlier round is kept" if path.exists() else "no round is kept"
         log.warning(
-            "no space left in %s to save round %d (%.1f GB): %s; the run goes on", place.parent, number, size, last
+            "no space left in %s to save round %d (%.1f GB): %s; the run goes on", path.parent, number, size, last
         )
         return False
     return True
-
-
-def _resume(place: Path, key: str, federation: Followed[Any], story: Story | Stories) -> None:
-    """Bring a federation to where a killed one was; a damaged file counts as none."""
-    with explained(place):
-        content = place.read_bytes() if place.exists() else None
-    kept = None if content is None else decode(content, key)
-    if kept is not None:
-        federation.load(dict(kept.tensors), kept.data["federation"])
-        story.load(kept.data["story"])

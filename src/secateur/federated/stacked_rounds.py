@@ -1,10 +1,10 @@
-"""A round of many clients as one function: from what they receive to the sums of what they send, in one CUDA graph.
+"""Stacked rounds: all clients of a round as one function, from the broadcast to the sums of the uploads.
 
-On a GPU a round then is what is copied in and one replay: nothing is done client by client, and the host neither waits
-nor launches. Rounds in which clients choose masks of their own run stacked too, and uncaptured: they are few, and their
-rule may depend on the round.
+On a GPU the function is one CUDA graph. A round is then some copies to the device and one replay: nothing runs client
+by client, and the host neither waits nor launches. Rounds in which clients choose their own masks run stacked too, but
+uncaptured. They are few, and their rule may depend on the round.
 
-What clients keep at home, where a round of many reads and writes it in one go.
+`Homes` holds the states of all clients in fixed memory, so that a round reads and writes them at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from secateur import tree
 from secateur.errors import WrongInput
 from secateur.federated.client_training import Choose, Given, Noise
 from secateur.federated.client_turn import Turns, Update
@@ -33,35 +34,132 @@ from secateur.seeding import derive
 log = logging.getLogger(__name__)
 
 
-class Homes(MutableMapping[int, Params]):
-    """The states of clients, by client: one tensor a name, (places + 1, ...), that stays where it is.
+class Stacked(NamedTuple):
+    """The inputs of a round; every tensor has the clients first.
 
-    A client has a place once it has been heard, and its state there until then is `fresh`. The last place is where
-    goes what must not be kept, of clients that are not heard or went astray.
+    A graph has fixed shapes, so clients that do not answer train too, and their updates are not counted. A client with
+    the fault "nan" counts as one that sent NaN.
     """
 
-    def __init__(self, fresh: Params, places: int) -> None:
-        self.fresh, self.spare = fresh, places
-        self.held = {name: value.new_zeros((places + 1, *value.shape)) for name, value in fresh.items()}
+    rows: Tensor  # (clients, steps, B)
+    told: Tensor  # (clients, 4), one copy to a GPU: the place of the state, examples, answers (0/1), fault "nan" (0/1)
+    noise: Noise
+    chance: Params
+    state: Params  # of the clients, where the host holds all states; else empty
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors in a fixed order."""
+        return tree_leaves(self)
+
+    def clone(self) -> Stacked:
+        """Return a copy in memory of its own."""
+        copy: Stacked = tree_map(torch.clone, self)
+        return copy
+
+
+class Made(NamedTuple):
+    """The outputs of a round; on a GPU the next round overwrites them."""
+
+    update: Update  # of all clients, stacked; before any fault
+    alive: Tensor  # (clients,) True for clients that answer with finite numbers
+    sizes: Tensor | None  # (clients,) bytes of the values sent; None: as in the measured update
+    gathered: Gathered
+
+    def lane(self, client: int) -> Update:
+        """Return one client's update, as views."""
+        parts = [part and {name: value[client] for name, value in part.items()} for part in self.update[:-1]]
+        return Update(*parts)  # type: ignore[arg-type]
+
+
+class Together:
+    """The rounds of a federation whose clients are stacked."""
+
+    def __init__(self, server: Server, turns: Turns, homes: Homes, seed: int) -> None:
+        self.server, self.turns, self.homes, self.seed = server, turns, homes, seed
+        self.device = turns.data.inputs.device
+        self._usual = Captured(self._round, self.device) if self.device.type == "cuda" else self._round
+
+    def __call__(self, number: int, drawn: Drawn, answered: Sequence[bool], faults: dict[int, Fault]) -> Made:
+        """Run one round after the broadcast, and keep the clients' states; the caller makes the server's step."""
+        given, choose = self._given(number, drawn, answered, faults), self.turns.choosing(number)
+        made = self._usual(given) if choose is None else self._round(given, number, choose)
+        if self.homes.on_host:
+            places = torch.tensor(self.homes.settled(drawn.clients, answered))
+            self.homes.keep(places, tree.to(made.update.state, "cpu"), made.alive.cpu())
+        return made
+
+    def _given(self, number: int, drawn: Drawn, answered: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
+        rows = torch.stack([steps if isinstance(steps, Tensor) else torch.stack([*steps]) for steps in drawn.rows])
+        places, shares = self.homes.settled(drawn.clients, answered), self.turns.terms.shares
+        sizes, spoilt = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
+        told = torch.tensor(list(zip(places, sizes, answered, spoilt, strict=True)))
+        rows, told = (tensor.to(self.device, non_blocking=True) for tensor in (rows, told))  # the host does not wait
+        state = tree.to(self.homes.at(torch.tensor(places)), self.device) if self.homes.on_host else {}
+        return Stacked(rows, told, *self._draws(number, drawn), state)
+
+    def _draws(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
+        """Return all random draws of a round: on a GPU for all clients at once, on a CPU client by client."""
+        if self.device.type == "cuda":
+            return self.draws_at_once(number, drawn)
+        draws = []
+        for client, rows in zip(drawn.clients, drawn.rows, strict=True):
+            generators = (derive(self.seed, purpose, number, client) for purpose in ("noise", "defense"))
+            draws.append(self.turns.draws(rows, *generators))
+        all_draws: tuple[Noise, Params] = tree_map(lambda *lanes: torch.stack(lanes), *draws)
+        return all_draws
+
+    def draws_at_once(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
+        """Return the draws of all clients by one launch a tensor, from one generator of the seed and the round."""
+        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
+        draw = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
+        all_draws: tuple[Noise, Params] = draw(torch.empty(len(drawn.clients), device=self.device))
+        return all_draws
+
+    def _round(self, given: Stacked, number: int = 0, choose: Choose | None = None) -> Made:
+        places, sizes, answered, spoilt = given.told.unbind(1)
+        state = given.state if self.homes.on_host else self.homes.at(places)
+        update = self.turns.many(Given(given.rows, state, given.noise, given.chance), number, choose)
+        squares = bool(self.server.squares)
+        seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
+        alive = answered.bool() & ~spoilt.bool() & seen.finite
+        self.server.add_stacked(gathered, update, sizes.to(next(iter(update.values.values())).dtype), alive)
+        if not self.homes.on_host:
+            self.homes.keep(places, update.state, alive)
+        varies = self.turns.varies or squares or choose is not None
+        return Made(update, alive, seen.size if varies else None, gathered)
+
+
+class Homes(MutableMapping[int, Params]):
+    """The states of clients, by client: one tensor a name, (places + 1, ...), at a fixed address.
+
+    A client gets a place with its first answer; until then its state is `fresh`. The last place takes the states that
+    must not be kept: those of clients that do not answer, or whose update is not finite. `on_host` holds the states in
+    host memory, and a round copies those of its clients to the device and back.
+    """
+
+    def __init__(self, fresh: Params, places: int, on_host: bool = False) -> None:
+        self.fresh, self.spare, self.on_host = fresh, places, on_host
+        device = "cpu" if on_host else None
+        self.held = {name: value.new_zeros((places + 1, *value.shape), device=device) for name, value in fresh.items()}
         self.places: dict[int, int] = {}
 
-    def settled(self, clients: Sequence[int], heard: Sequence[bool]) -> list[int]:
-        """The places of a round's clients, new ones made ready."""
+    def settled(self, clients: Sequence[int], answered: Sequence[bool]) -> list[int]:
+        """Return the places of a round's clients; new clients start at `fresh`."""
         if not self.fresh:
             return [self.spare] * len(clients)
-        for client in (client for client, there in zip(clients, heard, strict=True) if there):
+        for client in (client for client, counts in zip(clients, answered, strict=True) if counts):
             if client not in self.places:
                 self[client] = self.fresh
-        return [self.places[client] if there else self.spare for client, there in zip(clients, heard, strict=True)]
+        return [self.places[client] if counts else self.spare for client, counts in zip(clients, answered, strict=True)]
 
     def at(self, places: Tensor) -> Params:
-        """The states of these places, stacked."""
+        """Return the states of these places, stacked."""
         places = places.contiguous()
         return {name: rows_at(value, places) for name, value in self.held.items()}
 
     @torch.no_grad()
     def keep(self, places: Tensor, state: Params, alive: Tensor) -> None:
-        """Take over the stacked states of those that are `alive` (clients,)."""
+        """Keep the stacked states of the clients that are `alive` (clients,)."""
         kept = torch.where(alive, places, self.spare)
         for name, value in self.held.items():
             put_rows(value, kept, state[name])
@@ -79,7 +177,7 @@ class Homes(MutableMapping[int, Params]):
         raise TypeError("a client's state is never taken away alone")
 
     def clear(self) -> None:
-        """Nobody has been heard."""
+        """Forget all clients."""
         self.places.clear()
 
     def __iter__(self) -> Iterator[int]:
@@ -89,104 +187,39 @@ class Homes(MutableMapping[int, Params]):
         return len(self.places)
 
 
-def check_room(fresh: Params, clients: int, device: torch.device) -> None:
-    """Refuse states that cannot all be in memory, which a run would find out after hours; warn where it is tight."""
-    needed, there = clients * sum(value.nbytes for value in fresh.values()), _memory(device)
-    told = f"the states of {clients} clients take {needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f}"
-    if needed > there:
-        raise WrongInput("clients", f"{told}; take fewer clients, fewer rounds, a smaller model or another defense")
-    if needed > there / 2:
-        log.warning("%s", told)
+class Room(NamedTuple):
+    """The memory that the states of all clients need, and whether the host holds them."""
+
+    clients: int
+    size: int  # bytes
+    device: torch.device  # of the federation
+    on_host: bool
+
+    def __str__(self) -> str:
+        place = "host memory" if self.on_host else f"memory of {self.device.type}"
+        return f"the states of {self.clients} clients take {self.size / 1e9:.2f} GB of {place}"
 
 
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
+    """Return where the states of all clients can be held; refuse states that fit nowhere, warn where they are tight.
 
-
-class Stacked(NamedTuple):
-    """What a round is given; every tensor has the clients first.
-
-    In a graph of fixed shapes the silent train too, and are not heard. Who goes astray counts as one that sent NaN.
+    A GPU holds them if they take at most half of its free memory, else the host does. Without the check a run would
+    fail after hours.
     """
-
-    rows: Tensor  # (clients, steps, B)
-    told: Tensor  # (clients, 4), as one copy to a GPU: place of its state, examples it has, whether heard, and astray
-    noise: Noise
-    chance: Params
-
-    def tensors(self) -> list[Tensor]:
-        """In a fixed order."""
-        return tree_leaves(self)
-
-    def clone(self) -> Stacked:
-        """The same in memory of its own."""
-        copy: Stacked = tree_map(torch.clone, self)
-        return copy
+    size = clients * sum(value.nbytes for value in fresh.values())
+    room = Room(clients, size, device, device.type == "cuda" and size > _free(device) / 2)
+    if device.type == "cuda" and not room.on_host:
+        return room
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    message = f"{room}, and this machine has {memory / 1e9:.2f}"
+    if size > memory:
+        raise WrongInput("clients", f"{message}; take fewer clients, fewer rounds, a smaller model or another defense")
+    if size > memory / 2:
+        log.warning("%s", message)
+    return room
 
 
-class Made(NamedTuple):
-    """What it comes to; on a GPU overwritten by the next round."""
-
-    update: Update  # of all, stacked; of who goes astray what it had been
-    alive: Tensor  # (clients,) who is heard, and finite
-    sizes: Tensor | None  # (clients,) bytes of the values that are sent; None: as of any other
-    gathered: Gathered
-
-    def lane(self, client: int) -> Update:
-        """One client's update: views."""
-        parts = [part and {name: value[client] for name, value in part.items()} for part in self.update[:-1]]
-        return Update(*parts)  # type: ignore[arg-type]
-
-
-class Together:
-    """The rounds of a federation whose clients are stacked."""
-
-    def __init__(self, server: Server, turns: Turns, homes: Homes, seed: int) -> None:
-        self.server, self.turns, self.homes, self.seed = server, turns, homes, seed
-        self.device = turns.data.inputs.device
-        self._usual = Captured(self._round, self.device) if self.device.type == "cuda" else self._round
-
-    def __call__(self, number: int, drawn: Drawn, heard: Sequence[bool], faults: dict[int, Fault]) -> Made:
-        """One round, after the broadcast; the states are kept, the server's step is the caller's."""
-        given, choose = self._given(number, drawn, heard, faults), self.turns.choosing(number)
-        return self._usual(given) if choose is None else self._round(given, number, choose)
-
-    def _round(self, given: Stacked, number: int = 0, choose: Choose | None = None) -> Made:
-        places, sizes, heard, astray = given.told.unbind(1)
-        state = self.homes.at(places)
-        update = self.turns.many(Given(given.rows, state, given.noise, given.chance), number, choose)
-        squares = bool(self.server.squares)
-        seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
-        alive = heard.bool() & ~astray.bool() & seen.finite
-        self.server.add_stacked(gathered, update, sizes.to(next(iter(update.values.values())).dtype), alive)
-        self.homes.keep(places, update.state, alive)
-        varies = self.turns.varies or squares or choose is not None
-        return Made(update, alive, seen.size if varies else None, gathered)
-
-    def _given(self, number: int, drawn: Drawn, heard: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
-        rows = torch.stack([one if isinstance(one, Tensor) else torch.stack([*one]) for one in drawn.rows])
-        places, shares = self.homes.settled(drawn.clients, heard), self.turns.terms.shares
-        sizes, astray = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
-        told = torch.tensor(list(zip(places, sizes, heard, astray, strict=True)))
-        rows, told = (each.to(self.device, non_blocking=True) for each in (rows, told))  # else the host would wait
-        return Stacked(rows, told, *self._draws(number, drawn))
-
-    def _draws(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
-        """All chance of a round: on a GPU drawn for all clients at once, on a CPU as each draws alone."""
-        if self.device.type == "cuda":
-            return self.draws_at_once(number, drawn)
-        found = []
-        for client, rows in zip(drawn.clients, drawn.rows, strict=True):
-            own = (derive(self.seed, what, number, client) for what in ("noise", "defense"))
-            found.append(self.turns.draws(rows, *own))
-        stacked: tuple[Noise, Params] = tree_map(lambda *lanes: torch.stack(lanes), *found)
-        return stacked
-
-    def draws_at_once(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
-        """A launch for each tensor, from a generator that the seed and the round make."""
-        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
-        each = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
-        drawn_at_once: tuple[Noise, Params] = each(torch.empty(len(drawn.clients), device=self.device))
-        return drawn_at_once
+def _free(device: torch.device) -> int:
+    """Return the bytes of a GPU that neither this process nor another one uses."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -23,7 +23,7 @@ from secateur.errors import WrongInput
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA = 1  # of every file in a run's folder
+SCHEMA = 2  # of a run's folder; 1 had flat rows and no groups.jsonl
 TEMPORARY = ".*.tmp"  # what `write` may leave behind when it is killed
 
 _MARK = b'\\"checksum\\":\\"'  # JSON inside a JSON string; the metadata comes first in the file, so the first is ours
@@ -47,7 +47,7 @@ def version() -> str:
     """Secateur's version."""
     import importlib.metadata
 
-    return importlib.metadata.version("secateur")
+    return importlib.metadata.version("secateur-audit")
 
 
 def key_of(name: str, depends: dict[str, Any]) -> str:

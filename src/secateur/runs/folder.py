@@ -3,6 +3,7 @@
 run.json        whose folder this is: schema, kind, versions, device, threads, seeds, when it started and finished
 config.yaml     everything needed to run it again
 results.jsonl   one row per measurement, rebuilt from the stages by every start
+groups.jsonl    what many rows share, once; a row names its group (rows.py)
 figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise
 artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest
 unfinished/     what a long stage goes on from when it is killed, and the figures it had; gone when it is done
@@ -28,7 +29,7 @@ from typing import Any
 
 from secateur.errors import WrongInput
 from secateur.runs.artifacts import SCHEMA, TEMPORARY, Result, decode, encode, explained, key_of, version, write
-from secateur.runs.rows import Row
+from secateur.runs.rows import Groups, Row
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +44,22 @@ def load_rows(folder: Path | str) -> list[Row]:
     except OSError as error:
         raise WrongInput("run", f"{folder} cannot be read ({error.strerror})") from error
     rows = []
+    groups = _load_groups(Path(folder))
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(Row.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError) as error:
+            rows.append(groups.expand(json.loads(line)))
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise WrongInput("run", f"{results} is damaged at line {number}; start the run again") from error
     return rows
+
+
+def _load_groups(folder: Path) -> Groups:
+    """Return the groups of a run's rows; none where schema 1 wrote the folder."""
+    path = folder / "groups.jsonl"
+    try:
+        return Groups(json.loads(line) for line in path.read_bytes().splitlines()) if path.exists() else Groups()
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
 
 
 def load_figures(folder: Path | str) -> list[dict[str, Any]]:
@@ -69,6 +80,7 @@ class Run:
         self.folder = folder
         self.rows: list[Row] = []
         self.figures: list[dict[str, Any]] = []
+        self._groups = Groups()
         self._lines: dict[str, list[str]] = {"results.jsonl": [], "figures.jsonl": []}
         self._saved = -1  # lines that are in the files
         self._saved_at = -math.inf
@@ -98,10 +110,17 @@ class Run:
             raise RuntimeError(f"stage {name} did not compute {absent}")
         return [done[key] for key in keys]
 
+    def keep_groups(self) -> None:
+        """Go on with the groups of an earlier start, so that the rows it left can be read at any moment."""
+        try:
+            self._groups = _load_groups(self.folder)
+        except WrongInput:
+            log.warning("%s is damaged and is written again", self.folder / "groups.jsonl")
+
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows to results.jsonl, which is rewritten at most once a second and when the run is left."""
         for row in rows:
-            self._lines["results.jsonl"].append(json.dumps(row.to_json(), allow_nan=False) + "\n")
+            self._lines["results.jsonl"].append(_line(self._groups.shorten(row)))
             self.rows.append(row)
         if time.monotonic() - self._saved_at > 1:  # rewriting it for every row would cost the square of the rows
             self.flush()
@@ -109,7 +128,7 @@ class Run:
     def show(self, figures: Iterable[dict[str, Any]]) -> None:
         """Add curves and histograms for the page; they are saved with the rows."""
         for figure in figures:
-            self._lines["figures.jsonl"].append(json.dumps({"schema": SCHEMA} | figure, allow_nan=False) + "\n")
+            self._lines["figures.jsonl"].append(_line({"schema": SCHEMA} | figure))
             self.figures.append(figure)
 
     def write(self, name: str, text: str) -> None:
@@ -120,6 +139,7 @@ class Run:
         """Save the rows and figures now."""
         lines = sum(map(len, self._lines.values()))
         if self._saved != lines:
+            self.write("groups.jsonl", "".join(map(_line, self._groups.lines)))  # before the rows that refer to them
             for name, content in self._lines.items():
                 self.write(name, "".join(content))
             self._saved, self._saved_at = lines, time.monotonic()
@@ -148,6 +168,10 @@ class Run:
         return saved
 
 
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"
+
+
 @contextmanager
 def open_run(
     folder: Path | str, kind: str, config: Mapping[str, Any], *, device: str = "cpu", seeds: Sequence[int] = ()
@@ -163,6 +187,7 @@ def open_run(
             for left in (*folder.glob(TEMPORARY), *folder.glob(f"*/{TEMPORARY}")):
                 left.unlink()
         _renew_config(run, config)
+        run.keep_groups()
         try:
             yield run
         except BaseException:
@@ -177,12 +202,12 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
     """Write the configuration; what another one measured goes first, so that the rows are always of this one."""
     import yaml
 
-    text = yaml.safe_dump({"schema": SCHEMA} | dict(config), sort_keys=False)
+    text = yaml.safe_dump({"schema": 1} | dict(config), sort_keys=False)  # of run files
     path = run.folder / "config.yaml"
     with explained(path):
         if path.exists() and path.read_text() == text:
             return
-        stale = [run.folder / name for name in ("results.jsonl", "figures.jsonl", "report.html")]
+        stale = [run.folder / name for name in ("results.jsonl", "groups.jsonl", "figures.jsonl", "report.html")]
         for each in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/**/*.png")):
             each.unlink(missing_ok=True)
     run.write("config.yaml", text)

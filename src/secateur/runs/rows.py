@@ -1,7 +1,12 @@
-"""One measurement of a run: a typed row, and its line in results.jsonl."""
+"""One measurement of a run: a typed row, its flat JSON object, and its short line in results.jsonl.
+
+A flat object repeats the settings of its experiment in every row. So results.jsonl holds short lines that name a
+group, and groups.jsonl holds each group once: the fields that its rows share. Notes are kept there too.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -31,7 +36,7 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if taken := self.extra.keys() & (_FIELDS | {"schema", "extra"}):
+        if taken := self.extra.keys() & (_FIELDS | {"schema", "group", "extra"}):
             raise ValueError(f"extra may not rename a row's own fields: {sorted(taken)}")
 
     def to_json(self) -> dict[str, Any]:
@@ -52,8 +57,90 @@ class Row:
 _FIELDS_IN_ORDER = [f.name for f in fields(Row) if f.name != "extra"]
 _FIELDS = frozenset(_FIELDS_IN_ORDER)
 _NUMBERS = ("value", "low", "high")
+_PER_ROW = (
+    "metric",
+    *_NUMBERS,
+    "round",
+    "stage",
+    "epoch",
+    "client",
+    "target",
+    "trial",
+    "item",
+)  # the rest is a group's
 
 
 def comparable(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """What must be equal between two runs of one configuration: every row that isn't a time, as JSON."""
     return [row.to_json() for row in rows if not row.timing]
+
+
+class Groups:
+    """The groups and notes that short lines of rows refer to, by number.
+
+    Example:
+        >>> groups = Groups()
+        >>> row = Row(model="mlp", dataset="digits", seed=0, metric="auc", value=0.5, extra={"round": 3})
+        >>> groups.shorten(row)
+        {'group': 0, 'metric': 'auc', 'value': 0.5, 'round': 3}
+        >>> Groups(groups.lines).expand({"group": 0, "metric": "auc", "value": 0.5, "round": 3}) == row
+        True
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.lines: list[dict[str, Any]] = []  # of groups.jsonl; lines are added, never changed
+        self._groups: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+        self._numbers: dict[str, int] = {}
+        for line in lines:
+            if "group" in line:
+                self._number_group({name: value for name, value in line.items() if name not in ("schema", "group")})
+            else:
+                self._number_note(line["text"])
+
+    def shorten(self, row: Row) -> dict[str, Any]:
+        """Return the short line of a row; add its group and its note if they are new."""
+        shared = row.to_json()
+        del shared["schema"]
+        short = {name: shared.pop(name) for name in _PER_ROW if shared.get(name) is not None}
+        note, timing = shared.pop("note"), shared.pop("timing")
+        short |= {} if note is None else {"note": self._number_note(note)}
+        return {"group": self._number_group(shared)} | short | ({"timing": True} if timing else {})
+
+    def expand(self, line: Mapping[str, Any]) -> Row:
+        """Return the row of a line: a short one, or a flat object as schema 1 wrote it."""
+        if "group" not in line:
+            return Row.from_json(line)
+        own = {name: value for name, value in line.items() if name != "group"}
+        if "note" in own:
+            own["note"] = self._notes[own["note"]]
+        return Row.from_json(self._groups[line["group"]] | own)
+
+    def _number_group(self, shared: dict[str, Any]) -> int:
+        key = json.dumps(shared, sort_keys=True)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._groups)
+            self.lines.append({"schema": SCHEMA, "group": len(self._groups)} | shared)
+            self._groups.append(shared)
+        return self._numbers[key]
+
+    def _number_note(self, note: str) -> int:
+        key = f"note {note}"  # never JSON, so never a group's key
+        if key not in self._numbers:
+            self._numbers[key] = len(self._notes)
+            self.lines.append({"schema": SCHEMA, "note": len(self._notes), "text": note})
+            self._notes.append(note)
+        return self._numbers[key]
+
+
+def pack(rows: Iterable[Row]) -> dict[str, Any]:
+    """Return rows as JSON, with the groups that they refer to."""
+    groups = Groups()
+    short = [groups.shorten(row) for row in rows]
+    return {"groups": groups.lines, "rows": short}
+
+
+def unpack(packed: Mapping[str, Any]) -> list[Row]:
+    """Return the rows that `pack` was given."""
+    groups = Groups(packed["groups"])
+    return [groups.expand(line) for line in packed["rows"]]

@@ -1,12 +1,11 @@
 """The job of `secateur sweep`: pieces of work over Ray workers, into one folder, one file of rows and one page.
 
-Read `run_sweep` first. plan.py says what the pieces are, workers.py gives them to workers, which run them.
+Read `run_sweep` first. plan.py makes the pieces, and workers.py runs them on workers. `Book` keeps the state of every
+piece: on disk, for a sweep that is started again, and on the terminal.
 
 pieces/NAME     the run folder of each piece; its piece.json says that it is finished, and of which settings
-pieces.jsonl    how every piece fares, rewritten with every change
+pieces.jsonl    the state of every piece, rewritten with every change
 results.jsonl   the rows of all finished pieces in the plan's order, each with its `run`; figures.jsonl likewise
-
-How the pieces of a sweep fare: on disk for whoever starts it again, and on the terminal.
 """
 
 from __future__ import annotations
@@ -48,111 +47,23 @@ class Entry:
     machine: str | None = None
 
 
-class Book:
-    """Keeps pieces.jsonl, puts what comes back in its place, and tells how far the sweep is."""
-
-    def __init__(self, run: Run, pieces: Sequence[Piece], folder: Path) -> None:
-        self.advance: Advance = lambda steps, said=None: None
-        self._run, self._folder, self._begun = run, folder, time.monotonic()
-        self._entries = {piece.name: Entry(piece.name, piece.run) for piece in pieces}
-        for piece in pieces:
-            if (said := self._marker(piece)) is not None:
-                entry = self._entries[piece.name]
-                entry.state, entry.seconds, entry.machine = "done", said["seconds"], said["machine"]
-        self._before = self.count("done")
-        self._save()
-
-    @property
-    def entries(self) -> list[Entry]:
-        """All pieces, in the plan's order."""
-        return list(self._entries.values())
-
-    def count(self, state: str) -> int:
-        """How many pieces are in a state."""
-        return Counter(entry.state for entry in self.entries)[state]
-
-    def finished(self, piece: Piece) -> bool:
-        """Whether a piece was finished with these very settings, now or by an earlier start."""
-        return self._marker(piece) is not None
-
-    def began(self, piece: Piece) -> None:
-        """A piece was given to a worker."""
-        entry = self._entries[piece.name]
-        entry.state, entry.starts = "running", entry.starts + 1
-        self._save()
-        self.advance(0, self.told())
-
-    def died(self, piece: Piece, starts: int, reason: str) -> None:
-        """A worker died, and its piece goes back to the others that wait."""
-        self._entries[piece.name].state = "waiting"
-        why = reason.partition(". ")[0][:200]
-        self._tell(f"{piece.name}: its worker died, so it is started again ({why}; start {starts + 1} of {STARTS})")
-
-    def ended(self, piece: Piece, outcome: Outcome) -> None:
-        """A piece is done, or has failed for good."""
-        entry = self._entries[piece.name]
-        entry.said, entry.trace = outcome.wrong, outcome.trace
-        entry.seconds, entry.machine = round(outcome.seconds, 3), outcome.machine
-        if outcome.wrong is None:
-            self._put(piece, outcome)
-        entry.state = "failed" if outcome.wrong else "done"
-        self._save()
-        how = "done" if outcome.wrong is None else f"failed: {outcome.wrong}"
-        self._tell(f"{piece.name}: {how} ({self.told()}{self._left()})")
-        self.advance(1, self.told())
-
-    def told(self) -> str:
-        """How far the sweep is, in one line."""
-        done, failed, running = map(self.count, ("done", "failed", "running"))
-        return f"sweep: {done} of {len(self._entries)} done, {running} running, {failed} failed"
-
-    def _left(self) -> str:
-        """The time left, if the other pieces take as long; bars have their own."""
-        ended = self.count("done") + self.count("failed")
-        left, here = len(self._entries) - ended, ended - self._before
-        return f", about {(time.monotonic() - self._begun) / here * left:.0f} s left" if left and here else ""
-
-    def _marker(self, piece: Piece) -> dict[str, Any] | None:
-        """What piece.json says, where it is of these very settings."""
-        try:
-            said = json.loads((self._folder / piece.name / "piece.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return said if isinstance(said, dict) and said.get("key") == piece.key else None
-
-    def _put(self, piece: Piece, outcome: Outcome) -> None:
-        """Files that came back into the piece's folder, and last of all the word that it is finished."""
-        folder = self._folder / piece.name
-        if outcome.files is not None:
-            with explained(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # of another start, whose files would be mixed with these
-                for name in outcome.files:
-                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            for name, content in outcome.files.items():
-                write(folder / name, content)
-        said = {"schema": SCHEMA, "key": piece.key, "seconds": outcome.seconds, "machine": outcome.machine}
-        write(folder / "piece.json", json.dumps(said).encode())
-
-    def _tell(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    def _save(self) -> None:
-        lines = (json.dumps({"schema": SCHEMA} | asdict(entry)) + "\n" for entry in self.entries)
-        self._run.write("pieces.jsonl", "".join(lines))
-
-
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep came to."""
+    """The result of a sweep."""
 
     rows: list[Row]
     entries: list[Entry]
     broken: list[str]  # limits of audits that do not hold
 
     @property
+    def failed(self) -> list[str]:
+        """Sentences on the pieces that failed."""
+        return [f"{entry.name} failed: {entry.said}" for entry in self.entries if entry.state != "done"]
+
+    @property
     def wrong(self) -> list[str]:
-        """What a user must know: pieces that failed, and limits that were passed."""
-        return [f"{entry.name} failed: {entry.said}" for entry in self.entries if entry.state != "done"] + self.broken
+        """Sentences on the pieces that failed and the limits that were passed."""
+        return self.failed + self.broken
 
 
 def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int | None = None) -> Swept:
@@ -169,7 +80,7 @@ def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int
                 with progress(book.told(), len(pieces)) as book.advance:
                     book.advance(len(pieces) - len(left))
                     spread(left, home, book, address, workers)
-        finally:  # also where it was stopped: what is finished is gathered
+        finally:  # gather the finished pieces also of a sweep that was stopped
             (home.pieces / ".home").unlink(missing_ok=True)
             done = [piece for piece in pieces if book.finished(piece)]
             gather(run, done, home.pieces)
@@ -179,7 +90,7 @@ def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int
 
 
 def at_home(out: Path) -> Home:
-    """The folder of the pieces, with a token by which workers know whether they share it."""
+    """Create the folder of the pieces, with a token by which workers recognise a shared disk."""
     pieces = out.resolve() / "pieces"
     pieces.mkdir(exist_ok=True)
     home = Home(pieces, uuid.uuid4().hex, Path.cwd())
@@ -187,19 +98,112 @@ def at_home(out: Path) -> Home:
     return home
 
 
+class Book:
+    """The state of all pieces: it is kept in pieces.jsonl and printed, and the outcomes of pieces are stored."""
+
+    def __init__(self, run: Run, pieces: Sequence[Piece], folder: Path) -> None:
+        self.advance: Advance = lambda steps, said=None: None
+        self._run, self._folder, self._begun = run, folder, time.monotonic()
+        self._entries = {piece.name: Entry(piece.name, piece.run) for piece in pieces}
+        for piece in pieces:
+            if (marker := self._marker(piece)) is not None:
+                entry = self._entries[piece.name]
+                entry.state, entry.seconds, entry.machine = "done", marker["seconds"], marker["machine"]
+        self._before = self.count("done")
+        self._save()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All pieces, in the plan's order."""
+        return list(self._entries.values())
+
+    def count(self, state: str) -> int:
+        """Return the number of pieces in a state."""
+        return Counter(entry.state for entry in self.entries)[state]
+
+    def finished(self, piece: Piece) -> bool:
+        """Return True if a piece was finished with these very settings, now or by an earlier start."""
+        return self._marker(piece) is not None
+
+    def began(self, piece: Piece) -> None:
+        """Note that a piece was given to a worker."""
+        entry = self._entries[piece.name]
+        entry.state, entry.starts = "running", entry.starts + 1
+        self._save()
+        self.advance(0, self.told())
+
+    def died(self, piece: Piece, starts: int, reason: str) -> None:
+        """Note that a worker died, and that its piece waits again."""
+        self._entries[piece.name].state = "waiting"
+        why = reason.partition(". ")[0][:200]
+        self._tell(f"{piece.name}: its worker died, so it is started again ({why}; start {starts + 1} of {STARTS})")
+
+    def ended(self, piece: Piece, outcome: Outcome) -> None:
+        """Note that a piece is done, or has failed for good."""
+        entry = self._entries[piece.name]
+        entry.said, entry.trace = outcome.wrong, outcome.trace
+        entry.seconds, entry.machine = round(outcome.seconds, 3), outcome.machine
+        if outcome.wrong is None:
+            self._put(piece, outcome)
+        entry.state = "failed" if outcome.wrong else "done"
+        self._save()
+        how = "done" if outcome.wrong is None else f"failed: {outcome.wrong}"
+        self._tell(f"{piece.name}: {how} ({self.told()}{self._left()})")
+        self.advance(1, self.told())
+
+    def told(self) -> str:
+        """Return the progress of the sweep in one line."""
+        done, failed, running = map(self.count, ("done", "failed", "running"))
+        return f"sweep: {done} of {len(self._entries)} done, {running} running, {failed} failed"
+
+    def _left(self) -> str:
+        """Return the time left, if the other pieces take as long; progress bars have their own."""
+        ended = self.count("done") + self.count("failed")
+        left, here = len(self._entries) - ended, ended - self._before
+        return f", about {(time.monotonic() - self._begun) / here * left:.0f} s left" if left and here else ""
+
+    def _marker(self, piece: Piece) -> dict[str, Any] | None:
+        """Return the content of piece.json, if it is of these very settings."""
+        try:
+            marker = json.loads((self._folder / piece.name / "piece.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return marker if isinstance(marker, dict) and marker.get("key") == piece.key else None
+
+    def _put(self, piece: Piece, outcome: Outcome) -> None:
+        """Write the files that came back into the piece's folder, and last of all the marker of its end, piece.json."""
+        folder = self._folder / piece.name
+        if outcome.files is not None:
+            with explained(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # files of another start would be mixed with these
+                for name in outcome.files:
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            for name, content in outcome.files.items():
+                write(folder / name, content)
+        marker = {"schema": SCHEMA, "key": piece.key, "seconds": outcome.seconds, "machine": outcome.machine}
+        write(folder / "piece.json", json.dumps(marker).encode())
+
+    def _tell(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def _save(self) -> None:
+        lines = (json.dumps({"schema": SCHEMA} | asdict(entry)) + "\n" for entry in self.entries)
+        self._run.write("pieces.jsonl", "".join(lines))
+
+
 def gather(run: Run, pieces: Sequence[Piece], folder: Path) -> None:
-    """The rows and figures of all pieces, in the pieces' order; seeds of one setting share their `run`."""
+    """Add the rows and figures of all pieces to the run, in order; seeds of one setting share their `run`."""
     for piece in pieces:
         run.add(replace(row, extra=row.extra | {"run": piece.run}) for row in load_rows(folder / piece.name))
         run.show({**figure, "run": piece.run} for figure in load_figures(folder / piece.name))
 
 
 def broken(pieces: Sequence[Piece], folder: Path) -> list[str]:
-    """The limits that do not hold, each with its piece."""
+    """Return a sentence for each limit that does not hold, with its piece."""
     sentences = []
     for piece in pieces:
-        given = piece.config.limits.given() if isinstance(piece.config, Audit) else {}
-        checks = limits.check(load_rows(folder / piece.name), given) if given else []
+        bounds = piece.config.limits.given() if isinstance(piece.config, Audit) else {}
+        checks = limits.check(load_rows(folder / piece.name), bounds) if bounds else []
         sentences += [f"{piece.name}: {check.sentence}" for check in checks if not check.passed]
     return sentences
 

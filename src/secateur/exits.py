@@ -1,0 +1,175 @@
+"""Ends of a command: an exit code and one sentence; a fault of the program leaves a log with its traceback."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from secateur.errors import WrongInput
+
+
+class Exit(IntEnum):
+    """Exit codes of every command. A build server may take 1 for a passed limit, and for nothing else."""
+
+    DONE = 0
+    LIMIT = 1  # a limit was passed
+    WRONG_INPUT = 2
+    INCONCLUSIVE = 3  # the evidence does not decide
+    FAULT = 70  # of the program or of the machine (out of memory)
+    INTERRUPTED = 130  # by Control-C or SIGTERM
+
+
+KEPT = "what was finished is kept"
+STOPPED = f"stopped; {KEPT}, start it again to go on"
+
+
+class Fault(Exception):
+    """An error that no user can mend, raised from its cause; `folder` is where the command was writing, if it was."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+
+def guard(command: Callable[[], Any]) -> int:
+    """Run a command to its end: return its exit code, and print one sentence on stderr unless it succeeded."""
+    with _terminated_as_interrupted(), _closed_pipe_ignored():
+        try:
+            code = command()
+            if code == Exit.INTERRUPTED:  # typer makes an exit of Control-C
+                raise KeyboardInterrupt
+            sys.stdout.flush()
+            return code if isinstance(code, int) else Exit.DONE
+        except (KeyboardInterrupt, click.Abort):
+            end, sentence = Exit.INTERRUPTED, STOPPED
+        except WrongInput as error:
+            end, sentence = Exit.WRONG_INPUT, str(error)
+        except click.ClickException as error:
+            end, sentence = Exit.WRONG_INPUT, error.format_message()
+        except Fault as fault:
+            end, sentence = _explain(fault.__cause__ or fault, fault.folder)
+        except Exception as error:
+            end, sentence = _explain(error, None)
+        print(f"secateur: {sentence}", file=sys.stderr)
+        return end
+
+
+def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
+    """Return the exit code and the sentence for an error that is not the user's."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Exit.WRONG_INPUT, f"out: no space left ({error}); {KEPT}: free some space and start again"
+    log = _write_log(error, folder)
+    if _ran_out_of_memory(error):
+        what = " ".join(str(error).split(". ")[0].split()) or "MemoryError"
+        advice = "take a smaller batch, fewer targets or fewer clients at once, or another device"
+        return Exit.FAULT, f"out of memory ({what}); {KEPT}: {advice}; the log is {log}"
+    return Exit.FAULT, f"a fault of the program ({type(error).__name__}: {error}); {KEPT}; the log is {log}"
+
+
+def _ran_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if "torch" not in sys.modules:
+        return False
+    from secateur.gpu.memory import ran_out
+
+    return ran_out(error)
+
+
+def _write_log(error: BaseException, folder: Path | None) -> str:
+    """Write the traceback into the run's folder, or into a temporary file where there is none; return its path."""
+    lines = [f"command: {' '.join(sys.argv)}\n", f"python: {sys.version}\n", *traceback.format_exception(error)]
+    try:
+        if folder is not None and (folder / "run.json").is_file():
+            path = folder / "fault.log"
+            path.unlink(missing_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        else:
+            handle, name = tempfile.mkstemp(prefix="secateur-fault-", suffix=".log")
+            path = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.writelines(lines)
+    except OSError as failure:
+        return f"lost ({failure.strerror})"
+    return str(path)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Treat SIGTERM like Control-C, so that rows, pages and locks are left in order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # only the main thread may
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _closed_pipe_ignored() -> Iterator[None]:
+    """Go on when the reader of stdout went away: limits are still checked, and the exit code stays true."""
+    stdout = sys.stdout
+    sys.stdout = _Pipe(stdout)
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+
+
+class _Pipe(io.TextIOBase):
+    """A text stream that says once that its reader is gone, and then drops what is written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream: Any = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, unless the reader is gone."""
+        self._guarded(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, unless the reader is gone."""
+        self._guarded(self._stream.flush)
+
+    def isatty(self) -> bool:
+        """Return True if the stream is a terminal."""
+        return bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        """Return the stream's file descriptor."""
+        return int(self._stream.fileno())
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's encoding."""
+        return str(self._stream.encoding)
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what is buffered, and for the exit
+            print("secateur: the reader of the output went away; the rest is not printed", file=sys.stderr)
