@@ -1,4 +1,4 @@
-"""Basic, which is early stopping and weight decay, and no defense at all, for comparison."""
+"""Baseline defenses: early stopping with weight decay (basic), and no protection at all (none)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from secateur.training.recipe import Recipe
 class Basic:
     """Early stopping on the validation loss and weight decay, which every other defense keeps (samia_ppb 6.2).
 
-    Acts on: the recipe of fine-tuning, which it leaves as it is: both are in it from the start.
+    Acts on: the recipe of fine-tuning, which stays unchanged because both are in it from the start.
     """
 
     def __call__(self, recipe: Recipe) -> Recipe:
-        """The recipe unchanged."""
+        """Return the recipe unchanged."""
         return recipe
 
 
@@ -30,5 +30,5 @@ class NoDefense:
     """
 
     def __call__(self, recipe: Recipe) -> Recipe:
-        """The recipe without what protects."""
+        """Return the recipe without early stopping and weight decay."""
         return replace(recipe, patience=None, weight_decay=0.0)

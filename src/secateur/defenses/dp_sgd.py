@@ -1,6 +1,6 @@
-"""DP-SGD: per-example clipping and Gaussian noise in fine-tuning.
+"""DP-SGD: per-example clipping and Gaussian noise, in fine-tuning (dp-sgd) or from the first step (dp-sgd-scratch).
 
-DP-SGD from the first step, so that its guarantee covers the original's training too.
+The guarantee of dp-sgd covers fine-tuning only; that of dp-sgd-scratch covers the original's training too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALONE = (
     "and ppb's pairs and adv's surrogate carry one example's data into another's gradient"
 )
 OPACUS = ("opacus", "dp")  # the package, and the extra that brings it
-AT_ONCE = {"cpu": 2**24, "cuda": 2**30}  # numbers of per-example gradients to hold at a time: a CPU's caches are small
+AT_ONCE = {"cpu": 2**24, "cuda": 2**30}  # entries of per-example gradients in memory at a time: CPU caches are small
 
 
 @method("defense", "dp-sgd", "samia_ppb", acts_on="fine-tuning", combines=False, reason=ALONE, requires=OPACUS)
@@ -41,11 +41,11 @@ class DpSgd:
     """Clips every example's gradient and adds Gaussian noise to their sum (samia_ppb 6.3.1; Abadi et al. 2016).
 
     Acts on: the loop of fine-tuning. Batches are drawn by Poisson sampling, each example with probability
-    q = batch size / examples; the noisy sum, divided by the expected batch size, goes to the recipe's optimiser.
+    q = batch size / examples. The noisy sum, divided by the expected batch size, goes to the recipe's optimiser.
     BatchNorm is frozen: its statistics mix examples, and replacing it would break a trained model. Where a mask prunes,
-    an example's gradient is dropped before it is clipped, and the weights are set to zero after the noise.
-    The guarantee is fine-tuning's only, because the same members trained the original without it; it is one of the
-    algorithm, not against attacks on floating-point noise, and does not cover the training loss in the history.
+    an example's gradient is set to zero before clipping, and the weights are set to zero after the noise.
+    The guarantee covers fine-tuning only, because the same members trained the original without DP-SGD. It holds for
+    the algorithm, not against attacks on floating-point noise, and does not cover the training loss in the history.
     """
 
     noise_multiplier: float = 1.0  # sigma, in units of max_grad_norm; the paper tries .01, .1, 1, 10, 100
@@ -73,17 +73,17 @@ class DpSgd:
         way: str = "auto",
         progress: Progress | None = None,
     ) -> Iterator[tuple[int, Fitted]]:
-        """As `trainer.fit_many`; every way but ray goes one by one, and any loss but cross-entropy is refused."""
+        """Train as `trainer.fit_many`, one task at a time in every way but ray; refuse a loss but cross-entropy."""
         if loss is not cross_entropy:
             raise WrongInput("defense", f"dp-sgd {ALONE}")
         require(*OPACUS)
-        return train_many(partial(_Private, self, net, recipe), tasks, way, progress)
+        return train_many(partial(_PrivateTrainer, self, net, recipe), tasks, way, progress)
 
     def guarantee(self, size: int, *recipes: Recipe) -> Guarantee:
-        """What holds after fine-tuning by a recipe (or several in a row) on so many examples, known beforehand.
+        """Return the guarantee of fine-tuning by a recipe, or several in a row, on `size` examples.
 
-        All of a recipe's epochs count: where a run stops depends on the weights of every epoch before, so an epsilon
-        of the epochs that were run would be no bound.
+        The guarantee is known before training. All of a recipe's epochs count. Early stopping depends on the weights of
+        every epoch before, so an epsilon of the epochs that ran would be no bound.
         """
         delta = self.delta or 1 / size
         spent = epsilon(self.noise_multiplier, [sampling(size, recipe) for recipe in recipes], delta, self.accountant)
@@ -91,14 +91,52 @@ class DpSgd:
 
     @property
     def covers(self) -> str:
-        """What the guarantee is about."""
+        """The phases that the guarantee covers, for the report."""
         return "fine-tuning only (the same members trained the original without it), with BatchNorm frozen"
 
 
-class _Private(Trainer):
-    """What the runs of one structure share."""
+@method("defense", "dp-sgd-scratch", "samia_ppb", acts_on="training", combines=False, reason=ALONE, requires=OPACUS)
+@dataclass(frozen=True)
+class DpSgdScratch(DpSgd):
+    """Trains the original and fine-tunes it by DP-SGD, with GroupNorm for BatchNorm (beyond samia_ppb 6.3.1).
 
-    lockstep = False  # every run draws batches of its own sizes
+    Acts on: training and fine-tuning, both by `fit_many`, on the network that `structure` returns. The guarantee
+    composes both phases. A mask computed from the weights alone has no privacy cost. A mask computed from members'
+    gradients (snip, grasp) is not covered.
+    """
+
+    def structure(self, net: nn.Module) -> nn.Module:
+        """Return the network with GroupNorm in place of BatchNorm; its other layers and weights are kept.
+
+        `net` must be untrained: the guarantee does not cover weights that were trained on the members before.
+        """
+        return grouped(net)
+
+    def fit_many(
+        self,
+        net: nn.Module,
+        tasks: Sequence[Task],
+        recipe: Recipe,
+        *,
+        loss: Loss = cross_entropy,
+        way: str = "auto",
+        progress: Progress | None = None,
+    ) -> Iterator[tuple[int, Fitted]]:
+        """Train as `trainer.fit_many`, for the original and for the pruned model alike."""
+        if any(isinstance(module, _BatchNorm) for module in net.modules()):
+            raise WrongInput("model", "has BatchNorm, which dp-sgd-scratch cannot train; use what structure(net) gives")
+        return super().fit_many(net, tasks, recipe, loss=loss, way=way, progress=progress)
+
+    @property
+    def covers(self) -> str:
+        """The phases that the guarantee covers, for the report."""
+        return "training and fine-tuning, with GroupNorm in place of BatchNorm"
+
+
+class _PrivateTrainer(Trainer):
+    """Trainer that samples batches by Poisson sampling and steps by DP-SGD, one run at a time."""
+
+    lockstep = False  # runs draw batches of different sizes
 
     def __init__(self, defense: DpSgd, net: nn.Module, recipe: Recipe, device: torch.device) -> None:
         super().__init__(frozen(net), recipe, cross_entropy, None, None, device)
@@ -108,7 +146,7 @@ class _Private(Trainer):
         return "sequential"
 
     def order(self, run: Run) -> list[Tensor]:
-        """Poisson sampling: each example is in each batch with probability q, so a batch may be empty."""
+        """Return an epoch's batches by Poisson sampling: each holds an example with probability q and may be empty."""
         with logs_as_they_are():
             from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
@@ -119,14 +157,14 @@ class _Private(Trainer):
         )
         return [torch.tensor(rows, dtype=torch.long, device=device) for rows in sampler]
 
-    def stepper(self, runs: Sequence[Run], way: str) -> _Steps:
-        return _Steps(self, runs[0])
+    def stepper(self, runs: Sequence[Run], way: str) -> _PrivateStepper:
+        return _PrivateStepper(self, runs[0])
 
 
-class _Steps:
-    """One run's DP-SGD."""
+class _PrivateStepper:
+    """DP-SGD steps of one run."""
 
-    def __init__(self, trainer: _Private, run: Run) -> None:
+    def __init__(self, trainer: _PrivateTrainer, run: Run) -> None:
         with logs_as_they_are():
             from opacus.optimizers import DPOptimizer
 
@@ -146,7 +184,7 @@ class _Steps:
         self.at_once = max(8, AT_ONCE[run.train.inputs.device.type] // tree.count(self.leaves))
 
     def step(self, rows: Sequence[Tensor]) -> Tensor:
-        """Clip, sum, add noise, step; a batch that is too large for the memory comes in parts."""
+        """Clip, sum, add noise, step; a batch that is too large for the memory is split into parts."""
         parts = torch.split(rows[0], self.at_once)
         losses = []
         for number, part in enumerate(parts, 1):
@@ -163,19 +201,19 @@ class _Steps:
         return torch.cat(losses).sum().reshape(1) / max(len(rows[0]), 1)
 
     def states(self) -> list[Params]:
-        """The run's tensors as they are now."""
+        """Return the run's current tensors."""
         return [{name: value.detach() for name, value in (self.leaves | self.run.lane.buffers).items()}]
 
     def facts(self) -> list[Row]:
-        """Nothing: the guarantee is known beforehand."""
+        """Return an empty row: the guarantee is known before training."""
         return [{}]
 
     def _per_example(self, rows: Tensor) -> tuple[Params, Tensor]:
-        """Every example's gradient over what the mask keeps, and its loss."""
+        """Return every example's gradient, zero where the mask prunes, and every example's loss."""
         params = {name: leaf.detach() for name, leaf in self.leaves.items()}
         if not len(rows):
-            nothing = {name: value.new_zeros(0, *value.shape) for name, value in params.items()}
-            return nothing, next(iter(params.values())).new_zeros(0)
+            empty = {name: value.new_zeros(0, *value.shape) for name, value in params.items()}
+            return empty, next(iter(params.values())).new_zeros(0)
         inputs, labels = self.run.train.take(rows)
         noise = [ask._replace(shape=Size([len(rows), *ask.shape[1:]])).draw(self.run.noise) for ask in self.asks]
         with warnings.catch_warnings():
@@ -186,49 +224,11 @@ class _Steps:
         return grads, losses
 
     def _loss(self, params: Params, example: Tensor, label: Tensor, *noise: Tensor) -> Tensor:
-        answer = self.learner(params | self.run.lane.buffers, example[None], [one[None] for one in noise])
-        return cross_entropy(answer, label[None])
+        logits = self.learner(params | self.run.lane.buffers, example[None], [one[None] for one in noise])
+        return cross_entropy(logits, label[None])
 
 
 def _lay_out(optimiser: Any) -> None:
-    """The gradients in their parameters' strides: fused optimisers walk both as flat memory and check nothing."""
+    """Copy gradients into their parameters' strides: fused optimisers read both as flat memory without a check."""
     for leaf in optimiser.params:
         leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
-
-
-@method("defense", "dp-sgd-scratch", "samia_ppb", acts_on="training", combines=False, reason=ALONE, requires=OPACUS)
-@dataclass(frozen=True)
-class DpSgdScratch(DpSgd):
-    """Trains the original and fine-tunes it by DP-SGD, with GroupNorm for BatchNorm (beyond samia_ppb 6.3.1).
-
-    Acts on: training and fine-tuning, both by `fit_many`, on the network that `structure` makes. The guarantee composes
-    both phases. A mask made of the weights alone costs nothing more; one made of members' gradients (snip, grasp) is
-    not covered.
-    """
-
-    def structure(self, net: nn.Module) -> nn.Module:
-        """The network with GroupNorm in the place of BatchNorm; its other layers and weights are kept.
-
-        Give it a new network: weights that were trained on the members would not be covered.
-        """
-        return grouped(net)
-
-    def fit_many(
-        self,
-        net: nn.Module,
-        tasks: Sequence[Task],
-        recipe: Recipe,
-        *,
-        loss: Loss = cross_entropy,
-        way: str = "auto",
-        progress: Progress | None = None,
-    ) -> Iterator[tuple[int, Fitted]]:
-        """As `trainer.fit_many`, for the original and for the pruned model alike."""
-        if any(isinstance(module, _BatchNorm) for module in net.modules()):
-            raise WrongInput("model", "has BatchNorm, which dp-sgd-scratch cannot train; use what structure(net) gives")
-        return super().fit_many(net, tasks, recipe, loss=loss, way=way, progress=progress)
-
-    @property
-    def covers(self) -> str:
-        """What the guarantee is about."""
-        return "training and fine-tuning, with GroupNorm in place of BatchNorm"

@@ -1,10 +1,8 @@
-"""What the rules that withhold weights share: which share, what is sent, what stays at home (priprune Section 5.1).
+"""Withholding rules at a fixed rate: largest gradients, random, and a mix of both (priprune Section 5.1).
 
-Conv and Linear weights can be withheld, those that the base pruning kept; biases and BatchNorm are sent whole. A
-withheld weight is sent as 0, whatever its value, so that an upload does not depend on it. Real pruning forgets it.
-Pseudo-pruning keeps its value in the client's state, and puts it over what the client receives next.
-
-Largest withholds the weights with the largest gradients, Random some that are drawn, Mix some of both.
+Conv and Linear weights that the base pruning kept can be withheld; biases and BatchNorm are sent whole. A withheld
+weight is sent as 0, whatever its value, so that an upload does not depend on it. Real pruning discards the value.
+Pseudo-pruning keeps the value in the client's state and puts it back into the weights that the client receives next.
 """
 
 from __future__ import annotations
@@ -25,16 +23,23 @@ from secateur.interfaces import Mask, Params
 from secateur.pruning.masks import Scope, one_of
 
 Of = Literal["all", "kept"]
-WITHHELD, SAVED = "withheld.", "saved."  # of a state's names
+WITHHELD, SAVED = "withheld.", "saved."  # prefixes of the names in a client's state
+
+
+class Rates(NamedTuple):
+    """Shares of weights that a client withholds, () each."""
+
+    of_kept: Tensor  # of those that the base pruning kept
+    of_all: Tensor  # of all that can be pruned
 
 
 @dataclass(frozen=True)
 class Withholding:
-    """A rule with a fixed rate: `withheld` chooses, True = not sent.
+    """Withholding rule with a fixed rate; subclasses choose the weights.
 
-    `rate` is withheld / `of`: all weights that can be pruned, those that the base pruned included, as the paper's
-    rates; or those that the base kept. Exactly int(rate * of) are withheld, or all that the base kept where these
-    are fewer. `scope`: over the whole network, as the paper, or in every layer by itself.
+    `of` is the denominator of `rate`. "all": all weights that can be pruned, including those that the base pruned, as
+    in the paper. "kept": the weights that the base kept. Exactly int(rate * of) weights are withheld, or all that the
+    base kept if these are fewer. `scope`: over the whole network, as in the paper, or in every layer by itself.
     """
 
     rate: float = 0.3
@@ -49,128 +54,42 @@ class Withholding:
         one_of("scope", self.scope, get_args(Scope))
 
     def noise(self, weights: Params, rng: Generator) -> Params:
-        """What `withheld` would draw, on the generator's device; empty where a rule draws nothing."""
+        """Return the random numbers of `withheld`, on the generator's device; empty if the rule draws nothing."""
         return {}
 
     def withheld(
         self, weights: Params, gradient: Params, mask: Mask, rng: Generator | None = None, noise: Params | None = None
     ) -> Mask:
-        """Which weights of a client are not sent. With `noise` it draws nothing, and runs under vmap."""
+        """Return the mask of a client's weights that are not sent (True).
+
+        With `noise` nothing is drawn, so that the function runs under vmap.
+        """
         if noise is None:
             noise = self.noise(weights, rng) if rng is not None else {}
         whole = whole_mask(weights, mask) if mask else {}
-        able = [name for name, value in weights.items() if value.ndim > 1]
-        found: Mask = {}
-        for names in [[name] for name in able] if self.scope == "layer" else [able]:
-            like, kept = ([each[name] for name in names if name in each] for each in (weights, whole))
-            given = ([each[name].to(like[0].device) for name in names if name in each] for each in (gradient, noise))
-            steepness, chance = (magnitudes(values, kept) if values else torch.empty(0) for values in given)
-            keep, sizes = torch.cat([each.flatten() for each in kept]) if kept else None, [v.numel() for v in like]
+        prunable = [name for name, value in weights.items() if value.ndim > 1]
+        hidden: Mask = {}
+        for names in [[name] for name in prunable] if self.scope == "layer" else [prunable]:
+            like, kept = ([part[name] for name in names if name in part] for part in (weights, whole))
+            inputs = ([part[name].to(like[0].device) for name in names if name in part] for part in (gradient, noise))
+            steepness, chance = (magnitudes(values, kept) if values else torch.empty(0) for values in inputs)
+            keep, sizes = torch.cat([where.flatten() for where in kept]) if kept else None, [v.numel() for v in like]
             chosen = self.choose(steepness, chance, self.number(sum(sizes), keep))
             parts = torch.split_with_sizes(chosen if keep is None else both(chosen, keep), sizes)
-            found |= {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
-        return found
+            hidden |= {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
+        return hidden
 
     @abstractmethod
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
-        """(n,) which to withhold, by |gradient| or uniform draws, both -1 where the base kept nothing.
+        """Return the mask (n,) of the entries to withhold, by |gradient| or by uniform draws.
 
-        Where fewer are kept than the number it may choose others too: these do not count.
+        Both are -1 where the base pruned. If the base kept fewer than `number`, pruned entries may be chosen too; the
+        caller drops them.
         """
 
     def number(self, size: int, keep: Tensor | None) -> int | Tensor:
-        """How many of `size` weights are withheld, of which the base kept all or some, (n,)."""
+        """Return the number of withheld weights of `size`; `keep` (n,) is the base's mask, None if it kept all."""
         return whole_part(self.rate * (size if keep is None or self.of == "all" else keep.sum().double()))
-
-
-def whole_part(value: float | Tensor) -> int | Tensor:
-    """Of a share that is not exact in binary: .3 * 10 must count as 3."""
-    return (value + 1e-9).floor().long() if isinstance(value, Tensor) else int(value + 1e-9)
-
-
-def whole_mask(weights: Params, mask: Mask) -> Mask:
-    """The base pruning's mask of every weight that can be withheld: it says what is kept, or everything is."""
-    return {
-        name: mask[name] if name in mask else torch.ones_like(value, dtype=torch.bool)
-        for name, value in weights.items()
-        if value.ndim > 1
-    }
-
-
-def sent(values: Params, withheld: Mask, mask: Mask) -> Params:
-    """What leaves the client, of its weights or of their differences: exactly 0 where withheld or pruned."""
-    hidden = {name: where | ~mask[name] if name in mask else where for name, where in withheld.items()}
-    return {name: torch.where(hidden[name], 0, value) if name in hidden else value for name, value in values.items()}
-
-
-def entries_sent(withheld: Mask, mask: Mask) -> Mask:
-    """Which entries leave the client: those that the base pruning keeps and that are not withheld."""
-    return mask | {
-        name: both(where, mask[name], inverted=True) if name in mask else ~where for name, where in withheld.items()
-    }
-
-
-def nothing_saved(weights: Params) -> Params:
-    """The state before a client's first round."""
-    names = [name for name, value in weights.items() if value.ndim > 1]
-    flags = {WITHHELD + name: torch.zeros_like(weights[name], dtype=torch.bool) for name in names}
-    return flags | {SAVED + name: torch.zeros_like(weights[name]) for name in names}
-
-
-def saved(weights: Params, withheld: Mask) -> Params:
-    """The state after a round: what was withheld, and its values."""
-    return _state(withheld, {name: torch.where(where, weights[name], 0) for name, where in withheld.items()})
-
-
-def _state(withheld: Mask, values: Params) -> Params:
-    flags = {WITHHELD + name: where for name, where in withheld.items()}
-    return flags | {SAVED + name: value for name, value in values.items()}
-
-
-def divided(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Params]:
-    """What is sent of weights that are 0 where the base prunes, and the state, empty where nothing is kept.
-
-    The same as `sent` and `saved`, of one client or of many, stacked.
-    """
-    parts = {name: parted(where, weights[name], keeps) for name, where in withheld.items()}
-    shared = weights | {name: outside for name, (_, outside) in parts.items()}
-    return shared, _state(withheld, {name: inside for name, (inside, _) in parts.items()}) if keeps else {}
-
-
-def reloaded(received: Params, state: Params, mask: Mask) -> Params:
-    """Where a client's round begins: what it received, with the weights that it withheld last in their place.
-
-    The mask that mixes the two is the last round's, so that nothing is taken from home that was not saved there; what
-    the base prunes by now is 0.
-    """
-    return tree.masked(received | put_back(received, state), mask)
-
-
-def put_back(received: Params, state: Params, mask: Mask | None = None) -> Params:
-    """The tensors of which something was withheld, with it in its place; of one client or of many, stacked.
-
-    They are 0 where a mask is given that drops them.
-    """
-    return {
-        name: mixed(state[WITHHELD + name], state[SAVED + name], value, mask.get(name) if mask else None)
-        for name, value in received.items()
-        if WITHHELD + name in state
-    }
-
-
-class Rates(NamedTuple):
-    """The share of weights that a client withholds, () each."""
-
-    of_kept: Tensor  # of those that the base pruning kept
-    of_all: Tensor  # of all that can be pruned
-
-
-def rates(withheld: Mask, mask: Mask) -> Rates:
-    """By both denominators."""
-    total = sum(where.numel() for where in withheld.values())
-    number = torch.stack([where.sum() for where in withheld.values()]).sum().double()
-    kept = torch.stack([mask[name].sum() if name in mask else (where | True).sum() for name, where in withheld.items()])
-    return Rates(number / kept.sum().clamp_min(1), number / total)
 
 
 @method("defense", "largest", "priprune", acts_on="client", adaptive=("support",))
@@ -182,7 +101,7 @@ class Largest(Withholding):
     """
 
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
-        """By |gradient|."""
+        """Choose by |gradient|."""
         return largest(steepness, number)
 
 
@@ -206,11 +125,11 @@ class RandomShare(Withholding):
     """
 
     def noise(self, weights: Params, rng: Generator) -> Params:
-        """Uniform draws."""
+        """Return uniform draws."""
         return uniform(weights, rng)
 
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
-        """By the draws."""
+        """Choose by the draws."""
         return largest(chance, number)
 
 
@@ -225,22 +144,13 @@ class PseudoRandomShare(RandomShare):
     pseudo: bool = True
 
 
-def uniform(weights: Params, rng: Generator) -> Params:
-    """A draw for every weight that can be withheld."""
-    return {
-        name: torch.rand(value.shape, generator=rng, device=rng.device)
-        for name, value in weights.items()
-        if value.ndim > 1
-    }
-
-
 @method("defense", "mix", "priprune", acts_on="client", adaptive=("support",))
 @dataclass(frozen=True)
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
 
     Acts on: a federation's client, on top of any base pruning. `largest` is the share of the rate that goes to the
-    largest gradients (Fig. A4 has 0, 1/3, 2/3 and 1); the others are drawn among what is left, so the two never meet.
+    largest gradients (Fig. A4 has 0, 1/3, 2/3 and 1); the others are drawn among the remaining weights.
     """
 
     largest: float = 0.5
@@ -251,11 +161,11 @@ class Mix(Withholding):
             raise WrongInput("largest", f"{self.largest} is not allowed; give a share from 0 to 1")
 
     def noise(self, weights: Params, rng: Generator) -> Params:
-        """Uniform draws."""
+        """Return uniform draws."""
         return uniform(weights, rng)
 
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
-        """By |gradient|, then by the draws."""
+        """Choose by |gradient|, then by the draws."""
         first = whole_part(self.largest * number)
         steepest = largest(steepness, first)
         return steepest | largest(torch.where(steepest, -1, chance), number - first)
@@ -270,3 +180,97 @@ class PseudoMix(Mix):
     """
 
     pseudo: bool = True
+
+
+def uniform(weights: Params, rng: Generator) -> Params:
+    """Return a uniform draw for every weight that can be withheld."""
+    return {
+        name: torch.rand(value.shape, generator=rng, device=rng.device)
+        for name, value in weights.items()
+        if value.ndim > 1
+    }
+
+
+def whole_part(value: float | Tensor) -> int | Tensor:
+    """Return the whole part of a product with a rate that is not exact in binary: .3 * 10 must count as 3."""
+    return (value + 1e-9).floor().long() if isinstance(value, Tensor) else int(value + 1e-9)
+
+
+def whole_mask(weights: Params, mask: Mask) -> Mask:
+    """Return the base pruning's mask of every weight that can be withheld; True where the base has no mask."""
+    return {
+        name: mask[name] if name in mask else torch.ones_like(value, dtype=torch.bool)
+        for name, value in weights.items()
+        if value.ndim > 1
+    }
+
+
+def sent(values: Params, withheld: Mask, mask: Mask) -> Params:
+    """Return the part of the weights, or of their differences, that is sent: exactly 0 where withheld or pruned."""
+    hidden = {name: where | ~mask[name] if name in mask else where for name, where in withheld.items()}
+    return {name: torch.where(hidden[name], 0, value) if name in hidden else value for name, value in values.items()}
+
+
+def saved(weights: Params, withheld: Mask) -> Params:
+    """Return the state after a round: the mask of withheld weights, and their values."""
+    return _state(withheld, {name: torch.where(where, weights[name], 0) for name, where in withheld.items()})
+
+
+def divided(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Params]:
+    """Return the part of the weights that is sent, and the client's state, empty unless `keeps`.
+
+    The same as `sent` and `saved` in one pass, for one client or many stacked. The weights must be 0 where the base
+    prunes.
+    """
+    parts = {name: parted(where, weights[name], keeps) for name, where in withheld.items()}
+    shared = weights | {name: outside for name, (_, outside) in parts.items()}
+    return shared, _state(withheld, {name: inside for name, (inside, _) in parts.items()}) if keeps else {}
+
+
+def _state(withheld: Mask, values: Params) -> Params:
+    """Return a client's state from the mask and the values of its withheld weights."""
+    flags = {WITHHELD + name: where for name, where in withheld.items()}
+    return flags | {SAVED + name: value for name, value in values.items()}
+
+
+def entries_sent(withheld: Mask, mask: Mask) -> Mask:
+    """Return the mask of the entries that are sent: kept by the base pruning and not withheld."""
+    return mask | {
+        name: both(where, mask[name], inverted=True) if name in mask else ~where for name, where in withheld.items()
+    }
+
+
+def nothing_saved(weights: Params) -> Params:
+    """Return the state before a client's first round."""
+    names = [name for name, value in weights.items() if value.ndim > 1]
+    flags = {WITHHELD + name: torch.zeros_like(weights[name], dtype=torch.bool) for name in names}
+    return flags | {SAVED + name: torch.zeros_like(weights[name]) for name in names}
+
+
+def reloaded(received: Params, state: Params, mask: Mask) -> Params:
+    """Return the weights at the start of a client's round: those received, with the last withheld ones put back.
+
+    The mask that mixes the two is the last round's, so that only saved values are taken from the state. Weights that
+    the base prunes by now are 0.
+    """
+    return tree.masked(received | put_back(received, state), mask)
+
+
+def put_back(received: Params, state: Params, mask: Mask | None = None) -> Params:
+    """Return the tensors with withheld entries, these put back; for one client or many stacked.
+
+    With `mask` the entries that it drops are 0.
+    """
+    return {
+        name: mixed(state[WITHHELD + name], state[SAVED + name], value, mask.get(name) if mask else None)
+        for name, value in received.items()
+        if WITHHELD + name in state
+    }
+
+
+def rates(withheld: Mask, mask: Mask) -> Rates:
+    """Return the share of withheld weights by both denominators."""
+    total = sum(where.numel() for where in withheld.values())
+    number = torch.stack([where.sum() for where in withheld.values()]).sum().double()
+    kept = torch.stack([mask[name].sum() if name in mask else (where | True).sum() for name, where in withheld.items()])
+    return Rates(number / kept.sum().clamp_min(1), number / total)

@@ -1,16 +1,16 @@
-"""Triton kernels of batchnorm.py: each direction passes over the memory twice, once for its sums and once to write.
+"""Triton kernels of BatchNorm for many users, alone, with ReLU, and with ReLU and 2x2 max-pooling.
 
-x and g are (U, P, C): users, places, channels. What is given or found for a user and a channel is (U, C); a first
-stride of 0 is one row that all users share.
+Each direction passes over the memory twice: once for the sums, once to write. x and g, the gradient of the output, are
+(U, P, C): users, places, channels. Statistics and factors are (U, C); a first stride of 0 is one row that all users
+share.
 
-BatchNorm, ReLU and the largest of every two by two are one layer too. Only a quarter is written on the way, and read on
-the way back; which of four was the largest is found again there. x is (U, P, C), of pictures with an even number of
-lines and `width` columns; what is pooled is (U, P / 4, C).
+With pooling, the forward pass writes a quarter of the entries and the backward pass reads a quarter. The backward pass
+finds again which of four entries was the largest. x is then of images with an even number of lines and `width` columns,
+and the pooled output is (U, P / 4, C).
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-# ruff: noqa: ANN001, ANN202
 
 from __future__ import annotations
 
@@ -19,17 +19,115 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PLACES, CHANNELS = 32, 64  # of a tile; of fewer channels more places
-PROGRAMS = 1024  # that share the sums: some for each of a GPU's processors
-PARTS = 32  # of the sums that are loaded at once
+PLACES, CHANNELS = 32, 64  # of a tile; with fewer channels it has more places
+PROGRAMS = 1024  # programs that share the sums: several for each of a GPU's processors
+PARTS = 32  # partial sums that are loaded at once
 
 
-@triton.jit
-def kept(out, total, along, u, c, C):
-    """A stretch's two sums, into (2, U, stretches, C)."""
-    into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
-    tl.store(into, tl.sum(total, 0), mask=c < C)
-    tl.store(into + tl.num_programs(2) * tl.num_programs(0) * C, tl.sum(along, 0), mask=c < C)
+def normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None, relu: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the normalised x, plus `skip`, through ReLU if `relu`.
+
+    The second result is mean, variance, 1 / deviation and scale, (U, C) each.
+    """
+    weight, bias = (value.expand(len(x), -1) for value in (weight, bias))
+    with torch.cuda.device_of(x):
+        moments = measured(x, weight, bias, eps)
+        return _write(x, skip, moments[0], moments[3:], relu), tuple(moments[:4])
+
+
+def returned(
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, relu: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients with respect to x, weight and bias; `relu` is the bias if the output went through ReLU."""
+    relu = None if relu is None else relu.expand(len(x), -1)
+    with torch.cuda.device_of(x):
+        factors = factored(_summed(x, g, mean, scale, relu), x, inverse, scale)
+        return _write(x, g, mean, factors[:3], relu is not None, (scale, relu)), factors[3], factors[4]
+
+
+def pooled(x: Tensor, weight: Tensor, bias: Tensor, eps: float, width: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the pooled output (U, P / 4, C), for weight and bias (U, C).
+
+    The second result is mean, variance, 1 / deviation and scale, (U, C) each.
+    """
+    (U, P, C), (R, T) = x.shape, tile_of(x)
+    out = x.new_empty(U, P // 4, C)
+    with torch.cuda.device_of(x):
+        moments = measured(x, weight, bias, eps)[:4]
+        grid = triton.cdiv(P // 4, R), triton.cdiv(C, T), U
+        mean, _, _, scale = moments
+        _pooled[grid](x, mean, scale, bias, out, P // 4, bias.stride(0), width, C, R, T)
+    return out, tuple(moments)
+
+
+def spread(
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, bias: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients with respect to x, weight and bias of the pooled layer, for g (U, P / 4, C)."""
+    (U, P, C), (R, T) = x.shape, tile_of(x)
+    Q, tiles = P // 4, triton.cdiv(C, T)
+    stretch = max(R, triton.next_power_of_2(Q * U * tiles // PROGRAMS))
+    out, sums = torch.empty_like(x), x.new_empty(2, U, triton.cdiv(Q, stretch), C)
+    sizes = Q, bias.stride(0)
+    with torch.cuda.device_of(x):
+        _pool_sums[sums.shape[2], tiles, U](x, g, mean, scale, bias, sums, *sizes, stretch, width, C, R, T)
+        factors = factored(sums, x, inverse, scale)
+        grid = triton.cdiv(Q, R), tiles, U
+        _spread[grid](x, g, mean, scale, bias, factors, out, *sizes, width, C, R, T)
+    return out, factors[3], factors[4]
+
+
+def measured(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return mean, variance, 1 / deviation, scale, bias and ones, (6, U, C), for weight and bias (U, C)."""
+    (U, P, C), (_, W), sums = x.shape, tile_of(x), _summed(x)
+    moments, grid = x.new_empty(6, U, C), (triton.cdiv(C, W), U)
+    strides = weight.stride(0), bias.stride(0)
+    _moments[grid](sums, x, weight, bias, moments, U, P, C, *strides, sums.shape[2], eps, PARTS, W)
+    return moments
+
+
+def factored(sums: Tensor, x: Tensor, inverse: Tensor, scale: Tensor) -> Tensor:
+    """Return a, b and c of dx = (x - mean) a + b + g c, then the gradients of weight and bias, (5, U, C)."""
+    (U, P, C), (_, W) = x.shape, tile_of(x)
+    factors, grid = x.new_empty(5, U, C), (triton.cdiv(C, W), U)
+    _factors[grid](sums, inverse, scale, factors, U, P, C, sums.shape[2], PARTS, W)
+    return factors
+
+
+def _summed(x: Tensor, *back: Tensor | None) -> Tensor:
+    """Return both sums of `_sums`, (2, U, stretches, C), of x alone or with g, mean, scale and bias."""
+    (U, P, C), (R, W) = x.shape, tile_of(x)
+    tiles = triton.cdiv(C, W)
+    stretch = max(R, triton.next_power_of_2(P * U * tiles // PROGRAMS))
+    sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
+    relu, pointers = bool(back) and back[-1] is not None, _pointers(x, *(back or [None] * 4))
+    _sums[sums.shape[2], tiles, U](x, *pointers, sums, P, C, pointers[-1].stride(0), stretch, not back, relu, R, W)
+    return sums
+
+
+def _write(
+    x: Tensor, g: Tensor | None, mean: Tensor, factors: Tensor, relu: bool, back: tuple[Tensor | None, ...] = ()
+) -> Tensor:
+    """Return the output of `_written`; `back` is (scale, bias) in the backward pass."""
+    (U, P, C), (R, W) = x.shape, tile_of(x)
+    out = torch.empty_like(x)
+    grid = triton.cdiv(P, 2 * R), triton.cdiv(C, W), U
+    pointers = _pointers(x, g, mean, *(back or [None] * 2))
+    _written[grid](x, *pointers, factors, out, P, C, pointers[-1].stride(0), g is not None, relu, bool(back), 2 * R, W)
+    return out
+
+
+def _pointers(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """Return the tensors with x in place of each None, which the kernel does not read."""
+    return [x if tensor is None else tensor for tensor in tensors]
+
+
+def tile_of(x: Tensor) -> tuple[int, int]:
+    """Return the places and the channels of a tile."""
+    width = min(CHANNELS, triton.next_power_of_2(x.shape[2]))
+    return PLACES * CHANNELS // width, width
 
 
 @triton.jit
@@ -37,10 +135,10 @@ def _sums(
     x, g, mean, scale, bias, out, P, C, bias_stride, stretch,
     SQUARE: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Over a stretch of places: the sums of g and of g (x - mean), into (2, U, stretches, C).
+    """Sum g and g (x - mean) over a stretch of places, into (2, U, stretches, C).
 
-    SQUARE: of d = x - the user's first place, and of d^2; without a nearby centre the variance would be lost.
-    RELU: of g where the output was not 0.
+    SQUARE: sum d = x - the user's first place, and d^2; without a nearby centre the variance would lose its digits.
+    RELU: take g only where the output was not 0.
     """
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * W + tl.arange(0, W)
@@ -65,24 +163,18 @@ def _sums(
 
 
 @triton.jit
-def _both(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
-    """(C,) both sums of a user over all stretches."""
-    total = tl.zeros((S, W), dtype=tl.float32)
-    along = tl.zeros((S, W), dtype=tl.float32)
-    for step in range(0, parts, S):
-        s = step + tl.arange(0, S)
-        inside = (s < parts)[:, None] & (c < C)[None, :]
-        at = sums + (u * parts + s[:, None]) * C + c[None, :]
-        total += tl.load(at, mask=inside, other=0)
-        along += tl.load(at + U * parts * C, mask=inside, other=0)
-    return tl.sum(total, 0), tl.sum(along, 0)
+def kept(out, total, along, u, c, C):
+    """Store a stretch's two sums into (2, U, stretches, C)."""
+    into = out + (u * tl.num_programs(0) + tl.program_id(0)) * C + c
+    tl.store(into, tl.sum(total, 0), mask=c < C)
+    tl.store(into + tl.num_programs(2) * tl.num_programs(0) * C, tl.sum(along, 0), mask=c < C)
 
 
 @triton.jit
 def _moments(
     sums, x, weight, bias, out, U, P, C, weight_stride, bias_stride, parts, eps, S: tl.constexpr, W: tl.constexpr
 ):
-    """Mean, variance, 1 / deviation, scale, bias and ones, into (6, U, C)."""
+    """Store mean, variance, 1 / deviation, scale, bias and ones into (6, U, C)."""
     u = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * W + tl.arange(0, W)
     inside = c < C
@@ -103,8 +195,22 @@ def _moments(
 
 
 @triton.jit
+def _both(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
+    """Return both sums of a user over all stretches, (C,) each."""
+    total = tl.zeros((S, W), dtype=tl.float32)
+    along = tl.zeros((S, W), dtype=tl.float32)
+    for step in range(0, parts, S):
+        s = step + tl.arange(0, S)
+        inside = (s < parts)[:, None] & (c < C)[None, :]
+        at = sums + (u * parts + s[:, None]) * C + c[None, :]
+        total += tl.load(at, mask=inside, other=0)
+        along += tl.load(at + U * parts * C, mask=inside, other=0)
+    return tl.sum(total, 0), tl.sum(along, 0)
+
+
+@triton.jit
 def _factors(sums, inverse, scale, out, U, P, C, parts, S: tl.constexpr, W: tl.constexpr):
-    """Of dx = (x - mean) a + b + g c: a, b and c, then the gradients of weight and bias, into (5, U, C)."""
+    """Store a, b and c of dx = (x - mean) a + b + g c, then the gradients of weight and bias, into (5, U, C)."""
     u = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * W + tl.arange(0, W)
     inside, of = c < C, u * C + c
@@ -123,9 +229,9 @@ def _written(
     x, g, mean, scale, bias, factors, out, P, C, bias_stride,
     TWO: tl.constexpr, RELU: tl.constexpr, BACK: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """A tile of (x - mean) a + b, with TWO also + g c, for a, b and c in (3, U, C).
+    """Write a tile of (x - mean) a + b, with TWO also + g c, for a, b and c in (3, U, C).
 
-    RELU: of that the ReLU; on the way BACK of g where the output was not 0.
+    RELU: write the ReLU of that; in the BACK pass take g only where the output was not 0.
     """
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * W + tl.arange(0, W)
@@ -150,121 +256,16 @@ def _written(
     tl.store(out + at, value, mask=inside)
 
 
-def normalised(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None, relu: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The normalised x, plus a skip, through ReLU; and mean, variance, 1 / deviation and scale, (U, C) each."""
-    weight, bias = (each.expand(len(x), -1) for each in (weight, bias))
-    with torch.cuda.device_of(x):
-        found = measured(x, weight, bias, eps)
-        return _write(x, skip, found[0], found[3:], relu), tuple(found[:4])
-
-
-def returned(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, relu: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with respect to x, weight and bias; `relu` is the bias where the output went through ReLU."""
-    relu = None if relu is None else relu.expand(len(x), -1)
-    with torch.cuda.device_of(x):
-        found = factored(_summed(x, g, mean, scale, relu), x, inverse, scale)
-        return _write(x, g, mean, found[:3], relu is not None, (scale, relu)), found[3], found[4]
-
-
-def measured(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(6, U, C): mean, variance, 1 / deviation, scale, bias and ones, for weight and bias (U, C)."""
-    (U, P, C), (_, W), sums = x.shape, tile_of(x), _summed(x)
-    found, grid = x.new_empty(6, U, C), (triton.cdiv(C, W), U)
-    strides = weight.stride(0), bias.stride(0)
-    _moments[grid](sums, x, weight, bias, found, U, P, C, *strides, sums.shape[2], eps, PARTS, W)
-    return found
-
-
-def factored(sums: Tensor, x: Tensor, inverse: Tensor, scale: Tensor) -> Tensor:
-    """(5, U, C): of dx = (x - mean) a + b + g c the a, b and c, then the gradients of weight and bias."""
-    (U, P, C), (_, W) = x.shape, tile_of(x)
-    found, grid = x.new_empty(5, U, C), (triton.cdiv(C, W), U)
-    _factors[grid](sums, inverse, scale, found, U, P, C, sums.shape[2], PARTS, W)
-    return found
-
-
-def _summed(x: Tensor, *back: Tensor | None) -> Tensor:
-    """(2, U, stretches, C), of x alone or of g, mean, scale and bias."""
-    (U, P, C), (R, W) = x.shape, tile_of(x)
-    tiles = triton.cdiv(C, W)
-    stretch = max(R, triton.next_power_of_2(P * U * tiles // PROGRAMS))
-    sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
-    relu, given = bool(back) and back[-1] is not None, _given(x, *(back or [None] * 4))
-    _sums[sums.shape[2], tiles, U](x, *given, sums, P, C, given[-1].stride(0), stretch, not back, relu, R, W)
-    return sums
-
-
-def _write(
-    x: Tensor, g: Tensor | None, mean: Tensor, factors: Tensor, relu: bool, back: tuple[Tensor | None, ...] = ()
-) -> Tensor:
-    (U, P, C), (R, W) = x.shape, tile_of(x)
-    out = torch.empty_like(x)
-    grid = triton.cdiv(P, 2 * R), triton.cdiv(C, W), U
-    given = _given(x, g, mean, *(back or [None] * 2))
-    _written[grid](x, *given, factors, out, P, C, given[-1].stride(0), g is not None, relu, bool(back), 2 * R, W)
-    return out
-
-
-def _given(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """With something in the place of what a kernel will not read."""
-    return [x if tensor is None else tensor for tensor in tensors]
-
-
-def tile_of(x: Tensor) -> tuple[int, int]:
-    """Places and channels of a tile."""
-    width = min(CHANNELS, triton.next_power_of_2(x.shape[2]))
-    return PLACES * CHANNELS // width, width
-
-
-@triton.jit
-def _places(u, q, c, Q, W: tl.constexpr, C: tl.constexpr):
-    """Of pooled places q and channels c: which there are, where they lie, and where the first of each one's four."""
-    inside = (q < Q)[:, None] & (c < C)[None, :]
-    column, line = q % (W // 2), q // (W // 2)  # of all pictures, one under the other
-    first = u * 4 * Q * C + (2 * line * W + 2 * column)[:, None] * C + c[None, :]
-    return inside, u * Q * C + q[:, None] * C + c[None, :], first
-
-
-@triton.jit
-def _looked(x, at, inside, step, mean, scale, bias):
-    """An entry at some step from its corner: less the mean, and normalised."""
-    d = tl.load(x + at + step, mask=inside, other=0) - mean[None, :]
-    return d, d * scale[None, :] + bias[None, :]
-
-
-@triton.jit
-def _largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, mean, scale, bias):
-    """The first of the largest of four, less the mean and normalised, and its number; NaN is larger than all."""
-    d, value = _looked(x, at, inside, 0, mean, scale, bias)
-    number = tl.zeros(value.shape, dtype=tl.int32)
-    for k in tl.static_range(1, 4):
-        other, normal = _looked(x, at, inside, (k // 2 * W + k % 2) * C, mean, scale, bias)
-        larger = (normal > value) | (normal != normal)
-        d, value = tl.where(larger, other, d), tl.where(larger, normal, value)
-        number = tl.where(larger, k, number)
-    return d, value, number
-
-
-@triton.jit
-def _pool_given(mean, scale, bias, u, c, C: tl.constexpr, bias_stride):
-    of, inside = u * C + c, c < C
-    shift = tl.load(bias + u * bias_stride + c, mask=inside, other=0)
-    return tl.load(mean + of, mask=inside, other=0), tl.load(scale + of, mask=inside, other=0), shift
-
-
 @triton.jit
 def _pooled(
     x, mean, scale, bias, out, Q, bias_stride,
     W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
+    """Write the ReLU of the largest of four normalised entries."""
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * T + tl.arange(0, T)
     q = tl.program_id(0) * R + tl.arange(0, R)
-    centre, slope, shift = _pool_given(mean, scale, bias, u, c, C, bias_stride)
+    centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
     inside, of_pooled, at = _places(u, q, c, Q, W, C)
     _, value, _ = _largest(x, at, inside, C, W, centre, slope, shift)
     tl.store(out + of_pooled, tl.where(value < 0, 0.0, value), mask=inside)
@@ -275,10 +276,10 @@ def _pool_sums(
     x, g, mean, scale, bias, out, Q, bias_stride, stretch,
     W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Over a stretch of pooled places: the sums of g and of g (x - mean), into (2, U, stretches, C)."""
+    """Sum g and g (x - mean) over a stretch of pooled places, into (2, U, stretches, C)."""
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * T + tl.arange(0, T)
-    centre, slope, shift = _pool_given(mean, scale, bias, u, c, C, bias_stride)
+    centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
     total = tl.zeros((R, T), dtype=tl.float32)
     along = tl.zeros((R, T), dtype=tl.float32)
     for step in range(0, stretch, R):
@@ -297,11 +298,11 @@ def _spread(
     x, g, mean, scale, bias, factors, out, Q, bias_stride,
     W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """(x - mean) a + b, and + g c at the largest of four, for a, b and c in (3, U, C)."""
+    """Write (x - mean) a + b, and + g c at the largest of four, for a, b and c in (3, U, C)."""
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * T + tl.arange(0, T)
     q = tl.program_id(0) * R + tl.arange(0, R)
-    centre, slope, shift = _pool_given(mean, scale, bias, u, c, C, bias_stride)
+    centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
     of, step = factors + u * C + c, tl.num_programs(2) * C
     a, b = tl.load(of, mask=c < C, other=0), tl.load(of + step, mask=c < C, other=0)
     by = tl.load(of + 2 * step, mask=c < C, other=0)
@@ -312,34 +313,42 @@ def _spread(
     for k in tl.static_range(0, 4):
         here = (k // 2 * W + k % 2) * C
         d, _ = _looked(x, at, inside, here, centre, slope, shift)
-        found = d * a[None, :] + b[None, :] + tl.where(number == k, gradient, 0.0)
-        tl.store(out + at + here, found, mask=inside)
+        dx = d * a[None, :] + b[None, :] + tl.where(number == k, gradient, 0.0)
+        tl.store(out + at + here, dx, mask=inside)
 
 
-def pooled(x: Tensor, weight: Tensor, bias: Tensor, eps: float, width: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """(U, P / 4, C) for weight and bias (U, C), and mean, variance, 1 / deviation and scale, (U, C) each."""
-    (U, P, C), (R, T) = x.shape, tile_of(x)
-    out = x.new_empty(U, P // 4, C)
-    with torch.cuda.device_of(x):
-        moments = measured(x, weight, bias, eps)[:4]
-        grid = triton.cdiv(P // 4, R), triton.cdiv(C, T), U
-        mean, _, _, scale = moments
-        _pooled[grid](x, mean, scale, bias, out, P // 4, bias.stride(0), width, C, R, T)
-    return out, tuple(moments)
+@triton.jit
+def _affine(mean, scale, bias, u, c, C: tl.constexpr, bias_stride):
+    """Return a user's mean, scale and bias of the channels c."""
+    of, inside = u * C + c, c < C
+    shift = tl.load(bias + u * bias_stride + c, mask=inside, other=0)
+    return tl.load(mean + of, mask=inside, other=0), tl.load(scale + of, mask=inside, other=0), shift
 
 
-def spread(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, bias: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with respect to x, weight and bias by g (U, P / 4, C)."""
-    (U, P, C), (R, T) = x.shape, tile_of(x)
-    Q, tiles = P // 4, triton.cdiv(C, T)
-    stretch = max(R, triton.next_power_of_2(Q * U * tiles // PROGRAMS))
-    out, sums = torch.empty_like(x), x.new_empty(2, U, triton.cdiv(Q, stretch), C)
-    given = Q, bias.stride(0)
-    with torch.cuda.device_of(x):
-        _pool_sums[sums.shape[2], tiles, U](x, g, mean, scale, bias, sums, *given, stretch, width, C, R, T)
-        found = factored(sums, x, inverse, scale)
-        grid = triton.cdiv(Q, R), tiles, U
-        _spread[grid](x, g, mean, scale, bias, found, out, *given, width, C, R, T)
-    return out, found[3], found[4]
+@triton.jit
+def _places(u, q, c, Q, W: tl.constexpr, C: tl.constexpr):
+    """Return for pooled places q and channels c: which exist, their offsets, and those of the first of their four."""
+    inside = (q < Q)[:, None] & (c < C)[None, :]
+    column, line = q % (W // 2), q // (W // 2)  # of all pictures, one under the other
+    first = u * 4 * Q * C + (2 * line * W + 2 * column)[:, None] * C + c[None, :]
+    return inside, u * Q * C + q[:, None] * C + c[None, :], first
+
+
+@triton.jit
+def _largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, mean, scale, bias):
+    """Return the first largest of four, minus the mean and normalised, and its number; NaN is larger than all."""
+    d, value = _looked(x, at, inside, 0, mean, scale, bias)
+    number = tl.zeros(value.shape, dtype=tl.int32)
+    for k in tl.static_range(1, 4):
+        other, normal = _looked(x, at, inside, (k // 2 * W + k % 2) * C, mean, scale, bias)
+        larger = (normal > value) | (normal != normal)
+        d, value = tl.where(larger, other, d), tl.where(larger, normal, value)
+        number = tl.where(larger, k, number)
+    return d, value, number
+
+
+@triton.jit
+def _looked(x, at, inside, step, mean, scale, bias):
+    """Return an entry at some step from its corner: minus the mean, and normalised."""
+    d = tl.load(x + at + step, mask=inside, other=0) - mean[None, :]
+    return d, d * scale[None, :] + bias[None, :]

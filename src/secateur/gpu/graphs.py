@@ -1,14 +1,13 @@
-"""Work as CUDA graphs: whatever becomes of a capture, its thread is back on the stream that it was on.
+"""CUDA graphs: capture and replay of a function, parallel branches inside it, and timings on a GPU.
 
-torch.cuda.graph gives that stream back only where the capture ends well. The memory that cuBLAS works in belongs to a
-stream, and torch hands out 32 streams in turn: a graph that is dropped takes its stream's memory along, to which the
-products of another graph of that stream still write (pytorch's issue 193402). So here every graph has its own.
+Small networks are bound by the launches of their kernels, which a graph saves. `Captured` replays a function of some
+inputs, `captured` a step of an attack on tensors that stay in place. `Branches` and `Aside` run parts of a captured
+function in parallel.
 
-`Captured` is one function as CUDA graphs, `Branches` and `Aside` run parts of it beside each other. `captured` is a
-step of an attack: small networks are bound by the launching of their kernels, not by these. Inside, products may be
-taken in TF32 and cuDNN times its algorithms: the sign of a pixel's gradient does not need more, and trials of float32
-part after some steps by themselves. Networks and pictures are channels_last in the layer-wise engine, which is what the
-tensor cores want.
+Two traps of torch are handled in `recorded`. torch.cuda.graph restores the thread's stream only if the capture
+succeeds; `recorded` restores the stream always. The workspace of cuBLAS belongs to a stream, and torch hands out 32
+streams in turn. A dropped graph frees the workspace of its stream, to which products of another graph of that stream
+still write (pytorch issue 193402). So every graph here has a workspace of its own.
 """
 
 from __future__ import annotations
@@ -26,93 +25,20 @@ from torch import Tensor
 from secateur.gpu.precision import tf32
 
 log = logging.getLogger(__name__)
-
+TIMES = 3  # calls that a timing averages
+WARMUPS = 3  # plain calls before the capture: libraries initialise themselves, on every branch
 Made = TypeVar("Made")
-
-TIMES = 3
-
-WARMUPS = 3  # real steps before the capture: libraries set themselves up, and on every branch
-
-
-@contextmanager
-def recorded(
-    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None, mode: str = "global"
-) -> Iterator[None]:
-    """What is called inside goes into the graph, on `stream`; `mode` says whose calls may spoil it, as torch has it."""
-    inside = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode)
-    with torch.cuda.stream(stream), _own_workspaces(), inside:
-        yield
-
-
-def attempted(
-    work: Callable[[], Made], stream: torch.cuda.Stream, pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Made] | None:
-    """The work as a graph, and what it made; None where that cannot be, and it is said why."""
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with recorded(graph, stream, pool):
-            made = work()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # such as of a network of the user's that waits for the device
-        cause = error.__context__ or error  # where work fails the end of its capture may too, and says less
-        if isinstance(cause, torch.OutOfMemoryError):
-            raise cause from None
-        log.warning("a step cannot be captured in a CUDA graph and runs without one: %s", str(cause).split("\n")[0])
-        return None
-    return graph, made
-
-
-@contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """Let cuBLAS forget its memory: what is called inside takes some of the graph's, and nobody else does later."""
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
-
-
-def milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of the GPU, once cuDNN has chosen."""
-    work()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
-        start.record()
-        for _ in range(TIMES):
-            work()
-        end.record()
-        end.synchronize()
-    taken: float = start.elapsed_time(end) / TIMES
-    return taken
-
-
-def capturing() -> bool:
-    """Whether calls go into a graph, where nothing can be timed."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@contextmanager
-def cudnn_chooses(by_timing: bool) -> Iterator[None]:
-    """Let cuDNN time its algorithms when a shape comes first, or take what it expects, and put it back afterwards."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    try:
-        cudnn.benchmark = by_timing
-        yield
-    finally:
-        cudnn.benchmark = before
 
 
 class Tensors(Protocol):
-    """What a captured function is given."""
+    """Inputs of a captured function."""
 
     def tensors(self) -> list[Tensor]:
-        """Its tensors in a fixed order."""
+        """Return the tensors in a fixed order."""
         ...
 
     def clone(self) -> Self:
-        """The same in memory of its own."""
+        """Return a copy in new memory."""
         ...
 
 
@@ -121,19 +47,19 @@ Given = TypeVar("Given", bound=Tensors)
 
 @dataclass
 class _Form(Generic[Given]):
-    """One form of the inputs: so far run, or captured."""
+    """State of one form of the inputs (shapes and dtypes): still called plainly, or captured."""
 
-    left: float = field(default_factory=lambda: WARMUPS)  # calls before the capture
-    given: Given | None = None  # where a replay reads
-    made: Any = None  # where it writes
+    left: float = field(default_factory=lambda: WARMUPS)  # plain calls before the capture
+    inputs: Given | None = None  # memory that a replay reads
+    outputs: Any = None  # memory that a replay writes
     graph: torch.cuda.CUDAGraph | None = None
 
 
 class Captured(Generic[Given, Made]):
-    """Calls, then captures, then replays `function`, a graph for each form of what it is given.
+    """Function that is called, then captured, then replayed, with a graph for each form of its inputs.
 
-    The function reads and changes tensors that stay where they are and never waits for the device. What it returns is
-    overwritten by the next call.
+    The function reads and changes tensors that stay in place and never waits for the device. The next call overwrites
+    the outputs of this one.
     """
 
     def __init__(self, function: Callable[[Given], Made], device: torch.device) -> None:
@@ -143,78 +69,127 @@ class Captured(Generic[Given, Made]):
         self.pool: Any = None
 
     def __call__(self, given: Given) -> Made:
-        """What the function makes of it."""
+        """Return the function's outputs."""
         key = tuple((tensor.shape, tensor.dtype) for tensor in given.tensors())
         form: _Form[Given] = self.forms.setdefault(key, _Form())
         if form.left == 0 and form.graph is None:
             self._capture(form, given)
         if form.left:
             form.left -= 1
-            current = torch.cuda.current_stream(self.stream.device)
-            self.stream.wait_stream(current)
-            with torch.cuda.stream(self.stream):
-                made = self.function(given)
-            current.wait_stream(self.stream)
-            return made
-        assert form.graph is not None and form.given is not None
-        _copy(form.given.tensors(), given.tensors())
+            with _side_stream(self.stream):
+                return self.function(given)
+        assert form.graph is not None and form.inputs is not None
+        _copy(form.inputs.tensors(), given.tensors())
         form.graph.replay()
-        result: Made = form.made
-        return result
+        outputs: Made = form.outputs
+        return outputs
 
     def _capture(self, form: _Form[Given], given: Given) -> None:
-        held = given.clone()
+        inputs = given.clone()
         # The graphs run one at a time and keep nothing in between, so they share their memory.
-        found = attempted(lambda: self.function(held), self.stream, self.pool)
-        if found is None:
+        result = attempted(lambda: self.function(inputs), self.stream, self.pool)
+        if result is None:
             form.left = math.inf
             return
-        form.given, (form.graph, form.made) = held, found
+        form.inputs, (form.graph, form.outputs) = inputs, result
         self.pool = form.graph.pool()
 
 
 def _copy(into: list[Tensor], of: list[Tensor]) -> None:
-    """All of one dtype at once: mixed lists are copied one by one."""
+    """Copy tensors, all of one dtype at once: torch copies mixed lists one by one."""
     for dtype in {tensor.dtype for tensor in of}:
         which = [i for i, tensor in enumerate(of) if tensor.dtype == dtype]
         torch._foreach_copy_([into[i] for i in which], [of[i] for i in which])
 
 
+def captured(step: Callable[[], None], state: Mapping[str, Tensor], warmups: int = WARMUPS) -> Callable[[], None]:
+    """Return a function that does one `step` a call: on a GPU by replaying a graph, on a CPU `step` itself.
+
+    `step` reads and writes tensors that stay in place, those of `state` among them, and never waits for the device. The
+    first `warmups` calls run `step` plainly; the next one captures the graph. The graph's memory is freed with the
+    function. On a GPU products may be in TF32, and cuDNN times its algorithms. The sign of a pixel's gradient needs no
+    more precision, and trials in float32 diverge after some steps anyway.
+    """
+    device = next(iter(state.values())).device
+    return step if device.type != "cuda" else _CapturedStep(step, device, warmups)
+
+
+class _CapturedStep:
+    """Step that is called, then captured, then replayed."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device, warmups: int) -> None:
+        self.step, self.left = step, warmups
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self.left == 0 and self.graph is None:
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self.left -= 1
+        with _side_stream(self.stream), fast():
+            self.step()
+
+    def _capture(self) -> None:
+        with fast():
+            result = attempted(self.step, self.stream)
+        self.graph = result[0] if result else None
+
+
+@contextmanager
+def _side_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run the work inside on `stream`, between the work before and after on the current stream."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+@contextmanager
+def fast() -> Iterator[None]:
+    """Use TF32 products and timed cuDNN algorithms inside."""
+    with tf32(True), cudnn_chooses(by_timing=True):
+        yield
+
+
 class Branches:
-    """Runs one function for each of the many: one after the other, or in parallel branches of a captured graph."""
+    """Loop over `count` numbers: one after the other, or in parallel branches of a captured graph."""
 
     def __init__(self, count: int, device: torch.device, parallel: bool) -> None:
         self.count = count
-        made = count - 1 if parallel else 0
-        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(made)]  # type: ignore[no-untyped-call]
+        branches = count - 1 if parallel else 0
+        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(branches)]  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[[int], Made]) -> list[Made]:
-        """What the function makes of every number."""
+        """Return the function's result for every number."""
         if not self.streams:
             return [function(i) for i in range(self.count)]
         main = torch.cuda.current_stream(self.streams[0].device)
-        found = []
+        results = []
         for i, stream in enumerate(self.streams, start=1):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                found.append(function(i))
-        found.insert(0, function(0))  # last, as branches that forked after it would wait for it
+                results.append(function(i))
+        results.insert(0, function(0))  # called last: branches that forked after it would wait for it
         for stream in self.streams:
             main.wait_stream(stream)
-        return found
+        return results
 
 
 class Aside:
-    """Work whose results are read only after its `with`: in branches of a captured graph, beside the main one.
+    """Work in branches of a captured graph, parallel to the main one; results are read only after the `with`.
 
-    Elsewhere it is done at once: a CPU has no branches, and before a capture they would be in the way of timings.
+    Outside of a capture the work is done at once: a CPU has no branches, and before a capture they disturb timings.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        made = count if device.type == "cuda" else 0
+        branches = count if device.type == "cuda" else 0
         self.device = device
-        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(made)]  # type: ignore[no-untyped-call]
-        self.held: list[Tensor] = []  # their memory may not become another's before the branches are joined
+        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(branches)]  # type: ignore[no-untyped-call]
+        self.held: list[Tensor] = []  # their memory must not be reused before the branches are joined
 
     def __enter__(self) -> Self:
         self._fork(len(self.streams))
@@ -245,46 +220,71 @@ class Aside:
         return torch.cuda.current_stream(self.device)
 
 
-def captured(step: Callable[[], None], state: Mapping[str, Tensor], warmups: int = 3) -> Callable[[], None]:
-    """A function that does what `step` does, once a call; on a GPU by replaying a graph of it, on a CPU `step` itself.
-
-    `step` reads and writes tensors that stay where they are, those of `state` among them, and never waits for the
-    device. The first calls, `warmups` of them, run it as it is; the next one captures it. The graph's memory is its own
-    and is given back when the function is dropped.
-    """
-    device = next(iter(state.values())).device
-    return step if device.type != "cuda" else _CapturedStep(step, device, warmups)
-
-
-class _CapturedStep:
-    """Runs, then captures, then replays."""
-
-    def __init__(self, step: Callable[[], None], device: torch.device, warmups: int) -> None:
-        self.step, self.device, self.left = step, device, warmups
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        if self.left == 0 and self.graph is None:
-            self._capture()
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        self.left -= 1
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream), fast():
-            self.step()
-        current.wait_stream(self.stream)
-
-    def _capture(self) -> None:
-        with fast():
-            found = attempted(self.step, self.stream)
-        self.graph = found[0] if found else None
+def attempted(
+    work: Callable[[], Made], stream: torch.cuda.Stream, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Made] | None:
+    """Capture the work and return its graph and its outputs; None, with a warning, if it cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with recorded(graph, stream, pool):
+            outputs = work()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # such as of a user's network that waits for the device
+        cause = error.__context__ or error  # if the work fails, the end of its capture may fail too and says less
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        log.warning("a step cannot be captured in a CUDA graph and runs without one: %s", str(cause).split("\n")[0])
+        return None
+    return graph, outputs
 
 
 @contextmanager
-def fast() -> Iterator[None]:
-    """TF32 products and timed cuDNN algorithms, for all that is called inside."""
-    with tf32(True), cudnn_chooses(by_timing=True):
+def recorded(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None, mode: str = "global"
+) -> Iterator[None]:
+    """Record the calls inside into the graph, on `stream`; `mode` is torch's capture_error_mode."""
+    inside = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode)
+    with torch.cuda.stream(stream), _own_workspaces(), inside:
         yield
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let cuBLAS drop its workspaces, so that the calls inside take theirs from the graph's memory and no others do."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextmanager
+def cudnn_chooses(by_timing: bool) -> Iterator[None]:
+    """Let cuDNN choose by timing its algorithms at a shape's first call, or by its own estimate, inside only."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    try:
+        cudnn.benchmark = by_timing
+        yield
+    finally:
+        cudnn.benchmark = before
+
+
+def milliseconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the GPU's time for one call of the work, after a first call in which cuDNN chooses its algorithms."""
+    work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        start.record()
+        for _ in range(TIMES):
+            work()
+        end.record()
+        end.synchronize()
+    taken: float = start.elapsed_time(end) / TIMES
+    return taken
+
+
+def capturing() -> bool:
+    """Return True if calls are being captured into a graph, where nothing can be timed."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,14 +1,13 @@
-"""Layers of many networks at once, each with weights of its own: by kernels on a GPU, and by torch's operations.
+"""Layers of many networks at once, each network with its own weights: by kernels on a GPU, or by torch's operations.
 
-Batches are (lanes * B, ...), one lane after the other; weights have a first axis of lanes. vmap makes one convolution
-in groups of such a layer, which is slow where groups are as narrow as here. On a GPU kernels read channels_last
-pictures as they lie, and a sub-model's layer is three of them each way.
+`conv2d`, `linear`, `norm_relu` and `norm_relu_pool` take batches (lanes * B, ...), one lane after the other, and
+weights with a first axis of lanes. vmap turns such a convolution into one with groups, which is slow for narrow groups.
+On a GPU kernels read channels_last images in place.
 
-`Convolution` has a rule for vmap that makes lanes of the many. `Products` takes what is called inside as batched matrix
-products: the gradient of a stacked linear layer comes transposed, so that every step reads it against its grain, and a
-stacked convolution of pictures of one channel is run by kernels for depthwise ones, which are slow. Written out as
-below both are one product for all networks, of tensors that lie as the weights do. On a GPU kernels take the
-convolutions that `takes` knows; all others become ones with groups.
+`convolution` is the same for use inside vmap: its rule for vmap turns the many into lanes. `Products` replaces the
+layers of any network under vmap by products. The gradient of a stacked linear layer comes transposed, so that every
+step reads it with bad strides. A stacked convolution of images with one channel runs in kernels for depthwise
+convolutions, which are slow. As products, both are one batched product with the memory layout of the weights.
 """
 
 from __future__ import annotations
@@ -33,62 +32,22 @@ from secateur.gpu.client_ops import in_lanes
 from secateur.gpu.triton_loader import loaded
 
 CONVOLUTION, POOLING = "secateur.gpu.stacked_layers_kernels", "secateur.gpu.batchnorm_kernels"
-DEVICE = "cuda"  # where kernels are tried
-
-CHANNELS = 3  # of a picture; of more, patches cost more than they bring
-MOST = 1 << 22  # entries of the patches of one network's batch
+DEVICE = "cuda"  # where the kernels are probed
+CHANNELS = 3  # at most, of an image that becomes patches: with more, patches cost more than they save
+MOST = 1 << 22  # entries at most of the patches of one network's batch
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool = False) -> Tensor:
-    """Stride 1, with zeros around that keep the size: weight (lanes, F, C, h, w) of odd h and w, bias (lanes, F).
+    """Return a convolution of stride 1 and "same" zero padding, for weight (lanes, F, C, h, w) and bias (lanes, F).
 
-    Back is from F channels to C, with the filters turned, and bias (lanes, C).
+    h and w are odd. `back` goes from F channels to C, with the filters turned, and bias (lanes, C).
     """
     if kernels := _convolving(x, weight):
-        found: Tensor = _Conv2d.apply(x, weight, bias, back, kernels)  # type: ignore[no-untyped-call]
-        return found
+        out: Tensor = _Conv2d.apply(x, weight, bias, back, kernels)  # type: ignore[no-untyped-call]
+        return out
     weight = turned(weight) if back else weight
     one = partial(F.conv2d, padding=_padding(weight.shape[3:]))
     return vmap(one, (0, 0, None if bias is None else 0))(_apart(x, len(weight)), weight, bias).flatten(0, 1)
-
-
-def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
-    """(lanes, F, C, h, w) the gradient of the filters by g, that of what `conv2d` made of x."""
-    recorded = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)  # kernels would leave it out
-    if not recorded and (kernels := _convolving(x, g)):
-        found: Tensor = kernels.by_filters(_rows(g, lanes), _rows(x, lanes), x.shape[2:], taps)
-        return found
-    shape = g.shape[1], x.shape[1], *taps
-
-    def one(x: Tensor, g: Tensor) -> Tensor:
-        return conv2d_weight(x, shape, g, padding=_padding(taps))  # type: ignore[no-any-return, no-untyped-call]
-
-    return vmap(one)(_apart(x, lanes), _apart(g, lanes))
-
-
-def turned(weight: Tensor) -> Tensor:
-    """The filters that lead back from the outputs to the inputs."""
-    return weight.flip(-2, -1).transpose(-4, -3)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Weight (lanes, F, C), bias (lanes, F)."""
-    return torch.baddbmm(bias[:, None], _apart(x, len(weight)), weight.mT).flatten(0, 1)
-
-
-def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """ReLU of BatchNorm by a lane's own batch; weight and bias (lanes, C)."""
-    found: Tensor = _NormRelu.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-    return found
-
-
-def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Of that the largest of every two by two; what an odd size leaves at the end is left out."""
-    kernels = kernels_for(x, POOLING)
-    if kernels is not None and x.shape[2] % 2 == x.shape[3] % 2 == 0:
-        found: Tensor = _NormReluPool.apply(x, weight, bias, eps, kernels)  # type: ignore[no-untyped-call]
-        return found
-    return F.max_pool2d(norm_relu(x, weight, bias, eps), 2)
 
 
 class _Conv2d(Function):
@@ -116,6 +75,36 @@ class _Conv2d(Function):
         return by_x, by_weight, by_bias, None, None
 
 
+def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
+    """Return the gradient of the filters, (lanes, F, C, h, w), for g, the gradient of the output of `conv2d` of x."""
+    recorded = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)  # kernels record no graph
+    if not recorded and (kernels := _convolving(x, g)):
+        gradient: Tensor = kernels.by_filters(_rows(g, lanes), _rows(x, lanes), x.shape[2:], taps)
+        return gradient
+    shape = g.shape[1], x.shape[1], *taps
+
+    def one(x: Tensor, g: Tensor) -> Tensor:
+        return conv2d_weight(x, shape, g, padding=_padding(taps))  # type: ignore[no-any-return, no-untyped-call]
+
+    return vmap(one)(_apart(x, lanes), _apart(g, lanes))
+
+
+def turned(weight: Tensor) -> Tensor:
+    """Return the filters of the transposed convolution, from the outputs back to the inputs."""
+    return weight.flip(-2, -1).transpose(-4, -3)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return a linear layer of every lane, for weight (lanes, F, C) and bias (lanes, F)."""
+    return torch.baddbmm(bias[:, None], _apart(x, len(weight)), weight.mT).flatten(0, 1)
+
+
+def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return the ReLU of BatchNorm by each lane's batch, for weight and bias (lanes, C)."""
+    out: Tensor = _NormRelu.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
 class _NormRelu(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -132,6 +121,15 @@ class _NormRelu(Function):
         return _pictures(by_x, (len(g), *g.shape[2:])), by_weight, by_bias, None
 
 
+def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return the 2x2 max-pooling of `norm_relu`; the last line or column of an odd size is left out."""
+    kernels = kernels_for(x, POOLING)
+    if kernels is not None and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+        out: Tensor = _NormReluPool.apply(x, weight, bias, eps, kernels)  # type: ignore[no-untyped-call]
+        return out
+    return F.max_pool2d(norm_relu(x, weight, bias, eps), 2)
+
+
 class _NormReluPool(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: ModuleType) -> Tensor:
@@ -139,7 +137,7 @@ class _NormReluPool(Function):
         out, (mean, _, inverse, scale) = kernels.pooled(rows, weight, bias, eps, size[1])
         ctx.save_for_backward(rows, mean, inverse, scale, bias)
         ctx.kernels, ctx.size = kernels, size
-        return _pictures(out, (len(x), *(each // 2 for each in size)))
+        return _pictures(out, (len(x), *(length // 2 for length in size)))
 
     @staticmethod
     @once_differentiable
@@ -149,68 +147,29 @@ class _NormReluPool(Function):
         return _pictures(by_x, (len(g), *ctx.size)), *others, None, None
 
 
-def _apart(x: Tensor, lanes: int) -> Tensor:
-    return x.view(lanes, -1, *x.shape[1:])
-
-
-def _rows(x: Tensor, lanes: int) -> Tensor:
-    """(lanes, places, C); of channels_last pictures a view."""
-    return x.movedim(1, -1).reshape(lanes, -1, x.shape[1]).contiguous()
-
-
-def _pictures(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """What `_rows` makes of pictures, as pictures: how many, and their size."""
-    return rows.view(*shape, -1).movedim(-1, 1)
-
-
-def _padding(taps: Sequence[int]) -> list[int]:
-    return [size // 2 for size in taps]
-
-
-def _convolving(*given: Tensor) -> ModuleType | None:
-    """Of an outer vmap or grad tensors have no memory of their own: torch's operations then go level by level."""
-    return None if any(map(is_functorch_wrapped_tensor, given)) else kernels_for(given[0], CONVOLUTION)
-
-
-def kernels_for(x: Tensor, name: str) -> ModuleType | None:
-    """Kernels that take such an x."""
-    return _kernels(name) if x.is_cuda and x.dtype == torch.float32 else None
-
-
-@cache
-def _kernels(name: str) -> ModuleType | None:
-    def probe(kernels: ModuleType) -> None:
-        with _DisableFuncTorch():  # inside of vmap and grad new tensors would have no memory of their own
-            x = torch.zeros(1, 16, 3, device=DEVICE)
-            if name == CONVOLUTION:
-                weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
-                out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
-                kernels.convolved(out, kernels.turned(weight), None, (4, 4), (3, 3))
-            else:
-                out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
-                kernels.spread(out, x, mean, mean, mean, mean, 4)
-
-    return loaded(name, probe, "stacked networks")
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None, back: bool = False) -> Tensor:
+    """Return `Convolution` of one network; inside vmap of many, as lanes."""
+    out: Tensor = Convolution.apply(x, weight, bias, back)  # type: ignore[no-untyped-call]
+    return out
 
 
 class Convolution(Function):
-    """F.conv2d with stride 1 and zeros around that keep the size, of odd filters; back, with the filters turned."""
+    """F.conv2d with stride 1 and "same" zero padding, for odd filters; `back` with the filters turned."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
-        """Of one network."""
-        padding = [size // 2 for size in weight.shape[2:]]
-        return F.conv2d(x, turned(weight) if back else weight, bias, padding=padding)
+        """Return the convolution of one network."""
+        return F.conv2d(x, turned(weight) if back else weight, bias, padding=_padding(weight.shape[2:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """What the way back needs."""
+        """Save the inputs for the backward pass."""
         ctx.save_for_backward(*inputs[:2])
         ctx.back = inputs[3]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        """By x the same convolution, of g the other way; on the way back x and g change their sides."""
+        """Return the gradients; that by x is the convolution of g in the other direction."""
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         by_x = convolution(g, weight, back=not ctx.back) if of_x else None
@@ -220,15 +179,15 @@ class Convolution(Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> tuple[Tensor, int]:
-        """Of many networks."""
+        """Return the convolutions of many networks, as lanes."""
         lanes = info.batch_size
-        of_all = None if bias is None else in_lanes(bias, dims[2], lanes)
-        found = conv2d(in_lanes(x, dims[0], lanes).flatten(0, 1), in_lanes(weight, dims[1], lanes), of_all, back)
-        return found.view(lanes, -1, *found.shape[1:]), 0
+        biases = None if bias is None else in_lanes(bias, dims[2], lanes)
+        out = conv2d(in_lanes(x, dims[0], lanes).flatten(0, 1), in_lanes(weight, dims[1], lanes), biases, back)
+        return _apart(out, lanes), 0
 
 
 class _ByFilters(Function):
-    """The gradient of the filters by g, that of the output: linear in x and in g, so its own are convolutions again."""
+    """Gradient of the filters from g, that of the output; linear in x and g, so its own gradients are convolutions."""
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, taps: tuple[int, ...]) -> Tensor:
@@ -252,29 +211,8 @@ class _ByFilters(Function):
         return by_filters(g, x, lanes, taps), 0
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None, back: bool = False) -> Tensor:
-    """What `Convolution` is, as a function."""
-    found: Tensor = Convolution.apply(x, weight, bias, back)  # type: ignore[no-untyped-call]
-    return found
-
-
-def takes(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> bool:
-    """Whether a call of F.conv2d is one of these, and there are kernels for it."""
-    same = tuple(size // 2 for size in weight.shape[2:])
-    plain = (stride, padding, dilation, groups) == ((1, 1), same, (1, 1), 1)
-    return plain and x.ndim == 4 and all(size % 2 for size in weight.shape[2:]) and bool(kernels_for(x, CONVOLUTION))
-
-
 class Products(TorchFunctionMode):
-    """Takes linear layers and plain convolutions of pictures so, for all that is called inside."""
+    """Mode that replaces linear layers and plain convolutions of images by products, for all calls inside."""
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -289,28 +227,19 @@ class Products(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def product_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(..., in) by (out, in), as W x^T."""
-    found = weight @ inputs.reshape(-1, inputs.shape[-1]).mT  # (out, rows)
-    found = found if bias is None else found + bias[:, None]
-    return found.mT.reshape(*inputs.shape[:-1], len(weight))
-
-
-def product_convolution(
-    inputs: Tensor,
+def takes(
+    x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-) -> Tensor:
-    """(B, in, H, W) by (out, in, h, w): the filters times all patches."""
-    (high, wide), (above, beside) = stride, padding
-    padded = F.pad(inputs, (beside, beside, above, above)) if above or beside else inputs
-    patches = padded.unfold(2, weight.shape[2], high).unfold(3, weight.shape[3], wide)  # (B, in, H', W', h, w)
-    size, _, rows, columns = patches.shape[:4]
-    found = weight.flatten(1) @ patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
-    found = found if bias is None else found + bias[:, None]
-    return found.view(len(weight), size, rows, columns).transpose(0, 1)
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> bool:
+    """Return True if `convolution` can replace a call of F.conv2d, and there are kernels for it."""
+    same = tuple(size // 2 for size in weight.shape[2:])
+    plain = (stride, padding, dilation, groups) == ((1, 1), same, (1, 1), 1)
+    return plain and x.ndim == 4 and all(size % 2 for size in weight.shape[2:]) and bool(kernels_for(x, CONVOLUTION))
 
 
 def _plain(
@@ -322,9 +251,84 @@ def _plain(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> bool:
-    """Whether it is one of a batch of pictures that `convolution` knows, and its patches are not too many."""
-    pairs = all(isinstance(each, tuple) for each in (stride, padding, dilation))
+    """Return True if `product_convolution` can replace a call of F.conv2d, and its patches are not too many."""
+    pairs = all(isinstance(setting, tuple) for setting in (stride, padding, dilation))
     if not pairs or inputs.ndim != 4 or weight.shape[1] > CHANNELS or dilation != (1, 1) or groups != 1:
         return False
     places = inputs.shape[2] * inputs.shape[3] // (stride[0] * stride[1])
     return bool(inputs.shape[0] * places * weight[0].numel() <= MOST)
+
+
+def product_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the linear layer of inputs (..., in) and weight (out, in), as W x^T."""
+    out = weight @ inputs.reshape(-1, inputs.shape[-1]).mT  # (out, rows)
+    out = out if bias is None else out + bias[:, None]
+    return out.mT.reshape(*inputs.shape[:-1], len(weight))
+
+
+def product_convolution(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """Return the convolution of inputs (B, in, H, W) and weight (out, in, h, w): the filters times all patches."""
+    (high, wide), (above, beside) = stride, padding
+    padded = F.pad(inputs, (beside, beside, above, above)) if above or beside else inputs
+    patches = padded.unfold(2, weight.shape[2], high).unfold(3, weight.shape[3], wide)  # (B, in, H', W', h, w)
+    size, _, rows, columns = patches.shape[:4]
+    out = weight.flatten(1) @ patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
+    out = out if bias is None else out + bias[:, None]
+    return out.view(len(weight), size, rows, columns).transpose(0, 1)
+
+
+def _apart(x: Tensor, lanes: int) -> Tensor:
+    """Return a batch with a first axis of lanes."""
+    return x.view(lanes, -1, *x.shape[1:])
+
+
+def _rows(x: Tensor, lanes: int) -> Tensor:
+    """Return images as (lanes, places, C); a view if they are channels_last."""
+    return x.movedim(1, -1).reshape(lanes, -1, x.shape[1]).contiguous()
+
+
+def _pictures(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return rows (lanes, places, C) as images; `shape` is their number, height and width."""
+    return rows.view(*shape, -1).movedim(-1, 1)
+
+
+def _padding(taps: Sequence[int]) -> list[int]:
+    """Return the padding that keeps the size, for filters of odd sizes."""
+    return [size // 2 for size in taps]
+
+
+def _convolving(*tensors: Tensor) -> ModuleType | None:
+    """Return the convolution kernels if they take the tensors.
+
+    Tensors of an outer vmap or grad have no memory of their own: torch's operations then go level by level.
+    """
+    return None if any(map(is_functorch_wrapped_tensor, tensors)) else kernels_for(tensors[0], CONVOLUTION)
+
+
+def kernels_for(x: Tensor, name: str) -> ModuleType | None:
+    """Return the kernels of a module if they are available and take x."""
+    return _kernels(name) if x.is_cuda and x.dtype == torch.float32 else None
+
+
+@cache
+def _kernels(name: str) -> ModuleType | None:
+    """Return a kernel module once a probe of it has succeeded; None if it fails."""
+
+    def probe(kernels: ModuleType) -> None:
+        with _DisableFuncTorch():  # inside vmap and grad, new tensors would have no memory of their own
+            x = torch.zeros(1, 16, 3, device=DEVICE)
+            if name == CONVOLUTION:
+                weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
+                out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
+                kernels.convolved(out, kernels.turned(weight), None, (4, 4), (3, 3))
+            else:
+                out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
+                kernels.spread(out, x, mean, mean, mean, mean, 4)
+
+    return loaded(name, probe, "stacked networks")

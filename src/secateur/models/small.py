@@ -1,6 +1,6 @@
-"""Small networks: the demonstration's, one of two layers for tables, and two that attacks on gradients are shown on.
+"""Small networks: a CNN for digits, a perceptron for tables, and the LeNet and CNN6 of gradient-inversion papers.
 
-These two have smooth or invertible activations and no pooling.
+LeNet and CNN6 have smooth or invertible activations and no pooling.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from secateur.models.common import channels, flat_size, model
 CNN6 = ((12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))
 
 
-def _layer(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-
-
 @model("digits-cnn", "-")
 def digits_cnn(input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
     """Three convolutions with BatchNorm (16-32-64) for 8x8 digits, trained in seconds on one CPU thread; our own."""
     first = _layer(channels("digits-cnn", input_shape, smallest=4), 16)
     features = nn.Sequential(*first, *_layer(16, 32), nn.MaxPool2d(2), *_layer(32, 64), nn.MaxPool2d(2))
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat_size(features, input_shape), classes))
+
+
+def _layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """Return a 3x3 convolution, its BatchNorm and a ReLU."""
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
 @model("mlp", "samia_ppb")

@@ -1,10 +1,10 @@
-"""Which channels of a network belong together: found by following its graph.
+"""Channel analysis: the channels of a network that can only be removed together, from its traced graph.
 
-Every output channel of a Conv or Linear is an atom, and so is every input channel. A BatchNorm and an addition give
-new atoms, so that a channel before and after them can be told apart; a concatenation puts atoms side by side, and all
-else passes them on. Atoms that can only be removed together are one group.
+Every output channel of a Conv or Linear is an atom, and so is every input channel of the network. A BatchNorm and an
+addition give new atoms, so that a channel before and after them is distinct. A concatenation puts atoms side by side,
+and all other operations pass them on. Atoms that can only be removed together are one group.
 
-What the channel analysis knows of layers and functions: how each treats a channel that is zero.
+The constants list the known layers and functions, by their effect on a channel that is zero.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from secateur.errors import WrongInput
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-# Each channel stays by itself, and zero stays zero.
+# Each channel stays separate, and zero stays zero.
 PASS_LAYERS = (
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish),
@@ -35,104 +34,20 @@ PASS_FUNCTIONS = {
     *("relu", "relu_", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "tanh", "hardswish"),
     *(f"{pool}_pool{n}d" for pool in ("max", "avg", "adaptive_max", "adaptive_avg") for n in (1, 2, 3)),
 }
-SCALE_FUNCTIONS = {"mul", "truediv", "div"}  # by a number; by a tensor they are unknown
-# Each channel stays by itself, but zero becomes something else.
+SCALE_FUNCTIONS = {"mul", "truediv", "div"}  # by a number; by a tensor they are not known
+# Each channel stays separate, but zero becomes another value.
 SHIFT_LAYERS = (nn.Sigmoid, nn.LogSigmoid, nn.Hardsigmoid, nn.Softplus)
 SHIFT_FUNCTIONS = {"sigmoid", "logsigmoid", "hardsigmoid", "softplus"}
-
 RESHAPE_FUNCTIONS = {"flatten", "view", "reshape", "squeeze"}
 REDUCE_FUNCTIONS = {"mean", "sum"}
 SUM_FUNCTIONS = {"add", "add_", "iadd"}
 CAT_FUNCTIONS = {"cat", "concat", "concatenate"}
-
 Atoms = list[int]  # one for each feature along dimension 1
-
-
-class Tracer(fx.Tracer):
-    """Keeps the layers that the analysis knows whole, the user's subclasses of them included."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether to record a call of this module as one step."""
-        known = (*CONVS, *NORMS, nn.Linear)
-        return isinstance(m, known) or super().is_leaf_module(m, module_qualified_name)
-
-
-def trace(net: nn.Module, input_shape: tuple[int, ...]) -> fx.GraphModule:
-    """The graph of a module's forward with the shape of every value, or a clear error where it cannot be had."""
-    first = next(net.parameters())
-    rows = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)  # two: squeeze() keeps the batch
-    try:
-        graph = fx.GraphModule(net, Tracer().trace(net))
-        with torch.no_grad():
-            ShapeProp(graph).propagate(rows)
-    except Exception as error:  # a user's forward can raise anything when it meets a proxy
-        message = f"its forward cannot be traced, which whole channels need ({type(error).__name__}: {error})"
-        raise WrongInput("model", message) from error
-    return graph
-
-
-def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a value that has a batch and a channel dimension."""
-    meta = node.meta["tensor_meta"]
-    if not isinstance(meta, TensorMetadata) or len(meta.shape) < 2:
-        raise unknown_operation(name_of(node))
-    return tuple(meta.shape)
-
-
-def adds_tensors(node: fx.Node) -> bool:
-    """Whether both sides of an addition are values with the same dimensions, and none is a number."""
-    sides = (argument(node, 0, "input"), argument(node, 1, "other"))
-    if not all(isinstance(side, fx.Node) and "tensor_meta" in side.meta for side in sides):
-        return False
-    return len({len(shape_of(side)) for side in sides}) == 1
-
-
-def is_spatial(node: fx.Node) -> bool:
-    """Whether a reduction leaves the batch and the channels alone."""
-    dims = argument(node, 1, "dim")
-    dims = [dims] if isinstance(dims, int) else dims
-    rank = len(shape_of(node.all_input_nodes[0]))
-    return bool(dims) and all(dim % rank >= 2 for dim in dims)
-
-
-def function_of(node: fx.Node) -> str:
-    """The name of the function or method that a node calls."""
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target))
-
-
-def name_of(node: fx.Node) -> str:
-    """What an error calls an operation: a layer by its name, a function by the nearest layer before it."""
-    if node.op == "call_module":
-        return _layer_name(node)
-    if node.op not in ("call_function", "call_method"):
-        return function_of(node)
-    before = list(node.all_input_nodes)
-    for each in before:  # grows meanwhile, so that the nearest come first
-        if each.op == "call_module":
-            return f"{function_of(node)} after {_layer_name(each)}"
-        before += [one for one in each.all_input_nodes if one not in before]
-    return f"{function_of(node)} before any layer"
-
-
-def _layer_name(node: fx.Node) -> str:
-    graph = node.graph.owning_module
-    assert graph is not None
-    return f"{type(graph.get_submodule(str(node.target))).__name__} ({node.target})"
-
-
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument of a call, however it was given."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def unknown_operation(name: str, why: str = "is not known to the channel analysis") -> WrongInput:
-    """The error for what the analysis cannot follow."""
-    return WrongInput("model", f"{name} {why}; prune with l1-unstructured or with mask conv-only instead")
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A BatchNorm: what it reads and what it gives."""
+    """BatchNorm: the atoms that it reads and gives."""
 
     name: str
     reads: Tensor
@@ -141,7 +56,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Sum:
-    """An addition of two values: zero only where both are."""
+    """Addition of two values: zero only where both are."""
 
     left: Tensor
     right: Tensor
@@ -150,7 +65,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Channels:
-    """The channels of a network. Tensors over atoms are indexed by atom."""
+    """Channels of a network; tensors over atoms are indexed by atom."""
 
     makes: dict[str, Tensor]  # Conv or Linear -> the atoms that it makes
     reads: dict[str, Tensor]  # Conv or Linear -> the atom of each of its input features
@@ -158,7 +73,7 @@ class Channels:
     group: Tensor  # (atoms,) int64: equal for atoms that can only be removed together
     fixed: Tensor  # (atoms,) bool: an input or an output of the network, which stays
     raw: Tensor  # (atoms,) bool: read by something other than a BatchNorm
-    shifts: list[tuple[str, Tensor]]  # operations that turn a zero channel into something else, and what they read
+    shifts: list[tuple[str, Tensor]]  # operations that change a zero channel, and the atoms that they read
 
     @property
     def norms(self) -> dict[str, Norm]:
@@ -166,13 +81,13 @@ class Channels:
         return {step.name: step for step in self.steps if isinstance(step, Norm)}
 
     def everywhere(self, atoms: Tensor) -> Tensor:
-        """(groups by atom,) of a bool over atoms: whether it holds for the whole group of each atom."""
+        """Return (atoms,) bool: True if `atoms` (atoms,) is True for the whole group of the atom."""
         missing = torch.zeros(len(self.group), dtype=torch.bool)
         missing[self.group[~atoms]] = True
         return ~missing[self.group]
 
     def spread(self, dead: Tensor) -> Tensor:
-        """The atoms that are zero when those of `dead` are and every BatchNorm that reads one gives zero there."""
+        """Return (atoms,) bool: the atoms that are zero if `dead` are and every BatchNorm that reads one gives zero."""
         dead = dead.clone()
         for step in self.steps:
             dead[step.gives] |= dead[step.reads] if isinstance(step, Norm) else dead[step.left] & dead[step.right]
@@ -180,7 +95,7 @@ class Channels:
 
 
 def analyse(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
-    """The channels of any module that torch.fx can trace; WrongInput names the operation that it cannot follow."""
+    """Return the channels of a module that torch.fx can trace; WrongInput names an operation that is not known."""
     graph = trace(copy.deepcopy(net).eval(), input_shape)
     walk = _Walk(graph)
     for node in graph.graph.nodes:
@@ -188,8 +103,33 @@ def analyse(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
     return walk.channels()
 
 
+def trace(net: nn.Module, input_shape: tuple[int, ...]) -> fx.GraphModule:
+    """Return the graph of a module's forward with the shape of every value; WrongInput if it cannot be traced."""
+    first = next(net.parameters())
+    rows = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)  # two: squeeze() keeps the batch
+    try:
+        graph = fx.GraphModule(net, Tracer().trace(net))
+        with torch.no_grad():
+            ShapeProp(graph).propagate(rows)
+    except Exception as error:  # a user's forward may raise anything on proxies
+        message = f"its forward cannot be traced, which whole channels need ({type(error).__name__}: {error})"
+        raise WrongInput("model", message) from error
+    return graph
+
+
+class Tracer(fx.Tracer):
+    """Tracer that keeps known layers whole, the user's subclasses of them included."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return True if a call of this module is one step."""
+        known = (*CONVS, *NORMS, nn.Linear)
+        return isinstance(m, known) or super().is_leaf_module(m, module_qualified_name)
+
+
 @dataclass
 class _Walk:
+    """Walk over a graph, node by node, that gives every value its atoms; `parent` is a union-find of the groups."""
+
     graph: fx.GraphModule
     values: dict[fx.Node, Atoms | None] = field(default_factory=dict)
     parent: list[int] = field(default_factory=list)
@@ -202,15 +142,16 @@ class _Walk:
     shifts: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def channels(self) -> Channels:
+        """Return the channels, after all nodes are visited."""
         group = torch.tensor([self.find(atom) for atom in range(len(self.parent))])
         fixed, raw = torch.zeros(2, len(self.parent), dtype=torch.bool)
         fixed[sorted(self.fixed)] = True
         raw[sorted(self.raw)] = True
-        makes, reads = ({name: torch.tensor(v) for name, v in each.items()} for each in (self.makes, self.reads))
+        makes, reads = ({name: torch.tensor(v) for name, v in atoms.items()} for atoms in (self.makes, self.reads))
         return Channels(makes, reads, self.steps, group, fixed, raw, self.shifts)
 
     def visit(self, node: fx.Node) -> Atoms | None:
-        """The atoms of a node's value; None where it is no tensor of the network's own."""
+        """Return the atoms of a node's value; None for the output, an attribute, and a value that is no tensor."""
         sources = [n for n in node.all_input_nodes if "tensor_meta" in n.meta]
         if node.op == "output":
             for atoms in map(self.value, sources):
@@ -299,6 +240,7 @@ class _Walk:
         return gives
 
     def new(self, count: int) -> Atoms:
+        """Return new atoms, each a group by itself."""
         atoms = list(range(len(self.parent), len(self.parent) + count))
         self.parent += atoms
         return atoms
@@ -310,3 +252,63 @@ class _Walk:
 
     def unite(self, one: int, other: int) -> None:
         self.parent[self.find(other)] = self.find(one)
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a value that has a batch and a channel dimension."""
+    meta = node.meta["tensor_meta"]
+    if not isinstance(meta, TensorMetadata) or len(meta.shape) < 2:
+        raise unknown_operation(name_of(node))
+    return tuple(meta.shape)
+
+
+def adds_tensors(node: fx.Node) -> bool:
+    """Return True if both sides of an addition are tensors with equally many dimensions."""
+    sides = (argument(node, 0, "input"), argument(node, 1, "other"))
+    if not all(isinstance(side, fx.Node) and "tensor_meta" in side.meta for side in sides):
+        return False
+    return len({len(shape_of(side)) for side in sides}) == 1
+
+
+def is_spatial(node: fx.Node) -> bool:
+    """Return True if a reduction keeps the batch and the channels."""
+    dims = argument(node, 1, "dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    rank = len(shape_of(node.all_input_nodes[0]))
+    return bool(dims) and all(dim % rank >= 2 for dim in dims)
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a call, positional or by keyword."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def function_of(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target))
+
+
+def name_of(node: fx.Node) -> str:
+    """Return an operation's name in an error: a layer's name, or a function's with the nearest layer before it."""
+    if node.op == "call_module":
+        return _layer_name(node)
+    if node.op not in ("call_function", "call_method"):
+        return function_of(node)
+    before = list(node.all_input_nodes)
+    for source in before:  # the list grows meanwhile, so that the nearest come first
+        if source.op == "call_module":
+            return f"{function_of(node)} after {_layer_name(source)}"
+        before += [earlier for earlier in source.all_input_nodes if earlier not in before]
+    return f"{function_of(node)} before any layer"
+
+
+def _layer_name(node: fx.Node) -> str:
+    """Return the type and the name of the layer that a node calls."""
+    graph = node.graph.owning_module
+    assert graph is not None
+    return f"{type(graph.get_submodule(str(node.target))).__name__} ({node.target})"
+
+
+def unknown_operation(name: str, why: str = "is not known to the channel analysis") -> WrongInput:
+    """Return the error for an operation that the analysis cannot follow."""
+    return WrongInput("model", f"{name} {why}; prune with l1-unstructured or with mask conv-only instead")

@@ -1,6 +1,6 @@
 """L1 and L2 structured pruning: whole filters of least norm.
 
-From whole channels to masks: what filter pruning and slimming share.
+Slimming shares the masks of channels and the groups of coupled layers.
 """
 
 from __future__ import annotations
@@ -23,73 +23,16 @@ Groups = Literal["per-conv", "coupled"]
 Form = Literal["full", "conv-only"]  # of a mask
 
 
-def filter_layers(net: nn.Module) -> list[str]:
-    """The layers whose output channels are pruned: every Conv, or in a net without any every Linear but the last."""
-    modules = dict(net.named_modules())
-    convs = [name for name, module in modules.items() if isinstance(module, CONVS)]
-    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-    if not (names := convs or linears[:-1]):
-        raise WrongInput("model", "it has no Conv and no Linear before its last layer, so it has no filters to prune")
-    return names
-
-
-def coupled_layers(channels: Channels, layers: Iterable[str]) -> dict[str, Tensor]:
-    """The groups of channels that can go, by the layers that make them; a shortcut joins several into one entry.
-
-    A group that holds an input or an output of the network, or a channel of a layer not asked for, stays.
-    """
-    layers = list(layers)
-    stays = set(channels.group[channels.fixed].tolist())
-    makers: dict[int, dict[str, None]] = defaultdict(dict)
-    for name, atoms in channels.makes.items():
-        for group in channels.group[atoms].tolist():
-            makers[group][name] = None
-            if name not in layers:
-                stays.add(group)
-    found: dict[str, list[int]] = defaultdict(list)
-    for group, names in makers.items():
-        if group not in stays:
-            found["+".join(names)].append(group)
-    if not found:
-        raise WrongInput("groups", "coupled leaves nothing to prune: every channel is tied to an input or an output")
-    return {name: torch.tensor(groups) for name, groups in found.items()}
-
-
-def filter_mask(net: nn.Module, rows: dict[str, Tensor], bias: bool) -> Mask:
-    """The mask that keeps these output channels of Conv and Linear layers, in the weight alone or in the bias too."""
-    mask: Mask = {}
-    for name, kept in rows.items():
-        layer = net.get_submodule(name)
-        weight: Tensor = layer.weight  # type: ignore[assignment]
-        kept = kept.to(weight.device)
-        mask[f"{name}.weight"] = kept.view(-1, *[1] * (weight.dim() - 1)).expand_as(weight).clone()
-        if bias and layer.bias is not None:
-            mask[f"{name}.bias"] = kept.clone()
-    return mask
-
-
-def channel_mask(net: nn.Module, channels: Channels, dead: Tensor, form: str) -> Mask:
-    """The mask of dead atoms: filters, and in the full form their biases and the gammas and betas that read them."""
-    rows = {name: ~dead[atoms] for name, atoms in channels.makes.items() if dead[atoms].any()}
-    mask = filter_mask(net, rows, bias=form == "full")
-    if form == "full":
-        for name, norm in channels.norms.items():
-            layer = net.get_submodule(name)
-            if isinstance(layer.weight, Tensor):
-                kept = ~dead[norm.gives].to(layer.weight.device)
-                mask |= {f"{name}.weight": kept, f"{name}.bias": kept.clone()}
-    return mask
-
-
 @method("pruner", "l1-structured", "samia_ppb")
 @dataclass(frozen=True)
 class L1Structured:
     """Drops the filters of least L1 norm, conv by conv (L1 structured; Li et al. 2017, in samia_ppb).
 
-    On a net without convolutions the filters are the output rows of every Linear but the last. `groups`: "per-conv"
-    chooses in every layer by itself, as the paper; "coupled" chooses the channels that a shortcut joins together.
-    `mask`: "full" covers the filter, its bias and every BatchNorm gamma and beta that reads it; "conv-only" covers
-    the weight alone, as the authors' code (the BatchNorm's shift still speaks, and it is never removed for real).
+    On a net without convolutions the filters are the output rows of every Linear but the last.
+    `groups`: "per-conv" chooses in every layer by itself, as in the paper; "coupled" chooses all channels that a
+    shortcut joins as one.
+    `mask`: "full" covers the filter, its bias and every BatchNorm gamma and beta that reads it. "conv-only" covers the
+    weight alone, as the authors' code does; the BatchNorm still shifts the channel, so it cannot really be removed.
     """
 
     scope: Scope = "layer"
@@ -97,7 +40,7 @@ class L1Structured:
     mask: Form = "full"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         return _prune(self, net, batch, sparsity, order=1)
 
 
@@ -114,11 +57,12 @@ class L2Structured:
     mask: Form = "full"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         return _prune(self, net, batch, sparsity, order=2)
 
 
 def _prune(how: L1Structured | L2Structured, net: nn.Module, batch: Batch, sparsity: float, order: int) -> Mask:
+    """Return the mask by the norm of an order, 1 or 2."""
     check_sparsity(sparsity)
     one_of("groups", how.groups, get_args(Groups))
     one_of("mask", how.mask, get_args(Form))
@@ -137,13 +81,23 @@ def _prune(how: L1Structured | L2Structured, net: nn.Module, batch: Batch, spars
 
 
 def filter_norms(net: nn.Module, order: int) -> Params:
-    """The L1 or L2 norm of every filter, by layer."""
+    """Return the L1 or L2 norm of every filter, by layer."""
     weights: Params = {name: net.get_submodule(name).weight for name in filter_layers(net)}  # type: ignore[misc]
     return {name: w.detach().flatten(1).norm(order, dim=1).cpu() for name, w in weights.items()}
 
 
+def filter_layers(net: nn.Module) -> list[str]:
+    """Return the layers whose output channels are pruned: every Conv, or without any every Linear but the last."""
+    modules = dict(net.named_modules())
+    convs = [name for name, module in modules.items() if isinstance(module, CONVS)]
+    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    if not (names := convs or linears[:-1]):
+        raise WrongInput("model", "it has no Conv and no Linear before its last layer, so it has no filters to prune")
+    return names
+
+
 def _choose_coupled(channels: Channels, norms: Params, sparsity: float, order: int, scope: str) -> dict[str, Tensor]:
-    """As `prune_lowest`, over the norm of all filters of a group together."""
+    """Choose as `prune_lowest`, by the norm of all filters of a group together."""
     powers = torch.zeros(len(channels.group), dtype=torch.float64)
     for name, norm in norms.items():
         powers.index_add_(0, channels.group[channels.makes[name]], norm.double() ** order)
@@ -153,3 +107,52 @@ def _choose_coupled(channels: Channels, norms: Params, sparsity: float, order: i
     for name, groups in layers.items():
         keep[groups] = chosen[name]
     return {name: keep[channels.group[channels.makes[name]]] for name in norms}
+
+
+def coupled_layers(channels: Channels, layers: Iterable[str]) -> dict[str, Tensor]:
+    """Return the groups of channels that can be removed, by the layers that make them, joined by "+".
+
+    A shortcut couples several layers into one entry. A group with an input or an output of the network, or with a
+    channel of a layer that is not in `layers`, stays.
+    """
+    layers = list(layers)
+    stays = set(channels.group[channels.fixed].tolist())
+    makers: dict[int, dict[str, None]] = defaultdict(dict)
+    for name, atoms in channels.makes.items():
+        for group in channels.group[atoms].tolist():
+            makers[group][name] = None
+            if name not in layers:
+                stays.add(group)
+    coupled: dict[str, list[int]] = defaultdict(list)
+    for group, names in makers.items():
+        if group not in stays:
+            coupled["+".join(names)].append(group)
+    if not coupled:
+        raise WrongInput("groups", "coupled leaves nothing to prune: every channel is tied to an input or an output")
+    return {name: torch.tensor(groups) for name, groups in coupled.items()}
+
+
+def channel_mask(net: nn.Module, channels: Channels, dead: Tensor, form: str) -> Mask:
+    """Return the mask of dead atoms: their filters; in the full form also biases, and the gammas and betas behind."""
+    rows = {name: ~dead[atoms] for name, atoms in channels.makes.items() if dead[atoms].any()}
+    mask = filter_mask(net, rows, bias=form == "full")
+    if form == "full":
+        for name, norm in channels.norms.items():
+            layer = net.get_submodule(name)
+            if isinstance(layer.weight, Tensor):
+                kept = ~dead[norm.gives].to(layer.weight.device)
+                mask |= {f"{name}.weight": kept, f"{name}.bias": kept.clone()}
+    return mask
+
+
+def filter_mask(net: nn.Module, rows: dict[str, Tensor], bias: bool) -> Mask:
+    """Return the mask that keeps these output channels of Conv and Linear layers, with or without their biases."""
+    mask: Mask = {}
+    for name, kept in rows.items():
+        layer = net.get_submodule(name)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        kept = kept.to(weight.device)
+        mask[f"{name}.weight"] = kept.view(-1, *[1] * (weight.dim() - 1)).expand_as(weight).clone()
+        if bias and layer.bias is not None:
+            mask[f"{name}.bias"] = kept.clone()
+    return mask

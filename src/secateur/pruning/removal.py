@@ -1,7 +1,4 @@
-"""Real removal: from a masked network to a smaller dense one with the same function.
-
-What a pruning saves: the masked model against the removed one.
-"""
+"""Real removal: a smaller dense network with the function of a masked one, and the savings of both."""
 
 from __future__ import annotations
 
@@ -19,12 +16,24 @@ from secateur.pruning.masks import LAYERS
 from secateur.tree import apply_mask
 
 
-def remove(net: nn.Module, mask: Mask, input_shape: tuple[int, ...]) -> nn.Module:
-    """A copy of the net, masked, without the channels that the mask kills; in eval mode its outputs are the same.
+@dataclass(frozen=True)
+class Savings:
+    """Savings of a pruning. The masked model has the original's shapes, so its cost is the original's."""
 
-    A channel goes only when its whole group is dead: every layer that makes it, every BatchNorm that reads it, and
-    every summand of a shortcut. What is masked without that stays as zeros. Masks of single weights and masks of the
-    form conv-only cannot be removed and are wrong input.
+    masked: Cost
+    removed: Cost | None  # None if the mask cannot really be removed; `note` says why
+    nonzero: int  # parameters of the masked model that are not zero
+    masked_share: float  # share of the Conv weights (of the Linear weights in a net without Conv) set to zero
+    removed_share: float  # share of the same weights removed; near 1 - (1 - s)^2 if inputs and outputs both shrink
+    note: str = ""
+
+
+def remove(net: nn.Module, mask: Mask, input_shape: tuple[int, ...]) -> nn.Module:
+    """Return a masked copy of the net without its dead channels; in eval mode the outputs are the same.
+
+    A channel is removed only if its whole group is dead: the layers that make it, the BatchNorms that read it, and all
+    summands of a shortcut. Other masked channels stay as zeros. Masks of single weights and masks of the form
+    conv-only cannot be removed and raise WrongInput.
     """
     masked = apply_mask(copy.deepcopy(net), mask)
     channels = analyse(masked, input_shape)
@@ -39,7 +48,7 @@ def remove(net: nn.Module, mask: Mask, input_shape: tuple[int, ...]) -> nn.Modul
 
 
 def dead_atoms(net: nn.Module, mask: Mask, channels: Channels) -> Tensor:
-    """(atoms,) bool: where the masked net is exactly zero, for every input."""
+    """Return (atoms,) bool: where the masked net is exactly zero for every input."""
     dead = torch.zeros(len(channels.group), dtype=torch.bool)
     for name, atoms in channels.makes.items():
         dead[atoms] = _dead_rows(net.get_submodule(name), name, mask)
@@ -59,6 +68,7 @@ def dead_atoms(net: nn.Module, mask: Mask, channels: Channels) -> Tensor:
 
 
 def _dead_rows(layer: nn.Module, name: str, mask: Mask) -> Tensor:
+    """Return (n,) bool: the outputs of a layer whose weight and bias are all masked."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     kept = mask.get(f"{name}.weight", torch.ones_like(weight, dtype=torch.bool)).flatten(1).cpu()
     if (kept.any(1) != kept.all(1)).any():
@@ -70,15 +80,17 @@ def _dead_rows(layer: nn.Module, name: str, mask: Mask) -> Tensor:
 
 
 def _dropped(mask: Mask, name: str, length: int) -> Tensor:
+    """Return (length,) bool: the entries that the mask drops; none if the tensor has no mask."""
     return ~mask[name].cpu() if name in mask else torch.zeros(length, dtype=torch.bool)
 
 
 def _conv_only(why: str) -> WrongInput:
+    """Return the error for a mask of the form conv-only."""
     return WrongInput("mask", f"cannot be removed: {why}; prune with mask full instead of conv-only")
 
 
 def shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> None:
-    """Leave a convolution or linear layer these outputs and inputs, (n,) bool each, in place."""
+    """Shrink a convolution or linear layer to these outputs and inputs, (n,) bool each, in place."""
     layer = net.get_submodule(name)
     if not outputs.any() or not inputs.any():
         raise WrongInput("mask", f"would leave the layer {name} without channels; keep at least one")
@@ -90,7 +102,7 @@ def shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> 
 
 
 def shrink_norm(net: nn.Module, name: str, kept: Tensor) -> None:
-    """Leave a BatchNorm these channels, (n,) bool, in place."""
+    """Shrink a BatchNorm to these channels, (n,) bool, in place."""
     layer = net.get_submodule(name)
     for part in ("weight", "bias", "running_mean", "running_var"):
         _slice(layer, part, kept)
@@ -98,7 +110,7 @@ def shrink_norm(net: nn.Module, name: str, kept: Tensor) -> None:
 
 
 def _slice(layer: nn.Module, part: str, rows: Tensor, columns: Tensor | None = None) -> None:
-    """Keep some rows (and columns) of a parameter or buffer, where the layer has it."""
+    """Keep some rows (and columns) of a parameter or buffer, if the layer has it."""
     value = getattr(layer, part)
     if value is None:
         return
@@ -127,20 +139,8 @@ def _check_same(masked: nn.Module, small: nn.Module, input_shape: tuple[int, ...
         raise WrongInput("model", "its forward does not follow narrower layers (does it name a number of channels?)")
 
 
-@dataclass(frozen=True)
-class Savings:
-    """What was removed. The masked model has the original's shapes, so its cost is the original's."""
-
-    masked: Cost
-    removed: Cost | None  # None where the mask cannot be removed for real; `note` says why
-    nonzero: int  # parameters of the masked model that are not zero
-    masked_share: float  # of the Conv weights (of the Linear weights in a net without Conv): set to zero
-    removed_share: float  # of the same weights: really gone; near 1 - (1 - s)^2 where inputs and outputs both shrink
-    note: str = ""
-
-
 def savings(net: nn.Module, mask: Mask, input_shape: tuple[int, ...], repeats: int = 30) -> Savings:
-    """Mask a copy, remove from another what can be removed, and measure both."""
+    """Measure a masked copy of the net, and a copy without the channels that can be removed."""
     masked = apply_mask(copy.deepcopy(net), mask)
     small, note = None, ""
     try:
@@ -160,6 +160,6 @@ def savings(net: nn.Module, mask: Mask, input_shape: tuple[int, ...], repeats: i
 
 
 def _weights(net: nn.Module) -> list[Tensor]:
-    """The weights that a structured sparsity is counted over."""
+    """Return the weights over which a structured sparsity is counted."""
     convs = [module.weight for module in net.modules() if isinstance(module, CONVS)]
     return convs or [module.weight for module in net.modules() if isinstance(module, LAYERS)]

@@ -1,6 +1,6 @@
-"""Unstructured pruning by scores: L1, random, SNIP, GraSP, SynFlow.
+"""Unstructured pruning by a score of every weight: L1, random, SynFlow, SNIP and GraSP.
 
-Scores that look at gradients take the loss of one batch on a copy of the network.
+SNIP and GraSP score by gradients of one batch's loss on a copy of the network; SynFlow needs no data.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class L1Unstructured:
     scope: Scope = "layer"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
-        """|w|."""
+        """Return |w|."""
         return {name: weight.detach().abs() for name, weight in weights_of(net).items()}
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
@@ -45,14 +45,14 @@ class Random:
     scope: Scope = "global"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
-        """Uniform draws; in float64, where equal ones do not occur."""
+        """Return uniform draws, in float64 so that no two are equal."""
         return {
             name: torch.rand(weight.shape, generator=rng, device=rng.device, dtype=torch.float64).to(weight.device)
             for name, weight in weights_of(net).items()
         }
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
@@ -62,7 +62,7 @@ class SynFlow:
     """Drops the weights of least synaptic flow, without data, in many rounds (SynFlow; Tanaka et al. 2020, Alg. 1).
 
     R is the sum of the outputs for an input of ones, with every parameter replaced by its magnitude, in eval mode and
-    float64; the score is |w * dR/dw|, and after round k a share density^(k / rounds) is left. Of the batch only the
+    float64. The score is |w * dR/dw|, and after round k a share density^(k / rounds) is left. Of the batch only the
     shape of its inputs is used.
     """
 
@@ -70,7 +70,7 @@ class SynFlow:
     scope: Scope = "global"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         check_sparsity(sparsity)
         twin, weights = linearised(net)
         ones = torch.ones_like(batch.inputs[:1], dtype=torch.float64, device=next(iter(weights.values())).device)
@@ -78,7 +78,7 @@ class SynFlow:
         floored: list[str] = []
         for k in range(1, self.rounds + 1):
             scores = flow(twin, weights, ones)
-            scores = {name: score.where(mask[name], -1) for name, score in scores.items()}  # what is gone stays gone
+            scores = {name: score.where(mask[name], -1) for name, score in scores.items()}  # no weight returns
             target = sparsity if k == self.rounds else 1 - (1 - sparsity) ** (k / self.rounds)
             mask, met = select(scores, target, self.scope)
             floored += met
@@ -89,40 +89,6 @@ class SynFlow:
         return mask
 
 
-def linearised(net: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the net in float64 and eval mode with |parameters|, and its prunable weights."""
-    twin = copy.deepcopy(net).double().eval().requires_grad_(False)
-    for parameter in twin.parameters():
-        parameter.abs_()
-    weights = weights_of(twin)
-    for weight in weights.values():
-        weight.requires_grad_(True)
-    return twin, weights
-
-
-def flow(twin: nn.Module, weights: dict[str, nn.Parameter], ones: Tensor) -> Params:
-    """|w * dR/dw| of a linearised net."""
-    grads = torch.autograd.grad(twin(ones).sum(), list(weights.values()), materialize_grads=True)
-    return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
-
-
-def batch_loss(net: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, dict[str, nn.Parameter]]:
-    """The mean cross-entropy of logits / temperature, and the copy's prunable weights to differentiate it by.
-
-    BatchNorm uses the batch's own statistics, since the running ones mean nothing at initialisation, where SNIP and
-    GraSP score; dropout is off, so that a score holds no chance.
-    """
-    twin = copy.deepcopy(net).eval().requires_grad_(False)
-    for module in twin.modules():
-        if isinstance(module, NORMS):
-            module.train()
-    weights = weights_of(twin)
-    for weight in weights.values():
-        weight.requires_grad_(True)
-    batch = batch.to(next(iter(weights.values())).device)
-    return F.cross_entropy(twin(batch.inputs) / temperature, batch.labels), weights
-
-
 @method("pruner", "snip", "priprune")
 @dataclass(frozen=True)
 class Snip:
@@ -131,13 +97,11 @@ class Snip:
     scope: Scope = "global"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
-        """|w * g|; the paper divides by the sum, which leaves the order as it is."""
-        loss, weights = batch_loss(net, batch)
-        grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
+        """Return |w * g|; the paper divides by the sum, which does not change the order."""
+        return _saliency(*batch_loss(net, batch))
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
@@ -146,8 +110,8 @@ class Snip:
 class Grasp:
     """Drops the weights whose removal harms the gradient flow least: the largest -w * Hg (GraSP; Wang et al. 2020).
 
-    g and H are the gradient and the Hessian, by the prunable weights, of the loss of logits / `temperature` on the
-    first `samples_per_class` examples of each class in the batch (fewer where it has fewer).
+    g and H are the gradient and the Hessian, by the prunable weights, of the loss of logits / `temperature`. The loss
+    is taken on the first `samples_per_class` examples of each class in the batch (fewer if the batch has fewer).
     """
 
     temperature: float = 200.0
@@ -155,21 +119,63 @@ class Grasp:
     scope: Scope = "global"
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
-        """The paper's score with its sign turned, w * Hg, so that the lowest are pruned."""
+        """Return w * Hg, the paper's score with the opposite sign, so that the lowest are pruned."""
         loss, weights = batch_loss(net, balanced(batch, self.samples_per_class), self.temperature)
         values = list(weights.values())
         grads = torch.autograd.grad(loss, values, create_graph=True, materialize_grads=True)
-        flow = torch.stack([(g * g.detach()).sum() for g in grads]).sum()
-        products = torch.autograd.grad(flow, values, materialize_grads=True)  # Hg
+        product = torch.stack([(g * g.detach()).sum() for g in grads]).sum()
+        products = torch.autograd.grad(product, values, materialize_grads=True)  # Hg
         return {name: w.detach() * h for (name, w), h in zip(weights.items(), products, strict=True)}
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
+def linearised(net: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """Return a copy of the net in float64 and eval mode with |parameters|, and its prunable weights."""
+    twin = copy.deepcopy(net).double().eval().requires_grad_(False)
+    for parameter in twin.parameters():
+        parameter.abs_()
+    return twin, _differentiable(twin)
+
+
+def flow(twin: nn.Module, weights: dict[str, nn.Parameter], ones: Tensor) -> Params:
+    """Return |w * dR/dw| of a linearised net."""
+    return _saliency(twin(ones).sum(), weights)
+
+
+def batch_loss(net: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, dict[str, nn.Parameter]]:
+    """Return the mean cross-entropy of logits / temperature of a copy of the net, and the copy's prunable weights.
+
+    BatchNorm uses the batch's statistics, because the running ones mean nothing at initialisation, where SNIP and GraSP
+    score. Dropout is off, so that a score has no random part.
+    """
+    twin = copy.deepcopy(net).eval().requires_grad_(False)
+    for module in twin.modules():
+        if isinstance(module, NORMS):
+            module.train()
+    weights = _differentiable(twin)
+    batch = batch.to(next(iter(weights.values())).device)
+    return F.cross_entropy(twin(batch.inputs) / temperature, batch.labels), weights
+
+
+def _saliency(output: Tensor, weights: dict[str, nn.Parameter]) -> Params:
+    """Return |w * dy/dw| of an output y, ()."""
+    grads = torch.autograd.grad(output, list(weights.values()), materialize_grads=True)
+    return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
+
+
+def _differentiable(twin: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the prunable weights of a copy, with gradients turned on."""
+    weights = weights_of(twin)
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    return weights
+
+
 def balanced(batch: Batch, per_class: int) -> Batch:
-    """The first `per_class` examples of each class, in the batch's order."""
+    """Return the first `per_class` examples of each class, in the batch's order."""
     classes = sorted(set(batch.labels.tolist()))
     rows = torch.cat([(batch.labels == label).nonzero().flatten()[:per_class] for label in classes]).sort().values
     return Batch(batch.inputs[rows], batch.labels[rows])

@@ -1,10 +1,10 @@
-"""The loop that trains many models together: epochs, early stopping, history, and chance, whatever the step is.
+"""Training of one model or of many together: epochs, early stopping, history and random numbers, for any step.
 
-`Trainer` minimises a loss. A defense that does more gives its own `stepper` (and `order`) and keeps the rest.
-`fit` and `fit_many` are what others call.
+`fit` and `fit_many` minimise a loss by `Trainer`. A defense that does more overrides `stepper` (and `order`) and calls
+`train_many`.
 
-The tensors stay in memory on the device of the task's training inputs, and batches are rows of a permutation. Nothing
-here sees a test split, and nothing that is given changes: nets, states and generators are copied.
+The tensors stay on the device of the task's training inputs, and batches are rows of a permutation. No test split is
+used here, and no argument changes: nets, states and generators are copied.
 """
 
 from __future__ import annotations
@@ -31,218 +31,19 @@ from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
 
 
 class Stepper(Protocol):
-    """Several runs in step."""
+    """Optimiser steps of several runs together."""
 
     def step(self, rows: Sequence[Tensor]) -> Tensor:
-        """One step of every run on these rows of its training data; returns the (runs,) losses before it."""
+        """Step every run on these rows of its training data; return the losses (runs,) before the step."""
         ...
 
     def states(self) -> list[Params]:
-        """Every run's tensors as they are now."""
+        """Return every run's current tensors."""
         ...
 
     def facts(self) -> list[Row]:
-        """What the epoch that just ended adds to every run's row of history."""
+        """Return the entries that the last epoch adds to every run's row of history."""
         ...
-
-
-def train_many(
-    make: Callable[[torch.device], Trainer], tasks: Sequence[Task], way: str, progress: Progress | None
-) -> Iterator[tuple[int, Fitted]]:
-    """Train the tasks with trainers that `make` makes for a device; yields (index, result) as they finish.
-
-    Stacked, and on a GPU, tasks step together, in groups of one size; one that stopped early keeps its best state
-    while the others go on. Over Ray there is no progress within a task.
-    """
-    if way not in WAYS:
-        raise unknown("way", way, WAYS)
-    if way == "ray":
-        yield from _on_ray(make, tasks)
-        return
-    groups: dict[tuple[torch.Size, torch.Size, torch.device], list[int]] = defaultdict(list)
-    for index, task in enumerate(tasks):
-        groups[task.train.inputs.shape, task.validation.inputs.shape, task.train.inputs.device].append(index)
-    for (_, _, device), indices in groups.items():
-        trainer = make(device)
-        chosen = trainer.way(way, [tasks[i] for i in indices])
-        # On a GPU the lanes' kernels overlap.
-        together = chosen == "stacked" or (device.type == "cuda" and trainer.lockstep)
-        for some in [indices] if together else [[index] for index in indices]:
-            yield from trainer.train([Run(trainer, index, tasks[index]) for index in some], chosen, progress)
-
-
-def _on_ray(make: Callable[[torch.device], Trainer], tasks: Sequence[Task]) -> Iterator[tuple[int, Fitted]]:
-    if not tasks:
-        return
-    device = tasks[0].train.inputs.device
-
-    def job(task: Task) -> Fitted:
-        _, fitted = next(train_many(make, [task.to(device.type)], "auto", None))
-        return replace(fitted, state=tree.to(fitted.state, "cpu"))
-
-    for index, fitted in map_many(job, [task.to("cpu") for task in tasks], "ray", gpus=int(device.type == "cuda")):
-        yield index, replace(fitted, state=tree.to(fitted.state, device))
-
-
-class Trainer:
-    """What the runs of one structure share: the objective, and the loop over epochs and steps."""
-
-    lockstep = True  # whether runs may step together
-
-    def __init__(
-        self,
-        net: nn.Module,
-        recipe: Recipe,
-        loss: Loss,
-        transform: Transform | None,
-        penalty: Penalty | None,
-        device: torch.device,
-    ) -> None:
-        self.net, self.recipe, self.loss, self.transform, self.penalty = net, recipe, loss, transform, penalty
-        self.learner = Functional(net, training=True, device=device)
-        self.judge = Functional(net, training=False, device=device)
-        self.needs_two = any(isinstance(module, _BatchNorm) for module in net.modules())
-
-    def objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
-        """The loss of a batch, and the penalty."""
-        tensors = params | buffers
-        loss = self.loss(self.learner(tensors, inputs, noise), labels)
-        return loss if self.penalty is None else loss + self.penalty(tensors)
-
-    def stepper(self, runs: Sequence[Run], way: str) -> Stepper:
-        """What steps these runs."""
-        return _Descent(self, runs, way)
-
-    def order(self, run: Run) -> Sequence[Tensor]:
-        """An epoch's batches of one run."""
-        return run.order()
-
-    def way(self, way: str, tasks: Sequence[Task]) -> str:
-        """How tasks of one shape go together: sequential, stacked or eager; timed on copies of their first batches."""
-        if way != "auto":
-            return way
-        if not tasks[0].train.inputs.is_cuda:
-            return "sequential"
-        runs = [Run(self, 0, task) for task in tasks]
-        batches = [run.tensors(torch.arange(min(self.recipe.batch_size, run.train.size))) for run in runs]
-        return choose(self.objective, [run.lane for run in runs], self.recipe.make_optimiser, batches)
-
-    def train(self, runs: Sequence[Run], way: str, progress: Progress | None) -> Iterator[tuple[int, Fitted]]:
-        """Steps the runs together and yields each when it is done."""
-        steps = self.stepper(runs, way)
-        for epoch in range(1, self.recipe.epochs + 1):
-            losses, sizes = [], []
-            for rows in zip(*(self.order(run) for run in runs), strict=True):
-                losses.append(steps.step(rows))
-                sizes.append(len(rows[0]))
-            weights = torch.tensor(sizes, dtype=losses[0].dtype, device=losses[0].device) / max(sum(sizes), 1)
-            means = (weights @ torch.stack(losses)).tolist()
-            for run, mean, state, facts in zip(runs, means, steps.states(), steps.facts(), strict=True):
-                if not run.done:
-                    row = run.close(epoch, mean, state)
-                    row.update(facts)
-                    if progress:
-                        progress(run.index, row)
-                    if run.done:
-                        yield run.index, run.fitted()
-            if all(run.done for run in runs):
-                return
-
-
-class _Descent:
-    """Plain steps down the trainer's objective."""
-
-    def __init__(self, trainer: Trainer, runs: Sequence[Run], way: str) -> None:
-        self.runs = runs
-        self.lanes = Lanes(trainer.objective, [run.lane for run in runs], trainer.recipe.make_optimiser, way)
-
-    def step(self, rows: Sequence[Tensor]) -> Tensor:
-        return self.lanes.step([run.tensors(some) for run, some in zip(self.runs, rows, strict=True)])
-
-    def states(self) -> list[Params]:
-        return self.lanes.states()
-
-    def facts(self) -> list[Row]:
-        return [{} for _ in self.runs]
-
-
-class Run:
-    """One task's course: its data on the device, its chance, its history and its best state."""
-
-    def __init__(self, trainer: Trainer, index: int, task: Task) -> None:
-        device = task.train.inputs.device
-        state = tree.masked(tree.to(task.state, device), tree.to(task.mask or {}, device))
-        params, buffers = (arranged(part) for part in split(trainer.net, state))
-        mask = {name: kept for name, kept in tree.to(task.mask or {}, device).items() if name in params}
-        self.trainer, self.recipe, self.index = trainer, trainer.recipe, index
-        self.lane = Lane(params, buffers, arranged(mask))
-        self.train, self.validation = (Batch(**arranged(part._asdict())) for part in (task.train, task.validation))
-        self.rng = task.rng.clone_state()
-        seed = int(torch.randint(2**62, (), generator=self.rng))
-        self.noise = torch.Generator(device).manual_seed(seed)  # dropout and transforms draw on the device
-        self.asks: dict[int, list[Ask]] = {}
-        self.history: list[Row] = []
-        self.best: Params = {}
-        self.best_epoch, self.least, self.done = 0, math.inf, False
-        self._check()
-
-    def order(self) -> tuple[Tensor, ...]:
-        """An epoch's batches as rows. A last single example joins the batch before it where BatchNorm needs two."""
-        rows = torch.randperm(self.train.size, generator=self.rng).to(self.train.inputs.device)
-        batches = torch.split(rows, self.recipe.batch_size)
-        if self.trainer.needs_two and len(batches) > 1 and len(batches[-1]) == 1:
-            batches = (*batches[:-2], torch.cat(batches[-2:]))
-        return batches
-
-    def tensors(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """A batch and its noise."""
-        inputs, labels = self.train.take(rows)
-        if self.trainer.transform is not None:
-            inputs = self.trainer.transform(inputs, self.noise)
-        if len(rows) not in self.asks:
-            self.asks[len(rows)] = self.trainer.learner.asks(self.lane.params | self.lane.buffers, inputs)
-        return (inputs, labels, *(ask.draw(self.noise) for ask in self.asks[len(rows)]))
-
-    def close(self, epoch: int, train_loss: float, state: Params) -> Row:
-        """Judge the state at the end of an epoch: keep the best, and stop when patience is out."""
-        row: Row = {"epoch": epoch, "train_loss": train_loss}
-        if self.validation.size:
-            given = outputs(self.trainer.judge, state, self.validation.inputs)
-            row["validation_loss"] = float(self.trainer.loss(given, self.validation.labels))
-            row["validation_accuracy"] = float((given.argmax(1) == self.validation.labels).double().mean())
-        if not all(math.isfinite(value) for value in row.values()):
-            raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")
-        self.history.append(row)
-        patience, last = self.recipe.patience, epoch == self.recipe.epochs
-        if patience is None:
-            better, self.done = last, last
-        else:
-            value = row["validation_loss"] if self.recipe.monitor == "loss" else -row["validation_accuracy"]
-            better = value < self.least
-            self.least = min(value, self.least)
-            self.done = last or (not better and epoch - self.best_epoch >= patience)
-        if better:
-            self.best_epoch, self.best = epoch, joined(self.trainer.net, state)
-        return row
-
-    def fitted(self) -> Fitted:
-        """The result, once it is done."""
-        return Fitted(self.best, self.history, self.best_epoch, stopped=len(self.history) < self.recipe.epochs)
-
-    @torch.no_grad()
-    def _check(self) -> None:
-        if not self.lane.params:
-            raise WrongInput("model", "has no parameters to train")
-        if not self.train.size or not (self.validation.size or self.recipe.patience is None):
-            raise WrongInput("data", "training and validation need at least one example each")
-        given = outputs(self.trainer.judge, self.lane.params | self.lane.buffers, self.train.inputs[:2])
-        labels = torch.cat([self.train.labels, self.validation.labels])
-        if given.ndim != 2 or not 0 <= int(labels.min()) <= int(labels.max()) < given.shape[1]:
-            allowed = f"0 to {given.shape[1] - 1}" if given.ndim == 2 else "rows of logits, one for each class"
-            found = f"labels from {int(labels.min())} to {int(labels.max())}"
-            raise WrongInput(
-                "labels", f"{found} do not fit the model's output {tuple(given.shape)}; allowed: {allowed}"
-            )
 
 
 def fit(
@@ -271,8 +72,208 @@ def fit_many(
     way: str = "auto",
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Fitted]]:
-    """Train many models of one structure; yields (index of the task, result) as they finish.
+    """Train many models of one structure; yield (index of the task, result) as they finish.
 
-    `way` is one of `execution.WAYS`; `train_many` says how tasks go together.
+    `way` is one of `execution.WAYS`; see `train_many` for tasks that step together.
     """
     return train_many(partial(Trainer, net, recipe, loss, transform, penalty), tasks, way, progress)
+
+
+def train_many(
+    make: Callable[[torch.device], Trainer], tasks: Sequence[Task], way: str, progress: Progress | None
+) -> Iterator[tuple[int, Fitted]]:
+    """Train the tasks with trainers that `make` builds for a device; yield (index, result) as they finish.
+
+    Stacked, and on a GPU, tasks of one size step together. A task that stopped early keeps its best state while the
+    others go on. Over Ray there is no progress within a task.
+    """
+    if way not in WAYS:
+        raise unknown("way", way, WAYS)
+    if way == "ray":
+        yield from _on_ray(make, tasks)
+        return
+    groups: dict[tuple[torch.Size, torch.Size, torch.device], list[int]] = defaultdict(list)
+    for index, task in enumerate(tasks):
+        groups[task.train.inputs.shape, task.validation.inputs.shape, task.train.inputs.device].append(index)
+    for (_, _, device), indices in groups.items():
+        trainer = make(device)
+        chosen = trainer.way(way, [tasks[i] for i in indices])
+        # On a GPU the kernels of several runs overlap.
+        together = chosen == "stacked" or (device.type == "cuda" and trainer.lockstep)
+        for some in [indices] if together else [[index] for index in indices]:
+            yield from trainer.train([Run(trainer, index, tasks[index]) for index in some], chosen, progress)
+
+
+def _on_ray(make: Callable[[torch.device], Trainer], tasks: Sequence[Task]) -> Iterator[tuple[int, Fitted]]:
+    """Train every task in a Ray worker of its own."""
+    if not tasks:
+        return
+    device = tasks[0].train.inputs.device
+
+    def job(task: Task) -> Fitted:
+        _, fitted = next(train_many(make, [task.to(device.type)], "auto", None))
+        return replace(fitted, state=tree.to(fitted.state, "cpu"))
+
+    for index, fitted in map_many(job, [task.to("cpu") for task in tasks], "ray", gpus=int(device.type == "cuda")):
+        yield index, replace(fitted, state=tree.to(fitted.state, device))
+
+
+class Trainer:
+    """Objective of the runs of one structure, and their loop over epochs and steps."""
+
+    lockstep = True  # True if runs may step together
+
+    def __init__(
+        self,
+        net: nn.Module,
+        recipe: Recipe,
+        loss: Loss,
+        transform: Transform | None,
+        penalty: Penalty | None,
+        device: torch.device,
+    ) -> None:
+        self.net, self.recipe, self.loss, self.transform, self.penalty = net, recipe, loss, transform, penalty
+        self.learner = Functional(net, training=True, device=device)
+        self.judge = Functional(net, training=False, device=device)
+        self.needs_two = any(isinstance(module, _BatchNorm) for module in net.modules())
+
+    def objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
+        """Return the loss of a batch plus the penalty."""
+        tensors = params | buffers
+        loss = self.loss(self.learner(tensors, inputs, noise), labels)
+        return loss if self.penalty is None else loss + self.penalty(tensors)
+
+    def stepper(self, runs: Sequence[Run], way: str) -> Stepper:
+        """Return the stepper of these runs."""
+        return _Descent(self, runs, way)
+
+    def order(self, run: Run) -> Sequence[Tensor]:
+        """Return an epoch's batches of one run."""
+        return run.order()
+
+    def way(self, way: str, tasks: Sequence[Task]) -> str:
+        """Return the way of tasks of one shape: sequential, stacked or eager; "auto" times copies of first batches."""
+        if way != "auto":
+            return way
+        if not tasks[0].train.inputs.is_cuda:
+            return "sequential"
+        runs = [Run(self, 0, task) for task in tasks]
+        batches = [run.tensors(torch.arange(min(self.recipe.batch_size, run.train.size))) for run in runs]
+        return choose(self.objective, [run.lane for run in runs], self.recipe.make_optimiser, batches)
+
+    def train(self, runs: Sequence[Run], way: str, progress: Progress | None) -> Iterator[tuple[int, Fitted]]:
+        """Step the runs together and yield each when it is done."""
+        steps = self.stepper(runs, way)
+        for epoch in range(1, self.recipe.epochs + 1):
+            losses, sizes = [], []
+            for rows in zip(*(self.order(run) for run in runs), strict=True):
+                losses.append(steps.step(rows))
+                sizes.append(len(rows[0]))
+            weights = torch.tensor(sizes, dtype=losses[0].dtype, device=losses[0].device) / max(sum(sizes), 1)
+            means = (weights @ torch.stack(losses)).tolist()
+            for run, mean, state, facts in zip(runs, means, steps.states(), steps.facts(), strict=True):
+                if not run.done:
+                    row = run.close(epoch, mean, state)
+                    row.update(facts)
+                    if progress:
+                        progress(run.index, row)
+                    if run.done:
+                        yield run.index, run.fitted()
+            if all(run.done for run in runs):
+                return
+
+
+class _Descent:
+    """Stepper that minimises the trainer's objective."""
+
+    def __init__(self, trainer: Trainer, runs: Sequence[Run], way: str) -> None:
+        self.runs = runs
+        self.lanes = Lanes(trainer.objective, [run.lane for run in runs], trainer.recipe.make_optimiser, way)
+
+    def step(self, rows: Sequence[Tensor]) -> Tensor:
+        return self.lanes.step([run.tensors(some) for run, some in zip(self.runs, rows, strict=True)])
+
+    def states(self) -> list[Params]:
+        return self.lanes.states()
+
+    def facts(self) -> list[Row]:
+        return [{} for _ in self.runs]
+
+
+class Run:
+    """Training of one task: its data on the device, its generators, its history and its best state."""
+
+    def __init__(self, trainer: Trainer, index: int, task: Task) -> None:
+        device = task.train.inputs.device
+        state = tree.masked(tree.to(task.state, device), tree.to(task.mask or {}, device))
+        params, buffers = (arranged(part) for part in split(trainer.net, state))
+        mask = {name: kept for name, kept in tree.to(task.mask or {}, device).items() if name in params}
+        self.trainer, self.recipe, self.index = trainer, trainer.recipe, index
+        self.lane = Lane(params, buffers, arranged(mask))
+        self.train, self.validation = (Batch(**arranged(part._asdict())) for part in (task.train, task.validation))
+        self.rng = task.rng.clone_state()
+        seed = int(torch.randint(2**62, (), generator=self.rng))
+        self.noise = torch.Generator(device).manual_seed(seed)  # dropout and transforms draw on the device
+        self.asks: dict[int, list[Ask]] = {}
+        self.history: list[Row] = []
+        self.best: Params = {}
+        self.best_epoch, self.least, self.done = 0, math.inf, False
+        self._check()
+
+    def order(self) -> tuple[Tensor, ...]:
+        """Return an epoch's batches as rows; a single last example joins the batch before if BatchNorm needs two."""
+        rows = torch.randperm(self.train.size, generator=self.rng).to(self.train.inputs.device)
+        batches = torch.split(rows, self.recipe.batch_size)
+        if self.trainer.needs_two and len(batches) > 1 and len(batches[-1]) == 1:
+            batches = (*batches[:-2], torch.cat(batches[-2:]))
+        return batches
+
+    def tensors(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return a batch and its noise."""
+        inputs, labels = self.train.take(rows)
+        if self.trainer.transform is not None:
+            inputs = self.trainer.transform(inputs, self.noise)
+        if len(rows) not in self.asks:
+            self.asks[len(rows)] = self.trainer.learner.asks(self.lane.params | self.lane.buffers, inputs)
+        return (inputs, labels, *(ask.draw(self.noise) for ask in self.asks[len(rows)]))
+
+    def close(self, epoch: int, train_loss: float, state: Params) -> Row:
+        """Evaluate the state at the end of an epoch: keep the best, and stop when patience is out."""
+        row: Row = {"epoch": epoch, "train_loss": train_loss}
+        if self.validation.size:
+            logits = outputs(self.trainer.judge, state, self.validation.inputs)
+            row["validation_loss"] = float(self.trainer.loss(logits, self.validation.labels))
+            row["validation_accuracy"] = float((logits.argmax(1) == self.validation.labels).double().mean())
+        if not all(math.isfinite(value) for value in row.values()):
+            raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")
+        self.history.append(row)
+        patience, last = self.recipe.patience, epoch == self.recipe.epochs
+        if patience is None:
+            better, self.done = last, last
+        else:
+            value = row["validation_loss"] if self.recipe.monitor == "loss" else -row["validation_accuracy"]
+            better = value < self.least
+            self.least = min(value, self.least)
+            self.done = last or (not better and epoch - self.best_epoch >= patience)
+        if better:
+            self.best_epoch, self.best = epoch, joined(self.trainer.net, state)
+        return row
+
+    def fitted(self) -> Fitted:
+        """Return the result of a run that is done."""
+        return Fitted(self.best, self.history, self.best_epoch, stopped=len(self.history) < self.recipe.epochs)
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Refuse a model without parameters, empty data, and labels that do not fit the model's output."""
+        if not self.lane.params:
+            raise WrongInput("model", "has no parameters to train")
+        if not self.train.size or not (self.validation.size or self.recipe.patience is None):
+            raise WrongInput("data", "training and validation need at least one example each")
+        logits = outputs(self.trainer.judge, self.lane.params | self.lane.buffers, self.train.inputs[:2])
+        labels = torch.cat([self.train.labels, self.validation.labels])
+        low, high = int(labels.min()), int(labels.max())
+        if logits.ndim != 2 or not 0 <= low <= high < logits.shape[1]:
+            allowed = f"0 to {logits.shape[1] - 1}" if logits.ndim == 2 else "rows of logits, one for each class"
+            problem = f"labels from {low} to {high} do not fit the model's output {tuple(logits.shape)}"
+            raise WrongInput("labels", f"{problem}; allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""Updates and masks to bytes and back: the entries that are coded, and their values' bits."""
+"""Messages: updates and masks as bytes, with the positions and the bits of the entries that are not 0."""
 
 from __future__ import annotations
 
@@ -20,62 +20,12 @@ from secateur.wire.positions import Bits
 from secateur.wire.rans import Bytes
 from secateur.wire.table import DTYPES, HEAD, MAGIC, VERSION, Coding, Entry, Shapes, Table, item_size, pack, unpack
 
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # the same bits, whatever they mean
-
-
-def mask_of(name: str, shape: tuple[int, ...], inside: Mask | None) -> Tensor | None:
-    """(n,) the broadcast positions of a tensor; None: all."""
-    if inside is None or name not in inside:
-        return None
-    if inside[name].shape != shape or inside[name].dtype != torch.bool:
-        raise WrongInput("inside", f"must hold {name} as bool of the shape {shape}")
-    return inside[name].detach().cpu().reshape(-1)
-
-
-def within(name: str, value: Tensor, inside: Mask | None) -> Tensor:
-    """(m,) the entries of a tensor that are coded."""
-    if value.dtype not in DTYPES:
-        raise WrongInput("update", f"{name} is {value.dtype}; allowed: {', '.join(str(d)[6:] for d in DTYPES)}")
-    flat = value.detach().cpu().reshape(-1)
-    where = mask_of(name, tuple(value.shape), inside)
-    if where is None:
-        return flat
-    taken = torch.from_numpy(_words(flat)[where.numpy()]).view(value.dtype)  # faster than to index a tensor
-    if int((flat != 0).sum()) != int((taken != 0).sum()):
-        raise WrongInput("update", f"{name} has entries outside of the broadcast positions")
-    return taken
-
-
-def fingerprint(inside: Mask) -> int:
-    """The CRC-32 of a mask, so that no message is read with another one."""
-    found = 0
-    for name in sorted(inside):
-        if inside[name].dtype != torch.bool:
-            raise WrongInput("inside", f"{name} is {inside[name].dtype}; a mask is bool")
-        bits = np.packbits(inside[name].detach().cpu().reshape(-1).numpy()).tobytes()
-        found = zlib.crc32(bits, zlib.crc32(f"{name}{tuple(inside[name].shape)}".encode(), found))
-    return found
-
-
-def _words(flat: Tensor) -> npt.NDArray[np.signedinteger]:
-    """The bits of numbers, in the same memory."""
-    words: npt.NDArray[np.signedinteger] = flat.view(WORDS[flat.dtype.itemsize]).numpy()
-    return words
-
-
-def packed_values(flat: Tensor, kept: Bits | None) -> bytes:
-    """The bits of the kept values, or of all with zeros among them; nothing of a mask."""
-    if not item_size(flat.dtype):
-        return b""
-    plain = torch.where(flat != 0, flat, 0) if kept is None else flat  # -0.0 is 0
-    words = _words(plain)
-    taken = words if kept is None else words[kept]
-    return taken.astype(taken.dtype.newbyteorder("<"), copy=False).tobytes()
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of the same bits, by bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """A tensor of a message's table, to be read."""
+    """Tensor of a message's table, to be read."""
 
     entry: Entry
     inside: Tensor | None  # (n,) the broadcast positions; None: all
@@ -83,45 +33,45 @@ class Expected:
 
     @classmethod
     def of(cls, entry: Entry, inside: Mask | None) -> Self:
-        """What the table and the mask say of it."""
+        """Return the expected tensor of an entry in the table."""
         where = mask_of(entry.name, entry.shape, inside)
         return cls(entry, where, math.prod(entry.shape) if where is None else int(where.sum()))
 
     @property
     def value_bytes(self) -> int:
-        """How many bytes its values have."""
+        """The number of bytes of the values."""
         return item_size(self.entry.dtype) * (self.size if self.entry.coding == Coding.DENSE else self.entry.count)
 
     def read(self, own: bytes, bitmap: Bytes | None, values: bytes) -> Tensor:
-        """The tensor, 0 wherever nothing was sent."""
+        """Return the tensor, 0 where nothing was sent."""
         flat = self._coded(positions.read(self.entry, own, bitmap, self.size), values)
         if self.inside is None:
             return flat.reshape(self.entry.shape)
-        found = torch.zeros(self.inside.shape, dtype=self.entry.dtype)
-        _words(found)[self.inside.numpy()] = _words(flat)
-        return found.reshape(self.entry.shape)
+        whole = torch.zeros(self.inside.shape, dtype=self.entry.dtype)
+        _words(whole)[self.inside.numpy()] = _words(flat)
+        return whole.reshape(self.entry.shape)
 
     def _coded(self, kept: Bits | None, values: bytes) -> Tensor:
-        """(size,) the entries that are coded."""
+        """Return the entries that are coded, (size,)."""
         name, count = self.entry.name, self.entry.count
         if not item_size(self.entry.dtype) and kept is not None:
             return torch.from_numpy(kept)
         word = np.dtype(f"i{self.entry.dtype.itemsize}")
-        flat = given = np.frombuffer(values, word.newbyteorder("<")).astype(word)
+        words = sent = np.frombuffer(values, word.newbyteorder("<")).astype(word)
         if kept is not None:
-            flat = np.zeros(self.size, word)
-            flat[kept] = given
-        found = torch.from_numpy(flat).view(self.entry.dtype)
-        if (number := int((found != 0).sum())) != count:
+            words = np.zeros(self.size, word)
+            words[kept] = sent
+        flat = torch.from_numpy(words).view(self.entry.dtype)
+        if (number := int((flat != 0).sum())) != count:
             raise WrongInput("message", f"{name} has {number} entries that are not 0, but its count is {count}")
-        return found
+        return flat
 
 
 def encode(update: Params, *, inside: Mask | None = None) -> bytes:
-    """An update as bytes: its entries that are not 0, and where they are.
+    """Return an update as bytes: its entries that are not 0, and their positions.
 
-    What is kept arrives bit for bit, NaN too; -0.0 counts as 0 and arrives as 0.0. With `inside`, positions that both
-    sides know (ADGP's broadcast), only entries there are coded, and every other one must be 0.
+    These entries arrive bit for bit, NaN too; -0.0 counts as 0 and arrives as 0.0. `inside` are positions that both
+    sides know (ADGP's broadcast): only entries there are coded, and every other entry must be 0.
 
     Example:
         >>> update = {"w": torch.tensor([0.0, 1.5, 0.0])}
@@ -145,18 +95,18 @@ def encode(update: Params, *, inside: Mask | None = None) -> bytes:
 
 
 def decode(data: bytes, shapes: Shapes, *, inside: Mask | None = None) -> Params:
-    """The update in a message, on the CPU; refused (WrongInput) where it is not exactly one of these shapes.
+    """Return the update in a message, on the CPU; WrongInput unless it has exactly these shapes.
 
-    `inside` must be the mask that it was encoded with.
+    `inside` must be the mask that the update was encoded with.
     """
-    found = _decode(data, shapes, inside)
-    if missing := [name for name in shapes if name not in found]:
+    update = _decode(data, shapes, inside)
+    if missing := [name for name in shapes if name not in update]:
         raise WrongInput("message", f"lacks {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}")
-    return {name: found[name] for name in shapes}
+    return {name: update[name] for name in shapes}
 
 
 def encode_mask(mask: Mask) -> bytes:
-    """A mask as bytes: bits, coded as an update's positions are."""
+    """Return a mask as bytes: bits, coded as the positions of an update are."""
     for name, where in mask.items():
         if where.dtype != torch.bool:
             raise WrongInput("mask", f"{name} is {where.dtype}; a mask is bool")
@@ -164,16 +114,60 @@ def encode_mask(mask: Mask) -> bytes:
 
 
 def decode_mask(data: bytes, shapes: Shapes) -> Mask:
-    """The mask in a message. It may name fewer tensors than the shapes do: those are kept whole."""
-    found = _decode(data, shapes, None)
-    for name, where in found.items():
+    """Return the mask in a message; it may lack tensors of `shapes`, which are then kept whole."""
+    mask = _decode(data, shapes, None)
+    for name, where in mask.items():
         if where.dtype != torch.bool:
             raise WrongInput("message", f"{name} is {where.dtype}; a mask is bool")
-    return {name: found[name] for name in shapes if name in found}
+    return {name: mask[name] for name in shapes if name in mask}
+
+
+def within(name: str, value: Tensor, inside: Mask | None) -> Tensor:
+    """Return the entries of a tensor that are coded, (m,)."""
+    if value.dtype not in DTYPES:
+        raise WrongInput("update", f"{name} is {value.dtype}; allowed: {', '.join(str(d)[6:] for d in DTYPES)}")
+    flat = value.detach().cpu().reshape(-1)
+    where = mask_of(name, tuple(value.shape), inside)
+    if where is None:
+        return flat
+    taken = torch.from_numpy(_words(flat)[where.numpy()]).view(value.dtype)  # faster than indexing a tensor
+    if int((flat != 0).sum()) != int((taken != 0).sum()):
+        raise WrongInput("update", f"{name} has entries outside of the broadcast positions")
+    return taken
+
+
+def mask_of(name: str, shape: tuple[int, ...], inside: Mask | None) -> Tensor | None:
+    """Return the broadcast positions of a tensor, (n,); None: all."""
+    if inside is None or name not in inside:
+        return None
+    if inside[name].shape != shape or inside[name].dtype != torch.bool:
+        raise WrongInput("inside", f"must hold {name} as bool of the shape {shape}")
+    return inside[name].detach().cpu().reshape(-1)
+
+
+def fingerprint(inside: Mask) -> int:
+    """Return the CRC-32 of a mask, so that no message is read with another mask."""
+    checksum = 0
+    for name in sorted(inside):
+        if inside[name].dtype != torch.bool:
+            raise WrongInput("inside", f"{name} is {inside[name].dtype}; a mask is bool")
+        bits = np.packbits(inside[name].detach().cpu().reshape(-1).numpy()).tobytes()
+        checksum = zlib.crc32(bits, zlib.crc32(f"{name}{tuple(inside[name].shape)}".encode(), checksum))
+    return checksum
+
+
+def packed_values(flat: Tensor, kept: Bits | None) -> bytes:
+    """Return the bits of the kept values, or of all values if `kept` is None; empty for a mask."""
+    if not item_size(flat.dtype):
+        return b""
+    plain = torch.where(flat != 0, flat, 0) if kept is None else flat  # -0.0 is 0
+    words = _words(plain)
+    taken = words if kept is None else words[kept]
+    return taken.astype(taken.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
-    """Whatever tensors of these shapes the message holds."""
+    """Return the tensors in a message, which may be fewer than the shapes."""
     table, body = _opened(data, shapes)
     if table.inside != (None if inside is None else fingerprint(inside)):
         raise WrongInput("inside", "is not the mask that the message was encoded with")
@@ -188,20 +182,8 @@ def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
     }
 
 
-def _bitmaps(stream: bytes, tensors: list[Expected]) -> dict[str, rans.Bytes]:
-    """The bitmaps of those tensors that the shared stream holds."""
-    shared = [one for one in tensors if one.entry.coding == Coding.ENTROPY]
-    if bool(stream) != bool(shared):
-        raise WrongInput("message", "is damaged: the shared stream and the codings contradict each other")
-    if not shared:
-        return {}
-    models = [(one.entry.count, (one.size + 7) // 8) for one in shared]
-    ends = np.cumsum([size for _, size in models])[:-1]
-    return dict(zip([one.entry.name for one in shared], np.split(rans.decode(stream, models), ends), strict=True))
-
-
 def _opened(data: bytes, shapes: Shapes) -> tuple[Table, memoryview]:
-    """The table of a message, checked against the shapes, and what follows it."""
+    """Return the table of a message, checked against the shapes, and the body behind the table."""
     if len(data) < HEAD or data[:4] != MAGIC:
         raise WrongInput("message", "is not one of secateur's, or is cut off: it must begin with SCTR")
     if data[4] != VERSION:
@@ -224,8 +206,26 @@ def _opened(data: bytes, shapes: Shapes) -> tuple[Table, memoryview]:
 
 
 def _cut(body: memoryview, lengths: list[int]) -> list[bytes]:
-    """The body in parts of these lengths, which must be all of it."""
+    """Return the body in parts of these lengths, which must add up to the body's."""
     if sum(lengths) != len(body):
         raise WrongInput("message", f"has {len(body)} bytes of positions and values; its table asks for {sum(lengths)}")
     ends = np.cumsum([0, *lengths]).tolist()
     return [bytes(body[start:end]) for start, end in pairwise(ends)]
+
+
+def _bitmaps(stream: bytes, tensors: list[Expected]) -> dict[str, rans.Bytes]:
+    """Return the bitmaps in the shared stream, by tensor."""
+    shared = [one for one in tensors if one.entry.coding == Coding.ENTROPY]
+    if bool(stream) != bool(shared):
+        raise WrongInput("message", "is damaged: the shared stream and the codings contradict each other")
+    if not shared:
+        return {}
+    models = [(one.entry.count, (one.size + 7) // 8) for one in shared]
+    ends = np.cumsum([size for _, size in models])[:-1]
+    return dict(zip([one.entry.name for one in shared], np.split(rans.decode(stream, models), ends), strict=True))
+
+
+def _words(flat: Tensor) -> npt.NDArray[np.signedinteger]:
+    """Return the bits of numbers as integers, in the same memory."""
+    words: npt.NDArray[np.signedinteger] = flat.view(WORDS[flat.dtype.itemsize]).numpy()
+    return words

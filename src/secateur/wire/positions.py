@@ -1,9 +1,8 @@
-"""The positions of kept entries: which coding is the cheapest, and the bitmaps themselves.
+"""Positions of the kept entries of a tensor: the cheapest of several codings, and its inverse.
 
-Positions that are few, or all but few: the gaps between them in Rice's code (Golomb 1966, Rice 1979).
-
-A gap g is g >> k zeros and a one, and its lowest k bits. Of independent entries it needs about a hundredth more than
-their entropy where one in twenty is kept, less where fewer are. The rarer of kept and dropped entries is coded.
+If few entries are kept, or few are dropped, the gaps between the rarer ones are in Rice's code (Golomb 1966, Rice
+1979). A gap g is g >> k zeros and a one, and the lowest k bits of g. For independent entries the code needs about 1%
+more than their entropy if one in twenty is kept, and less if fewer are.
 """
 
 from __future__ import annotations
@@ -26,27 +25,16 @@ DROPPED = 128  # the flag in the first byte, beside k: the gaps are those betwee
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """The positions of one tensor, coded."""
+    """Coded positions of one tensor."""
 
     count: int
     coding: Coding
-    own: bytes = b""  # what is sent for this tensor alone
+    own: bytes = b""  # sent for this tensor alone
     bitmap: rans.Bytes = field(default_factory=lambda: np.empty(0, np.uint8))  # its part of the shared stream
 
 
-def entropy(size: int, count: int) -> float:
-    """Bits that the positions of `count` of `size` entries need, each as likely as the others: n H(count / n).
-
-    Example:
-        >>> round(entropy(1000, 200), 1), entropy(10, 10)
-        (721.9, 0.0)
-    """
-    parts = [part for part in (count, size - count) if part]
-    return sum(part * math.log2(size / part) for part in parts) if len(parts) > 1 else 0.0
-
-
 def code(kept: Mapping[str, Bits], item_sizes: Mapping[str, int]) -> dict[str, Coded]:
-    """The cheapest coding of every tensor; the shared stream is used where all that it saves pays for it."""
+    """Return the cheapest coding of every tensor; the shared stream is used if its savings exceed its overhead."""
     alone = {name: _alone(bits, item_sizes[name]) for name, bits in kept.items()}
     shared, saved = {}, 0.0
     for name, (one, cost) in alone.items():
@@ -61,7 +49,7 @@ def code(kept: Mapping[str, Bits], item_sizes: Mapping[str, int]) -> dict[str, C
 
 
 def _alone(kept: Bits, item: int) -> tuple[Coded, int]:
-    """The cheapest coding that needs no other tensor, and its bytes beyond the kept values."""
+    """Return the cheapest coding that needs no other tensor, and its bytes beyond the kept values."""
     size, count = len(kept), int(np.count_nonzero(kept))
     if count in (0, size):
         return Coded(count, Coding.EVIDENT), 0
@@ -78,8 +66,19 @@ def _alone(kept: Bits, item: int) -> tuple[Coded, int]:
     return Coded(count, coding, own), cost
 
 
+def entropy(size: int, count: int) -> float:
+    """Return the bits of the positions of `count` of `size` equally likely entries: n H(count / n).
+
+    Example:
+        >>> round(entropy(1000, 200), 1), entropy(10, 10)
+        (721.9, 0.0)
+    """
+    parts = [part for part in (count, size - count) if part]
+    return sum(part * math.log2(size / part) for part in parts) if len(parts) > 1 else 0.0
+
+
 def own_bytes(entry: Entry, size: int) -> int:
-    """How many bytes of its own a tensor's positions have; refuses a table that cannot be."""
+    """Return the number of bytes sent for one tensor's positions alone; refuse a contradictory table."""
     if entry.count > size:
         raise WrongInput("message", f"{entry.name} has a wrong count: {entry.count} of {size} entries")
     if (entry.coding == Coding.EVIDENT) != (entry.count in (0, size)):
@@ -93,7 +92,7 @@ def own_bytes(entry: Entry, size: int) -> int:
 
 
 def read(entry: Entry, own: bytes, bitmap: rans.Bytes | None, size: int) -> Bits | None:
-    """Which entries are kept; None: their values say it. `bitmap` comes from the shared stream."""
+    """Return the mask of kept entries, None if the values say it; `bitmap` comes from the shared stream."""
     if entry.coding == Coding.DENSE:
         return None
     if entry.coding == Coding.EVIDENT:
@@ -115,7 +114,10 @@ def read(entry: Entry, own: bytes, bitmap: rans.Bytes | None, size: int) -> Bits
 
 
 def encode(kept: Bits, count: int) -> bytes:
-    """A byte that says k and which of the two is coded, all low bits, all high parts; 0 < count < len(kept)."""
+    """Return the gaps in Rice's code, for 0 < count < len(kept).
+
+    The first byte holds k and the flag DROPPED; all low bits and then all high parts follow.
+    """
     rare = 2 * count <= len(kept)
     places = np.flatnonzero(kept if rare else ~kept)
     gaps = np.diff(places, prepend=-1) - 1
@@ -129,7 +131,7 @@ def encode(kept: Bits, count: int) -> bytes:
 
 
 def decode(data: bytes, size: int, count: int, name: str) -> Bits:
-    """The inverse: which of `size` entries are kept."""
+    """Return the mask of kept entries of `size` from gaps in Rice's code."""
     k, dropped = (data[0] & ~DROPPED, data[0] & DROPPED > 0) if data else (0, False)
     number = size - count if dropped else count
     cut = 1 + (number * k + 7) // 8
