@@ -1,16 +1,23 @@
-"""One thread for every test process, set before torch is imported, and the real data's folder."""
+"""One thread for every test process, set before torch is imported, and the real data's folder.
+
+`--device auto` takes the CPU in tests: rows of two runs are equal bit for bit there, and on a GPU nearly so. Tests of a
+GPU name it.
+"""
 
 import importlib.util
 import os
 
-os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", SECATEUR_DEVICE="cpu")
 
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

@@ -71,12 +71,12 @@ def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
     """Return the exit code and the sentence for an error that is not the user's."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Exit.WRONG_INPUT, f"out: no space left ({error}); {KEPT}: free some space and start again"
-    log = _write_log(error, folder)
+    log, message = _write_log(error, folder), " ".join(str(error).split())
     if _ran_out_of_memory(error):
-        what = " ".join(str(error).split(". ")[0].split()) or "MemoryError"
+        what = message.split(". ")[0] or "MemoryError"
         advice = "take a smaller batch, fewer targets or fewer clients at once, or another device"
         return Exit.FAULT, f"out of memory ({what}); {KEPT}: {advice}; the log is {log}"
-    return Exit.FAULT, f"a fault of the program ({type(error).__name__}: {error}); {KEPT}; the log is {log}"
+    return Exit.FAULT, f"a fault of the program ({type(error).__name__}: {message[:200]}); {KEPT}; the log is {log}"
 
 
 def _ran_out_of_memory(error: BaseException) -> bool:

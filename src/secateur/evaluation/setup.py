@@ -1,7 +1,8 @@
-"""The data and the device that a run file names."""
+"""Data and device of a run file."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -15,17 +16,18 @@ from secateur.seeding import derive
 
 
 def device_of(config: Common) -> torch.device:
-    """The device to work on; `auto` takes a GPU where there is one."""
-    there = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    if config.device not in (*there, *(["cuda"] if torch.cuda.is_available() else [])):
-        raise WrongInput("device", f"{config.device!r} is not there; allowed here: {', '.join(there)}")
-    if config.device == "auto":
+    """Return the device of the run; `auto` is $SECATEUR_DEVICE if it is set, else a GPU if there is one."""
+    wanted = os.environ.get("SECATEUR_DEVICE", "auto") if config.device == "auto" else config.device
+    available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if wanted not in (*available, *(["cuda"] if torch.cuda.is_available() else [])):
+        raise WrongInput("device", f"{wanted!r} is not there; allowed here: {', '.join(available)}")
+    if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    return torch.device(wanted)
 
 
 def prepare(config: Common, check_data: Callable[[Dataset], None] = lambda data: None) -> tuple[Dataset, torch.device]:
-    """The data and the device; refuses a model that does not fit the data before anything is trained."""
+    """Return the data and the device; refuse a model that does not fit the data, before any training."""
     torch.set_num_threads(config.threads)
     data = load(config.data, config.data_folder, config.download)
     check_data(data)

@@ -1,4 +1,4 @@
-"""A paper's claims, held against intervals: supported, not supported, or undecided."""
+"""Verdicts on a paper's claims by measured intervals: supported, not supported, or undecided."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Need = Literal["most", "every", "some"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim of the paper, what was measured of it, and whether that supports it."""
+    """A claim of the paper, the measurements that concern it, and the verdict."""
 
     claim: str
     measured: str
@@ -25,10 +25,10 @@ class Finding:
 def judge(
     claim: str, cases: Mapping[str, Estimate | None], need: Need = "most", bound: float = 0.0, unit: str = "points"
 ) -> Finding:
-    """Hold `case > bound` in most, every or some cases against the cases' intervals.
+    """Test the claim `case > bound` in most, every or some cases by the cases' intervals.
 
-    A case counts for the claim when its whole interval lies above the bound, and against it when no part does. Of many
-    cases a few lie above by luck (2.5 % of those at the bound), so `some` is a weak need.
+    A case counts for the claim if its interval lies entirely above the bound, and against the claim if no part does.
+    Among many cases a few lie above by chance (2.5 % of those at the bound), so `some` is a weak need.
     """
     known = {name: case for name, case in cases.items() if case is not None}
     above = sum(case.low > bound for case in known.values())
@@ -37,7 +37,7 @@ def judge(
 
 
 def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
-    """What so many cases for and against say.
+    """Return the verdict for these numbers of cases above the bound and against the claim.
 
     Example:
         >>> verdict(3, 1, 5), verdict(1, 1, 5), verdict(1, 1, 5, "some"), verdict(4, 1, 5, "every")
@@ -51,7 +51,7 @@ def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
 
 
 def equals(claim: str, measured: Estimate, paper: float) -> Finding:
-    """Hold the paper's number against our interval."""
+    """Test whether our interval contains the paper's number."""
     text = f"{written(measured)} against the paper's {100 * paper:.2f}%"
     if not (math.isfinite(measured.low) and math.isfinite(measured.high)):
         return Finding(claim, text, UNDECIDED)
@@ -59,7 +59,7 @@ def equals(claim: str, measured: Estimate, paper: float) -> Finding:
 
 
 def written(estimate: Estimate, unit: str = "%") -> str:
-    """A number with its interval: in per cent, in percentage points (signed), or plain.
+    """Format a number with its interval: in per cent, in percentage points (signed), or plain.
 
     Example:
         >>> written(Estimate(0.5, 0.4, 0.6)), written(Estimate(0.012, -0.01, 0.03), "points")
@@ -67,8 +67,8 @@ def written(estimate: Estimate, unit: str = "%") -> str:
         >>> written(Estimate(0.2718, 0.26, 0.28), ""), written(Estimate(7995189.4, 7.9e6, 8e6), "")
         ('0.272 [0.260, 0.280]', '7,995,189 [7,900,000, 8,000,000]')
     """
-    plain = ",.0f" if abs(estimate.value) >= 1000 else ".3f"
-    scale, form = (1, plain) if unit == "" else (100, ".1f") if unit == "%" else (100, "+.1f")
+    plain = ",.0f" if abs(estimate.value) >= 1000 else "z.3f"  # z: never -0.0, whose sign is rounding's
+    scale, form = (1, plain) if unit == "" else (100, "z.1f") if unit == "%" else (100, "+z.1f")
     space = " " if unit == "points" else ""
     ends = [f"{scale * end:{form}}" for end in (estimate.low, estimate.high) if math.isfinite(end)]
     text = f"{scale * estimate.value:{form}}{space}{unit}"
@@ -83,5 +83,5 @@ def _measured(cases: Mapping[str, Estimate], above: int, against: int, unit: str
         return f"{name}: {written(case, unit)}"
     centre = sum(case.value for case in cases.values()) / len(cases)
     average = written(Estimate(centre, -math.inf, math.inf), unit)
-    rest = len(cases) - above - against
-    return f"{above} of {len(cases)} yes, {against} no, {rest} within their intervals; on average {average}"
+    undecided = len(cases) - above - against
+    return f"{above} of {len(cases)} yes, {against} no, {undecided} within their intervals; on average {average}"
