@@ -1,4 +1,4 @@
-"""`secateur.federate(...)`: any nn.Module in a federation over any tensors, pruned, defended, attacked, from Python."""
+"""`secateur.federate(...)`: federated training of any nn.Module on any tensors, with pruning, defenses and attacks."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ Examples = Batch | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Federated:
-    """What a federation came to."""
+    """Result of a federation: the server's model, the rows and the figures."""
 
     state: Params  # the server's model, a state_dict: exactly 0 where it is pruned
     rows: list[Row]
     figures: list[dict[str, Any]]
 
     def write(self, path: Path | str) -> Path:
-        """Write the page; it shows the pictures of attacks."""
+        """Write the report page, with the pictures that attacks reconstructed."""
         from secateur.report.page import render
         from secateur.report.sources import Source
 
@@ -58,7 +58,7 @@ class Federated:
         return Path(path)
 
     def print(self) -> None:
-        """Print the table."""
+        """Print the table of results."""
         from secateur.report.terminal import print_federation
 
         print_federation(self.rows)
@@ -92,21 +92,40 @@ def federate(
     name: str = "model",
     **terms: Any,
 ) -> Federated:
-    """Train a copy of `model` by federated averaging; what does each client's update reveal on the way?
+    """Train a copy of `model` by federated averaging, and measure how much each client's update reveals.
 
-    `clients` is how many share the training rows equally, or the rows of each; `per_round` of them take part in a
-    round (None: at most 10). `terms` are further fields of federated.spec.Terms, such as averaging="weighted",
-    broadcast="dense", method="fedsgd", server_momentum=.9, evaluate_every=50. `observers` are pairs (every, function):
-    every so many rounds it is called with what the server sees of each client, and the truth. An `attack` runs every
-    `attack_every` rounds (None: in the last one) or in the rounds `attack_at`, on so many clients of the round, "all",
-    or a list of which, each with its last `attack_history` rounds, on pictures; `mean` and `std` say how pixels in
-    [0, 1] became inputs, by channel. `membership` (yeom, lira) asks the same clients who is in their data, against
-    the examples of `test`.
+    With `submodels`, clients train parts of the model. The `large_clients` (2) with most data train all of it, the
+    others `client_widths` (.5,) of its channels. `local` is then an Adam(), and `attack` is a membership attack such
+    as "yeom". `terms` are then fields of federated.submodels.spec.Terms. `augment=True` trains on crops and flips.
 
-    With `submodels`, a channel rule such as "mapp-fl", clients train parts of the model: `large_clients` of them with
-    most data (2) all of it, the others `client_widths` (.5,) of its channels; `local` is then an Adam(), `attack` asks
-    who was in the training, such as "yeom", and `terms` are fields of federated.submodels.spec.Terms. `augment=True`
-    trains on crops and flips.
+    Args:
+        model: The network; it is copied.
+        train: Inputs and labels of all clients.
+        test: Inputs and labels for the evaluation.
+        clients: The number of clients that share the training rows equally, or the rows of each client.
+        per_round: The number of clients in a round; None: at most 10.
+        rounds: The number of rounds.
+        local: The clients' training.
+        base_pruning: The federation's pruning, as in `secateur list`.
+        submodels: A channel rule such as "mapp-fl".
+        defense: The clients' defense, as in `secateur list`.
+        attack: Inversion attacks on updates; the inputs must be pictures.
+        membership: Membership attacks (yeom, lira) on the same clients; non-members are the examples of `test`.
+        attack_every: Attack every so many rounds; None: in the last round only.
+        attack_at: The rounds to attack, instead of `attack_every`.
+        attack_clients: The number of attacked clients in a round, "all", or a list of clients.
+        attack_history: The number of a client's last rounds that an attack uses.
+        labels: "oracle" if the attacker knows the labels, else they are inferred.
+        mean: By channel, subtracted from pixels in [0, 1] to make the inputs.
+        std: By channel, the divisor after that.
+        faults: Lost, late and damaged updates.
+        observers: Pairs (every, function). The function is called every so many rounds, once a client. Its argument
+            holds the server's view of the client and the truth.
+        seed: The seed of all random draws.
+        device: The device to train on.
+        name: The model's name in the rows.
+        terms: Further fields of federated.spec.Terms, such as averaging="weighted", broadcast="dense",
+            method="fedsgd", server_momentum=.9, evaluate_every=50.
     """
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
@@ -114,47 +133,47 @@ def federate(
         if base_pruning != "none" or membership:
             raise WrongInput("submodels", "go with neither base_pruning nor membership; give attack='yeom'")
         asked = [attack] if isinstance(attack, str) else list(attack)
-        how: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "rounds": rounds,
             "per_round": per_round,
             "local": local,
             "faults": faults,
             "observers": observers,
         }
-        how |= {"defense": defense, "attacks": asked, "seed": seed, "device": torch.device(device), "name": name}
-        state, story = federate_submodels(copy.deepcopy(model), data, shares, submodels, **how, **terms)
+        settings |= {"defense": defense, "attacks": asked, "seed": seed, "device": torch.device(device), "name": name}
+        state, story = federate_submodels(copy.deepcopy(model), data, shares, submodels, **settings, **terms)
         return Federated(state, story.rows, story.figures)
     if isinstance(local, Adam):
         raise WrongInput("local", "Adam is for submodels; give a federated.client_training.Local")
-    base, guarded = read_base(base_pruning), defense_of_clients(defense)
-    agreed = Terms(
+    base, client_defense = read_base(base_pruning), defense_of_clients(defense)
+    federation_terms = Terms(
         shares,
         rounds=rounds,
         per_round=min(10, len(shares)) if per_round is None else per_round,
         local=local or Local(),
         base=base.make(),
         faults=faults or Faults(),
-        **protection_of(guarded),
+        **protection_of(client_defense),
         **terms,
     )
     net, device = copy.deepcopy(model).to(device), torch.device(device)
-    check_network(net, agreed.own, data.inputs)
-    if (warning := turn_caution(net, agreed.own)) is not None:
-        log.warning("%s: %s", guarded, warning)
-    chosen = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
-    told = labels_of(name, data.name, seed, base, guarded, agreed)
+    check_network(net, federation_terms.own, data.inputs)
+    if (warning := turn_caution(net, federation_terms.own)) is not None:
+        log.warning("%s: %s", client_defense, warning)
+    inversions = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
+    row_labels = labels_of(name, data.name, seed, base, client_defense, federation_terms)
     story = Story()
     who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
     orders = Orders(attack_every or rounds, tuple(attack_at), who, attack_history)
-    known = knowledge_of(net, data, agreed, device) if chosen else None
+    knowledge = knowledge_of(net, data, federation_terms, device) if inversions else None
     asked = [membership] if isinstance(membership, str) else list(membership)
-    check_attackers(orders, chosen, asked, known, data, agreed, seed)
+    check_attackers(orders, inversions, asked, knowledge, data, federation_terms, seed)
     watching: list[Observer] = [Every(every, function) for every, function in observers]
-    watched = Watched(net, data, agreed, told, story, device)
-    watching += attackers(watched, orders, chosen, asked, known, tells_labels=labels == "oracle")
-    federation = Federation(net, data, agreed, seed, device, observers=watching)
-    with progress(f"{base}, {guarded}", rounds, rate=True) as advance:
-        tell = teller(told, story, watching, advance)
+    watched = Watched(net, data, federation_terms, row_labels, story, device)
+    watching += attackers(watched, orders, inversions, asked, knowledge, tells_labels=labels == "oracle")
+    federation = Federation(net, data, federation_terms, seed, device, observers=watching)
+    with progress(f"{base}, {client_defense}", rounds, rate=True) as advance:
+        tell = teller(row_labels, story, watching, advance)
         for done in federation.rounds():
             tell(done)
     return Federated(federation.model(), story.rows, story.figures)
@@ -163,7 +182,7 @@ def federate(
 def _dataset(
     train: Examples, test: Examples | None, model: nn.Module, mean: Sequence[float], std: Sequence[float]
 ) -> Dataset:
-    """The examples of all clients, and those to test with after them."""
+    """Return the data set: the examples of all clients first, then the test examples."""
     parts = [Batch(*train), *([] if test is None else [Batch(*test)])]
     for field, part in zip(("train", "test"), parts, strict=False):
         if len(part.inputs) != len(part.labels):

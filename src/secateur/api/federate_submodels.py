@@ -1,4 +1,4 @@
-"""`secateur.federate(..., submodels=...)`: any nn.Module over sub-models, from Python."""
+"""`secateur.federate(..., submodels=...)`: federated training of sub-models of any nn.Module."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def federate_submodels(
     augment: bool = False,
     **terms: Any,
 ) -> tuple[Params, Story]:
-    """The server's model and what was told; `terms` are further fields of submodels.spec.Terms."""
+    """Return the server's model and all rows and figures; `terms` are further fields of submodels.spec.Terms."""
     if not isinstance(local, Adam | None):
         raise WrongInput("local", "sub-models are trained by federated.submodels.spec.Adam(...)")
     local = local or Adam()
     if augment:
         local = replace(local, augment=crop_and_flip(data))
-    rule, guarded = choice("submodel", submodels), defense_of_clients(defense)
-    agreed = Terms(
+    rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
+    federation_terms = Terms(
         shares,
         rule.make(),
         rates_of(shares, large_clients, client_widths),
@@ -62,19 +62,22 @@ def federate_submodels(
         per_round=per_round,
         local=local,
         faults=faults or Faults(),
-        **joined_of(guarded),
+        **joined_of(client_defense),
         **terms,
     )
-    story, turn = Story(), agreed.local
+    story, turn = Story(), federation_terms.local
     recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
-    labels = labels_of(name, data, seed, rule, guarded, agreed)
-    chosen = [choice("attack", each) for each in attacks]
-    asking = Asking(size=agreed.test_batch)
-    exposer = Exposer(chosen, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
-    watching: list[tuple[int, Observer]] = [*observers, *([(exposer.pace(agreed), exposer)] if chosen else [])]
-    federation = SubmodelFederation(model, data, agreed, seed, device, observers=watching)
-    followed = Alone(federation) if agreed.rule.alone else federation
-    with progress(f"{rule}, {guarded}", rounds, rate=True) as advance:
+    labels = labels_of(name, data, seed, rule, client_defense, federation_terms)
+    memberships = [choice("attack", attack) for attack in attacks]
+    asking = Asking(size=federation_terms.test_batch)
+    exposer = Exposer(memberships, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
+    watching: list[tuple[int, Observer]] = [
+        *observers,
+        *([(exposer.pace(federation_terms), exposer)] if memberships else []),
+    ]
+    federation = SubmodelFederation(model, data, federation_terms, seed, device, observers=watching)
+    followed = Alone(federation) if federation_terms.rule.alone else federation
+    with progress(f"{rule}, {client_defense}", rounds, rate=True) as advance:
         tell = teller([federation], [exposer], story, advance)
         for done in followed.rounds():
             tell(done)

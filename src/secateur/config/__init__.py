@@ -1,6 +1,7 @@
-"""The schema of run files: what may be set, what is allowed, and one clear sentence when something is wrong.
+"""Schema of run files: fields, allowed values, and one clear sentence for each error.
 
-The only importer of pydantic. A run file is YAML; the command line's flags are laid over it, so both say the same.
+This package is the only importer of pydantic. A run file is YAML, and the flags of the command line override its
+fields, so that both share one schema.
 """
 
 from __future__ import annotations

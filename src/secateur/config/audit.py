@@ -1,4 +1,4 @@
-"""The run files of `secateur audit` and `secateur prune`."""
+"""Run files of `secateur audit` and `secateur prune`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
 
 
 class Limits(Fields):
-    """What the pruned and defended models may give away at most, under every attack; None is no limit."""
+    """Upper limits on the leakage of pruned and defended models, under every attack; None: no limit."""
 
     auc: Annotated[float, Field(ge=0, le=1)] | None = None
     attack_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -38,22 +38,22 @@ class Limits(Fields):
     accuracy_drop: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def given(self) -> dict[str, float]:
-        """Those that are set, by the measure's name."""
+        """Return the limits that are set, by the name of the measure."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class Audit(Common):
-    """`secateur audit`: what do these ways of pruning give away?"""
+    """`secateur audit`: membership leakage of pruned models."""
 
-    predictions: Path | None = None  # saved answers (.npz or .csv), audited without any model
+    predictions: Path | None = None  # saved predictions (.npz or .csv), audited without a model
     pruner: Annotated[list[OnePruner], BeforeValidator(none_or_many)] = default(
         "l1-unstructured,l1-structured,l2-structured,slimming"
     )
     sparsity: Annotated[list[Sparsity], *MANY] = default(0.7)
     defense: Annotated[list[OneDefense], *MANY] = default("basic")
     attack: Annotated[list[OneAttack], *MANY] = default("conf,mentr")
-    adaptive: bool = False  # the attacker's shadows use the defense too
-    protocol: Protocol = "known"  # what the attacker knows of the pruning
+    adaptive: bool = False  # the attacker's shadow models use the defense too
+    protocol: Protocol = "known"  # the attacker's knowledge of the pruning
     experiments: Annotated[int, Field(ge=1)] = 20  # random pairs of the protocol `unknown`
     shadows: Annotated[int, Field(ge=1)] = 5
     in_out: Annotated[int, Field(ge=0)] = 0  # models over the victim's own pool, for online LiRA and RMIA
@@ -62,11 +62,14 @@ class Audit(Common):
 
     @property
     def trains_shadows(self) -> bool:
-        """Whether the attacker's models can be trained: a model given without a recipe says nothing of how."""
+        """True if shadow models can be trained. A file of weights without a recipe does not define their training."""
         return self.weights is None or "train" in self.model_fields_set
 
     def unaided(self, *attacks: str) -> Audit:
-        """With these attacks, which need no shadow models, where none were chosen: the default ones would not run."""
+        """Return the configuration with these attacks, which need no shadow models, unless the user chose attacks.
+
+        The default attacks need shadow models, and would not run.
+        """
         if "attack" in self.model_fields_set:
             return self
         return self.model_copy(update={"attack": [choice("attack", name) for name in attacks]})
@@ -83,10 +86,10 @@ class Audit(Common):
 
 
 class Prune(Common):
-    """`secateur prune`: make one pruned, fine-tuned model."""
+    """`secateur prune`: one pruned, fine-tuned model."""
 
     pruner: OnePruner = default("l1-unstructured")
     sparsity: Sparsity = 0.7
     defense: OneDefense = default("basic")
-    remove: bool = False  # take dead channels out for real
+    remove: bool = False  # remove dead channels from the layers
     seed: Annotated[int, Field(ge=0)] = 0

@@ -1,4 +1,4 @@
-"""Reading a run file with flags laid over it, and writing one."""
+"""Input and output of run files: YAML fields, overridden by flags."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ C = TypeVar("C", bound=Fields)
 
 
 def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: list[str] | None = None) -> C:
-    """The run file with the flags laid over it, then `a.b=value` overrides; WrongInput says what is wrong."""
-    given = _load(file) if file is not None else {}
-    given |= {key: value for key, value in flags.items() if value is not None}
+    """Return the fields of the run file, overridden by the flags, then by `a.b=value` overrides.
+
+    Raise WrongInput with one sentence about the first error.
+    """
+    fields = _load(file) if file is not None else {}
+    fields |= {key: value for key, value in flags.items() if value is not None}
     for text in overrides or []:
-        path, found, value = text.partition("=")
-        if not found:
+        path, separator, value = text.partition("=")
+        if not separator:
             raise WrongInput("set", f"{text!r} is not readable; write field=value or field.part=value")
-        put(given, path, plain(path, value))
+        put(fields, path, plain(path, value))
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise sentence(error, kind=kind) from None
 
 
 def put(given: dict[str, Any], path: str, value: Any) -> None:
-    """Set the field that `field` or `field.part` names."""
+    """Set the field at `path`, which is `field` or `field.part`."""
     *parents, last = path.split(".")
     for parent in parents:
         given = given.setdefault(parent, {})
@@ -42,9 +45,10 @@ def put(given: dict[str, Any], path: str, value: Any) -> None:
 
 
 def dump(config: Common) -> dict[str, Any]:
-    """Plain values from which the same run can be started again, with the defaults written out.
+    """Return plain values that start the same run again, with the defaults written out.
 
-    Of training and fine-tuning only what was given: the rest follows the kind of data and one from the other.
+    `train` and `finetune` hold only the fields that the user set. Their defaults depend on the kind of data, and those
+    of fine-tuning on training.
     """
     left_out = {"train", "finetune", *getattr(config, "meaningless", ())}
     values = config.model_dump(mode="json", by_alias=True, exclude=left_out)
@@ -56,13 +60,13 @@ def dump(config: Common) -> dict[str, Any]:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        fields = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongInput("config", f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise WrongInput("config", f"{file} is not YAML: {' '.join(str(error).split())}") from None
-    if given is None:
+    if fields is None:
         return {}
-    if not isinstance(given, dict):
-        raise WrongInput("config", f"{file} must hold fields and values, not a {type(given).__name__}")
-    return given
+    if not isinstance(fields, dict):
+        raise WrongInput("config", f"{file} must hold fields and values, not a {type(fields).__name__}")
+    return fields

@@ -1,4 +1,4 @@
-"""The run file of `secateur invert`."""
+"""Run file of `secateur invert`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from secateur.errors import WrongInput
 
 
 class Invert(Common):
-    """`secateur invert`: what does one update reveal?"""
+    """`secateur invert`: reconstruction of training examples from one update."""
 
     model: str = "lenet-zhu"
-    update: Path | None = None  # one captured elsewhere (.safetensors); then there is no truth to compare with
+    update: Path | None = None  # a captured update (.safetensors), which has no truth to compare with
     defense: Annotated[list[OneUpdateDefense], *MANY] = default("none")
-    residual: Path | None = None  # what error feedback kept in a training (.safetensors); None: nothing yet
+    residual: Path | None = None  # error feedback's residual from a training (.safetensors); None: zero
     attack: Annotated[list[OneInversion], *MANY] = default("ig")
-    targets: Annotated[int, Field(ge=1)] = 20  # updates that are attacked
-    batch_size: Annotated[int, Field(ge=1)] = 1  # examples in each
-    labels: Literal["inferred", "oracle"] = "inferred"  # whether the attacker is told them
+    targets: Annotated[int, Field(ge=1)] = 20  # attacked updates
+    batch_size: Annotated[int, Field(ge=1)] = 1  # examples in each update
+    labels: Literal["inferred", "oracle"] = "inferred"  # oracle: the attacker knows them
     adaptive: Literal["none", "support", "layer", "reapply", "mask"] = "none"
-    restarts: Annotated[int, Field(ge=1)] | None = None  # None: the attack's own
+    restarts: Annotated[int, Field(ge=1)] | None = None  # None: the attack's default
     iterations: Annotated[int, Field(ge=1)] | None = None
-    local_steps: Annotated[int, Field(ge=1)] | None = None  # the client sends its weights after these; None: a gradient
-    local_batch: Annotated[int, Field(ge=1)] | None = None  # examples a local step takes; None: all
-    learning_rate: Annotated[float, Field(gt=0)] | None = None  # of the local steps; None: 0.1, of a file unknown
-    batchnorm: Literal["eval", "batch"] = "eval"  # by which statistics the client normalises
-    statistics: bool = False  # the attacker is told those of the batch: a much stronger one
-    generator_steps: Annotated[int, Field(ge=1)] = 2000  # of training the generator that an attack such as ggl needs
+    local_steps: Annotated[int, Field(ge=1)] | None = None  # then the client sends weights; None: a gradient
+    local_batch: Annotated[int, Field(ge=1)] | None = None  # examples in a local step; None: all
+    learning_rate: Annotated[float, Field(gt=0)] | None = None  # of the local steps; None: 0.1, or unknown for a file
+    batchnorm: Literal["eval", "batch"] = "eval"  # the statistics by which the client normalises
+    statistics: bool = False  # the attacker knows the batch's statistics: a much stronger attacker
+    generator_steps: Annotated[int, Field(ge=1)] = 2000  # training steps of the generator of attacks such as ggl
     generator_width: Annotated[int, Field(ge=1)] = 64
     images: bool = True  # the page and the folder show training pictures
     together: Annotated[int, Field(ge=1)] | None = None  # targets attacked at once; None: all on a GPU, else 10
@@ -40,9 +40,9 @@ class Invert(Common):
 
     @property
     def attacks(self) -> list[Choice]:
-        """The attacks, each with the restarts, iterations and adaptive attacker asked of all, where it has any.
+        """The attacks with the run's restarts, iterations and adaptive mode, each where the attack has that parameter.
 
-        Of an adaptive attacker all must have one: what it finds would stand beside what a plain one does.
+        Every attack must support the adaptive mode. Otherwise adaptive and plain results would stand side by side.
         """
         asked = {"restarts": self.restarts, "iterations": self.iterations, "adaptive": self.adaptive}
         over = {name: value for name, value in asked.items() if value not in (None, "none")}
@@ -52,7 +52,7 @@ class Invert(Common):
 
     @property
     def meaningless(self) -> tuple[str, ...]:
-        """The fields that are nothing to an update that was captured, which is one target."""
+        """The fields that have no meaning for a captured update, which is one target."""
         return () if self.update is None else ("targets", "together")
 
     @model_validator(mode="after")
@@ -65,9 +65,9 @@ class Invert(Common):
             for name in ("learning_rate", "local_batch"):
                 if getattr(self, name) is not None:
                     raise WrongInput(name, "is of a client's local steps; give local_steps too, or leave it out")
-        if given := [name for name in self.meaningless if name in self.model_fields_set]:
+        if misplaced := [name for name in self.meaningless if name in self.model_fields_set]:
             what = "means nothing for an update that was captured: it is the one target"
-            raise WrongInput(given[0], f"{what}; leave out {given[0]}, or update")
+            raise WrongInput(misplaced[0], f"{what}; leave out {misplaced[0]}, or update")
         if self.update is not None and self.weights is None:
             raise WrongInput("weights", "must be given with an update: the model that the server had sent")
         if self.update is not None and (self.labels == "oracle" or self.statistics):
@@ -79,5 +79,5 @@ class Invert(Common):
                 raise WrongInput("defense", "acts on a gradient, and local_steps send weights; leave one of them out")
         if self.residual is not None and not any(each.acting_on("residual") for each in self.defense):
             raise WrongInput("residual", "is what error feedback keeps; ask for it: --defense dgp+error-feedback")
-        _ = self.attacks  # what an attack does not have is refused now
+        _ = self.attacks  # raises now if an attack lacks a parameter
         return self

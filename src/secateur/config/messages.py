@@ -1,4 +1,4 @@
-"""YAML values, and pydantic's complaints as one clear sentence."""
+"""YAML values of fields, and pydantic's validation errors as one clear sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = {"ge": " from {}", "gt": " above {}", "le": " up to {}", "lt": " up to, n
 
 
 def plain(field: str, text: str) -> Any:
-    """What a text means as YAML, for the field that it was given for."""
+    """Return the value of a text as YAML; `field` is named in the error."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -26,9 +26,9 @@ def plain(field: str, text: str) -> Any:
 
 
 def sentence(error: ValidationError, prefix: str = "", kind: Any = None) -> WrongInput:
-    """The first of pydantic's complaints as one sentence that names the field and what is allowed.
+    """Return pydantic's first error as one sentence that names the field and the allowed values.
 
-    `kind` is the type that was asked for: a model, or the annotation of one value that `prefix` names.
+    `kind` is the expected type: a model, or the annotation of the one value that `prefix` names.
     """
     first = error.errors()[0]
     inner, where = _at(kind, first["loc"])
@@ -44,7 +44,7 @@ def sentence(error: ValidationError, prefix: str = "", kind: Any = None) -> Wron
 
 
 def allowed(kind: Any) -> str | None:
-    """What an annotation allows, in words; None where it has none of its own.
+    """Return the values that an annotation allows, in words; None if there are no words for the type.
 
     Example:
         >>> from pydantic import Field
@@ -60,8 +60,8 @@ def allowed(kind: Any) -> str | None:
         return f"allowed: {', '.join(map(str, get_args(bare)))}"
     if get_origin(bare) is list:
         (item,) = get_args(bare)
-        one = allowed(item)
-        return f"{one}, or several" if one else "give at least one"
+        item_words = allowed(item)
+        return f"{item_words}, or several" if item_words else "give at least one"
     if bare in NUMBERS:
         ends = (ENDS[name].format(f"{limits.ends[name]:g}") for name in ENDS if name in limits.ends)
         return NUMBERS[bare] + "".join(ends)
@@ -71,41 +71,41 @@ def allowed(kind: Any) -> str | None:
 
 
 class Limits(NamedTuple):
-    """What goes with a type."""
+    """Limits of a type's values, from its annotation."""
 
     ends: dict[str, float]  # ge, gt, le, lt
-    words: str | None  # what its field says of itself
+    words: str | None  # the description of the field
 
 
 def _bare(kind: Any) -> tuple[Any, Limits]:
-    """A type without None and what it is annotated with, and that."""
+    """Return a type without None and without its annotations, and the limits from these annotations."""
     ends: dict[str, float] = {}
     words: str | None = None
     while True:
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
-            for each in extras:
-                words = words or (each.description if isinstance(each, FieldInfo) else None)
-                for one in each.metadata if isinstance(each, FieldInfo) else [each]:
-                    ends |= {name: getattr(one, name) for name in ENDS if hasattr(one, name)}
+            for extra in extras:
+                words = words or (extra.description if isinstance(extra, FieldInfo) else None)
+                for limit in extra.metadata if isinstance(extra, FieldInfo) else [extra]:
+                    ends |= {name: getattr(limit, name) for name in ENDS if hasattr(limit, name)}
         elif get_origin(kind) in (Union, types.UnionType):
-            kind, *others = [each for each in get_args(kind) if each is not type(None)]
+            kind, *others = [member for member in get_args(kind) if member is not type(None)]
             if others:
-                return None, Limits({}, words)  # of several types no one sentence is true
+                return None, Limits({}, words)  # no one sentence describes several types
         else:
             return kind, Limits(ends, words)
 
 
 def _at(kind: Any, path: tuple[int | str, ...]) -> tuple[Any, list[str]]:
-    """The annotation that a complaint is about, and the names of the fields that lead there."""
+    """Return the annotation that the error at `path` is about, and the names of the fields that lead there."""
     names: list[str] = []
     for part in path:
         bare, _ = _bare(kind)
         if _is_model(bare):
-            own = {field.alias or name: name for name, field in bare.model_fields.items()}
-            if str(part) not in own:
+            by_alias = {field.alias or name: name for name, field in bare.model_fields.items()}
+            if str(part) not in by_alias:
                 return bare, names
-            kind = get_type_hints(bare, include_extras=True)[own[str(part)]]
+            kind = get_type_hints(bare, include_extras=True)[by_alias[str(part)]]
             names.append(str(part))
         elif get_origin(bare) is list and isinstance(part, int):
             (kind,) = get_args(bare)

@@ -1,4 +1,4 @@
-"""Methods as a user writes them: `name`, `name:key=value`, several joined by `+`; what cannot act here is refused."""
+"""Methods as a user writes them: `name`, `name:key=value`, several joined by `+`; unusable combinations are refused."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from secateur.catalogue import Choice, Defense
 from secateur.config.messages import plain, sentence
 from secateur.errors import WrongInput, unknown
 
-UPDATES = ("upload", "residual", "inputs", "model")  # places of defenses that act where an update is made
-SENT = ("upload", "residual")  # of these what rewrites an update
-FEDERATED = ("client",)  # places that only a federation has
+UPDATES = ("upload", "residual", "inputs", "model")  # `acts_on` of defenses that act on the client's update
+SENT = ("upload", "residual")  # those of them that rewrite an update
+FEDERATED = ("client",)  # `acts_on` of defenses that only a federation has
 
 
 def choice(kind: str, value: Any) -> Choice:
-    """Read a choice from `name`, `name:key=value` or `{name: ..., key: ...}`; unknown names and keys are refused."""
+    """Read a choice from `name`, `name:key=value` or `{name: ..., key: ...}`; refuse unknown names and keys."""
     if isinstance(value, Choice):
         return value
     if isinstance(value, str):
         name, *pairs = catalogue.split(value)
         if ":" in name:
             raise WrongInput(kind, f"{value!r} is not readable; write name or name:key=value")
-        given = {key: plain(f"{kind}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)}
+        arguments = {key: plain(f"{kind}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)}
     elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        name, given = value["name"], {str(key): item for key, item in value.items() if key != "name"}
+        name, arguments = value["name"], {str(key): item for key, item in value.items() if key != "name"}
     else:
         raise WrongInput(kind, f"{value!r} is not readable; write name, name:key=value or {{name: ..., key: ...}}")
     entry = catalogue.find(kind, name)
-    for key in given:
+    for key in arguments:
         if key not in entry.defaults:
             raise unknown(f"{kind}.{name}", key, entry.defaults or ["(it has no hyper-parameters)"])
     hints = get_type_hints(entry.make)
-    for key in given:  # the annotation of a hyper-parameter is its schema; `1e-4` becomes a number here
+    for key in arguments:  # the annotation of a hyper-parameter is its schema; `1e-4` becomes a number here
         try:
-            given[key] = TypeAdapter(hints[key]).validate_python(given[key])
+            arguments[key] = TypeAdapter(hints[key]).validate_python(arguments[key])
         except ValidationError as error:
             raise sentence(error, f"{kind}.{name}.{key}", hints[key]) from None
     try:
-        entry(**given)  # what a method itself refuses, it refuses now
+        entry(**arguments)  # the method checks its hyper-parameters now
     except WrongInput as error:  # a run file may have a field of the same name, such as alpha
-        field = f"{kind}.{name}.{error.field}" if error.field in given else error.field
+        field = f"{kind}.{name}.{error.field}" if error.field in arguments else error.field
         raise WrongInput(field, error.message) from None
-    return Choice(kind, name, tuple(sorted(given.items())))
+    return Choice(kind, name, tuple(sorted(arguments.items())))
 
 
 def defense(value: Any) -> Defense:
-    """Read a defense, or several joined by `+`; what cannot act together is refused with the reason."""
+    """Read a defense, or several joined by `+`; refuse defenses that cannot act together, with the reason."""
     if isinstance(value, Defense):
         return value
     texts = value.split("+") if isinstance(value, str) else [value]
@@ -66,36 +66,36 @@ def defense(value: Any) -> Defense:
 
 
 def defense_of_models(value: Any) -> Defense:
-    """A defense of a trained model; one that acts on updates is refused."""
-    made = _outside_federations(defense(value))
-    for part in made.parts:
+    """Read a defense of a trained model; refuse one that acts on updates."""
+    parsed = _outside_federations(defense(value))
+    for part in parsed.parts:
         if part.method.info["acts_on"] in (*UPDATES, "client"):
             command = "federate" if part.method.info["acts_on"] == "client" else "invert"
             raise WrongInput("defense", f"{part.name} acts on updates; use secateur {command}")
-    return made
+    return parsed
 
 
 def defense_of_updates(value: Any) -> Defense:
-    """A defense of what a client sends, or `none`; one that acts on training is refused."""
+    """Read a defense of a client's update, or `none`; refuse one that acts on training."""
     from secateur.defenses.error_feedback import upload_of
 
-    made = _outside_federations(defense(value))
-    for part in made.parts:
+    parsed = _outside_federations(defense(value))
+    for part in parsed.parts:
         if part.method.info["acts_on"] not in UPDATES and part.name != "none":
             raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
-    upload_of(made)  # what cannot be joined is refused now
-    return made
+    upload_of(parsed)  # refuses defenses that cannot be joined
+    return parsed
 
 
-def _outside_federations(made: Defense) -> Defense:
-    for part in made.parts:
+def _outside_federations(parsed: Defense) -> Defense:
+    for part in parsed.parts:
         if part.method.info["acts_on"] in FEDERATED:
             raise WrongInput("defense", f"{part.name} acts on the clients of a federation; use secateur federate")
-    return made
+    return parsed
 
 
 def defense_of_clients(value: Any) -> Defense:
-    """A defense of a federation's clients, or `none`: what is withheld or rewritten before it is sent."""
+    """Read a defense of a federation's clients, or `none`: it withholds or rewrites values before they are sent."""
     from secateur.defenses.uploads import protection_of
 
     known = catalogue.methods("defense")
@@ -103,13 +103,13 @@ def defense_of_clients(value: Any) -> Defense:
     for name in (catalogue.split(part)[0] for part in value.split("+")) if isinstance(value, str) else ():
         if name not in known:
             raise unknown("defense", name, ["none", *here])
-    made = defense(value)
-    protection_of(made)  # what does not act here is refused now
-    return made
+    parsed = defense(value)
+    protection_of(parsed)  # refuses defenses that do not act here
+    return parsed
 
 
 def federated(name: str) -> bool:
-    """Whether a federation's clients have a defense: it rewrites what one sends, and not by what another says."""
+    """Return True if a federation's clients can use the defense: it rewrites one update, whatever others send."""
     from secateur.defenses.uploads import aligned
 
     entry = catalogue.find("defense", name)
@@ -118,26 +118,28 @@ def federated(name: str) -> bool:
 
 
 def base_pruning(value: Any) -> Choice:
-    """Read what a federation prunes by."""
+    """Read a federation's base pruning."""
     try:
         return choice("base-pruning", value)
-    except WrongInput as error:  # a user knows the flag
+    except WrongInput as error:  # the user knows the flag's name
         raise WrongInput(error.field.replace("base-pruning", "base_pruning", 1), error.message) from None
 
 
 def inversion(value: Any, **over: Any) -> Choice:
-    """Read an attack on updates; `over` are hyper-parameters that are laid over its own."""
+    """Read an attack on updates; `over` are hyper-parameters that replace those of `value`."""
     try:
         chosen = choice("inversion", value)
         return choice("inversion", {"name": chosen.name, **dict(chosen.arguments), **over}) if over else chosen
-    except WrongInput as error:  # a user knows it as an attack
+    except WrongInput as error:  # the user knows the field as attack
         raise WrongInput(error.field.replace("inversion", "attack", 1), error.message) from None
 
 
 def of_all(attacks: Sequence[Choice], **asked: Any) -> list[Choice]:
-    """Each attack with what was asked of all where it has that; what none of them has is refused."""
+    """Set the hyper-parameters `asked` in every attack that has them; refuse one that no attack has."""
     for name in asked:
         if attacks and not any(name in attack.method.defaults for attack in attacks):
             raise WrongInput(name, f"{attacks[0].name} has none; leave it out, or choose attacks that have it")
-    own = [{name: value for name, value in asked.items() if name in each.method.defaults} for each in attacks]
-    return list(dict.fromkeys(inversion(attack, **over) for attack, over in zip(attacks, own, strict=True)))
+    per_attack = [
+        {name: value for name, value in asked.items() if name in attack.method.defaults} for attack in attacks
+    ]
+    return list(dict.fromkeys(inversion(attack, **over) for attack, over in zip(attacks, per_attack, strict=True)))

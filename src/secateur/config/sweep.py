@@ -1,4 +1,4 @@
-"""The run file of `secateur sweep`: jobs, and the fields whose product makes their pieces of work."""
+"""Run file of `secateur sweep`: jobs, and the fields whose product defines their pieces of work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 
 
 class Reproduce(Fields):
-    """`secateur reproduce` as a run file; what isn't given is the scale's."""
+    """`secateur reproduce` as a run file; fields that are None take the scale's values."""
 
     study: str
     scale: Literal["tiny", "small", "full"] = "small"
@@ -42,14 +42,14 @@ class Reproduce(Fields):
 
 
 class Work(Fields):
-    """One job: all other fields are those of its own run file, the same in every piece."""
+    """Job of a sweep; all other fields are those of the job's run file, the same in every piece."""
 
     model_config = ConfigDict(extra="allow")
 
     job: Literal["audit", "invert", "federate", "reproduce"]
     cases: Cases = [{}]  # noqa: RUF012 - pydantic copies it
     grid: Grid | None = None
-    seeds: Seeds | None = None  # one piece each
+    seeds: Seeds | None = None  # one piece a seed
     cpus: Annotated[float, Field(gt=0)] = 1  # of a piece
     gpus: Annotated[float, Field(ge=0)] = 0  # of a piece; shares such as .25 are possible
 
@@ -60,15 +60,15 @@ class Work(Fields):
 
 
 class Sweep(Fields):
-    """`secateur sweep`: one job, or several by name; what stands beside `jobs` is under each."""
+    """`secateur sweep`: one job, or several by name; fields beside `jobs` are defaults of every job."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     jobs: Annotated[dict[Name, Work], Field(description="names of letters, digits, dots and dashes")]
 
     @model_validator(mode="before")
     @classmethod
-    def _one_or_several(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        fields = dict(given)
+    def _one_or_several(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        fields = dict(values)
         schema = {name: fields.pop(name) for name in ("schema",) if name in fields}
         if "jobs" not in fields:
             work = _work(fields, "")

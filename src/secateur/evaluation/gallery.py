@@ -1,4 +1,4 @@
-"""Pictures for people: PNG files in the run's folder, and figures for the page."""
+"""Pictures of reconstructions: PNG files in the run's folder, and figures for the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Labels = Mapping[str, Any]
 
 
 def png(pixels: Tensor) -> bytes:
-    """(C, H, W) pixels in [0, 1], grey or colour, as a PNG file."""
+    """Encode pixels (C, H, W) in [0, 1], grey or colour, as a PNG file."""
     from PIL import Image
 
     levels = (pixels * 255).round().clamp(0, 255).byte().cpu()
@@ -31,50 +31,50 @@ def png(pixels: Tensor) -> bytes:
 
 
 def picture(labels: Labels, pixels: Tensor | None, **more: Any) -> Figure:
-    """One picture as a figure of the page; None where pictures are left out."""
-    shown = None if pixels is None else base64.b64encode(png(pixels)).decode()
-    return {**labels, "kind": "picture", "png": shown, **more}
+    """Return a picture as a figure of the page; `pixels` is None if the run shows no pictures."""
+    encoded = None if pixels is None else base64.b64encode(png(pixels)).decode()
+    return {**labels, "kind": "picture", "png": encoded, **more}
 
 
 def truths(labels: Labels, number: int, pixels: Tensor, names: Sequence[int], images: bool) -> list[Figure]:
-    """The training pictures of one target."""
+    """Return figures of the training pictures of one target."""
     return [
-        picture({**labels, "attack": None}, each if images else None, target=number, item=i, label=name)
-        for i, (each, name) in enumerate(zip(pixels, names, strict=True))
+        picture({**labels, "attack": None}, picture_pixels if images else None, target=number, item=i, label=name)
+        for i, (picture_pixels, name) in enumerate(zip(pixels, names, strict=True))
     ]
 
 
 def shown(labels: Labels, numbers: Sequence[int], outcome: Outcome, images: bool) -> list[Figure]:
-    """What an attack made of some targets: each picture with its scores, and how the attack's loss fell."""
+    """Return figures of an attack's targets: every picture with its scores, and the curve of the attack's loss."""
     figures = []
-    for i, (number, made, alike) in enumerate(zip(numbers, outcome.made, outcome.alike, strict=True)):
+    for i, (number, reconstruction, likeness) in enumerate(zip(numbers, outcome.made, outcome.alike, strict=True)):
         values = outcome.values(i)
-        for item, pixels in enumerate(alike.guess):
-            more: Figure = {"target": number, "item": item, "label": alike.labels[item]}
-            more["found"] = alike.found is None or bool(alike.found[item])
+        for item, pixels in enumerate(likeness.guess):
+            more: Figure = {"target": number, "item": item, "label": likeness.labels[item]}
+            more["found"] = likeness.found is None or bool(likeness.found[item])
             more["scores"] = {name: plain(values[name][item]) for name in CAPTION if name in values}
             figures.append(picture(labels, pixels if images else None, **more))
-        if made is not None and len(made.curve):
-            points = [(step, plain(loss)) for step, loss in made.curve]
+        if reconstruction is not None and len(reconstruction.curve):
+            points = [(step, plain(loss)) for step, loss in reconstruction.curve]
             figures.append({**labels, "kind": "loss", "target": number, "curve": points})
     return figures
 
 
 def save(folder: Path, figures: Sequence[Figure]) -> None:
-    """Write the pictures among these figures into `folder`, each under the name of its attack, seed and target."""
+    """Write the pictures of the figures into `folder`; a file's name holds the seed, the target and the attack."""
     for figure in figures:
         if figure["kind"] == "picture" and figure["png"] is not None:
-            met = (figure.get("base_pruning"), figure.get("defense"))
-            under = "".join(f"-{each}" for each in met if each not in (None, "none"))
-            who = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{under}" if figure["attack"] else "truth")
-            name = f"seed{figure['seed']}-target{figure['target']:04d}-{figure['item']:02d}-{who}.png"
+            settings = (figure.get("base_pruning"), figure.get("defense"))
+            suffix = "".join(f"-{setting}" for setting in settings if setting not in (None, "none"))
+            source = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{suffix}" if figure["attack"] else "truth")
+            name = f"seed{figure['seed']}-target{figure['target']:04d}-{figure['item']:02d}-{source}.png"
             with explained(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             write(folder / name, base64.b64decode(figure["png"]))
 
 
 def plain(value: float) -> float | str | None:
-    """JSON has neither infinity nor NaN."""
+    """Return a value for JSON, which has neither infinity nor NaN."""
     if value != value:
         return None
     return str(value) if value in (float("inf"), float("-inf")) else float(f"{value:.6g}")

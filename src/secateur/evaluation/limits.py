@@ -1,4 +1,4 @@
-"""Limits on what a pruned model may give away, so that an audit can stand in a build pipeline."""
+"""Limits on the leakage of pruned models, for an audit in a build pipeline."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from secateur.runs.rows import Row
 
 @dataclass(frozen=True)
 class Check:
-    """One limit held against one measurement of a pruned model."""
+    """Comparison of one limit with one measurement of a pruned model."""
 
     model: str
     measure: str
-    value: float | None  # None: there was nothing to hold the limit against
+    value: float | None  # None: nothing was measured
     low: float  # the interval's low end, which decides
     limit: float
 
     @property
     def passed(self) -> bool:
-        """Whether the limit holds: it is broken where the whole interval lies above it, or nothing was measured."""
+        """True if the limit holds. It is broken if the interval lies above it, or if nothing was measured."""
         return self.value is not None and self.low <= self.limit
 
     @property
     def sentence(self) -> str:
-        """What a person reads."""
+        """The check as a sentence."""
         if self.value is None:
             return f"{self.model}: {self.measure} was not measured, so the limit {self.limit:g} cannot be said to hold"
         verb = "is within" if self.passed else "is above"
@@ -36,16 +36,16 @@ class Check:
 
 
 def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
-    """Every limit against every pruned model, attack and seed; against the original where nothing was pruned.
+    """Check every limit for every pruned model, attack and seed; for the originals if nothing was pruned.
 
-    `accuracy_drop` is the original's test accuracy less the pruned model's; its low end is the original's low less
-    the pruned model's high. A limit that meets no measurement fails: silence is not a pass.
+    `accuracy_drop` is the original's test accuracy minus the pruned model's. Its low end is the original's low end
+    minus the pruned model's high end. A limit without a measurement fails.
     """
     checks = []
     originals = {_original(row): row for row in rows if row.metric == "test_accuracy" and row.pruner == "none"}
-    alone = all(row.pruner == "none" for row in rows)
+    only_originals = all(row.pruner == "none" for row in rows)
     for row in rows:
-        if (row.pruner == "none" and not alone) or row.value is None:
+        if (row.pruner == "none" and not only_originals) or row.value is None:
             continue
         if row.metric in limits and row.attack is not None:
             low = row.value if row.low is None else row.low
@@ -54,12 +54,14 @@ def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
             drop = (before.value or 0.0) - row.value
             low = (before.low if before.low is not None else before.value or 0.0) - (row.high or row.value)
             checks.append(Check(_name(row), "accuracy_drop", drop, min(low, drop), limits["accuracy_drop"]))
-    met = {check.measure for check in checks}
-    return checks + [Check("this audit", name, None, 0.0, limit) for name, limit in limits.items() if name not in met]
+    measured = {check.measure for check in checks}
+    return checks + [
+        Check("this audit", name, None, 0.0, limit) for name, limit in limits.items() if name not in measured
+    ]
 
 
 def junit(checks: Sequence[Check]) -> str:
-    """The checks as the XML that CI servers read."""
+    """Return the checks as JUnit XML, which CI servers read."""
     failures = sum(not each.passed for each in checks)
     suite = ElementTree.Element("testsuite", name="secateur", tests=str(len(checks)), failures=str(failures))
     for each in checks:
@@ -71,7 +73,7 @@ def junit(checks: Sequence[Check]) -> str:
 
 
 def _original(row: Row) -> tuple[object, ...]:
-    """Which original a model came from: network slimming has its own."""
+    """Return the key of the original that a model was pruned from; network slimming trains its own original."""
     return row.model, row.dataset, row.seed, row.extra.get("original")
 
 

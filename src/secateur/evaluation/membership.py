@@ -1,4 +1,4 @@
-"""An attack's guesses against the truth, whatever was attacked: a run's model, a user's own, or saved predictions."""
+"""Evaluation of membership guesses on a run's model, a user's model or saved predictions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from secateur.seeding import derive
 
 
 def judged(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
-    """An attack's guesses against the truth, as plain values: measures with intervals, the ROC curve, the note."""
-    found = evaluate(guesses, is_member, derive(seed, "bootstrap"))
-    estimates = {name: estimate._asdict() for name, estimate in found.items()}
+    """Evaluate an attack's guesses; return plain values: measures with intervals, the ROC curve, the note."""
+    measures = evaluate(guesses, is_member, derive(seed, "bootstrap"))
+    estimates = {name: estimate._asdict() for name, estimate in measures.items()}
     figure = roc_figure(roc(guesses.scores.cpu().double(), is_member))
     return {"estimates": estimates, "figure": figure, "note": guesses.note}
 
 
 def attack_rows(labels: dict[str, Any], found: dict[str, Any]) -> list[Row]:
-    """What `judged` found, as rows."""
+    """Return the result of `judged` as rows."""
     rows = []
     for name, estimate in found["estimates"].items():
         note = "; ".join(filter(None, (estimate["note"], found["note"]))) or None
@@ -32,7 +32,7 @@ def attack_rows(labels: dict[str, Any], found: dict[str, Any]) -> list[Row]:
 
 
 def remembering(predict: Predict) -> BlackBox:
-    """A model as an attacker meets it; the same question is answered from memory."""
+    """Wrap a model as a black box that caches its answers, by input tensor."""
     answers = WeakTensorKeyDictionary()
 
     def answer(inputs: Tensor) -> Tensor:
@@ -45,6 +45,6 @@ def remembering(predict: Predict) -> BlackBox:
 
 
 def flat(labels: dict[str, Any]) -> dict[str, Any]:
-    """Labels as a figure has them: extras beside the others."""
+    """Return the labels of a figure: the entries of `extra` beside the others."""
     extra: dict[str, Any] = labels["extra"]
     return {name: value for name, value in labels.items() if name != "extra"} | extra

@@ -1,4 +1,4 @@
-"""Reconstructions against the truth: which is which, how alike they are, and the rows that say so."""
+"""Evaluation of reconstructions: matching to the truth, similarity measures, and rows."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from secateur.metrics.membership import Estimate, share_of
 from secateur.metrics.pictures import match
 from secateur.runs.rows import Row
 
-PARTS = 8  # of the notes of all targets that stand beside a summary
-GREY = 0.5  # of a picture for which the attack found nothing
-CLEARER = 4  # times less squared error than grey, 6 dB: where a picture of its own counts as recognisable
-PAIRINGS = 20  # of updates with each other's truths, at most, for the chance level of large batches
+PARTS = 8  # most parts of the targets' notes in a summary
+GREY = 0.5  # pixel value of a picture that the attack did not find
+CLEARER = 4  # a recognisable picture has so many times less squared error than grey (6 dB)
+PAIRINGS = 20  # most pairings of updates with each other's truths, for the chance level
 
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """What was made of one target, picture by picture."""
+    """Pictures reconstructed from one target, matched to its truth."""
 
-    guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where nothing was found
-    labels: list[int | None]  # what the attack believes each to be
-    truth: Tensor | None = None  # (B, C, H, W) pixels, of an update that was not captured elsewhere
+    guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where the attack found none
+    labels: list[int | None]  # the attack's label of each picture
+    truth: Tensor | None = None  # (B, C, H, W) pixels; None for a captured update
     found: Tensor | None = None  # (B,) bool
-    right: Tensor | None = None  # (B,) bool: as many as there are labels right, whichever picture they stand with
+    right: Tensor | None = None  # (B,) bool: True as often as labels are right; positions carry no meaning
 
 
 class Scoring(NamedTuple):
-    """What every measure of likeness needs."""
+    """Weights that the similarity measures need."""
 
-    lpips: Params | None  # the weights; None where they are absent
+    lpips: Params | None  # None: not available
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an attack made of some targets, one after another."""
+    """Reconstructions of an attack's targets, in order, with their scores."""
 
-    made: list[Reconstruction | None]  # None: the attack gave nothing
+    made: list[Reconstruction | None]  # None: the attack returned nothing
     alike: list[Likeness]
-    scores: PictureScores  # of all their pictures; empty where there is no truth or none were asked for
+    scores: PictureScores  # of all pictures; empty without truth or without `scoring`
     seconds: float = 0.0
 
     def values(self, target: int) -> dict[str, list[float]]:
-        """The scores of one target's pictures."""
+        """Return the scores of one target's pictures."""
         size = len(self.alike[target].guess)
-        first = sum(len(each.guess) for each in self.alike[:target])
+        first = sum(len(likeness.guess) for likeness in self.alike[:target])
         return {name: value[first : first + size].tolist() for name, value in self.scores.values.items()}
 
 
 def compare(truth: Batch | None, made: Reconstruction | None, knowledge: Knowledge) -> Likeness:
-    """Match reconstructions to truths by assignment: an attack returns a batch in no order, and maybe not all of it."""
+    """Match reconstructions to truths by assignment: an attack's batch has no order and may be incomplete."""
     guess, labels = _pictures(made, knowledge)
     if truth is None:
         return Likeness(guess, list(labels.tolist()))
@@ -77,81 +77,81 @@ def judge(
     seconds: float = 0.0,
     scoring: Scoring | None = None,
 ) -> Outcome:
-    """Compare what an attack made of some targets with their truths, where there are any."""
-    alike = [compare(truth, each, knowledge) for truth, each in zip(truths, made, strict=True)]
-    known = [each.truth for each in alike if each.truth is not None]
+    """Compare the reconstructions of an attack's targets with the truths that are known."""
+    alike = [compare(truth, guess, knowledge) for truth, guess in zip(truths, made, strict=True)]
+    known = [likeness.truth for likeness in alike if likeness.truth is not None]
     scores = PictureScores({}, {})
     if known and scoring is not None:
-        scores = picture_scores(torch.cat(known), torch.cat([each.guess for each in alike]), scoring.lpips)
+        scores = picture_scores(torch.cat(known), torch.cat([likeness.guess for likeness in alike]), scoring.lpips)
     return Outcome(list(made), alike, scores, seconds)
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcomes of several groups of targets as one."""
+    """Join the outcomes of several groups of targets."""
     names = outcomes[0].scores.values
-    values = {name: torch.cat([each.scores.values[name] for each in outcomes]) for name in names}
+    values = {name: torch.cat([outcome.scores.values[name] for outcome in outcomes]) for name in names}
     return Outcome(
-        [made for each in outcomes for made in each.made],
-        [alike for each in outcomes for alike in each.alike],
+        [made for outcome in outcomes for made in outcome.made],
+        [alike for outcome in outcomes for alike in outcome.alike],
         PictureScores(values, outcomes[0].scores.notes),
-        sum(each.seconds for each in outcomes),
+        sum(outcome.seconds for outcome in outcomes),
     )
 
 
 def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: Outcome) -> list[Row]:
-    """Each target's rows: what the attack itself thinks of it, and every measure of every picture."""
+    """Return the rows of each target: the attack's loss, and every measure of every picture."""
     rows = []
     for i, (number, made) in enumerate(zip(numbers, outcome.made, strict=True)):
-        own = _with(labels, target=number, trial=made.trial if made else None)
+        target_labels = _with(labels, target=number, trial=made.trial if made else None)
         loss, note = (made.loss, made.note) if made else (None, "the attack gave nothing")
-        rows.append(Row(**_with(own, item=None), metric="attack_loss", value=loss, note=note))
+        rows.append(Row(**_with(target_labels, item=None), metric="attack_loss", value=loss, note=note))
         for metric, values in outcome.values(i).items():
-            rows += [Row(**_with(own, item=item), metric=metric, value=x) for item, x in enumerate(values)]
+            rows += [Row(**_with(target_labels, item=item), metric=metric, value=x) for item, x in enumerate(values)]
     return rows
 
 
 def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> list[Row]:
-    """All targets of one attack and seed: mean, median, least and most of every measure, and what was found at all."""
+    """Summarise all targets of one attack and seed: mean, median, minimum and maximum of measures, and shares."""
     made = [each for each in outcome.made if each is not None]
     labels = _with(labels, target=None, trial=None, item=None)
     rows = [Row(**labels, metric="diverged", value=sum(each.diverged for each in made))]
     rows.append(_failed(labels, outcome.made))
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
     notes = outcome.scores.notes | {"attack_loss": _gathered(each.note for each in made)}
-    found = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
+    summaries = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
     sizes = [len(each.guess) for each in outcome.alike]
-    found |= summary(outcome.scores.values, rng, sizes=sizes) if outcome.scores.values else {}
-    for metric, each in found.items():
-        note = "; ".join(filter(None, (each.mean.note, notes.get(metric)))) or None
-        rows.append(Row(**labels, metric=metric, **(each.mean._asdict() | {"note": note})))
-        rows.append(Row(**labels, metric=f"{metric}_median", **each.median._asdict()))
-        rows.append(Row(**labels, metric=f"{metric}_min", value=each.minimum))
-        rows.append(Row(**labels, metric=f"{metric}_max", value=each.maximum))
+    summaries |= summary(outcome.scores.values, rng, sizes=sizes) if outcome.scores.values else {}
+    for metric, measured in summaries.items():
+        note = "; ".join(filter(None, (measured.mean.note, notes.get(metric)))) or None
+        rows.append(Row(**labels, metric=metric, **(measured.mean._asdict() | {"note": note})))
+        rows.append(Row(**labels, metric=f"{metric}_median", **measured.median._asdict()))
+        rows.append(Row(**labels, metric=f"{metric}_min", value=measured.minimum))
+        rows.append(Row(**labels, metric=f"{metric}_max", value=measured.maximum))
     absent = [metric for metric in outcome.scores.notes if metric not in outcome.scores.values]
     rows += [Row(**labels, metric=metric, value=None, note=notes[metric]) for metric in absent]
     return rows + (_shares(labels, outcome.alike) if outcome.scores.values else [])
 
 
 def _failed(labels: dict[str, Any], made: Sequence[Reconstruction | None]) -> Row:
-    """The share of targets of which nothing is known, since the attack gave nothing or all its trials diverged."""
-    broken = [each is None or not math.isfinite(each.loss) for each in made]
+    """Return the share of targets without a result: the attack returned nothing, or all its trials diverged."""
+    broken = [reconstruction is None or not math.isfinite(reconstruction.loss) for reconstruction in made]
     note = "nothing is known of targets for which the attack gave nothing or all its trials diverged"
     return Row(**labels, metric="failed", value=sum(broken) / len(broken), note=note if any(broken) else None)
 
 
 def _gathered(notes: Iterable[str | None]) -> str:
-    """What the notes of all targets say, each part once; of very many the first: the targets' own rows have all."""
+    """Join the notes of all targets, each part once, at most PARTS; the targets' rows hold all notes."""
     parts = list(dict.fromkeys(part for note in notes if note for part in note.split("; ")))
     more = len(parts) - PARTS
     return "; ".join(parts[:PARTS] + ([f"{more} more in the rows of the targets"] if more > 0 else []))
 
 
 def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
-    """What was found at all, how many labels, and which pictures are nearest to their own truth of all."""
+    """Return rows of shares: pictures recovered, labels right, pictures nearest to their truth, recognisable."""
     found, right, truth, guess = (
-        torch.cat([getattr(each, name) for each in alike]) for name in ("found", "right", "truth", "guess")
+        torch.cat([getattr(likeness, name) for likeness in alike]) for name in ("found", "right", "truth", "guess")
     )
-    sizes = [len(each.guess) for each in alike]
+    sizes = [len(likeness.guess) for likeness in alike]
     rows = [Row(**labels, metric="recovered", **share_by_target(found, sizes)._asdict())]
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
@@ -159,12 +159,14 @@ def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
         rows.append(Row(**labels, metric="label_accuracy", **share_by_target(right, sizes)._asdict()))
     grey = torch.full_like(truth, GREY)
     nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
-    own = found & (nearest == torch.arange(len(truth)))
+    identified = found & (nearest == torch.arange(len(truth)))
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
-        rows.append(Row(**labels, metric="identified", **(share_by_target(own, sizes)._asdict() | {"note": note})))
+        rows.append(
+            Row(**labels, metric="identified", **(share_by_target(identified, sizes)._asdict() | {"note": note}))
+        )
         rows.append(Row(**labels, metric="identified_chance", value=_by_chance(alike, nearest)))
-    clear = own & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
+    clear = identified & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
     note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
     rows.append(Row(**labels, metric="recognisable", **(share_by_target(clear, sizes)._asdict() | {"note": note})))
     note = "what a mid-grey picture scores: knowing nothing"
@@ -172,11 +174,11 @@ def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
 
 
 def _by_chance(alike: Sequence[Likeness], nearest: Tensor) -> float:
-    """The share nearest to its own where it does not matter whose truth is whose: mean over pairings of the updates.
+    """Return the chance level of `identified`: the mean share over pairings of updates with each other's truths.
 
-    Matching itself makes pictures their own: of noise in batches of 100 it does with a third, not with one in 100. So
-    every update's pictures are matched to each update's truths in turn, its own among them, and all are held to the
-    same rule. Of one picture an update that is one in all truths; of one update alone nothing is above chance.
+    Matching alone raises the share: for noise in batches of 100 to a third, not to one in 100. So every update's
+    pictures are matched to the truths of several updates in turn, its own included, under the same rule. With one
+    picture an update the level is 1 / (number of truths). With a single update nothing exceeds chance.
     """
     sizes = [len(each.guess) for each in alike]
     if max(sizes) == 1:
@@ -196,10 +198,12 @@ def _by_chance(alike: Sequence[Likeness], nearest: Tensor) -> float:
 
 
 def share_by_target(hits: Tensor, sizes: Sequence[int]) -> Estimate:
-    """A share of pictures with Wilson's 95 % interval for as many as they are worth: those of one update are not alone.
+    """Return a share of pictures with Wilson's 95 % interval for the effective number n of independent pictures.
 
-    By how the targets' own counts differ, n = p (1 - p) (sum of sizes)^2 / sum over targets of (hits - p size)^2, at
-    most all pictures; where they do not differ, the number of targets. Of one picture a target n is exactly that.
+    Pictures of one update are correlated. So n follows from the variance between targets:
+    n = p (1 - p) (sum of sizes)^2 / sum over targets of (hits - p size)^2.
+    n is at most the number of pictures. Without variance between targets n is the number of targets. With one picture
+    a target n is the number of pictures.
 
     Example:
         >>> [round(end, 3) for end in share_by_target(torch.tensor([True, True, False, False]), [2, 2])[:3]]
@@ -208,14 +212,14 @@ def share_by_target(hits: Tensor, sizes: Sequence[int]) -> Estimate:
         True
     """
     p = float(hits.double().mean())
-    off = [float(part.double().sum()) - p * len(part) for part in torch.split(hits, list(sizes))]
-    spread = sum(each * each for each in off)
-    worth = p * (1 - p) * hits.numel() ** 2 / spread if spread > 1e-12 else len(sizes)
-    return share_of(p, min(worth, hits.numel()))
+    deviations = [float(part.double().sum()) - p * len(part) for part in torch.split(hits, list(sizes))]
+    spread = sum(deviation * deviation for deviation in deviations)
+    effective = p * (1 - p) * hits.numel() ** 2 / spread if spread > 1e-12 else len(sizes)
+    return share_of(p, min(effective, hits.numel()))
 
 
 def _pictures(made: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
-    """An attack's pictures as pixels on the CPU, and their labels; what is not finite, or diverged, is left out."""
+    """Return an attack's pictures as pixels on the CPU, and their labels, without non-finite or diverged ones."""
     if made is None:
         return torch.empty(0, *knowledge.input_shape, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
     pixels = knowledge.pixels(made.batch.inputs).double().cpu()
@@ -228,8 +232,8 @@ def _with(labels: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice | None) -> dict[str, Any]:
-    """The labels of an attack's rows: which one, whether it adapts, and its weight of total variation."""
-    made = None if attack is None else attack.make()
-    adaptive = None if made is None else getattr(made, "adaptive", "none") != "none"
+    """Return the labels of an attack's rows: its name, if it adapts, and its weight of total variation."""
+    instance = None if attack is None else attack.make()
+    adaptive = None if instance is None else getattr(instance, "adaptive", "none") != "none"
     named = {"attack": None if attack is None else str(attack), "adaptive": adaptive}
-    return labels | named | {"extra": extra | {"total_variation": getattr(made, "tv", None)}}
+    return labels | named | {"extra": extra | {"total_variation": getattr(instance, "tv", None)}}

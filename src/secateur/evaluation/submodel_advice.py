@@ -1,9 +1,9 @@
-"""Which model size suits each client: what it may expect of each, by pilot runs, and advice in words.
+"""Advice on a client's model size: expected accuracy and exposure of each size from pilot runs, and a recommendation.
 
 experiments/submodel_pilots.py runs the pilots.
 
-Of the sizes that were tried the one with the highest accuracy less advantage is recommended: a point of the one counts
-as a point of the other, and the words say how much of each is gained and lost, and whether the pilots can tell at all.
+The recommended size has the highest accuracy minus advantage, so a point of accuracy counts as a point of advantage.
+The words state the gain and loss in both, and if the pilots cannot decide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NORMAL = 1.96  # standard errors of a 95 % interval
 
 @dataclass(frozen=True)
 class Option:
-    """What a client may expect of one model size."""
+    """Accuracy and exposure that a client may expect of one model size."""
 
     rate: float  # the share of the server's channels
     accuracy: Estimate
@@ -31,83 +31,106 @@ class Option:
 
     @property
     def worth(self) -> float:
-        """Accuracy less advantage."""
+        """Accuracy minus advantage; an unknown advantage counts as 0."""
         return self.accuracy.value - (0.0 if self.advantage is None else self.advantage.value)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to tell a client."""
+    """Advice for one client: all model sizes, the recommended one, and the reason."""
 
     client: int
     data_size: int
     options: tuple[Option, ...]  # the largest model first
-    rate: float  # that is recommended
+    rate: float  # the recommended model size
     words: str
 
 
 def advise(rows: Sequence[Row]) -> list[Advice]:
-    """Advice for every client from the rows of pilots: of its accuracy, and of the attack on it."""
-    found: dict[int, dict[float, dict[str, list[Row]]]] = {}
+    """Return advice for every client from the pilots' rows of its accuracy and of the attack on it."""
+    by_client: dict[int, dict[float, dict[str, list[Row]]]] = {}
     sizes: dict[int, int] = {}
     for row in rows:
         if row.extra.get("scope") == "client" and row.metric in (ACCURACY, ADVANTAGE) and row.value is not None:
             client = row.extra["client"]
             sizes[client] = row.extra["data_size"]
-            found.setdefault(client, {}).setdefault(row.extra["rate"], {}).setdefault(row.metric, []).append(row)
-    return [_advised(client, sizes[client], found[client]) for client in sorted(found)]
+            by_client.setdefault(client, {}).setdefault(row.extra["rate"], {}).setdefault(row.metric, []).append(row)
+    return [_advised(client, sizes[client], by_client[client]) for client in sorted(by_client)]
 
 
 def rows_of(advice: Sequence[Advice], labels: dict[str, Any]) -> list[Row]:
-    """Advice as rows: what is expected of each size, and the size that is recommended with its reason."""
+    """Return advice as rows: the expected values of each size, and the recommended size with the reason."""
     rows = []
-    for one in advice:
-        own = labels["extra"] | {"client": one.client, "data_size": one.data_size, "advice": True}
-        for option in one.options:
-            extra = own | {"rate": option.rate}
+    for client_advice in advice:
+        client_extra = labels["extra"] | {
+            "client": client_advice.client,
+            "data_size": client_advice.data_size,
+            "advice": True,
+        }
+        for option in client_advice.options:
+            extra = client_extra | {"rate": option.rate}
             for name, estimate in (("accuracy", option.accuracy), ("advantage", option.advantage)):
                 if estimate is not None:
                     rows.append(Row(**labels | {"extra": extra}, metric=f"expected_{name}", **estimate._asdict()))
-        rows.append(Row(**labels | {"extra": own}, metric="recommended_rate", value=one.rate, note=one.words))
+        rows.append(
+            Row(
+                **labels | {"extra": client_extra},
+                metric="recommended_rate",
+                value=client_advice.rate,
+                note=client_advice.words,
+            )
+        )
     return rows
 
 
 def from_rows(rows: Sequence[Row]) -> list[tuple[Row, list[Advice]]]:
-    """What `rows_of` made, read back: the first row of each federation, and its advice."""
+    """Read advice back from the rows of `rows_of`: the first row of each federation, and its advice."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row.extra.get("advice"):
             key = (row.extra.get("run"), row.model, row.dataset, row.defense, row.seed, row.extra["submodels"])
             groups.setdefault(key, []).append(row)
-    return [(own[0], [_read(own, row) for row in own if row.metric == "recommended_rate"]) for own in groups.values()]
+    return [
+        (group[0], [_read(group, row) for row in group if row.metric == "recommended_rate"])
+        for group in groups.values()
+    ]
 
 
-def caution(told: Row) -> str | None:
-    """What a reader of advice must know of pilots that are shorter than the federation, by one of its rows."""
-    pilots, whole = (told.extra.get(name) for name in ("pilot_rounds", "rounds"))
-    if pilots is None or whole is None:
+def caution(row: Row) -> str | None:
+    """Return the warning about pilots that are shorter than the federation, from one row of its advice."""
+    pilots, rounds = (row.extra.get(name) for name in ("pilot_rounds", "rounds"))
+    if pilots is None or rounds is None:
         return "Small models lag in early rounds, so short pilots favour the whole model."
-    if pilots >= whole:
+    if pilots >= rounds:
         return None
-    short = f"pilots of {pilots} round{'s' * (pilots > 1)} for a federation of {whole} favour the whole model"
+    short = f"pilots of {pilots} round{'s' * (pilots > 1)} for a federation of {rounds} favour the whole model"
     return f"Small models lag in early rounds, so {short}; pilot_rounds makes them longer."
 
 
-def _read(rows: Sequence[Row], told: Row) -> Advice:
+def _read(rows: Sequence[Row], recommended: Row) -> Advice:
     options: dict[float, dict[str, Estimate]] = {}
     for row in rows:
-        if row.extra["client"] == told.extra["client"] and row.metric.startswith("expected_"):
+        if row.extra["client"] == recommended.extra["client"] and row.metric.startswith("expected_"):
             options.setdefault(row.extra["rate"], {})[row.metric] = _estimate(row)
-    made = tuple(Option(rate, own["expected_accuracy"], own.get("expected_advantage")) for rate, own in options.items())
-    return Advice(told.extra["client"], told.extra["data_size"], made, told.value or 0.0, told.note or "")
+    read_options = tuple(
+        Option(rate, estimates["expected_accuracy"], estimates.get("expected_advantage"))
+        for rate, estimates in options.items()
+    )
+    return Advice(
+        recommended.extra["client"],
+        recommended.extra["data_size"],
+        read_options,
+        recommended.value or 0.0,
+        recommended.note or "",
+    )
 
 
-def _advised(client: int, size: int, found: Mapping[float, Mapping[str, Sequence[Row]]]) -> Advice:
+def _advised(client: int, size: int, by_rate: Mapping[float, Mapping[str, Sequence[Row]]]) -> Advice:
     options = []
-    for rate in sorted(found, reverse=True):
-        attacked = [_estimate(row) for row in found[rate].get(ADVANTAGE, ())]
-        accuracy = _expected([_estimate(row) for row in found[rate][ACCURACY]], least=0.0)
-        options.append(Option(rate, accuracy, _expected(attacked, least=-1.0) if attacked else None))
+    for rate in sorted(by_rate, reverse=True):
+        advantages = [_estimate(row) for row in by_rate[rate].get(ADVANTAGE, ())]
+        accuracy = _expected([_estimate(row) for row in by_rate[rate][ACCURACY]], least=0.0)
+        options.append(Option(rate, accuracy, _expected(advantages, least=-1.0) if advantages else None))
     known = [option for option in options if option.advantage is not None]
     if not known:
         words = f"{size} examples are too few to tell how exposed it is; the smallest model is the careful choice"
@@ -117,9 +140,9 @@ def _advised(client: int, size: int, found: Mapping[float, Mapping[str, Sequence
 
 
 def _expected(pilots: Sequence[Estimate], least: float) -> Estimate:
-    """The mean over pilots, which ask about the same examples; how far they lie apart widens the interval.
+    """Return the mean over pilots on the same examples; the spread between pilots widens the interval.
 
-    It ends at what a measure can be: `least` and 1.
+    The interval is cut at the measure's bounds, `least` and 1.
 
     Example:
         >>> alike, apart = (_expected([Estimate(0.4, 0.3, 0.5), Estimate(x, x - 0.1, x + 0.1)], 0) for x in (0.4, 0.6))
@@ -134,24 +157,24 @@ def _expected(pilots: Sequence[Estimate], least: float) -> Estimate:
 
 
 def _words(best: Option, known: Sequence[Option]) -> str:
-    """The best against the next best."""
+    """Compare the best option with the next best, in words."""
     others = [option for option in known if option is not best]
     if not others:
         return f"{sized(best.rate)}: no other size was tried"
     other = max(others, key=lambda option: option.worth)
     assert best.advantage is not None and other.advantage is not None
     accuracy, exposure = difference(best.accuracy, other.accuracy), difference(best.advantage, other.advantage)
-    said = f"{sized(best.rate)}: {_said(accuracy, 'accurate', 'accuracy')}, {_said(exposure, 'exposed', 'exposure')}"
-    return said if len(known) == 2 else f"{said}, compared with {sized(other.rate)}"
+    words = f"{sized(best.rate)}: {_said(accuracy, 'accurate', 'accuracy')}, {_said(exposure, 'exposed', 'exposure')}"
+    return words if len(known) == 2 else f"{words}, compared with {sized(other.rate)}"
 
 
 def sized(rate: float) -> str:
-    """A model size in words."""
+    """Return a model size in words."""
     return "the whole model" if rate == 1 else f"{rate:g} of the channels"
 
 
 def _said(apart: Estimate, what: str, noun: str) -> str:
-    """A difference in words.
+    """Return a difference in words.
 
     Example:
         >>> _said(Estimate(0.03, 0.01, 0.05), "accurate", "accuracy")

@@ -1,4 +1,4 @@
-"""Attacked updates with what theory says of them, and how both go with rate, batch size, model size and rounds."""
+"""Measured and theoretical leakage of attacked updates, against pruning rate, batch size, model size and rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secateur.metrics.estimates import correlation, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
-THEORY = "leakage-bound"  # what these rows say their study is
+THEORY = "leakage-bound"  # the study's name in its rows
 MEASURED = (
     *("nmi_256", "nmi_256_chance", "ami_256", "nmi_100", "nmi_100_chance", "ami_100"),
     *("psnr", "psnr_grey"),
@@ -20,7 +20,7 @@ Values = dict[str, float]
 
 
 class Update(NamedTuple):
-    """One client's update that was attacked."""
+    """Key of one attacked update of a client."""
 
     data: str
     model: str
@@ -35,11 +35,11 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """What a figure lets vary, and whether the paper has leakage rise with it."""
+    """Quantity that varies in a figure, and the direction in which the paper has leakage change with it."""
 
     title: str
     field: str
-    rises: bool
+    rises: bool  # leakage rises with the quantity, according to the paper
 
 
 RATE = Axis("pruning rate p", "rate", rises=False)
@@ -51,28 +51,30 @@ AXES = (RATE, BATCH, SIZE, ROUNDS)
 
 @dataclass(frozen=True)
 class Curve:
-    """The updates of federations that differ in one thing alone, by its value."""
+    """Updates of federations that differ in one quantity alone, by its value."""
 
     axis: Axis
-    labels: dict[str, Any]  # what they have in common, but for seeds and rounds
+    labels: dict[str, Any]  # common to all points; without seeds and rounds
     points: dict[float, list[Values]]
-    networks: dict[float, str]  # by the same
+    networks: dict[float, str]  # names of the models, by the same value
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
-        told = (f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in self.labels.items())
-        return " ".join(told)
+        """The common labels in words."""
+        words = (
+            f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in self.labels.items()
+        )
+        return " ".join(words)
 
     def together(self, first: str, second: str) -> Estimate | None:
-        """The rank correlation of two measures; `x` is what the curve goes along.
+        """Return the rank correlation of two measures; `x` names the quantity of the axis.
 
-        Each is taken less its mean over a client's turn in a round, as the same pictures of it were attacked at every
-        point, so that what pictures differ in does not count.
+        The same pictures of a client's turn in a round were attacked at every point. So each measure is centred by its
+        mean over that turn, which removes differences between pictures.
         """
         groups: dict[tuple[float, ...], list[tuple[float, float]]] = {}
-        for x, own in self.points.items():
-            for values in ({"x": x} | each for each in own):
+        for x, point in self.points.items():
+            for values in ({"x": x} | measured for measured in point):
                 if first in values and second in values:
                     turn = () if self.axis is ROUNDS else (values["round"], values["client"])
                     group = (values["seed"], *turn)
@@ -81,77 +83,83 @@ class Curve:
         return rank_correlation(pairs, max(0, len(groups) - 1))
 
     def at(self, x: float, metric: str) -> Estimate | None:
-        """The mean of a measure over a point's updates, with Student's interval."""
+        """Return the mean of a measure over a point's updates, with Student's interval."""
         known = [values[metric] for values in self.points[x] if metric in values]
         return mean_of(known) if known else None
 
 
 def updates(rows: Iterable[Row]) -> dict[Update, Values]:
-    """Every attacked update: what was measured of it, and the terms of the theory where they are of this client."""
-    found: dict[Update, Values] = {}
+    """Return the measured values of every attacked update, with the terms of the theory for the same client."""
+    measured: dict[Update, Values] = {}
     theory: dict[Update, Values] = {}
     sizes: dict[tuple[str, str], int] = {}
     for row in rows:
         extra = row.extra
         if row.value is None or extra.get("client") is None:
             continue
-        place = (row.dataset, row.model, name_of(row.pruner or "none"), row.sparsity or 0.0)
+        federation = (row.dataset, row.model, name_of(row.pruner or "none"), row.sparsity or 0.0)
         if extra.get("study") == THEORY:
-            key = Update(*place, extra["local_batch"], "", row.seed, extra["at_round"], extra["client"])
+            key = Update(*federation, extra["local_batch"], "", row.seed, extra["at_round"], extra["client"])
             theory.setdefault(key, {})[row.metric] = row.value
             sizes[row.dataset, row.model] = extra["parameters"]
         elif row.attack and row.metric in MEASURED:
-            key = Update(*place, extra["batch_size"], name_of(row.attack), row.seed, extra["round"], extra["client"])
-            found.setdefault(key, {"seed": key.seed, "round": key.round, "client": key.client})[row.metric] = row.value
-    for key, values in found.items():
+            key = Update(
+                *federation, extra["batch_size"], name_of(row.attack), row.seed, extra["round"], extra["client"]
+            )
+            measured.setdefault(key, {"seed": key.seed, "round": key.round, "client": key.client})[row.metric] = (
+                row.value
+            )
+    for key, values in measured.items():
         values |= theory.get(key._replace(attack=""), {})
         if size := sizes.get((key.data, key.model)):
             values["parameters"] = size
-    return found
+    return measured
 
 
 def curves(known: dict[Update, Values], axis: Axis) -> Iterator[Curve]:
-    """Every set of updates that differ in the axis alone, and in seed and turn; of each data set the longest ones.
+    """Yield the sets of updates that differ only in the axis, the seed and the turn; for each data set the longest.
 
-    Updates of all its points are of the same rounds: leakage changes while a model is trained.
+    All points of a curve use the same rounds, because leakage changes during training.
     """
     groups: dict[tuple[tuple[str, Any], ...], list[tuple[float, Update]]] = {}
     hidden = {"seed", "round", "client", axis.field, *(["model"] if axis is SIZE else [])}
     for update, values in known.items():
-        own = update._asdict() | {"parameters": values.get("parameters")}
-        labels = tuple((name, own[name]) for name in Update._fields if name not in hidden)
-        if own[axis.field] is not None:
-            groups.setdefault(labels, []).append((own[axis.field], update))
+        fields = update._asdict() | {"parameters": values.get("parameters")}
+        labels = tuple((name, fields[name]) for name in Update._fields if name not in hidden)
+        if fields[axis.field] is not None:
+            groups.setdefault(labels, []).append((fields[axis.field], update))
     longest: dict[str, int] = {}
-    made = [
-        Curve(axis, dict(labels), _points(known, own, axis), {x: update.model for x, update in own})
-        for labels, own in groups.items()
+    all_curves = [
+        Curve(axis, dict(labels), _points(known, group, axis), {x: update.model for x, update in group})
+        for labels, group in groups.items()
     ]
-    for curve in made:
+    for curve in all_curves:
         longest[curve.labels["data"]] = max(longest.get(curve.labels["data"], 2), len(curve.points))
-    yield from (curve for curve in made if len(curve.points) > longest[curve.labels["data"]] / 2)
+    yield from (curve for curve in all_curves if len(curve.points) > longest[curve.labels["data"]] / 2)
 
 
-def _points(known: dict[Update, Values], own: Sequence[tuple[float, Update]], axis: Axis) -> dict[float, list[Values]]:
+def _points(
+    known: dict[Update, Values], group: Sequence[tuple[float, Update]], axis: Axis
+) -> dict[float, list[Values]]:
     rounds: dict[float, set[int]] = {}
-    for x, update in own:
+    for x, update in group:
         rounds.setdefault(x, set()).add(update.round)
     shared = set.intersection(*rounds.values())
     points: dict[float, list[Values]] = {x: [] for x in sorted(rounds)}
-    for x, update in own:
+    for x, update in group:
         if axis is ROUNDS or update.round in shared:
             points[x].append(known[update])
-    return {x: found for x, found in points.items() if found}
+    return {x: values for x, values in points.items() if values}
 
 
 def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Less their means, rounded so that equal values stay equal."""
+    """Subtract the means, and round so that equal values stay equal."""
     a, b = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
     return [(round(x - a, 9), round(y - b, 9)) for x, y in pairs]
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
-    """Spearman's rho, which is Pearson's r of the ranks, with Fisher's interval; None where one side does not vary.
+    """Return Spearman's rho, Pearson's r of the ranks, with Fisher's interval; None if one side does not vary.
 
     Example:
         >>> rank_correlation([(1, 1), (2, 8), (3, 27), (4, 64), (5, 125)]).value

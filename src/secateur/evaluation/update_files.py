@@ -1,4 +1,4 @@
-"""An update captured elsewhere: a .safetensors file of parameter names and tensors."""
+"""Captured updates: .safetensors files of parameter names and tensors."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ KINDS: dict[str, type[Gradient] | type[Weights]] = {"gradient": Gradient, "weigh
 
 
 def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights:
-    """The update in a file, in the precision of the model's parameters; refuses what does not fit the model.
+    """Read the update of a file, in the precision of the model's parameters; refuse one that does not fit the model.
 
-    The file's metadata may say `kind`: gradient or weights; else `weights` says which it is.
+    The file's metadata may hold `kind`: gradient or weights. Otherwise `weights` is True for weights.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            said = (file.metadata() or {}).get("kind")
+            stated_kind = (file.metadata() or {}).get("kind")
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, OSError) as error:
         raise WrongInput("update", f"{path} cannot be read as a .safetensors file: {error}") from error
-    kind = said or ("weights" if weights else "gradient")
+    kind = stated_kind or ("weights" if weights else "gradient")
     if kind not in KINDS:
         raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
     buffers = {name for name, _ in net.named_buffers()}
     held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
-    found = fitting(held, net, str(path))
-    if kind == "gradient" and not any(bool(value.any()) for value in found.values()):
+    tensors = fitting(held, net, str(path))
+    if kind == "gradient" and not any(bool(value.any()) for value in tensors.values()):
         raise WrongInput("update", f"{path} is zero everywhere, so there is nothing to see in it; give another")
-    if said is None and kind == "gradient" and _near_the_model(found, net):
-        how = "give --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
-        raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {how}")
-    return KINDS[kind](found)
+    if stated_kind is None and kind == "gradient" and _near_the_model(tensors, net):
+        advice = "give --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
+        raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {advice}")
+    return KINDS[kind](tensors)
 
 
 def _near_the_model(values: Params, net: nn.Module) -> bool:
-    """Whether an update differs from the model by less than half of itself, as weights do and no gradient does."""
-    own = dict(net.named_parameters())
-    gap = sum(float((value - own[name].detach()).double().square().sum()) for name, value in values.items())
+    """Return True if the update differs from the model by less than half its norm: weights do, gradients do not."""
+    parameters = dict(net.named_parameters())
+    gap = sum(float((value - parameters[name].detach()).double().square().sum()) for name, value in values.items())
     return gap < sum(float(value.double().square().sum()) for value in values.values()) / 4
 
 
 def fitting(values: Params, net: nn.Module, name: str) -> Params:
-    """The tensors of an update in the order, precision and place of the model's parameters; refused where unfit.
+    """Return an update's tensors in the order, precision and device of the model's parameters; refuse a misfit.
 
-    What it holds of frozen parameters is left out: they were not trained.
+    Tensors of frozen parameters are dropped, as these were not trained.
     """
     every = dict(net.named_parameters())
     wanted = {key: every[key] for key in trained(net)}

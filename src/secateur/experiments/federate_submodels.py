@@ -1,6 +1,6 @@
-"""What `secateur federate --submodels` runs: every channel rule under every defense, for every seed.
+"""The job `secateur federate --submodels`: every channel rule under every defense, for every seed.
 
-On a GPU the seeds of a rule run together, as lanes of one stack; on a CPU each is a stage of its own.
+On a GPU the seeds of a rule run together, as lanes of one stack. On a CPU each seed is a stage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def run_submodels(config: Federate, out: Path, link: Link | None = None) -> list[Row]:
-    """Every rule under every defense, for every seed, into the folder `out`; over a link to Flower's nodes."""
+    """Run every rule under every defense for every seed, into the folder `out`; `link` connects to Flower's nodes."""
     data, device = loaded(config)
     check_submodels(config, data)
     together = device.type == "cuda" and config.way != "sequential" and link is None
@@ -58,7 +58,7 @@ def run_submodels(config: Federate, out: Path, link: Link | None = None) -> list
 
 
 def check_submodels(config: Federate, data: Dataset) -> None:
-    """Refuse what cannot be run before any work."""
+    """Refuse an impossible configuration before any work."""
     check_installed(config.defense)
     net = static(network_of(config, data, config.seeds[0]))
     structure = Structure(net, data.input_shape)
@@ -75,7 +75,7 @@ def check_submodels(config: Federate, data: Dataset) -> None:
 
 
 def plan_submodels(config: Federate) -> list[str]:
-    """What the job would do, a line each; what it would refuse before it begins is refused here too."""
+    """Describe the job in lines; refuse every configuration that the job would refuse before its work."""
     data, _ = loaded(config)
     check_submodels(config, data)
     terms = terms_of(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
@@ -101,7 +101,7 @@ def plan_submodels(config: Federate) -> list[str]:
 
 
 def labels_of(model: str, data: Dataset, seed: int, rule: Choice, defense: Defense, terms: Terms) -> dict[str, Any]:
-    """What every row of a federation carries; round, client and its width come with each."""
+    """Return the labels of every row of a federation; `row_of` adds the round, the client and its width."""
     extra = {"submodels": str(rule), "large_clients": sum(rate == 1 for rate in terms.used_rates)}
     extra |= {name: getattr(terms, name) for name in ("uncovered", "batchnorm", "averaging", "own_labels")}
     extra |= {"clients": len(terms.shares), "rounds": terms.rounds}
@@ -110,13 +110,13 @@ def labels_of(model: str, data: Dataset, seed: int, rule: Choice, defense: Defen
 
 
 def row_of(labels: dict[str, Any], terms: Terms, measure: Measure, timing: bool = False) -> Row:
-    """A measure as a row."""
+    """Return a measure as a row."""
     client = measure.client
-    own: dict[str, Any] = {"round": measure.round, "client": client}
+    row_extra: dict[str, Any] = {"round": measure.round, "client": client}
     if client is not None:
-        own |= {"rate": terms.used_rates[client], "client_rows": len(terms.shares[client])}
-    whole = labels | {"extra": labels["extra"] | own}
-    return Row(**whole, metric=measure.metric, value=measure.value, note=measure.note, timing=timing)
+        row_extra |= {"rate": terms.used_rates[client], "client_rows": len(terms.shares[client])}
+    row_labels = labels | {"extra": labels["extra"] | row_extra}
+    return Row(**row_labels, metric=measure.metric, value=measure.value, note=measure.note, timing=timing)
 
 
 def measure(
@@ -129,40 +129,50 @@ def measure(
     defense: Defense,
     link: Link | None = None,
 ) -> None:
-    """Federations of some seeds from the first round to the last, together where there are several; and their rows."""
+    """Run the federations of the seeds from the first round to the last, several together, and add their rows."""
     let_go(device)
-    made: list[SubmodelFederation] = []
+    federations: list[SubmodelFederation] = []
     story, exposers = Story(), []
     for seed in seeds:
-        terms, beside = terms_of(config, data, seed, rule, defense), made[0] if made else None
+        terms, beside = terms_of(config, data, seed, rule, defense), federations[0] if federations else None
         net = network_of(config, data, seed).to(device)
         exposer = exposer_of(config, data, labels_of(config.model, data, seed, rule, defense, terms), story, device)
         pace = exposer.pace(terms) if link is None else 1  # real clients may be lost at any time
         watching = [(pace, exposer)] if config.exposure else []
         make = _engine(config, link, seed, rule, defense)
-        made.append(make(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside))
+        federations.append(make(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside))
         exposers.append(exposer)
-    followed: Any = Together(made) if len(made) > 1 else Alone(made[0]) if made[0].terms.rule.alone else made[0]
-    depends = {"each": [depends_of(one, data) for one in made], "threads": config.threads, "way": config.way}
+    followed: Any = (
+        Together(federations)
+        if len(federations) > 1
+        else Alone(federations[0])
+        if federations[0].terms.rule.alone
+        else federations[0]
+    )
+    depends = {
+        "each": [depends_of(federation, data) for federation in federations],
+        "threads": config.threads,
+        "way": config.way,
+    }
     depends |= {"exposure": list(map(str, config.exposure)), "asking": repr(exposers[0].asking)}
     depends |= {} if link is None else {"engine": config.engine}
-    said = f"{rule}, {defense}, seed {', '.join(map(str, seeds))}"
+    title = f"{rule}, {defense}, seed {', '.join(map(str, seeds))}"
     try:
-        with progress(said, config.rounds, rate=True) as advance:
-            tell = teller(made, exposers, story, advance)
-            _, told = federated(run, followed, story, tell, depends, made[0].every)
+        with progress(title, config.rounds, rate=True) as advance:
+            tell = teller(federations, exposers, story, advance)
+            _, result = federated(run, followed, story, tell, depends, federations[0].every)
     except KeyboardInterrupt:
-        run.add(story.rows)  # so that the page shows how far it was
+        run.add(story.rows)  # the page shows the rounds until the interruption
         raise
-    run.show(told.figures)
-    run.add(told.rows)
-    for one, exposer in zip(made, exposers, strict=True):
-        spent = Measure("seconds", told.seconds / len(made), config.rounds)
-        run.add([row_of(exposer.labels, one.terms, spent, timing=True)])
+    run.show(result.figures)
+    run.add(result.rows)
+    for federation, exposer in zip(federations, exposers, strict=True):
+        spent = Measure("seconds", result.seconds / len(federations), config.rounds)
+        run.add([row_of(exposer.labels, federation.terms, spent, timing=True)])
 
 
 def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, defense: Defense) -> None:
-    """Pilots instead of the federation, for every seed, and what they advise."""
+    """Run pilots instead of the federation for every seed, and add their advice to the run."""
     for seed in config.seeds:
         terms = terms_of(config, data, seed, rule, defense)
         labels = labels_of(config.model, data, seed, rule, defense, terms)
@@ -174,7 +184,7 @@ def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule
 def _engine(
     config: Federate, link: Link | None, seed: int, rule: Choice, defense: Defense
 ) -> Callable[..., SubmodelFederation]:
-    """What makes a federation: in process, or over a link."""
+    """Return the function that builds a federation: in process, or over a link."""
     if link is None:
         return SubmodelFederation
     from secateur.federated.flower.app import submodels_over
@@ -183,7 +193,7 @@ def _engine(
 
 
 def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: Story, device: torch.device) -> Exposer:
-    """Who attacks the clients and the server of one federation."""
+    """Return the attacker of the clients and the server of one federation."""
     asking = Asking(
         printed=config.knowledge == "min",
         whole=config.asks_known,
@@ -204,21 +214,24 @@ def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: S
 
 
 def teller(
-    made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], story: Story, advance: Callable[..., None]
+    federations: Sequence[SubmodelFederation], exposers: Sequence[Exposer], story: Story, advance: Callable[..., None]
 ) -> Callable[[Round | Rounds], None]:
-    """Adds a round's measures to the story, attacks clients and servers in the last one, and moves the display on."""
+    """Return a function that is called after each round.
+
+    It adds the round's measures to the story, attacks clients and servers after the last one, and updates the display.
+    """
     shown = 0
 
     def tell(done: Round | Rounds) -> None:
         nonlocal shown
-        each = done.each if isinstance(done, Rounds) else [done]
-        for one, exposer, found in zip(made, exposers, each, strict=True):
-            story.rows += [row_of(exposer.labels, one.terms, measure) for measure in found.measures]
-            if exposer.attacks and done.number == one.terms.rounds:
-                exposer.finish(one)
-        server = [m.value for m in each[0].measures if m.metric == "test_accuracy" and m.client is None]
-        said = f"round {done.number}, accuracy {server[0]:.3f}" if server else None
-        advance(done.number - shown, said)
+        finished = done.each if isinstance(done, Rounds) else [done]
+        for federation, exposer, round_done in zip(federations, exposers, finished, strict=True):
+            story.rows += [row_of(exposer.labels, federation.terms, measure) for measure in round_done.measures]
+            if exposer.attacks and done.number == federation.terms.rounds:
+                exposer.finish(federation)
+        server = [m.value for m in finished[0].measures if m.metric == "test_accuracy" and m.client is None]
+        text = f"round {done.number}, accuracy {server[0]:.3f}" if server else None
+        advance(done.number - shown, text)
         shown = done.number
 
     return tell

@@ -1,4 +1,4 @@
-"""The generator of pictures that some attackers have: trained once a seed on public rows, none of them a target."""
+"""Picture generators of attackers: trained once a seed on public rows that contain no target."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from secateur.seeding import derive
 
 
 def needs_generator(attack: Choice) -> bool:
-    """Whether the run must train one: the attack needs it, and the user gave none."""
+    """Return True if the run must train a generator: the attack needs one, and the user provides none."""
     return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
 
 
 def generator_key(attack: Choice, config: Invert, bench: Bench) -> dict[str, Any]:
-    """What a stage of this attack depends on for its generator: how it was trained, or the user's own source."""
+    """Return the generator's part of a stage key: the training's settings, or the file of the user's generator."""
     if needs_generator(attack):
         return {"generator": learnt_from(config, bench)}
-    own = dict(attack.arguments).get("generator")
-    source = None if own is None else inspect.getsourcefile(users_own("generator", own))
+    users_generator = dict(attack.arguments).get("generator")
+    source = None if users_generator is None else inspect.getsourcefile(users_own("generator", users_generator))
     return {} if source is None else {"generator": file_key(Path(source))}
 
 
 def with_untrained(client: Client, config: Invert) -> Client:
-    """The client of an attacker with a generator that knows nothing yet, for what is checked before any work."""
+    """Return the client with an untrained generator, for checks before any work."""
     return _with(client, untrained(client.knowledge, config.generator_width))
 
 
 def learnt_from(config: Invert, bench: Bench) -> dict[str, Any]:
-    """What the generator depends on."""
+    """Return the settings that the generator's training depends on."""
     rows = fingerprint(public_rows(config, bench.data, bench.seed))
     depends = {"data": bench.data.key, "rows": rows, "device": bench.device.type, "threads": config.threads}
     return depends | {"seed": bench.seed, "steps": config.generator_steps, "width": config.generator_width}
 
 
 def with_trained(client: Client, config: Invert, bench: Bench) -> Client:
-    """The client of an attacker whose generator learnt from public rows; a stage of the run."""
+    """Return the client with a generator trained on public rows; the training is a stage of the run."""
     examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
     return _with(client, stored(bench.run, learnt_from(config, bench), client.knowledge, examples, bench.device))
 
 
 def stored(run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Batch, device: torch.device) -> Generator:
-    """A generator that learnt from public examples, trained as a stage of a run: killed, it goes on where it was.
+    """Return a generator trained on public examples, as a stage of a run; an interrupted training resumes.
 
-    `depends` says of its training at least `steps`, `width` and `seed`.
+    `depends` holds at least `steps`, `width` and `seed` of the training.
     """
     key, kind = key_of("generator", depends), (knowledge.classes, knowledge.input_shape, knowledge.box)
 
@@ -67,20 +67,20 @@ def stored(run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Ba
         with progress("train a generator of pictures", depends["steps"], rate=True) as advance:
             keeper = Keeper(run.folder, "generator", key, advance, lambda _: [])
             rng = derive(depends["seed"], "generator")
-            made = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
-        return Result(made.state_dict())
+            generator = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
+        return Result(generator.state_dict())
 
-    made = untrained(knowledge, depends["width"])
-    made.load_state_dict(dict(run.stage("generator", depends, train).tensors))
+    generator = untrained(knowledge, depends["width"])
+    generator.load_state_dict(dict(run.stage("generator", depends, train).tensors))
     forget(run.folder, "generator", key)
-    return made.to(device)
+    return generator.to(device)
 
 
 def untrained(knowledge: Knowledge, width: int) -> Generator:
-    """One that knows nothing yet."""
+    """Return an untrained generator."""
     with torch.random.fork_rng(devices=[]):  # its first weights are never used
         return Generator(knowledge.input_shape, knowledge.classes, knowledge.box, width).eval()
 
 
-def _with(client: Client, made: Generator) -> Client:
-    return replace(client, knowledge=replace(client.knowledge, generator=made.requires_grad_(False)))
+def _with(client: Client, generator_net: Generator) -> Client:
+    return replace(client, knowledge=replace(client.knowledge, generator=generator_net.requires_grad_(False)))

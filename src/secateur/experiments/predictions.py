@@ -1,4 +1,4 @@
-"""Audit saved predictions: a table of probabilities, labels and membership, without any model."""
+"""Audit of saved predictions: a table of probabilities, labels and membership, without a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_MODEL = "asks the model new questions, which saved predictions cannot answer"
 
 
 def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
-    """Attack what a file of saved predictions shows, into the folder `out`."""
+    """Attack the saved predictions of a file, into the folder `out`."""
     from secateur.report.page import write_page
 
     victim, shadow, config = _opened(config, file)
@@ -40,35 +40,35 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
         for name, side in (("train_accuracy", victim.membership), ("test_accuracy", ~victim.membership)):
             run.add([Row(**labels, metric=name, **share(hits[side])._asdict())])
         for attack in config.attack:
-            named = labels | {"attack": str(attack)}
+            attack_labels = labels | {"attack": str(attack)}
             try:
                 guesses = _guess(attack, victim, shadow, config.seeds[0])
             except WrongInput as error:
-                run.add([Row(**named, metric="auc", value=None, note=error.message)])
+                run.add([Row(**attack_labels, metric="auc", value=None, note=error.message)])
                 continue
-            found = judged(guesses, victim.membership, config.seeds[0])
-            run.add(attack_rows(named, found))
-            run.show([flat(named) | found["figure"]])
+            result = judged(guesses, victim.membership, config.seeds[0])
+            run.add(attack_rows(attack_labels, result))
+            run.show([flat(attack_labels) | result["figure"]])
         rows = run.rows
     write_page([out])
     return rows
 
 
 def planned(config: Audit, file: Path) -> list[str]:
-    """What would be done with the file, which is read for that."""
+    """Describe the audit of the file in lines; the file is read for that."""
     names = ", ".join(map(str, _opened(config, file)[2].attack))
     return [f"attack the saved predictions {file} with {names}"]
 
 
 def _opened(config: Audit, file: Path) -> tuple[_Table, _Table | None, Audit]:
-    """The answers of the model and of a shadow model, if there are any, and the attacks that these allow."""
+    """Return the tables of the model and of a shadow model, if any, and the configuration with possible attacks."""
     arrays = _read(file)
     shadow = _table(arrays, "shadow_") if "shadow_probabilities" in arrays else None
     return _table(arrays, ""), shadow, config if shadow else config.unaided("correctness")
 
 
 class _Table:
-    """Saved answers, one a row; a row's input is a random mark, so that whatever alters it asks something new."""
+    """Table of saved answers, one a row. A row's input is a random mark, so any altered input is a new question."""
 
     def __init__(self, probabilities: Tensor, labels: Tensor, membership: Tensor, name: str) -> None:
         self.probabilities, self.labels, self.membership = probabilities, labels, membership
@@ -80,14 +80,14 @@ class _Table:
         return BlackBox(self._answer)
 
     def batch(self, rows: Tensor | None = None) -> Batch:
-        whole = Batch(self.marks, self.labels)
-        return whole if rows is None else whole.take(rows)
+        examples = Batch(self.marks, self.labels)
+        return examples if rows is None else examples.take(rows)
 
     def _answer(self, inputs: Tensor) -> Tensor:
-        found = [self.rows.get(mark) for mark in content(inputs)]
-        if None in found:
+        asked = [self.rows.get(mark) for mark in content(inputs)]
+        if None in asked:
             raise WrongInput("attack", NO_MODEL)
-        return self.probabilities[torch.tensor(found, dtype=torch.int64)]
+        return self.probabilities[torch.tensor(asked, dtype=torch.int64)]
 
 
 def _guess(attack: Choice, victim: _Table, shadow: _Table | None, seed: int) -> Guesses:
@@ -112,7 +112,7 @@ def _read(file: Path) -> dict[str, np.ndarray]:
 def _read_csv(file: Path) -> dict[str, np.ndarray]:
     try:
         with file.open(encoding="utf-8") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy's, of a file without rows
+            warnings.simplefilter("ignore")  # numpy warns about a file without rows
             names = [name.strip() for name in stream.readline().split(",")]
             table = np.loadtxt(stream, delimiter=",", ndmin=2)
             table = table if table.size else table.reshape(0, len(names))

@@ -1,4 +1,4 @@
-"""Make one pruned, fine-tuned model: a .safetensors file that carries the recipe that made it."""
+"""The job `secateur prune`: one pruned, fine-tuned model, in a .safetensors file that carries its recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = 1
 
 
 def run_prune(config: Prune, out: Path) -> list[Row]:
-    """Train (or take the given weights), prune, fine-tune and write `out`; the stages are kept beside it."""
+    """Train (or load weights), prune, fine-tune and write `out`; the stages are stored beside it."""
     if out.suffix != ".safetensors":
         raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
     check_installed([config.defense], config.way)
@@ -59,9 +59,9 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
 
 
 def public_split(data: Dataset, seed: int) -> Part:
-    """A tenth of the public train part to stop by, the rest to train on, the public test part to judge by.
+    """Split public data: a tenth of its train part for validation, the rest for training, its test part for testing.
 
-    Data without a test part gives a tenth of itself for that.
+    Without a public test part, a tenth of the train part is the test part.
     """
     rng = derive(seed, "public split")
     order = torch.randperm(data.train_size, generator=rng)
@@ -76,7 +76,7 @@ def public_split(data: Dataset, seed: int) -> Part:
 
 
 def check_removable(job: Job, config: Prune) -> None:
-    """Refuse a pruning that cannot be removed for real before anything is trained: try it on the weights at hand."""
+    """Refuse, before any training, a pruning that `remove` cannot apply; try it on the current weights."""
     net = job.bench.initial(job.role)
     if config.weights is not None:
         load_weights(net, config.weights)
@@ -88,7 +88,7 @@ def check_removable(job: Job, config: Prune) -> None:
 
 
 def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) -> None:
-    """Write the weights, with the recipe and the shape in the file's metadata."""
+    """Write the weights, with the recipe and the input shape in the file's metadata."""
     from safetensors.torch import save as encode
 
     recipe = {
@@ -110,7 +110,7 @@ def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) ->
 
 
 def load_pruned(path: Path | str) -> nn.Module:
-    """The model that `secateur prune` wrote, ready to use; a removed one has its smaller layers."""
+    """Load a model written by `secateur prune`; its layers are smaller if channels were removed."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -130,7 +130,7 @@ def load_pruned(path: Path | str) -> nn.Module:
 
 
 def _resized(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
-    """The structure with layers of the sizes that the saved tensors have."""
+    """Resize the network's layers to the shapes of the saved tensors."""
     for prefix, module in net.named_modules():
         for kind in ("_parameters", "_buffers"):
             for name, value in getattr(module, kind).items():

@@ -1,8 +1,8 @@
-"""Pilot runs for advice: every client with every model size, in surroundings that are alike.
+"""Pilot runs for advice: every client with every model size, under similar conditions.
 
-In a pilot about as many clients have each size; in the next ones the sizes move on, until every client had each of them
-once. So a client is compared with itself. This is repeated with other deals. A pilot is short: a longer training makes
-better models and exposes more, so that what counts is the order of the sizes.
+In a pilot each size has about as many clients. The next pilots rotate the sizes, until every client had each size once.
+So a client is compared with itself. This is repeated with other random deals. A pilot is short. Longer training makes
+better models and exposes more, so only the order of the sizes counts.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from secateur.seeding import derive
 
 
 def check_pilots(rule: Choice, terms: Terms) -> None:
-    """Refuse rules that have nothing to advise."""
+    """Refuse rules without a choice of sizes."""
     if terms.rule.whole or terms.rule.alone:
         raise WrongInput("advise", f"{rule} has no models of other sizes to attack; give a rule such as mapp-fl")
 
 
 def sizes_of(config: Federate) -> list[float]:
-    """The shares of channels that every client tries, the largest first."""
+    """Return the shares of channels that every client tries, the largest first."""
     return sorted({1.0, *config.client_widths}, reverse=True)
 
 
 def dealt(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[list[float]]:
-    """Every pilot's sizes, a client each: in each draw every client has every width once.
+    """Return the sizes of every pilot, one a client; in each draw every client has every width once.
 
     Example:
         >>> [sorted(pair) for pair in zip(*dealt(4, (1.0, 0.5), 1, 0))]
@@ -52,14 +52,14 @@ def dealt(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[
     pilots = []
     for draw in range(draws):
         order = torch.randperm(clients, generator=derive(seed, "pilots", draw)).tolist()
-        pilots += [[widths[(place + shift) % len(widths)] for place in order] for shift in range(len(widths))]
+        pilots += [[widths[(position + shift) % len(widths)] for position in order] for shift in range(len(widths))]
     return pilots
 
 
 def run_pilots(
     config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, terms: Terms, exposer: Exposer
 ) -> list[Row]:
-    """Run the pilots of one federation and add what they advise to the run."""
+    """Run the pilots of one federation and add their advice to the run."""
     seed, widths, rows = exposer.labels["seed"], sizes_of(config), []
     groups = [[rates] for rates in dealt(len(terms.shares), widths, config.pilot_draws, seed)]
     if device.type == "cuda":
@@ -82,10 +82,10 @@ def _piloted(
     exposer: Exposer,
     advance: Any,
 ) -> list[Row]:
-    """The rows of pilots that run together, as a stage."""
+    """Run a group of pilots together, as a stage, and return their rows."""
     story, rounds = Story(), config.pilot_rounds
     asking = replace(exposer.asking, updates=1, compare=False)
-    made: list[SubmodelFederation] = []
+    federations: list[SubmodelFederation] = []
     watchers: list[Exposer] = []
     for rates in group:
         watching = Exposer(
@@ -94,7 +94,7 @@ def _piloted(
         watchers.append(watching)
         short = replace(terms, rates=rates, rounds=rounds, evaluate_every=rounds)
         net = network_of(config, data, exposer.labels["seed"]).to(device)
-        made.append(
+        federations.append(
             SubmodelFederation(
                 net,
                 data,
@@ -103,16 +103,20 @@ def _piloted(
                 device,
                 observers=[(watching.pace(short), watching)],
                 way=config.way,
-                beside=made[0] if made else None,
+                beside=federations[0] if federations else None,
             )
         )
 
     def tell(done: Round | Rounds) -> None:
         advance(done)
-        for one, watching in zip(made, watchers, strict=True) if done.number == rounds else ():
-            watching.attack_clients(one)
+        for federation, watching in zip(federations, watchers, strict=True) if done.number == rounds else ():
+            watching.attack_clients(federation)
 
-    depends = {"each": [depends_of(one, data) for one in made], "pilot": True, "asking": repr(asking)}
+    depends = {
+        "each": [depends_of(federation, data) for federation in federations],
+        "pilot": True,
+        "asking": repr(asking),
+    }
     depends |= {"exposure": str(exposer.attacks[0]), "threads": config.threads}
-    followed: Any = Together(made) if len(made) > 1 else made[0]
+    followed: Any = Together(federations) if len(federations) > 1 else federations[0]
     return federated(run, followed, story, tell, depends)[1].rows

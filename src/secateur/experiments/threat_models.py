@@ -1,4 +1,4 @@
-"""Who attacks what: the victim's compression, and what the attacker guesses it to be (samia_ppb 5.2.5)."""
+"""Threat models: the victim's compression, and the attacker's guess of that compression (samia_ppb 5.2.5)."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ BASIC = Defense((Choice("defense", "basic"),))
 
 @dataclass(frozen=True)
 class Compression:
-    """What was done to a model: nothing (an original), or pruning and fine-tuning with a defense."""
+    """Compression of a model: none (an original), or pruning and fine-tuning with a defense."""
 
     pruner: Choice | None = None
     sparsity: float = 0.0
     defense: Defense = BASIC
-    term: Choice | None = None  # the pruner whose own term trained the original (network slimming)
+    term: Choice | None = None  # the pruner whose penalty trained the original (network slimming)
 
     @property
     def labels(self) -> dict[str, Any]:
-        """A row's fields."""
+        """The labels of rows."""
         name = "none" if self.pruner is None else str(self.pruner)
-        own = [str(part) for part in (self.term, self.defense.acting_on("training")) if part]
-        extra = {"original": "+".join(own)} if own else {}  # which original it came from, where not the common one
+        training_parts = [str(part) for part in (self.term, self.defense.acting_on("training")) if part]
+        extra = (
+            {"original": "+".join(training_parts)} if training_parts else {}
+        )  # only for an original with its own training
         return {"pruner": name, "sparsity": self.sparsity, "defense": str(self.defense), "extra": extra}
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """The compression in words."""
         if self.pruner is None:
-            own = self.labels["extra"].get("original")
-            return f"the original ({own})" if own else "the original"
+            training = self.labels["extra"].get("original")
+            return f"the original ({training})" if training else "the original"
         return f"{self.pruner} {self.sparsity:g} with {self.defense}"
 
     @property
     def original(self) -> Compression:
-        """The model that was pruned; only a defense from the start leaves a trace in it."""
+        """The model before pruning; of the defenses, only one that acts on training applies to it."""
         scratch = self.defense if self.defense.acting_on("training") else BASIC
         return Compression(defense=scratch, term=self.term)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """A victim, and the compression that the attacker gives its own shadow models (None: it selects one itself)."""
+    """Victim, and the compression of the attacker's shadow models (None: the attacker selects one)."""
 
     victim: Compression
     attacker: Compression | None
@@ -60,30 +62,30 @@ class Duel:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """A row's fields."""
+        """The labels of rows."""
         labels = self.victim.labels
         return labels | {"adaptive": self.adaptive, "extra": labels["extra"] | self.extra}
 
 
 def pruned(pruner: Choice, sparsity: float, defense: Defense) -> Compression:
-    """A pruned model; sparsity 0 is the original it would have come from."""
+    """Return the compression of a pruned model; sparsity 0 is its original."""
     term = pruner if isinstance(pruner.make(), TrainsWithPenalty) else None
-    whole = Compression(pruner, sparsity, defense, term)
-    return whole if sparsity > 0 else whole.original
+    compression = Compression(pruner, sparsity, defense, term)
+    return compression if sparsity > 0 else compression.original
 
 
 def grid(config: Audit) -> list[Compression]:
-    """Every pruned model of the audit."""
-    return [pruned(*each) for each in product(config.pruner, config.sparsity, config.defense)]
+    """Return every pruned model of the audit."""
+    return [pruned(*settings) for settings in product(config.pruner, config.sparsity, config.defense)]
 
 
 def guess(config: Audit, victim: Compression) -> Compression:
-    """What an attacker that knows the pruning does: the defense too if it is adaptive, else `basic`."""
+    """Return the guess of an attacker that knows the pruning: with the defense if adaptive, else with `basic`."""
     return victim if config.adaptive else Compression(victim.pruner, victim.sparsity, BASIC, victim.term)
 
 
 def duels(config: Audit, seed: int) -> Iterator[Duel]:
-    """All duels of one seed. The originals come first in `known`, each against shadows that are originals too."""
+    """Yield all duels of one seed. In `known` the originals come first, each against shadows that are originals too."""
     if config.protocol == "known":
         models = grid(config)
         originals = dict.fromkeys([model.original for model in models] or [Compression()])

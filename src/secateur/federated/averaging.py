@@ -1,15 +1,15 @@
-"""How a server makes one update of many: over those who sent an entry, data-weighted as PriPrune prints it, or uniform.
+"""Averages of client updates: over the clients that sent an entry, weighted by data (PriPrune), or uniform.
 
 | name     | average of values v_k, of clients with n_k examples, that sent the entries m_k                         |
 |----------|--------------------------------------------------------------------------------------------------------|
-| coverage | sum n_k m_k v_k / sum n_k m_k: over those who sent it; what nobody sent stays as it was                 |
+| coverage | sum n_k m_k v_k / sum n_k m_k: over the clients that sent it; an entry that nobody sent is unchanged    |
 | weighted | sum n_k v_k / sum n_k: an entry that a client withheld counts as its zero (PriPrune, Algorithm 1)       |
-| uniform  | sum v_k / K: likewise                                                                                   |
+| uniform  | sum v_k / K: a withheld entry counts as 0 here too                                                      |
 
-Where nothing is withheld the first two are one.
+If nothing is withheld, the first two are equal.
 
-Where clients chose masks m_k of their own (FedDST), an entry is of those whose mask keeps it, in all three: weighted is
-sum n_k m_k v_k / sum n_k m_k, which is FedDST's, and what is withheld inside of m_k still counts as its zero.
+If clients choose their own masks m_k (FedDST), all three average an entry over the clients whose mask keeps it. Then
+weighted is sum n_k m_k v_k / sum n_k m_k, as in FedDST. An entry that is withheld inside m_k still counts as 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AVERAGINGS = ("coverage", "weighted", "uniform")
 
 
 class Average:
-    """Adds up updates as they come, on their device and without waiting for it.
+    """Running average of updates, summed on their device without synchronising with it.
 
-    `exact` adds in float64, so that the order in which they come changes nothing that float32 shows. `by_entry` divides
-    each entry by the weight of those whose it is, as coverage does.
+    `exact` sums in float64, so that the order of arrival does not change the float32 result. `by_entry` divides each
+    entry by the weight of the clients that own it, as coverage does.
 
     Example:
         >>> average = Average("weighted", {"w": torch.zeros(2)})
@@ -48,9 +48,13 @@ class Average:
 
     @torch.no_grad()
     def add(self, values: Params, size: int, own: Mask | None = None, alive: Tensor | None = None) -> None:
-        """One client's values; `own` tells which entries are its own (names absent: all), `alive` () whether it counts.
+        """Add the values of one client.
 
-        Where `alive` is false nothing of the values is added, whatever they are.
+        Args:
+            values: weights or gradients by name.
+            size: number of the client's examples.
+            own: entries that belong to the client; all entries of a name that is absent.
+            alive: () False if the client does not count; then nothing is added, even if the values are not finite.
         """
         weight = 1.0 if self.how == "uniform" else float(size)
         flat = [values[name] for name in self.total]
@@ -61,44 +65,44 @@ class Average:
         counted: Tensor | float = weight if alive is None else weight * alive
         self.weight = self.weight + counted
         for name, total in self.covered.items():
-            where = None if own is None else own.get(name)
-            total.add_(counted if where is None else where * counted)
+            owned = None if own is None else own.get(name)
+            total.add_(counted if owned is None else owned * counted)
 
     @torch.no_grad()
     def add_stacked(self, values: Params, sizes: Tensor, own: Mask | None, alive: Tensor) -> None:
-        """The same of many clients at once, everything (clients, ...)."""
+        """Add the values of many clients at once; every tensor is (clients, ...)."""
         weights = torch.where(alive, torch.ones_like(sizes) if self.how == "uniform" else sizes, 0)
         for name, total in self.total.items():
             add_weighted(total, values[name], weights)
         self.weight = self.weight + weights.sum()
         for name, total in self.covered.items():
-            where = None if own is None else own.get(name)
-            if where is None:
+            owned = None if own is None else own.get(name)
+            if owned is None:
                 total.add_(weights.sum())
             else:
-                add_weighted(total, where, weights)
+                add_weighted(total, owned, weights)
 
     @torch.no_grad()
     def result(self, before: Params) -> Params:
-        """The average; `before` where nobody sent anything."""
+        """Return the average; entries that nobody sent are taken from `before`."""
         if self.covered:
             return {
                 name: torch.where(self.covered[name] > 0, total / self.covered[name], before[name])
                 for name, total in self.total.items()
             }
-        if isinstance(self.weight, Tensor):  # the device knows whether anybody counted, and is not asked
-            anybody, weight = self.weight > 0, self.weight.clamp_min(1)
-            return {n: torch.where(anybody, total / weight, before[n]) for n, total in self.total.items()}
+        if isinstance(self.weight, Tensor):  # only the device knows if any client counted; reading it would block
+            counted, weight = self.weight > 0, self.weight.clamp_min(1)
+            return {n: torch.where(counted, total / weight, before[n]) for n, total in self.total.items()}
         if not self.weight or not self.total:
             return dict(before)
         return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
 
 
 def zeros(like: Params, exact: bool = False) -> Params:
-    """Where sums begin; in float64 where they are to be exact."""
+    """Return zeros to start sums from; in float64 if they must be exact."""
     return {name: torch.zeros_like(value, dtype=torch.float64 if exact else None) for name, value in like.items()}
 
 
 def alive_of(values: Params) -> Tensor:
-    """() whether an update is finite, from its sums: a NaN or an infinity does not leave a sum."""
+    """Return a bool () that is True if an update is finite; a NaN or an infinity always survives in its sums."""
     return torch.stack([value.sum() for value in values.values()]).sum().isfinite()

@@ -1,4 +1,4 @@
-"""A federation of a run file: its data, its network, its terms."""
+"""Construction of a federation from a run file: its data, its network, its terms."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from secateur.federated.spec import Terms
 from secateur.models.create import create, load_weights
 from secateur.seeding import derive
 
-CLIENTS = 20  # where nothing else is said
+CLIENTS = 20  # the default
 
 
 def loaded(config: Federate) -> tuple[Dataset, torch.device]:
-    """The data and the device; of data without a test part a fifth of the rows, drawn at random, is held out."""
+    """Return the data and the device; data without a test part gets one of a random fifth of the rows."""
     data, device = prepare(config)
     rows = len(data.inputs)
     if data.train_size < rows or rows < 5:
         return data, device
     order = torch.randperm(rows, generator=derive(0, "held out"))
     writers = None if data.writers is None else data.writers[order]
-    mixed = replace(data, inputs=data.inputs[order], labels=data.labels[order], writers=writers)
-    return replace(mixed, train_size=rows - rows // 5), device
+    shuffled = replace(data, inputs=data.inputs[order], labels=data.labels[order], writers=writers)
+    return replace(shuffled, train_size=rows - rows // 5), device
 
 
 def terms_of(
     config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: list[Tensor] | None = None
 ) -> Terms:
-    """The terms of one federation; shares that are not given are those of the configuration."""
+    """Return the terms of one federation; `shares` defaults to those of the configuration."""
     local = Local(
         config.steps,
         config.local_epochs,
@@ -61,7 +61,7 @@ def terms_of(
 
 
 def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
-    """Which training rows each client holds."""
+    """Return the training rows of each client."""
     labels, clients, rng = data.labels[: data.train_size], config.clients or CLIENTS, derive(seed, "partition")
     if config.partition.startswith("writer"):
         if data.writers is None:
@@ -78,6 +78,6 @@ def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
 
 
 def network_of(config: Federate, data: Dataset, seed: int) -> nn.Module:
-    """The model of round 1: new, or the one that was given."""
+    """Return the model of round 1: newly initialised, or with the configured weights."""
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "server"))
     return net if config.weights is None else load_weights(net, config.weights)

@@ -1,7 +1,7 @@
-"""What goes wrong in a round: clients that drop out, return NaN or wrong shapes, or miss the deadline.
+"""Faults of a round: clients that drop out, return NaN or wrong shapes, or miss the deadline.
 
-In a simulation faults are drawn from a generator, and a straggler is one whose simulated seconds pass the deadline. The
-server's own check (`refusal`) is what a real one would do: it believes no update, and never looks at what was drawn.
+In a simulation faults are drawn from a generator. A straggler is a client whose simulated seconds exceed the deadline.
+The server checks updates (`refusal`) as a real server would: it trusts no update and never reads the drawn faults.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ NO_ANSWER = ("dropped", "late", "tampered")
 
 @dataclass(frozen=True)
 class Faults:
-    """How often what goes wrong, and the time model of stragglers; without arguments nothing does."""
+    """Probabilities of faults, and the time model of stragglers; by default there are no faults."""
 
-    drop_out: float = 0.0  # the chance that a sampled client never answers
-    nan: float = 0.0  # that it returns NaN
-    shape: float = 0.0  # that it returns a wrong shape
-    deadline: float | None = None  # seconds after which the server goes on; None: it waits
-    step_seconds: float = 1.0  # of a local step of the median client
-    spread: float = 0.5  # the deviation of the logarithm of the clients' speeds
+    drop_out: float = 0.0  # probability that a sampled client never answers
+    nan: float = 0.0  # probability that a client returns NaN
+    shape: float = 0.0  # probability that a client returns a wrong shape
+    deadline: float | None = None  # seconds that the server waits; None: no limit
+    step_seconds: float = 1.0  # duration of a local step of the median client
+    spread: float = 0.5  # standard deviation of the logarithm of the clients' speeds
 
     def __post_init__(self) -> None:
         for name in ("drop_out", "nan", "shape"):
@@ -56,32 +56,32 @@ class Faults:
 
     @property
     def any(self) -> bool:
-        """Whether anything can go wrong."""
+        """True if any fault can occur."""
         return bool(self.drop_out or self.nan or self.shape or self.deadline is not None)
 
     def draw(self, clients: Sequence[int], steps: Sequence[int], seed: int, rng: Generator) -> dict[int, Fault]:
-        """What goes wrong with which of a round's clients, that take so many local steps; one thing each at most."""
-        found: dict[int, Fault] = {}
-        chances = torch.rand(len(clients), 3, generator=rng).tolist()
-        for client, number, (dropped, nan, shape) in zip(clients, steps, chances, strict=True):
+        """Return the faults of a round by client, at most one each; `steps` are the clients' local steps."""
+        faults: dict[int, Fault] = {}
+        draws = torch.rand(len(clients), 3, generator=rng).tolist()
+        for client, local_steps, (dropped, nan, shape) in zip(clients, steps, draws, strict=True):
             if dropped < self.drop_out:
-                found[client] = "dropped"
-            elif self.deadline is not None and self.seconds(client, number, seed) > self.deadline:
-                found[client] = "late"
+                faults[client] = "dropped"
+            elif self.deadline is not None and self.seconds(client, local_steps, seed) > self.deadline:
+                faults[client] = "late"
             elif nan < self.nan:
-                found[client] = "nan"
+                faults[client] = "nan"
             elif shape < self.shape:
-                found[client] = "shape"
-        return found
+                faults[client] = "shape"
+        return faults
 
     def seconds(self, client: int, steps: int, seed: int) -> float:
-        """How long a client takes: steps times its own speed, log-normal and the same in every round."""
+        """Return a client's duration: steps times its speed, which is log-normal and the same in every round."""
         speed = torch.randn((), generator=derive(seed, "speed", client)).mul(self.spread).exp()
         return steps * self.step_seconds * float(speed)
 
 
 def spoilt(values: Params, fault: Fault | None) -> Params:
-    """What a faulty client returns."""
+    """Return the values as a client with this fault sends them."""
     if fault not in ("nan", "shape"):
         return values
     first, value = next(iter(values.items()))
@@ -90,6 +90,6 @@ def spoilt(values: Params, fault: Fault | None) -> Params:
 
 
 def refusal(values: Params, like: Mapping[str, Tensor]) -> Fault | None:
-    """Why a server refuses an update by its form; whether its numbers are finite only the device knows."""
+    """Return the fault of an update with wrong names or shapes; non-finite values are detected on the device."""
     same = values.keys() == like.keys() and all(values[n].shape == v.shape for n, v in like.items())
     return None if same else "shape"

@@ -1,8 +1,9 @@
-"""What local differential privacy costs a client: the epsilon of all updates that it took part in.
+"""The privacy budget of a client under local differential privacy: the epsilon of all its updates.
 
-It is that of adding or removing one of the client's examples, towards a server that sees every update. Every update
-counts in full: a client goes through its rows in passes, or takes the same ones again, so that no sampling amplifies.
-An example that is more than once in a batch, where a client has fewer rows than that, moves the sum as often.
+The epsilon is for adding or removing one of the client's examples, against a server that sees every update. Every
+update counts in full. A client takes its rows in passes, or the same rows again, so there is no amplification by
+sampling. If a client has fewer rows than a batch, an example can be in a batch several times. Then the example counts
+that many times in the sum.
 """
 
 from __future__ import annotations
@@ -20,28 +21,31 @@ from secateur.federated.traffic import Measure
 
 
 def spent(terms: Terms, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
-    """The epsilon of the worst client so far, and in the last round of each; nothing where none is promised."""
+    """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
     private, looks = _promise(terms)
     if private is None:
         return []
-    found = {
+    guarantees = {
         client: _guarantee(private, looks * updates, -(-terms.local.batch_size // len(rows)))
         for client, (updates, rows) in enumerate(zip(turns, terms.shares, strict=True))
         if updates
     }
-    if not found:
+    if not guarantees:
         return []
-    worst = max(found.values())
+    worst = max(guarantees.values())
     note = f"of the client that spent most: {worst}, the noise its own (local)"
     note += f"; {looks} looks a turn: which weights are withheld is covered" if looks > 1 else ""
     note += "; a mask that was made of a client's examples (snip, grasp) is not covered" if terms.base.rate else ""
-    told = [Measure("epsilon", worst.epsilon, number, note=note)]
-    each = [Measure("epsilon", one.epsilon, number, client, str(one)) for client, one in found.items()]
-    return told + (each if last else [])
+    worst_measure = [Measure("epsilon", worst.epsilon, number, note=note)]
+    client_measures = [
+        Measure("epsilon", guarantee.epsilon, number, client, str(guarantee))
+        for client, guarantee in guarantees.items()
+    ]
+    return worst_measure + (client_measures if last else [])
 
 
 def _promise(terms: Terms) -> tuple[DifferentialPrivacy | None, int]:
-    """What a client promises, and how often it looks at a batch in a turn."""
+    """Return the differential privacy of a client, if any, and its number of looks at a batch per turn."""
     if isinstance(terms.own, PrivateTurn):
         return terms.own.private, LOOKS
     private = None if terms.upload is None else inner_of(terms.upload)
@@ -49,7 +53,7 @@ def _promise(terms: Terms) -> tuple[DifferentialPrivacy | None, int]:
 
 
 def check_spending(terms: Terms) -> None:
-    """Let an accountant refuse, before any work, what it cannot count."""
+    """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
     spent(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
 
 

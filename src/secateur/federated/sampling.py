@@ -1,4 +1,4 @@
-"""Who takes part in a round, and with which of its rows: drawn ahead for many rounds, so that a GPU never waits."""
+"""Sampling of a round's clients and their rows; many rounds are drawn ahead, so that a GPU never waits."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from secateur.federated.client_training import Local
 from secateur.federated.spec import Terms
 from secateur.seeding import derive
 
-AHEAD = 64  # rounds that are drawn at once, or fewer:
-TURNS = 1024  # of so many clients in all: what is drawn is held, and a client elsewhere draws it for every message
+AHEAD = 64  # most rounds that are drawn at once
+TURNS = 1024  # most client turns drawn at once: they stay in memory, and a remote client redraws them every message
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """One round's clients and their batches."""
+    """The clients of a round and their batches."""
 
     clients: list[int]
-    rows: list[Tensor | list[Tensor]]  # a client each: (steps, B), or batches of several sizes
+    rows: list[Tensor | list[Tensor]]  # one entry a client: (steps, B), or batches of several sizes
 
     @property
     def steps(self) -> list[int]:
-        """How many local steps each takes."""
+        """The number of local steps of each client."""
         return [len(rows) for rows in self.rows]
 
 
 class Sampler:
-    """Clients without replacement, and their rows reshuffled for every round.
+    """Sampler of clients, without replacement, and of their rows, reshuffled for every round.
 
-    With local steps every batch is full: a client that has run through its rows reshuffles them and goes on, also
-    within a batch. With local epochs the last batch of each is what is left. The draws of a round depend on the seed
-    and the round's number alone, so that nothing of chance has to be kept between two. With `fixed` batches a client
+    With local steps every batch is full: a client that has used all its rows reshuffles them and continues, even
+    within a batch. With local epochs the last batch of an epoch has the remaining rows. The draws of a round depend
+    only on the seed and the round's number, so no random state is kept between rounds. With `fixed` batches a client
     takes the same rows in the same order in every round.
     """
 
@@ -57,15 +57,18 @@ class Sampler:
         self._ahead: dict[int, Drawn] = {}
 
     def __call__(self, number: int) -> Drawn:
-        """A round's draws; rounds count from 1."""
+        """Return a round's draws; rounds count from 1."""
         if number not in self._ahead:
             first = (number - 1) // self._at_once * self._at_once + 1
-            drawn = [self._draw(derive(self.seed, "round", each)) for each in range(first, first + self._at_once)]
+            drawn = [
+                self._draw(derive(self.seed, "round", round_number))
+                for round_number in range(first, first + self._at_once)
+            ]
             self._ahead = dict(enumerate(self._moved(drawn), start=first))
         return self._ahead[number]
 
     def clients(self, number: int) -> list[int]:
-        """Who takes part in a round, without drawing its batches."""
+        """Return the clients of a round, without drawing their batches."""
         return self._clients(derive(self.seed, "round", number))
 
     def _clients(self, rng: Generator) -> list[int]:
@@ -74,7 +77,9 @@ class Sampler:
     def _draw(self, rng: Generator) -> Drawn:
         clients = self._clients(rng)
         rngs = [derive(self.seed, "rows", client) if self.fixed else rng for client in clients]
-        return Drawn(clients, [self._rows(self.shares[c], own) for c, own in zip(clients, rngs, strict=True)])
+        return Drawn(
+            clients, [self._rows(self.shares[c], client_rng) for c, client_rng in zip(clients, rngs, strict=True)]
+        )
 
     def _rows(self, share: Tensor, rng: Generator) -> Tensor | list[Tensor]:
         size = self.local.batch_size
@@ -86,16 +91,16 @@ class Sampler:
         return torch.cat([_shuffled(share, rng) for _ in passes])[:needed].view(self.local.steps, size)
 
     def _moved(self, drawn: list[Drawn]) -> list[Drawn]:
-        """On a GPU the rows of all rounds in one copy."""
+        """Copy the rows of all rounds to a GPU at once; elsewhere return them unchanged."""
         if self.device.type != "cuda" or self.local.steps is None:
             return drawn
-        whole = torch.stack([torch.stack(each.rows) for each in drawn])  # type: ignore[arg-type]
-        moved = whole.pin_memory().to(self.device, non_blocking=True)
-        return [Drawn(each.clients, list(rows)) for each, rows in zip(drawn, moved, strict=True)]
+        stacked = torch.stack([torch.stack(sample.rows) for sample in drawn])  # type: ignore[arg-type]
+        moved = stacked.pin_memory().to(self.device, non_blocking=True)
+        return [Drawn(sample.clients, list(rows)) for sample, rows in zip(drawn, moved, strict=True)]
 
 
 def sampler_of(terms: Terms, seed: int, device: torch.device | str = "cpu") -> Sampler:
-    """The one of a federation."""
+    """Return the sampler of a federation."""
     return Sampler(terms.shares, terms.per_round, terms.local, seed, device, terms.fixed_batches)
 
 

@@ -1,4 +1,4 @@
-"""The server's side of a round: what it broadcasts, what it makes of an average, and how its mask changes."""
+"""The server's side of a round: broadcast, aggregation, server step, and mask adjustment."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from secateur.functional import joined, split
 from secateur.gpu.client_ops import add_weighted
 from secateur.interfaces import Batch, Mask, Params
 
-SAMPLES = 200  # that a base pruning sees before the first round
+SAMPLES = 200  # examples that a base pruning uses before the first round
 
 
 @dataclass(eq=False)
 class Gathered:
-    """What the updates of a round come to."""
+    """The aggregated updates of a round."""
 
     values: Average  # of weights or gradients
-    statistics: Average  # of BatchNorm's
-    union: Mask | None = None  # what clients kept that chose masks of their own
+    statistics: Average  # of BatchNorm
+    union: Mask | None = None  # entries that any client kept, if clients choose their own masks
 
 
 class Server:
-    """Weights, mask and momentum; all tensors stay where they are, as a captured round reads them in place.
+    """Weights, mask and momentum of the server; all tensors are changed in place, because a captured round reads them.
 
-    `exact` adds updates up in float64: for a server whose clients answer in any order.
+    `exact` sums updates in float64, for a server whose clients answer in any order.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Server:
             {n: v.detach().to(device).clone(memory_format=plain) for n, v in part.items()} for part in (params, buffers)
         )
         self.base = terms.base.bound(net, tuple(data.inputs.shape[1:]))
-        some = terms.shares[int(torch.randint(len(terms.shares), (), generator=rng))]
-        batch = data.take(some[torch.randperm(len(some), generator=rng)[:SAMPLES]].to(device))
+        share = terms.shares[int(torch.randint(len(terms.shares), (), generator=rng))]
+        batch = data.take(share[torch.randperm(len(share), generator=rng)[:SAMPLES]].to(device))
         batch = batch._replace(inputs=batch.inputs.to(next(iter(self.weights.values())).dtype))
         started = self.base.start(net, joined(net, self.weights | self.buffers), batch, rng)
         self.mask: Mask = {name: keep.to(device).clone() for name, keep in started.items()}
@@ -59,7 +59,7 @@ class Server:
 
     @property
     def received(self) -> Params:
-        """What every client of the round is sent: parameters and buffers."""
+        """The model that every client of the round receives: parameters and buffers."""
         return joined(self.net, self.model.params | self.model.buffers)
 
     @property
@@ -69,73 +69,73 @@ class Server:
 
     @torch.no_grad()
     def broadcast(self) -> None:
-        """Put the model where this round's clients read it."""
+        """Copy the weights into the model that this round's clients read."""
         sent = self.weights if self.terms.broadcast == "dense" else tree.masked(self.weights, self.model.mask)
         torch._foreach_copy_(list(self.model.params.values()), [sent[name] for name in self.model.params])
         for name, value in self.model.buffers.items():
             value.copy_(self.buffers[name])
 
     def gathering(self, own_masks: bool = False) -> Gathered:
-        """Where this round's updates are added up; by entry where clients chose masks of their own."""
+        """Return empty averages for this round's updates; by entry if clients choose their own masks."""
         all_sent = self.terms.averaging == "coverage" and not self.terms.counts_sent
         values = Average("weighted" if all_sent else self.terms.averaging, self.weights, self.exact, own_masks)
         return Gathered(values, Average("weighted", self._floating(self.buffers), self.exact))
 
     def numbers(self, update: Update) -> Params:
-        """All that must be finite of an update: the squares too, which are of what is not sent as well."""
+        """Return all tensors of an update that must be finite: also the squares, which cover unsent entries too."""
         dense = {f"squares.{name}": value for name, value in squares_of(update).items()} if self.squares else {}
         return update.values | update.buffers | dense
 
     @torch.no_grad()
     def add(self, gathered: Gathered, update: Update, size: int, alive: Tensor | None) -> None:
-        """One client's update that arrived whole."""
-        own = update.own_mask
+        """Add the complete update of one client."""
+        own_mask = update.own_mask
         gathered.values.add(update.values, size, self._counted(update), alive)
         if update.buffers:
             gathered.statistics.add(self._floating(update.buffers), size, None, alive)
-        if own is not None:
-            union = gathered.union or {name: torch.zeros_like(keep) for name, keep in own.items()}
-            gathered.union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own.items()}
+        if own_mask is not None:
+            union = gathered.union or {name: torch.zeros_like(keep) for name, keep in own_mask.items()}
+            gathered.union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own_mask.items()}
         if self.squares and update.summed:
             self.add_squares(squares_of(update), size, alive)
 
     @torch.no_grad()
     def add_stacked(self, gathered: Gathered, update: Update, sizes: Tensor, alive: Tensor) -> None:
-        """The same of many, everything (clients, ...), of those that are `alive`."""
+        """Add the updates of many clients, tensors (clients, ...); only those that are `alive` count."""
         gathered.values.add_stacked(update.values, sizes, self._counted(update), alive)
         if update.buffers:
             gathered.statistics.add_stacked(self._floating(update.buffers), sizes, None, alive)
         if update.own_mask is not None:
-            among = {name: keep.movedim(0, -1) & alive for name, keep in update.own_mask.items()}
-            gathered.union = {name: keep.any(-1) for name, keep in among.items()}
+            kept = {name: keep.movedim(0, -1) & alive for name, keep in update.own_mask.items()}
+            gathered.union = {name: keep.any(-1) for name, keep in kept.items()}
         if update.summed:
             weights = torch.where(alive, sizes, 0)
             for name, total in self.squares.items():
                 add_weighted(total, update.summed[name], weights, squared=True)
 
     def _counted(self, update: Update) -> Mask | None:
-        """The entries that an average by entry counts as the client's."""
+        """Return the entries that an average by entry counts as the client's."""
         return update.sent if self.terms.counts_sent else update.own_mask
 
     @torch.no_grad()
     def add_squares(self, squares: Params, size: int, alive: Tensor | None = None) -> None:
-        """The squares of one client's dense gradients, where the base pruning wants them."""
+        """Add the squares of one client's dense gradients, if the base pruning needs them."""
         for name, total in self.squares.items():
             total.add_(squares[name] if alive is None else torch.where(alive, squares[name], 0), alpha=size)
 
     def mean_of(self, gathered: Gathered) -> Params:
-        """The average of a round's weights or gradients; where nobody sent anything the server's weights, or 0."""
+        """Return the average of a round's weights or gradients; unsent entries: the server's weights, or 0."""
         gradients = self.terms.sends_gradients
-        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
-        return gathered.values.result(nothing)
+        default = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
+        return gathered.values.result(default)
 
     def statistics_of(self, gathered: Gathered) -> Params:
-        """The average of the BatchNorm statistics that came in; where none did the server's."""
+        """Return the average of the BatchNorm statistics that arrived, or else the server's."""
         return gathered.statistics.result(self._floating(self.buffers))
 
     @torch.no_grad()
     def step(self, gathered: Gathered) -> None:
-        """Take the average over, or a step towards it; what the mask drops stays as it is."""
+        """Set the weights to the average, or take a step towards it; dropped weights are unchanged."""
         terms, gradients, mean = self.terms, self.terms.sends_gradients, self.mean_of(gathered)
         union = gathered.union
         plain = terms.server_rate == 1 and not terms.server_momentum
@@ -149,18 +149,18 @@ class Server:
                 new = mean[name]
             elif not terms.server_momentum:
                 new = weight + terms.server_rate * change[name]
-            else:  # what was not sent has not moved: a stale value less the zeros of its average is no step
+            else:  # unsent entries must not move: zero averages minus stale values are no steps
                 moved = change[name] if where is None else torch.where(where, change[name], 0)
                 self.moments[name].mul_(terms.server_momentum).add_(moved)
                 new = weight + terms.server_rate * self.moments[name]
-            dropped = weight if union is None else weight * (gathered.values.weight == 0)  # nobody: all stays
+            dropped = weight if union is None else weight * (gathered.values.weight == 0)  # no update: all weights stay
             weight.copy_(new if where is None else torch.where(where, new, dropped))
         for name, value in self.statistics_of(gathered).items():
             self.buffers[name].copy_(value)
 
     @torch.no_grad()
     def adjust(self, number: int, rng: Generator) -> bool:
-        """Let the base pruning change the mask where it does so in this round; whether it did."""
+        """Let the base pruning change the mask if this round adjusts; return True if it did."""
         if not self.prunes or not self.base.adjusts(number):
             return False
         weights, mask = self.base.adjust(self.weights, self.mask, self.squares or None, number, rng)
@@ -179,14 +179,14 @@ class Server:
                 self.weights[name].masked_fill_(~keep, 0)
 
     def state(self) -> Params:
-        """Everything that the next round depends on."""
+        """Return everything that the next round depends on."""
         parts = {"weights": self.weights, "buffers": self.buffers, "mask": self.mask}
         parts |= {"moments": self.moments, "squares": self.squares}
         return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
     @torch.no_grad()
     def load(self, state: Params) -> None:
-        """Go on from what `state` gave."""
+        """Resume from the output of `state`, in place."""
         for name, value in self.state().items():
             value.copy_(state[name])
 

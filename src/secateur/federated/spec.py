@@ -1,4 +1,4 @@
-"""What the clients and the server of a federation agree on before it begins."""
+"""The specification of a federation, which clients and server agree on before round 1."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from secateur.interfaces import Mask, OwnTurn, Params, Upload
 
 
 class Withholding(Protocol):
-    """A defense that sends less than it trained."""
+    """A defense that withholds entries of the trained weights."""
 
-    pseudo: bool  # the withheld values stay at home and are put back next time; else they are lost
+    pseudo: bool  # True: the client keeps the withheld values and restores them next time; False: they are lost
 
     def noise(self, weights: Params, rng: Generator) -> Params:
-        """What `withheld` would draw, on the generator's device; empty where it draws nothing."""
+        """Return the random draws of `withheld`, on the generator's device; empty if the rule draws nothing."""
         ...
 
     def withheld(
         self, weights: Params, gradient: Params, mask: Mask, rng: Generator | None = None, noise: Params | None = None
     ) -> Mask:
-        """True where an entry is not sent; `gradient` is the dense mean over the local steps.
+        """Return a mask that is True at entries not sent; `gradient` is the dense mean over the local steps.
 
-        What the base pruning drops is never withheld; names that its mask does not have are kept whole.
-        With `noise` it draws nothing, and runs under vmap.
+        Entries that the base pruning drops are never withheld. Parameters without a mask are not pruned.
+        With `noise` the rule draws nothing itself, and runs under vmap.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Rounds of federated averaging, or of federated SGD where clients send gradients (McMahan et al. 2017)."""
+    """Specification of federated averaging, or of federated SGD if clients send gradients (McMahan et al. 2017)."""
 
-    shares: Sequence[Tensor]  # rows of the train part, a client each
+    shares: Sequence[Tensor]  # rows of the train part, one tensor a client
     rounds: int = 100
     per_round: int = 10  # clients, drawn without replacement
     method: Literal["fedavg", "fedsgd"] = "fedavg"
     local: Local = field(default_factory=Local)
     averaging: str = "coverage"
-    broadcast: Literal["masked", "dense"] = "masked"  # dense: the server sends what its mask drops too
+    broadcast: Literal["masked", "dense"] = "masked"  # dense: the server also sends dropped weights
     base: BasePruning = field(default_factory=NoPruning)
-    withholding: Withholding | None = None  # at most one of these three, or this and dp
+    withholding: Withholding | None = None  # at most one of these three, or this one and dp
     own: OwnTurn | None = None
     upload: Upload | None = None
     server_rate: float = 1.0  # of the step towards the average
@@ -83,10 +83,10 @@ class Terms:
         self._check_sending()
 
     def _check_sending(self) -> None:
-        anew = self.upload is not None and makes_anew(self.upload)
-        private = anew or isinstance(self.own, PrivateTurn)
-        given = [self.own, self.withholding, None if anew and self.own is None else self.upload]
-        if sum(each is not None for each in given) > 1:
+        recomputes = self.upload is not None and makes_anew(self.upload)
+        private = recomputes or isinstance(self.own, PrivateTurn)
+        rewriting = [self.own, self.withholding, None if recomputes and self.own is None else self.upload]
+        if sum(rule is not None for rule in rewriting) > 1:
             raise WrongInput("defense", "two that rewrite what a client sends do not act together; give one")
         if self.method == "fedsgd" and self.local.steps != 1:
             raise WrongInput("local_steps", "must be 1 for fedsgd, whose clients send one gradient; or take fedavg")
@@ -95,8 +95,8 @@ class Terms:
         if self.sends_gradients and self.at_client:
             raise WrongInput("base_pruning", "its clients choose masks for weights, and here they send gradients")
         _check_alone(self.upload)
-        looking = private or (self.upload is not None and isinstance(inner_of(self.upload), Soteria))
-        if looking and self.local.steps != 1:
+        reads_batch = private or (self.upload is not None and isinstance(inner_of(self.upload), Soteria))
+        if reads_batch and self.local.steps != 1:
             raise WrongInput("local_steps", "must be 1 for a defense that looks at the batch of its gradient")
         if private and not self.local.plain:
             raise WrongInput("momentum", "must be 0, as weight_decay, for a defense that makes its gradient anew")
@@ -108,22 +108,22 @@ class Terms:
 
     @property
     def counts_sent(self) -> bool:
-        """Whether the server must know which entries were sent: clients withhold some, and it averages the others."""
+        """True if the server must know the sent entries: clients withhold entries, and the average omits those."""
         return self.averaging == "coverage" and (self.withholding is not None or self.own is not None)
 
     @property
     def sends_gradients(self) -> bool:
-        """Whether clients send gradients, else weights."""
+        """True if clients send gradients; otherwise they send weights."""
         return self.method == "fedsgd" or (self.upload is not None and self.withholding is None)
 
     @property
     def at_client(self) -> bool:
-        """Whether clients choose masks of their own in rounds that adjust."""
+        """True if clients choose their own masks in rounds that adjust."""
         return type(self.base).local is not BasePruning.local
 
     @property
     def given_away(self) -> str | None:
-        """What clients tell of the weights that they withhold, in words; None: nothing."""
+        """The leak about withheld weights that this specification allows, in words; None: no leak."""
         base = self.base
         if (self.withholding is None and self.own is None) or not base.wants_squares or base.spares_withheld:
             return None
@@ -131,7 +131,7 @@ class Terms:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The terms in words and numbers, for whoever reads the result."""
+        """The specification in words and numbers, for readers of the result."""
         plain = {name: getattr(self, name) for name in ("rounds", "per_round", "method", "averaging", "broadcast")}
         local = {name: getattr(self.local, name) for name in ("steps", "epochs", "batch_size", "learning_rate")}
         local |= {name: getattr(self.local, name) for name in ("momentum", "weight_decay")}

@@ -1,4 +1,4 @@
-"""The page's plots: which panels stand together, and what a reader chooses between."""
+"""Plots of an audit on the page: views of panels that a reader chooses between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Labels = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """What is seen when a reader chooses `label`."""
+    """Panels and text that the page shows for the choice `label`."""
 
     label: str
     panels: list[Panel]
@@ -26,7 +26,7 @@ class View:
 
 
 def tradeoffs(table: Sequence[Line]) -> list[View]:
-    """One view for each run, network and data set."""
+    """Return one trade-off view for each run, network and data set."""
     views = []
     for group in summary.by_setting(table):
         best = summary.strongest(group)
@@ -37,7 +37,7 @@ def tradeoffs(table: Sequence[Line]) -> list[View]:
 
 
 def rocs(table: Sequence[Line], figures: Iterable[Labels]) -> list[View]:
-    """One view for each model, pruned ones first, with the curves of all attacks on it."""
+    """Return one view for each model, pruned models first, with the ROC curves of all attacks on the model."""
     aucs = {attack_key(line.labels): line.value("auc") for line in summary.attacks(table)}
     models = _by_model(gather(figure for figure in figures if figure["kind"] == "roc"))
     names = dict.fromkeys(attack(record.labels) for records in models.values() for record in records)
@@ -56,7 +56,7 @@ def rocs(table: Sequence[Line], figures: Iterable[Labels]) -> list[View]:
 
 
 def histograms(figures: Iterable[Labels]) -> list[View]:
-    """One view for each pruned model, its original beside it: members and non-members by what the model answers."""
+    """Return one view for each pruned model beside its original: histograms of answers for members and non-members."""
 
     def draw(pair: Sequence[Record]) -> list[Panel]:
         means = [record.content[name] for record in pair for name in ("member_mean", "nonmember_mean")]
@@ -67,7 +67,7 @@ def histograms(figures: Iterable[Labels]) -> list[View]:
 
 
 def class_means(figures: Iterable[Labels]) -> list[View]:
-    """One view for each pruned model, its original beside it: the means of every class."""
+    """Return one view for each pruned model beside its original: the means of every class."""
 
     def draw(pair: Sequence[Record]) -> list[Panel]:
         every = [x for record in pair for x in record.content["members"] + record.content["nonmembers"]]
@@ -78,20 +78,20 @@ def class_means(figures: Iterable[Labels]) -> list[View]:
 
 
 def setting(labels: Labels) -> str:
-    """A network and its data, and the run where the page has several."""
+    """Name a network and its data, and the run if the page has several."""
     name = f"{labels['model']} on {labels['dataset']}"
     return f"{labels['run']}: {name}" if labels.get("run") else name
 
 
 def attack(labels: Labels) -> str:
-    """An attack, and what its attacker knew where that is told."""
+    """Name an attack, and the attacker's knowledge if the labels hold it."""
     known = {name: value for name, value in labels.items() if name not in (*summary.MODEL, "attack", "adaptive")}
-    told = [f"{name.removeprefix('attacker_')} {value}" for name, value in known.items() if value is not None]
-    return ", ".join([str(labels["attack"]), *(["adaptive"] if labels["adaptive"] else []), *told])
+    facts = [f"{name.removeprefix('attacker_')} {value}" for name, value in known.items() if value is not None]
+    return ", ".join([str(labels["attack"]), *(["adaptive"] if labels["adaptive"] else []), *facts])
 
 
 def _beside_originals(figures: Sequence[Labels], draw: Callable[[Sequence[Record]], list[Panel]]) -> list[View]:
-    """Each pruned model's view: for every quantity the original's panel, then its own."""
+    """Return each pruned model's view: for every quantity the original's panel, then the model's."""
     models = _by_model(gather(figures))
     every = [records[0].labels for records in models.values()]
     shown = [labels for labels in every if summary.is_pruned(labels)] or every
@@ -99,7 +99,7 @@ def _beside_originals(figures: Sequence[Labels], draw: Callable[[Sequence[Record
     views = []
     for labels in shown:
         before = summary.original_of(labels, every) if summary.is_pruned(labels) else None
-        sources = [models[model_key(each)] for each in (before, labels) if each is not None]
+        sources = [models[model_key(model_labels)] for model_labels in (before, labels) if model_labels is not None]
         panels = []
         for quantity in QUANTITIES:
             pair = [record for records in sources for record in records if record.quantity == quantity]

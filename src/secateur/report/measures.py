@@ -1,4 +1,4 @@
-"""What the measures are called, in which order they stand, and how their numbers are written."""
+"""Names, order and number formats of the measures."""
 
 from __future__ import annotations
 
@@ -79,23 +79,23 @@ SHARES = frozenset(
     | {"recognisable", "identified", "identified_chance", "label_accuracy", "recovered", "failed"}
     | set(ATTACK)
 ) - {"auc", "advantage"}
-DECIBELS = "psnr"  # how the names of measures in dB begin
+DECIBELS = "psnr"  # the prefix of measures in dB
 
 
 def title(metric: str) -> str:
-    """What a person calls a measure."""
+    """Return the title of a measure."""
     return (TITLES | STUDIED).get(metric, metric.replace("_", " "))
 
 
 def ordered(found: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The measures that were found, those that are known first and in their order."""
+    """Return the measures in `found`: first those in `known`, in that order, then the others."""
     found = dict.fromkeys(found)
     first = [name for name in known if name in found]
     return first + [name for name in found if name not in first]
 
 
 def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
-    """A number as a person reads it: shares in per cent, counts with separators or in millions, with its interval.
+    """Format a number with its interval: shares in per cent, counts with separators or in millions.
 
     Example:
         >>> shown(Cell(0.975, 0.955, 0.987), "test_accuracy"), shown(Cell(25978, None, None), "bytes_masked")
@@ -127,5 +127,5 @@ def _count(value: float) -> str:
 
 def _number(cell: Cell, interval: bool, scale: float, digits: int, unit: str) -> str:
     value, *ends = (None if x is None else f"{scale * x:.{digits}f}" for x in (cell.value, cell.low, cell.high))
-    told = interval and None not in ends and cell.low != cell.high  # an interval of no width is none: one target
-    return f"{value}{unit} [{', '.join(map(str, ends))}]" if told else f"{value}{unit}"
+    with_interval = interval and None not in ends and cell.low != cell.high  # no width: there is one target
+    return f"{value}{unit} [{', '.join(map(str, ends))}]" if with_interval else f"{value}{unit}"

@@ -1,4 +1,4 @@
-"""A run, or several, as one self-contained page."""
+"""Report page of one run or several: a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from secateur.runs.rows import Row
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of the runs in these folders; one folder's goes into it unless `out` says otherwise."""
+    """Write the page of the runs in these folders; `out` defaults to report.html in a single folder."""
     if out is None:
         if len(folders) != 1:
             raise WrongInput("out", "say where the page of several runs goes: --out FILE.html")
@@ -46,22 +46,22 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def broken(sources: Sequence[Source]) -> list[str] | None:
-    """The limits of the runs' configurations that do not hold, in sentences; None where nothing is limited."""
+    """Return sentences about the limits of the runs' configurations that do not hold; None if no limit is set."""
     import yaml
 
     checks = []
     for source in sources:
         limits = (yaml.safe_load(source.config) or {}).get("limits") or {}
-        given = {name: limit for name, limit in limits.items() if limit is not None}
-        checks += [(source.name, each) for each in check(source.rows, given)]
+        set_limits = {name: limit for name, limit in limits.items() if limit is not None}
+        checks += [(source.name, checked) for checked in check(source.rows, set_limits)]
     if not checks:
         return None
-    failed = [(name, each.sentence) for name, each in checks if not each.passed]
+    failed = [(name, checked.sentence) for name, checked in checks if not checked.passed]
     return [sentence if len(sources) == 1 else f"{name}: {sentence}" for name, sentence in failed]
 
 
 def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> str:
-    """The page's HTML; `broken` tells each limit that does not hold, None that there is none."""
+    """Return the page's HTML; `broken` holds a sentence for each broken limit, None if no limit is set."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -119,7 +119,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         **_tables(table, recovered["updates"]),
         **recovered,
         views=views,
-        figures={name: [asdict(view) for view in found] for name, found in views.items()},
+        figures={name: [asdict(view) for view in choices] for name, choices in views.items()},
         plotly=_plotly() if any(views.values()) else "",
         sources=sources,
         unfinished=[source.name for source in sources if source.environment.get("finished", "") is None],
@@ -128,22 +128,22 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
 
 
 def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page says of attacks on updates."""
-    found = inversion.attacked(rows)
-    own = [row.to_json() for row in rows if inversion.is_inversion(row)]
-    own += [dict(figure) for figure in figures if figure["kind"] in ("picture", "loss")]
+    """Return the template's values about attacks on updates."""
+    attack_lines = inversion.attacked(rows)
+    records = [row.to_json() for row in rows if inversion.is_inversion(row)]
+    records += [dict(figure) for figure in figures if figure["kind"] in ("picture", "loss")]
     cards = inversion.gallery(figures)
     return {
-        "inverted": bool(own),
-        "updates": found,
-        "update_badge": inversion.badge(found),
-        "update_verdict": inversion.verdict(found),
-        "update_facts": inversion.facts(own) if own else defenses.facts(defenses.studied(rows)),
+        "inverted": bool(records),
+        "updates": attack_lines,
+        "update_badge": inversion.badge(attack_lines),
+        "update_verdict": inversion.verdict(attack_lines),
+        "update_facts": inversion.facts(records) if records else defenses.facts(defenses.studied(rows)),
         "sheets": defenses.sheets(figure for figure in figures if not federation_plots.is_federated(figure)),
-        "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in found}) > 1],
-        "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in found)],
-        "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in found)],
-        "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in found)),
+        "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in attack_lines}) > 1],
+        "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in attack_lines)],
+        "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in attack_lines)],
+        "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in attack_lines)),
         "open_cards": inversion.OPEN,
         "cards": cards[: inversion.MOST],
         "more_cards": max(0, len(cards) - inversion.MOST),
@@ -153,18 +153,18 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _tables(table: Sequence[Line], updates: Sequence[Line]) -> dict[str, Any]:
-    """The lines of the three tables, their columns, and the notes of all cells by number."""
-    attacked, found = attacks(table), models(table)
-    metrics = list(dict.fromkeys(name for line in found for name in line.cells))
+    """Return the lines of the three tables, their columns, and the notes of all cells by number."""
+    attacked, model_lines = attacks(table), models(table)
+    metrics = list(dict.fromkeys(name for line in model_lines for name in line.cells))
     noted = [line.cells.get(name) for line in updates for name in measures.RECOVERY | measures.BESIDE]
-    noted += [cell for line in [*attacked, *found] for cell in line.cells.values()]
+    noted += [cell for line in [*attacked, *model_lines] for cell in line.cells.values()]
     notes = dict.fromkeys(cell.note for cell in noted if cell and cell.note)
     known = {"run", "model", "dataset", "pruner", "sparsity", "defense", "original", "attack", "adaptive"}
-    several = [name for name in ("run", "model", "dataset") if len({line.labels.get(name) for line in table}) > 1]
+    varying = [name for name in ("run", "model", "dataset") if len({line.labels.get(name) for line in table}) > 1]
     return {
         "attacks": attacked,
-        "models": found,
-        "places": several,
+        "models": model_lines,
+        "places": varying,
         "extras": list(dict.fromkeys(name for line in attacked for name in line.labels if name not in known)),
         "attack_measures": ["test_accuracy", *(name for name in ATTACK if any(name in x.cells for x in attacked))],
         "model_measures": measures.ordered((name for name in metrics if name not in COST), MODEL),
@@ -175,28 +175,28 @@ def _tables(table: Sequence[Line], updates: Sequence[Line]) -> dict[str, Any]:
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, str]:
-    """What was audited, in the order in which it was done."""
+    """Return the facts of the audit, in the order of the work."""
 
-    def told(values: Iterable[Any]) -> str:
+    def listed(values: Iterable[Any]) -> str:
         return ", ".join(dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in values))
 
     pruned = [row for row in rows if row.pruner not in (None, "none")]
     attacked = [row for row in rows if row.attack is not None]
     facts = {
-        "Network": told(row.model for row in rows),
-        "Data": told(row.dataset for row in rows),
-        "Pruners": told(row.pruner for row in pruned),
-        "Sparsities": told(sorted({row.sparsity for row in pruned if row.sparsity is not None})),
-        "Defenses": told(row.defense for row in pruned),
-        "Attacks": told(row.attack for row in attacked),
-        "Attacker": told("knows the defense" if row.adaptive else "does not know the defense" for row in attacked),
-        "Seeds": told(sorted({row.seed for row in rows})),
+        "Network": listed(row.model for row in rows),
+        "Data": listed(row.dataset for row in rows),
+        "Pruners": listed(row.pruner for row in pruned),
+        "Sparsities": listed(sorted({row.sparsity for row in pruned if row.sparsity is not None})),
+        "Defenses": listed(row.defense for row in pruned),
+        "Attacks": listed(row.attack for row in attacked),
+        "Attacker": listed("knows the defense" if row.adaptive else "does not know the defense" for row in attacked),
+        "Seeds": listed(sorted({row.seed for row in rows})),
     }
     return {name: text for name, text in facts.items() if text}
 
 
 def _together(sources: Sequence[Source]) -> tuple[list[Row], list[Mapping[str, Any]]]:
-    """All rows and figures; where there are several runs each carries its run's name, so that none are mixed up."""
+    """Return all rows and figures; with several runs each carries the name of its run, to keep them apart."""
     if len(sources) == 1:
         return list(sources[0].rows), list(sources[0].figures)
     rows = [replace(row, extra=row.extra | {"run": source.name}) for source in sources for row in source.rows]
@@ -204,7 +204,7 @@ def _together(sources: Sequence[Source]) -> tuple[list[Row], list[Mapping[str, A
 
 
 def _plotly() -> str:
-    """The plotting library, whole, so that the page asks nothing of a network."""
+    """Return the source of the plotting library, so that the page needs no network."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())

@@ -1,4 +1,4 @@
-"""Rows of one or many seeds, gathered into the lines of a table."""
+"""Lines of a table, gathered from the rows of one or many seeds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
 NAMES = ("model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack")
-MODEL = ("run", "model", "dataset", "pruner", "sparsity", "defense", "original")  # the others are the attacker's
+MODEL = ("run", "model", "dataset", "pruner", "sparsity", "defense", "original")  # other labels describe the attacker
 Key = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A measure over the seeds: the mean, and the interval of the one seed or the range of several."""
+    """Measure over the seeds: the mean, and the interval of a single seed or the range of several."""
 
     value: float | None
     low: float | None
@@ -27,7 +27,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One model (and one attack on it, or none) with all that was measured."""
+    """Measures of one model, or of one attack on it."""
 
     labels: dict[str, Any]
     cells: dict[str, Cell] = field(default_factory=dict)
@@ -35,61 +35,61 @@ class Line:
 
     @property
     def title(self) -> str:
-        """What a person calls this model, its defense aside."""
+        """The name of the model, without its defense."""
         return compression(self.labels)
 
     @property
     def pruned(self) -> bool:
-        """Whether anything was pruned."""
+        """True if the model was pruned."""
         return is_pruned(self.labels)
 
     def value(self, metric: str) -> float | None:
-        """A measure's mean, where it was measured."""
+        """Return a measure's mean; None if it was not measured."""
         return self.cells[metric].value if metric in self.cells else None
 
 
 def is_pruned(labels: Mapping[str, Any]) -> bool:
-    """Whether these labels are a pruned model's, not an original's."""
+    """Return True if the labels are of a pruned model, not of an original."""
     return labels["pruner"] not in (None, "none")
 
 
 def compression(labels: Mapping[str, Any]) -> str:
-    """A pruner at its sparsity, or the original.
+    """Name a model by its pruner and sparsity, or as the original.
 
     Example:
         >>> compression({"pruner": "snip", "sparsity": 0.70})
         'snip 0.7'
     """
     if not is_pruned(labels):
-        own = labels.get("original")
-        return f"original ({own})" if own else "original"
+        training = labels.get("original")
+        return f"original ({training})" if training else "original"
     return f"{labels['pruner']} {labels['sparsity']:g}" if labels["sparsity"] else str(labels["pruner"])
 
 
 def full_title(labels: Mapping[str, Any]) -> str:
-    """A model with its defense; an original has one only where it was trained with it from the start."""
+    """Name a model with its defense; an original has one only if trained with the defense from the start."""
     defense = labels["defense"]
     plain = defense in (None, labels["pruner"]) or (defense == "basic" and not is_pruned(labels))
     return compression(labels) if plain else f"{compression(labels)}, {labels['defense']}"
 
 
 def model_key(labels: Mapping[str, Any]) -> Key:
-    """What tells one model from another, whoever attacks it."""
+    """Return the key of a model, without the attack."""
     return tuple((name, labels.get(name)) for name in MODEL)
 
 
 def attack_key(labels: Mapping[str, Any]) -> Key:
-    """What tells one attack on one model from another."""
+    """Return the key of one attack on one model."""
     return tuple(sorted((k, v) for k, v in labels.items() if v is not None))
 
 
 def setting_key(labels: Mapping[str, Any]) -> Key:
-    """The run, network and data: models of different settings are never compared."""
+    """Return the key of run, network and data; models of different settings are never compared."""
     return model_key(labels)[:3]
 
 
 def lines(rows: Iterable[Row]) -> list[Line]:
-    """One line per model and attack, in the order they were measured; seeds are gathered."""
+    """Return one line per model and attack over all seeds, in the order of the rows."""
     groups: dict[Key, dict[str, list[Row]]] = {}
     for row in rows:
         labels = {name: getattr(row, name) for name in NAMES} | row.extra
@@ -97,20 +97,20 @@ def lines(rows: Iterable[Row]) -> list[Line]:
     return [
         Line(
             dict(labels),
-            {metric: _cell(found) for metric, found in metrics.items()},
-            tuple(sorted({row.seed for found in metrics.values() for row in found})),
+            {metric: _cell(measured) for metric, measured in metrics.items()},
+            tuple(sorted({row.seed for measured in metrics.values() for row in measured})),
         )
         for labels, metrics in groups.items()
     ]
 
 
 def models(table: Sequence[Line]) -> list[Line]:
-    """The lines of models: utility, cost and gaps."""
+    """Return the lines of models: utility, cost and gaps."""
     return [line for line in table if line.labels["attack"] is None]
 
 
 def attacks(table: Sequence[Line]) -> list[Line]:
-    """The lines of attacks, each with its model's utility and cost beside what the attack found."""
+    """Return the lines of attacks, each with the utility and cost of its model beside the attack's measures."""
     beside = {model_key(line.labels): line.cells for line in models(table)}
     return [
         Line(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.seeds)
@@ -120,7 +120,7 @@ def attacks(table: Sequence[Line]) -> list[Line]:
 
 
 def strongest(table: Sequence[Line], metric: str = "auc") -> list[Line]:
-    """For each model the attack that does best against it, whatever the attacker knows."""
+    """Return for each model the line of its strongest attack, under any knowledge of the attacker."""
     best: dict[Key, Line] = {}
     for line in attacks(table):
         score, key = line.value(metric), model_key(line.labels)
@@ -130,7 +130,10 @@ def strongest(table: Sequence[Line], metric: str = "auc") -> list[Line]:
 
 
 def front(found: Sequence[Line]) -> list[Line]:
-    """The Pareto front: no other line is at least as accurate and gives away no more. From least accurate up."""
+    """Return the Pareto front, in order of rising accuracy.
+
+    For a line of the front, no other line is at least as accurate and leaks no more.
+    """
     points = [line for line in found if line.value("test_accuracy") is not None and line.value("auc") is not None]
     best: list[Line] = []
     for line in sorted(points, key=lambda line: (-(line.value("test_accuracy") or 0), line.value("auc") or 0)):
@@ -140,7 +143,7 @@ def front(found: Sequence[Line]) -> list[Line]:
 
 
 def by_setting(table: Iterable[Line]) -> list[list[Line]]:
-    """The lines of each run, network and data set, apart."""
+    """Group the lines by run, network and data set."""
     groups: dict[Key, list[Line]] = {}
     for line in table:
         groups.setdefault(setting_key(line.labels), []).append(line)
@@ -148,12 +151,12 @@ def by_setting(table: Iterable[Line]) -> list[list[Line]]:
 
 
 def original_of(labels: Mapping[str, Any], originals: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The unpruned model that a pruned one was made from: its pruner's own where it trains one, else the common."""
-    same = [each for each in originals if setting_key(each) == setting_key(labels) and not is_pruned(each)]
+    """Return the original of a pruned model: the one that its pruner trained if there is one, else the common one."""
+    same = [model for model in originals if setting_key(model) == setting_key(labels) and not is_pruned(model)]
 
-    def nearness(each: Mapping[str, Any]) -> tuple[int, bool]:
-        own = {labels["pruner"]: 2, None: 1}.get(each.get("original"), 0)
-        return own, each["defense"] == labels["defense"]
+    def nearness(model: Mapping[str, Any]) -> tuple[int, bool]:
+        by_training = {labels["pruner"]: 2, None: 1}.get(model.get("original"), 0)
+        return by_training, model["defense"] == labels["defense"]
 
     return max(same, key=nearness, default=None)
 
@@ -169,7 +172,7 @@ def _cell(rows: Sequence[Row]) -> Cell:
 
 
 def estimate(row: Row) -> Estimate:
-    """A row's value with its interval."""
+    """Return a row's value with its interval; a missing end is infinite."""
     assert row.value is not None
     low = -math.inf if row.low is None else row.low
     return Estimate(row.value, low, math.inf if row.high is None else row.high, row.note)

@@ -1,4 +1,4 @@
-"""What the numbers say, in sentences."""
+"""Verdict of an audit, in sentences."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from secateur.report.measures import shown
 from secateur.report.summary import Line, full_title, model_key, models, original_of, strongest
 
-NEAR = 0.02  # of the original's accuracy: a loss that many would accept
+NEAR = 0.02  # an accuracy loss against the original that many would accept
 GUESSING = 0.5
 
 
 @dataclass(frozen=True)
 class Badge:
-    """The verdict in a word or two, and its colour: good, bad or doubtful."""
+    """Verdict in a few words, and its colour: good, bad or doubtful."""
 
     text: str
     colour: str
 
 
 def badge(table: Sequence[Line], broken: Sequence[str] | None = None) -> Badge:
-    """Whether the limits hold where there are some, else whether any attack on a shipped model beats guessing."""
+    """Return PASS or FAIL if there are limits, else the answer if any attack on a shipped model beats guessing."""
     if broken is not None:
         return Badge("FAIL", "bad") if broken else Badge("PASS", "good")
-    found = strongest(table)
-    if not found:
+    best = strongest(table)
+    if not best:
         return Badge("No attack was run", "doubtful")
-    leaking = any(leaks(line) for line in _shipped(found))
+    leaking = any(leaks(line) for line in _shipped(best))
     return Badge("Members can be told apart", "doubtful") if leaking else Badge("No leak found", "good")
 
 
 def verdict(table: Sequence[Line]) -> list[str]:
-    """One setting's answer: do the pruned models give their members away, and which one least at what accuracy?"""
+    """Return sentences about one setting: the leakage of the pruned models, and the model that leaks least."""
     best = strongest(table)
     if not best:
         return ["No attack was run, so nothing is known of what these models give away."]
     shipped = _shipped(best)
     sentences = [_answer(shipped)]
     if any(line.pruned for line in best):
-        for line in (each for each in best if not each.pruned):
+        for line in (original for original in best if not original.pruned):
             attack = f"the strongest attack on the {full_title(line.labels)}"
             sentences.append(f"Before pruning, {attack} reaches {_leak(line)}.")
     most, least, near = max(shipped, key=_auc), min(shipped, key=_auc), _near(table, shipped)
@@ -55,7 +55,7 @@ def verdict(table: Sequence[Line]) -> list[str]:
 
 
 def leaks(line: Line) -> bool:
-    """Whether an attack does better than guessing, by the low end of its interval."""
+    """Return True if an attack is better than guessing, by the low end of its interval."""
     cell = line.cells["auc"]
     low = cell.value if cell.low is None else cell.low
     return low is not None and low > GUESSING
@@ -71,21 +71,21 @@ def _answer(shipped: Sequence[Line]) -> str:
 
 
 def _shipped(best: Sequence[Line]) -> list[Line]:
-    """The pruned models, or all where nothing was pruned."""
+    """Return the pruned models, or all models if nothing was pruned."""
     return [line for line in best if line.pruned] or list(best)
 
 
 def _near(table: Sequence[Line], shipped: Sequence[Line]) -> list[Line]:
-    """The pruned models that are about as accurate as their originals."""
+    """Return the pruned models that are about as accurate as their originals."""
     originals = {model_key(line.labels): line for line in models(table) if not line.pruned}
-    found = []
+    near = []
     for line in shipped:
-        labels = original_of(line.labels, [each.labels for each in originals.values()])
+        labels = original_of(line.labels, [original.labels for original in originals.values()])
         before = originals[model_key(labels)].value("test_accuracy") if labels else None
         after = line.value("test_accuracy")
         if line.pruned and before is not None and after is not None and before - after <= NEAR:
-            found.append(line)
-    return found
+            near.append(line)
+    return near
 
 
 def _auc(line: Line) -> float:

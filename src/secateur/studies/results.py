@@ -1,4 +1,4 @@
-"""What an audit measured, asked by model and attack; means and intervals over its seeds."""
+"""Results of an audit by model and attack, with means and intervals over seeds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from secateur.runs.rows import Row
 
 
 class Model(NamedTuple):
-    """A victim: what was done to it."""
+    """A victim model, named by its pruner, sparsity, defense and original."""
 
     pruner: str  # none: an original
     sparsity: float
     defense: str
-    original: str | None  # the pruner whose term trained its original (network slimming)
+    original: str | None  # the pruner whose loss term the original was trained with (network slimming)
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Title of the model for readers."""
         if self.pruner == "none":
             return f"original ({self.original})" if self.original else "original"
         return f"{self.pruner} {self.sparsity:g}" + ("" if self.defense == "basic" else f" {self.defense}")
 
     @property
     def source(self) -> Model:
-        """The original that it was pruned from."""
+        """The original that the model was pruned from."""
         return Model("none", 0.0, "basic", self.original)
 
 
@@ -43,21 +43,21 @@ class Found:
 
     @cached_property
     def models(self) -> list[Model]:
-        """Every victim, originals included, in the order in which they were measured."""
+        """All victims, originals included, in the order of measurement."""
         return list(dict.fromkeys(map(_model, self.rows)))
 
     @cached_property
     def pruned(self) -> list[Model]:
-        """The victims that were pruned."""
+        """The pruned victims."""
         return [model for model in self.models if model.pruner != "none"]
 
     @cached_property
     def attacks(self) -> list[str]:
-        """The attacks' names, without their settings."""
+        """Names of the attacks, without settings."""
         return list(dict.fromkeys(name_of(row.attack) for row in self.rows if row.attack))
 
     def of(self, model: Model, metric: str, attack: str | None = None, **extra: Any) -> Measure:
-        """One measure of a model, or of an attack on it, by seed."""
+        """Return one measure of a model, or of an attack on the model, by seed."""
         return {
             row.seed: Estimate(row.value, _or(row.low, -INFINITE), _or(row.high, INFINITE), row.note)
             for row in self.rows
@@ -69,7 +69,7 @@ class Found:
         }
 
     def drawn(self, model: Model, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
-        """One figure of a model, by seed."""
+        """Return one figure of a model, by seed."""
         return {
             figure["seed"]: figure
             for figure in self.figures
@@ -78,15 +78,15 @@ class Found:
         }
 
 
-def lowest(found: Iterable[tuple[Model, Measure]]) -> tuple[Model, Measure] | None:
-    """The model with the least mean of a measure."""
-    known = [(estimate.value, pair) for pair in found if (estimate := mean(pair[1])) is not None]
-    return min(known, key=lambda each: each[0])[1] if known else None
+def lowest(candidates: Iterable[tuple[Model, Measure]]) -> tuple[Model, Measure] | None:
+    """Return the model with the smallest mean of a measure, and its measure; None if no model has one."""
+    known = [(estimate.value, pair) for pair in candidates if (estimate := mean(pair[1])) is not None]
+    return min(known, key=lambda scored: scored[0])[1] if known else None
 
 
 def _model(row: Row) -> Model:
     return Model(row.pruner or "none", row.sparsity or 0.0, row.defense or "basic", row.extra.get("original"))
 
 
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

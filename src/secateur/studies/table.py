@@ -1,4 +1,4 @@
-"""A study's table: as Markdown for people, as rows for programs."""
+"""The table of a study: as Markdown for people, as rows for programs."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ Cells = dict[str, Estimate | str | None]  # by column
 
 @dataclass(frozen=True)
 class Line:
-    """One line: what it is about, what was measured of it, what the paper says, and what a reader must know."""
+    """A line of a table: its labels, the measured cells, the paper's numbers, and a remark for the reader."""
 
     labels: dict[str, str]
     cells: Cells
     paper: str = ""
     mark: str = ""
-    part: str = ""  # lines of another part stand in a table of their own, under its title
+    part: str = ""  # a part's title: each part has a table of its own under this title
 
 
 @dataclass(frozen=True)
 class Table:
-    """A study's result."""
+    """The result of a study."""
 
     title: str
     settings: dict[str, Any]  # the study's name and scale, data, model, shadows, seeds, ...
     lines: Sequence[Line]
     findings: Sequence[Finding] = field(default_factory=list)
-    intervals: str = ""  # what those in brackets are, where they are not over examples or seeds
+    intervals: str = ""  # describes the bracketed intervals; empty: they are over examples or seeds
 
     def markdown(self) -> str:
-        """The page table.md, with columns aligned so that it reads well in a terminal too."""
+        """Return the text of table.md, with columns aligned for reading in a terminal."""
         about = ", ".join(f"{name} {_plain(value)}" for name, value in self.settings.items() if name != "study")
         parts = [f"# {self.settings['study']}: {self.title}", f"{about}. {self._caution()}"]
         for title in dict.fromkeys(line.part for line in self.lines):
             parts += [f"## {title}"] if title else []
             parts.append(_lines([line for line in self.lines if line.part == title]))
         if self.findings:
-            found = [[finding.claim, finding.measured, f"**{finding.verdict}**"] for finding in self.findings]
-            parts.append(_grid(["what the paper says", "measured", "verdict"], found))
+            body = [[finding.claim, finding.measured, f"**{finding.verdict}**"] for finding in self.findings]
+            parts.append(_grid(["what the paper says", "measured", "verdict"], body))
         return "\n\n".join(parts) + "\n"
 
     def _caution(self) -> str:
-        """How far the intervals and verdicts can be trusted."""
+        """Return a sentence on how far the intervals and verdicts can be trusted."""
         if self.intervals:
             text = self.intervals
         elif len(self.settings["seeds"]) == 1:
@@ -61,7 +61,7 @@ class Table:
         return text + tiny if self.settings["scale"] == "tiny" else text
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One flat object a measured number, then one a claim."""
+        """Yield one flat object per measured number, then one per claim."""
         common = {"schema": SCHEMA} | self.settings
         for line in self.lines:
             for name, cell in line.cells.items():
@@ -74,12 +74,12 @@ class Table:
             yield common | {"metric": "claim", "value": None} | claimed
 
     def jsonl(self) -> str:
-        """The same, an object a line."""
+        """Return the rows as JSON lines."""
         return "".join(json.dumps(row, allow_nan=False) + "\n" for row in self.rows())
 
 
 def sparkline(shares: Sequence[float]) -> str:
-    """A histogram in one line of text.
+    """Return a histogram as one line of text.
 
     Example:
         >>> sparkline([0.0, 0.25, 0.5, 1.0])
@@ -90,14 +90,14 @@ def sparkline(shares: Sequence[float]) -> str:
 
 
 def unit_of(column: str) -> str:
-    """Accuracies, losses and advantages are shares; differences are in points; the rest are plain numbers."""
+    """Return the unit of a column: "%" for accuracies, losses and advantages, "points" for changes, else ""."""
     if column.startswith("change"):
         return "points"
     return "%" if column.endswith(("accuracy", "loss", "advantage")) else ""
 
 
 def _lines(lines: Sequence[Line]) -> str:
-    """Lines as one table; what none of them has is no column."""
+    """Return lines as one table; columns that are empty in all lines are omitted."""
     columns = dict.fromkeys(name for line in lines for name, cell in (line.labels | line.cells).items() if cell)
     extra = [name for name in ("paper", "mark") if any(getattr(line, name) for line in lines)]
     body = [

@@ -1,4 +1,4 @@
-"""What a sweep is made of: its pieces of work, in a fixed order, each a run of its own."""
+"""Pieces of a sweep, in a fixed order; each piece is a separate run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONGEST = 120  # characters of a folder's name
 
 @dataclass(frozen=True)
 class Piece:
-    """One run of a sweep: what is run, under which name, and what it needs."""
+    """Run of a sweep: its name, its configuration, and the CPUs and GPUs that it needs."""
 
     name: str
     run: str  # the name without the seed: pieces that share it differ in their seeds alone
@@ -40,18 +40,18 @@ class Piece:
 
     @property
     def told(self) -> str:
-        """The piece in one line."""
+        """The piece in one line: its name and resources."""
         return f"{self.name} ({self.cpus:g} CPUs{f', {self.gpus:g} GPUs' if self.gpus else ''})"
 
     @cached_property
     def key(self) -> str:
-        """The hash of all that the piece depends on: its settings and the files that they name."""
+        """The hash of the piece's settings and of the files that they name."""
         values = plain(self.config)
         return key_of("piece", {"kind": type(self.config).__name__, "config": values, "files": _files(values)})
 
 
 def plan(sweep: Sweep) -> list[Piece]:
-    """The pieces of a sweep; what can be refused without the data is refused here, before any work."""
+    """Return the pieces of a sweep; refuse, before any work, every error that is visible without the data."""
     pieces = [piece for name, work in sweep.jobs.items() for piece in _pieces(name, work)]
     name, times = Counter(piece.name for piece in pieces).most_common(1)[0]
     if times > 1:
@@ -60,7 +60,7 @@ def plan(sweep: Sweep) -> list[Piece]:
 
 
 def plan_at(sweep: Sweep, address: str | None) -> list[Piece]:
-    """The pieces of a sweep on a cluster; without one on this machine, where the files that they name must be."""
+    """Return the pieces of a sweep; without a cluster, check that the files that they name are on this machine."""
     pieces = plan(sweep)
     for piece in () if address or os.environ.get("RAY_ADDRESS") else pieces:
         data = piece.config.data or ""
@@ -73,32 +73,32 @@ def plan_at(sweep: Sweep, address: str | None) -> list[Piece]:
 
 
 def plain(config: Audit | Invert | Federate | Reproduce) -> dict[str, Any]:
-    """A configuration as JSON has it."""
+    """Return a configuration as JSON values."""
     if isinstance(config, Reproduce):
         return config.model_dump(mode="json", by_alias=True)
     return dump(config)
 
 
 def _pieces(name: str, work: Work) -> Iterator[Piece]:
-    """Every case with every combination of the grid, for every seed."""
+    """Yield a piece for every case, combination of the grid and seed."""
     grid = work.grid or {}
     seeds: list[int | None] = [None] if work.seeds is None else list(work.seeds)
     for case in work.cases:
-        places = [*work.common, *case, *grid, *([] if work.seeds is None else ["seeds"])]
-        for field, times in Counter(places).items():
+        set_fields = [*work.common, *case, *grid, *([] if work.seeds is None else ["seeds"])]
+        for field, times in Counter(set_fields).items():
             if times > 1:
                 raise WrongInput(field, f"is set in {times} places of {name}; set it once, in the grid or elsewhere")
         for values in itertools.product(*grid.values()):
-            own = case | dict(zip(grid, values, strict=True))
+            piece_fields = case | dict(zip(grid, values, strict=True))
             for seed in seeds:
-                yield _piece(name, work, own, seed)
+                yield _piece(name, work, piece_fields, seed)
 
 
-def _piece(name: str, work: Work, own: Mapping[str, Any], seed: int | None) -> Piece:
+def _piece(name: str, work: Work, piece_fields: Mapping[str, Any], seed: int | None) -> Piece:
     fields = copy.deepcopy(work.common)
-    run = short("-".join([name, *(f"{field}={worded(value)}" for field, value in own.items())]))
+    run = short("-".join([name, *(f"{field}={worded(value)}" for field, value in piece_fields.items())]))
     try:
-        for field, value in own.items():
+        for field, value in piece_fields.items():
             put(fields, field, copy.deepcopy(value))
         fields |= {} if seed is None else {"seeds": [seed]}
         config = _read(work, fields)
@@ -124,7 +124,7 @@ def _read(work: Work, fields: dict[str, Any]) -> Audit | Invert | Federate | Rep
 
 
 def _device(asked: str | None, gpus: float) -> str:
-    """A piece works on the GPU that Ray gives it, and without one on a CPU, wherever it runs."""
+    """Return the device of a piece: the GPU that Ray assigns, or a CPU if the piece has no GPU."""
     if asked in (None, "auto"):
         return "cuda" if gpus else "cpu"
     if asked not in ("cpu", "cuda"):
@@ -135,14 +135,14 @@ def _device(asked: str | None, gpus: float) -> str:
 
 
 def worded(value: Any) -> str:
-    """A value as part of a name."""
+    """Return a value as part of a name."""
     if isinstance(value, Mapping):
-        return "+".join(f"{key}={worded(each)}" for key, each in value.items())
+        return "+".join(f"{key}={worded(item)}" for key, item in value.items())
     return "+".join(map(worded, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def short(name: str) -> str:
-    """A name that a folder can have."""
+    """Return the name as a valid folder name of at most LONGEST characters."""
     readable = re.sub(r"[^\w.=+,-]+", "_", name)
     if len(readable) <= LONGEST:
         return readable
@@ -150,11 +150,11 @@ def short(name: str) -> str:
 
 
 def _files(value: Any) -> dict[str, str]:
-    """The hashes of the files that a configuration names, where they are on this machine."""
+    """Return the hashes of the files that a configuration names, if they are on this machine."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
-        return {name: key for each in value for name, key in _files(each).items()}
-    # A text longer than a path may be is no path, and asking for it would be an error.
-    found = isinstance(value, str) and 0 < len(value) < 255 and Path(value).is_file()
-    return {value: file_key(Path(value))} if found else {}
+        return {name: key for item in value for name, key in _files(item).items()}
+    # `is_file` raises an error for a text that is longer than a path may be.
+    is_file = isinstance(value, str) and 0 < len(value) < 255 and Path(value).is_file()
+    return {value: file_key(Path(value))} if is_file else {}

@@ -1,4 +1,4 @@
-"""Whom an attacker inside a federation follows, in which rounds, and how far back it remembers."""
+"""The schedule of an attacker inside a federation: attacked rounds, attacked clients, and remembered updates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from secateur.errors import WrongInput
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import Terms
 
-Who = int | Literal["all"] | tuple[int, ...]  # so many of a round's clients, all of them, or these
+Who = int | Literal["all"] | tuple[int, ...]  # a number of a round's clients, all of them, or these clients
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Which rounds and clients are attacked; `history` of a client's last rounds together."""
+    """The attacked rounds and clients; an attack combines the last `history` rounds of a client."""
 
     every: int = 1  # rounds
     at: tuple[int, ...] = ()  # these rounds instead
@@ -23,15 +23,15 @@ class Orders:
     history: int = 1
 
     def attacks(self, number: int) -> bool:
-        """Whether a round is attacked."""
+        """Return True if the round is attacked."""
         return number in self.at if self.at else number % self.every == 0
 
     def rounds(self, last: int) -> list[int]:
-        """All that are attacked of so many."""
+        """Return the attacked rounds among 1..`last`."""
         return [number for number in range(1, last + 1) if self.attacks(number)]
 
     def chosen(self, clients: Sequence[int]) -> list[int]:
-        """Whom of these, in their order.
+        """Return the attacked clients among these, in their order.
 
         Example:
             >>> Orders(who=2).chosen([7, 3, 5]), Orders(who=(5, 7)).chosen([7, 3, 5]), Orders(who="all").chosen([7, 3])
@@ -44,29 +44,33 @@ class Orders:
     def remembered(
         self, last: int, drawn: Callable[[int], Sequence[int]], back: int | None = None
     ) -> dict[int, set[int]]:
-        """By round the clients whose updates a later attack will use; `drawn` tells who takes part in a round.
+        """Return, by round, the clients whose updates a later attack will use.
 
-        These are `back` of a client's earlier rounds; None: as many as the history has.
+        A real attacker would keep every update. Keeping only the updates that are used saves memory and changes no
+        result.
 
-        An attacker would keep everything. Knowing ahead what will be used saves memory, and changes nothing.
+        Args:
+            last: the last round of the federation.
+            drawn: returns the clients that take part in a round.
+            back: earlier rounds of a client that an attack uses; None: `history - 1`.
         """
-        found: dict[int, set[int]] = {}
+        kept: dict[int, set[int]] = {}
         back = self.history - 1 if back is None else back
         for number in self.rounds(last) if back else ():
-            clients = drawn(number)  # all of them: the first may not answer
-            short = dict.fromkeys(self.chosen(clients) if isinstance(self.who, tuple) else clients, back)
+            clients = drawn(number)  # all sampled clients: the first may not answer
+            missing_rounds = dict.fromkeys(self.chosen(clients) if isinstance(self.who, tuple) else clients, back)
             for earlier in range(number - 1, 0, -1):
-                if not short:
+                if not missing_rounds:
                     break
-                for client in set(drawn(earlier)) & short.keys():
-                    found.setdefault(earlier, set()).add(client)
-                    short[client] -= 1
-                short = {client: missing for client, missing in short.items() if missing}
-        return found
+                for client in set(drawn(earlier)) & missing_rounds.keys():
+                    kept.setdefault(earlier, set()).add(client)
+                    missing_rounds[client] -= 1
+                missing_rounds = {client: rounds for client, rounds in missing_rounds.items() if rounds}
+        return kept
 
 
 def check_orders(orders: Orders, terms: Terms, seed: int) -> None:
-    """Refuse, before any work, clients and rounds that are not there."""
+    """Raise WrongInput, before any work, for clients and rounds that do not exist."""
     if wrong := [number for number in orders.at if not 1 <= number <= terms.rounds]:
         raise WrongInput("attack_at", f"round {wrong[0]} is not allowed; there are {terms.rounds} rounds")
     if orders.history > terms.rounds:
@@ -83,6 +87,6 @@ def check_orders(orders: Orders, terms: Terms, seed: int) -> None:
         raise WrongInput("attack_clients", f"client {wrong[0]} is not allowed; give 0 to {len(terms.shares) - 1}")
     sampler = sampler_of(terms, seed)
     if not any(orders.chosen(sampler.clients(number)) for number in orders.rounds(terms.rounds)):
-        there = [n for n in range(1, min(terms.rounds, 1000) + 1) if orders.chosen(sampler.clients(n))][:5]
-        ways = f"they do in {', '.join(map(str, there))}" if there else "raise per_round or rounds"
-        raise WrongInput("attack_clients", f"none of them takes part in an attacked round of seed {seed}; {ways}")
+        present = [n for n in range(1, min(terms.rounds, 1000) + 1) if orders.chosen(sampler.clients(n))][:5]
+        advice = f"they do in {', '.join(map(str, present))}" if present else "raise per_round or rounds"
+        raise WrongInput("attack_clients", f"none of them takes part in an attacked round of seed {seed}; {advice}")

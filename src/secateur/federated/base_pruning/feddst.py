@@ -1,4 +1,4 @@
-"""FedDST."""
+"""FedDST, a base pruning with masks that clients adjust (Bibikar et al. 2022)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from secateur.pruning.masks import weights_of
 class FedDST(BasePruning):
     """Trains sparse from the start: clients drop small weights and grow steep ones (FedDST; Bibikar et al. 2022).
 
-    The sparsity S is `rate`, spread over the layers by Erdos-Renyi-Kernel densities, whose counts are rounded so that
-    their sum is exact. In a readjustment round each client prunes every layer to S + (1 - S) alpha by |w| and grows
-    back to S by the |gradient| of its last batch; what is grown begins at 0. So a local step must follow: a weight
-    that is still 0 when it is sent is pruned again. The server takes sum n m w / sum n m, which is the caller's
-    average, and prunes every layer to S by |w|. So the rate is exact after every round, at both ends.
+    The sparsity S is `rate`, spread over the layers by Erdos-Renyi-Kernel densities. Their counts are rounded so that
+    the sum is exact. In a readjustment round each client prunes every layer to S + (1 - S) alpha by |w|. Then it grows
+    every layer back to S by the |gradient| of its last batch; grown weights start at 0. So a local step must follow,
+    because a weight that is still 0 when it is sent is pruned again. The caller averages by sum n m w / sum n m, and
+    the server prunes every layer to S by |w|. So the rate is exact after every round, at clients and server.
     """
 
     alpha: float = 0.01
@@ -40,25 +40,25 @@ class FedDST(BasePruning):
             raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number from 0 to 1")
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """A random mask of these densities."""
-        whole = {name: torch.ones_like(state[name], dtype=torch.bool) for name in weights_of(net)}
-        return _largest(drawn(whole, rng), erk(whole, self.rate))
+        """Return a random mask with the Erdos-Renyi-Kernel densities."""
+        dense = {name: torch.ones_like(state[name], dtype=torch.bool) for name in weights_of(net)}
+        return _largest(drawn(dense, rng), erk(dense, self.rate))
 
     def adjusts(self, round: int) -> bool:
-        """Every so many rounds."""
+        """Return True every `every` rounds."""
         return round % self.every == 0
 
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator
     ) -> tuple[Params, Mask]:
-        """Layer by layer the largest weights, at the server."""
+        """Keep the largest weights of each layer, at the server."""
         if not self.adjusts(round):
             return weights, mask
         chosen = _largest({name: weights[name].abs() for name in mask}, erk(mask, self.rate))
         return tree.masked(weights, chosen), chosen
 
     def local(self, weights: Params, gradient: Params, mask: Mask, round: int, rng: Generator | None = None) -> Mask:
-        """Prune and grow; what was just pruned may be grown again, and then keeps its value."""
+        """Prune and grow a client's mask; a weight that was just pruned may be grown again and then keeps its value."""
         if not self.adjusts(round):
             return mask
         chosen = {}
@@ -76,15 +76,16 @@ def _largest(values: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Mask:
 
 
 def round_down(value: float) -> int:
-    """The whole part, of shares that are not exact in binary: .01 * 300 must count as 3."""
+    """Return the integer part of a product that may be inexact in binary: .01 * 300 must give 3."""
     return int(round(value, 9))
 
 
 def erk(mask: Mask, rate: float) -> dict[str, int]:
-    """How many weights every layer keeps: densities in proportion to the sum of its sides over their product.
+    """Return the number of kept weights per layer, by Erdos-Renyi-Kernel densities (Evci et al. 2020).
 
-    Layers that would need more than all of their weights are dense, and the others share the rest (Evci et al. 2020).
-    The largest remainders are rounded up, the first of equal ones, so that int(rate * total) are removed.
+    A layer's density is proportional to the sum of its dimensions over their product. Layers that would need more than
+    all of their weights are dense, and the other layers share the rest. The largest remainders are rounded up, the
+    first among ties, so that int(rate * total) weights are removed.
 
     Example:
         >>> erk({"a": torch.ones(2, 2), "b": torch.ones(10, 10)}, 0.5)

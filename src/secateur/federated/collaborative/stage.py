@@ -1,4 +1,4 @@
-"""A collaborative training as one stage of a run: killed at any moment and started again, it ends with equal rows."""
+"""A collaborative training as one stage of a run; a killed and restarted training ends with equal rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from secateur.runs.folder import Run
 from secateur.runs.unfinished import forget
 
 STAGE = "collaborate"
-EVERY = 30.0  # seconds between two savings
-SHARE = 0.03  # of the time may go into savings: with ten ResNet18s' residuals one takes seconds
+EVERY = 30.0  # seconds between two checkpoints
+SHARE = 0.03  # of the time for checkpoints: with the residuals of ten ResNet18s, one checkpoint takes seconds
 
-Measure = Callable[[Epoch], Row]  # more columns of an epoch's row, such as the bytes that its last step sent
+Measure = Callable[[Epoch], Row]  # further columns of an epoch's row, e.g. the bytes that its last step sent
 
 
 def collaborate(
@@ -33,11 +33,17 @@ def collaborate(
     also: Mapping[str, Any] | None = None,
     every: float = EVERY,
 ) -> Collaborated:
-    """Train, or go on, or take what an earlier start of this run made from the same data, network, plan and seed.
+    """Train, resume, or return the saved result of the same data, network, plan and seed.
 
-    After an epoch everything is kept in `unfinished/` until the stage is done: at most once in `every` seconds (0:
-    after every epoch), and less often where that would take more than a SHARE of the time.
-    The result depends on functions, such as a loss and `measure`, by their names; `also` is what these do not tell.
+    Until the stage is done, checkpoints are written to `unfinished/` after epochs, at most once in `every` seconds.
+    They are less frequent if they would take more than SHARE of the time.
+
+    Args:
+        run: the run that stores the result.
+        training: the training to run.
+        measure: computes further columns of an epoch's row.
+        also: further parts of the stage key; functions, such as the loss and `measure`, are in it by name only.
+        every: seconds between two checkpoints; 0: one after every epoch.
     """
     depends = depends_of(training) | {"measure": named(measure), "also": dict(also or {})}
     key = key_of(STAGE, depends)
@@ -45,13 +51,13 @@ def collaborate(
     forget(run.folder, STAGE, key)
     parts: dict[str, dict[str, Any]] = {"model": {}, "client": {}}
     for name, value in result.tensors.items():
-        part, _, own = name.partition(".")
-        parts[part][own] = value
+        part, _, key_in_part = name.partition(".")
+        parts[part][key_in_part] = value
     return Collaborated(parts["model"], result.data["history"], parts["client"], training.stated)
 
 
 def depends_of(training: Training) -> dict[str, Any]:
-    """All that a training's result depends on."""
+    """Return everything that a training's result depends on."""
     net, shares = training.net, training.feed.shares
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
     return training.plan.stated | {
@@ -67,32 +73,32 @@ def depends_of(training: Training) -> dict[str, Any]:
 
 
 def _train(folder: Path, key: str, training: Training, measure: Measure | None, every: float) -> Result:
-    place = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
-    history, saved = _resumed(place, key, training), time.monotonic()
+    path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
+    history, saved_at = _resumed(path, key, training), time.monotonic()
     plan, steps = training.plan, training.feed.steps
     with progress(f"{plan.users} users, {named(plan.upload)}", plan.schedule.epochs * steps, rate=True) as advance:
         advance(training.epoch * steps)
         for epoch in training.epochs(advance):
             history.append(epoch.row | ({} if measure is None else measure(epoch)))
-            if time.monotonic() - saved >= every and training.epoch < plan.schedule.epochs:
-                begun = time.monotonic()
-                with explained(place):
-                    place.parent.mkdir(exist_ok=True)
-                write(place, encode(Result(training.state(), {"history": history}), key))
-                saved = time.monotonic()
-                every = every and max(every, (saved - begun) / SHARE)
+            if time.monotonic() - saved_at >= every and training.epoch < plan.schedule.epochs:
+                started = time.monotonic()
+                with explained(path):
+                    path.parent.mkdir(exist_ok=True)
+                write(path, encode(Result(training.state(), {"history": history}), key))
+                saved_at = time.monotonic()
+                every = every and max(every, (saved_at - started) / SHARE)
     model, client = training.model(), tree.clone(training.rounds.states[0])
     tensors = {f"model.{name}": value for name, value in model.items()}
     return Result(tensors | {f"client.{name}": value for name, value in client.items()}, {"history": history})
 
 
-def _resumed(place: Path, key: str, training: Training) -> list[Row]:
-    """Bring the training to where a killed one was; a damaged file counts as none."""
-    with explained(place):
-        content = place.read_bytes() if place.exists() else None
-    kept = None if content is None else decode(content, key)
-    if kept is None:
+def _resumed(path: Path, key: str, training: Training) -> list[Row]:
+    """Load the checkpoint of a killed training and return its rows; a damaged file counts as absent."""
+    with explained(path):
+        content = path.read_bytes() if path.exists() else None
+    checkpoint = None if content is None else decode(content, key)
+    if checkpoint is None:
         return []
-    training.load(dict(kept.tensors))
-    history: list[Row] = kept.data["history"]
+    training.load(dict(checkpoint.tensors))
+    history: list[Row] = checkpoint.data["history"]
     return history

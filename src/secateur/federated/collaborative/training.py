@@ -1,18 +1,21 @@
-"""Collaborative SGD: N users send what an upload makes of their gradients, and a server averages (dgp Algorithm 2).
+"""Collaborative SGD: N users send gradients through an upload defense, and a server averages them (dgp Algorithm 2).
 
-Each step every user takes the next batch of its own rows and its gradient at the shared model; the server averages what
-is sent and takes one step of SGD with momentum and weight decay. An epoch is one pass over the largest share; a user
-with fewer batches begins again. BatchNorm normalises by each user's batch; the server's running statistics become the
-average of the users' updated ones, sent beside the gradients as they are. Under an upload that makes its gradient anew
-by running statistics (dp) these stay as they are, because no epsilon would cover them.
+In each step every user computes its gradient at the shared model, on the next batch of its rows. The server averages
+the sent gradients and takes one step of SGD with momentum and weight decay. An epoch is one pass over the largest
+share; a user with fewer batches starts its share again.
 
-ADGP trusts one user a round: the one that is drawn broadcasts positions, everybody sends inside them only, and nobody
-can tell whether they are its own (defenses/adgp.py says what a lie does). `Plan.liar` puts a lie in their place.
+BatchNorm normalises by each user's batch. The users send their updated running statistics unchanged beside the
+gradients, and the server averages them. Some uploads (dp) compute the gradient again, with the running statistics.
+Under these the statistics stay constant, because no epsilon would cover them.
 
-On a CPU the users go one by one. On a GPU a whole step is one CUDA graph, its batches, noise and augmentation drawn
-outside: one backward gives all users' gradients (shared_backward.py), or where that is not right the backwards are a
-branch a user, and after them the users are one axis (uploads.py). Uploads that no graph can hold (defenses/uploads.py)
-run eager there and one by one, after captured gradients.
+ADGP trusts one user a round: the sampled user broadcasts positions, and all users send only inside them. No other user
+can check the positions (defenses/adgp.py explains the effect of a lie). `Plan.liar` replaces them by a lie.
+
+On a CPU the users run one by one. On a GPU a step is one CUDA graph; its batches, noise and augmentation are drawn
+outside of the graph. One backward pass yields all users' gradients (shared_backward.py). If the network does not allow
+that, each user has its own backward pass in a parallel branch. Uploads are then processed with one axis of users
+(uploads.py). Uploads that no graph can capture (defenses/uploads.py) run eagerly, one by one, after captured
+gradients.
 """
 
 from __future__ import annotations
@@ -39,30 +42,30 @@ from secateur.interfaces import Mask, Params, Upload
 from secateur.models.create import check
 from secateur.seeding import derive
 
-TIMES = ("seconds",)  # of a row: what differs from run to run
+TIMES = ("seconds",)  # columns of a row that differ from run to run
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """What an epoch came to."""
+    """The result of an epoch."""
 
     row: Row
-    sent: Sequence[Params]  # by every user in its last step; to be read before the next epoch is asked for
-    inside: Mask | None = None  # what was broadcast in that step (adgp)
+    sent: Sequence[Params]  # every user's update in the last step; valid until the next epoch starts
+    inside: Mask | None = None  # the positions broadcast in that step (adgp)
 
 
 @dataclass(frozen=True, eq=False)
 class Collaborated:
-    """A model that many users trained."""
+    """The result of a collaborative training."""
 
     state: Params  # a full state_dict
     history: list[Row]
-    client: Params  # what the first user keeps at home in the end: its residual
-    stated: dict[str, Any]  # the plan and what is proved of it, for whoever reads the result
+    client: Params  # the first user's final state: its residual
+    stated: dict[str, Any]  # the plan and its formal guarantee, for readers of the result
 
 
 class Training:
-    """A collaborative training that can be followed epoch by epoch, and put down and taken up between two."""
+    """A collaborative training that runs epoch by epoch, and can be saved and resumed between two epochs."""
 
     def __init__(
         self, net: nn.Module, data: Dataset, plan: Plan, rng: Generator, device: torch.device | str = "cpu"
@@ -76,24 +79,24 @@ class Training:
         self.judge = Functional(net, training=False, device=self.device)
         self.feed = Feed(net, data, plan, self.seed, self.device)
         self.stated = plan.stated | self._proved()
-        self.epoch = 0  # epochs that are done
+        self.epoch = 0  # finished epochs
 
     def epochs(self, advance: Callable[[int], None] | None = None) -> Iterator[Epoch]:
-        """Train from where it stands to the end of the schedule, an epoch at a time; `advance` follows the steps."""
+        """Train the remaining epochs of the schedule and yield each; `advance` is called with 1 after every step."""
         while self.epoch < self.plan.schedule.epochs:
             yield self._train(self.epoch + 1, advance)
 
     def model(self) -> Params:
-        """The shared model as it is now: a state_dict of copies."""
+        """Return the current shared model: a state_dict of copies."""
         return joined(self.net, self.rounds.params | self.rounds.buffers)
 
     def state(self) -> Params:
-        """Everything that the next epoch depends on, for `load`; chance depends on the seed and the epoch alone."""
+        """Return everything that the next epoch depends on, for `load`; random draws need only seed and epoch."""
         parts = {f"{part}.{name}": value for part, values in self._parts().items() for name, value in values.items()}
         return parts | {name: torch.tensor(value) for name, value in self._numbers().items()}
 
     def load(self, state: Params) -> None:
-        """Go on from what `state` gave, in a training of the same plan, data and seed."""
+        """Resume from the output of `state`, in a training of the same plan, data and seed."""
         wanted = {f"{part}.{name}": value for part, values in self._parts().items() for name, value in values.items()}
         if {*state} != {*wanted, *self._numbers()} or int(state["seed"]) != self.seed:
             raise WrongInput("state", "is of another training; give what a training of this plan and seed kept")
@@ -103,17 +106,17 @@ class Training:
         self.epoch, self.rounds.number = int(state["epoch"]), int(state["round"])
 
     def _train(self, epoch: int, advance: Callable[[int], None] | None) -> Epoch:
-        begun, rate = time.perf_counter(), self.plan.schedule.rate(epoch)
+        started, rate = time.perf_counter(), self.plan.schedule.rate(epoch)
         examples = steps = 0
-        for given in self.feed(epoch, self.rounds):
-            exchanged = self.rounds(given)
-            examples += sum(user.batch.size for user in given.given)
+        for step_inputs in self.feed(epoch, self.rounds):
+            exchanged = self.rounds(step_inputs)
+            examples += sum(user.batch.size for user in step_inputs.given)
             steps += 1
             if advance is not None:
                 advance(1)
-        tally, follows = self.rounds.tally, aligned(self.plan.upload) is not None
-        row = {"epoch": epoch, "learning_rate": rate} | tally.row(examples, steps, self.rounds.states, follows)
-        row["seconds"] = time.perf_counter() - begun
+        tally, broadcasts = self.rounds.tally, aligned(self.plan.upload) is not None
+        row = {"epoch": epoch, "learning_rate": rate} | tally.row(examples, steps, self.rounds.states, broadcasts)
+        row["seconds"] = time.perf_counter() - started
         row |= self._judged(epoch)
         if not math.isfinite(row["train_loss"]):
             raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")
@@ -121,25 +124,25 @@ class Training:
         return Epoch(row, exchanged.sent, exchanged.inside)
 
     def _judged(self, epoch: int) -> Row:
-        """How the model does on the test part, where there is one; noise inside it is drawn here too."""
+        """Return loss and accuracy on the test part, if there is one; noise inside the network is drawn here too."""
         inputs, labels = self.feed.test
         if not len(labels):
             return {}
         seed = int(torch.randint(2**62, (), generator=derive(self.seed, "judge", epoch)))
         noise = Generator(self.device).manual_seed(seed)
 
-        def answer(tensors: Params, part: Tensor) -> Tensor:
-            part = self.feed.arranged(part)
-            return self.judge(tensors, part, self.feed.chance(self.judge, tensors, part, noise))
+        def answer(tensors: Params, chunk: Tensor) -> Tensor:
+            chunk = self.feed.arranged(chunk)
+            return self.judge(tensors, chunk, self.feed.chance(self.judge, tensors, chunk, noise))
 
-        found = outputs(answer, arranged(self.rounds.params | self.rounds.buffers), inputs)
-        right = (found.argmax(1) == labels).double().mean()
-        return {"test_loss": float(self.plan.loss(found, labels)), "test_accuracy": float(right)}
+        predictions = outputs(answer, arranged(self.rounds.params | self.rounds.buffers), inputs)
+        accuracy = (predictions.argmax(1) == labels).double().mean()
+        return {"test_loss": float(self.plan.loss(predictions, labels)), "test_accuracy": float(accuracy)}
 
     def _proved(self) -> dict[str, str]:
-        """What the upload proves of an example over the whole schedule (dp).
+        """Return the upload's guarantee for an example over the whole schedule (dp).
 
-        A pass over a share is no Poisson sample, so every update that the example may be in counts in full.
+        A pass over a share is no Poisson sample, so every update that may contain the example counts in full.
         """
         prove = getattr(inner_of(self.plan.upload), "guarantee", None)
         return {} if prove is None else {"guarantee": str(prove(self.plan.schedule.epochs * self.feed.passes))}
@@ -166,15 +169,15 @@ def train_collaboratively(
     progress: Callable[[Row], None] | None = None,
     **others: Any,
 ) -> Collaborated:
-    """Train `net`, which stays as it is, on the train part of `data`; `others` are further fields of Plan.
+    """Train a copy of `net` on the train part of `data`; `others` are further fields of Plan.
 
     Example:
         >>> from secateur.data.load import load
         >>> from secateur.models.create import create
         >>> digits, rng = load("digits").at_most(200, Generator().manual_seed(0)), Generator().manual_seed(0)
         >>> net = create("digits-cnn", digits.input_shape, digits.classes, rng)
-        >>> made = train_collaboratively(net, digits, 2, None, [0.1], rng)
-        >>> made.stated["augmentation"], sorted(made.history[0])[:3]
+        >>> trained = train_collaboratively(net, digits, 2, None, [0.1], rng)
+        >>> trained.stated["augmentation"], sorted(trained.history[0])[:3]
         ('none', ['entries', 'epoch', 'error_norm'])
     """
     plan = Plan(users, SendAll() if upload is None else upload, schedule_of(schedule), **others)

@@ -1,9 +1,9 @@
-"""Federations inside Flower: defenses as one line in anybody's app, and our own federations, simulated and deployed.
+"""Federations over Flower: defenses as one line in any Flower app, and Secateur's federations, simulated and deployed.
 
     app = ClientApp(mods=[upload_mod(DualGradientPruning(k1=.05, k2=.75))])
 
-Flower is an extra (pip install 'secateur[flower]'). Importing this package turns off what Flower and Ray report home,
-unless the environment says otherwise.
+Flower is an extra (pip install 'secateur-audit[flower]'). Importing this package turns off the telemetry of
+Flower and Ray, unless the environment sets it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["AuditedStrategy", "Auditor", "DecodingStrategy", "upload_mod"]
 require("flwr", "flower")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-for _name, _value in QUIET.items():  # flwr reads them when it is imported
+for _name, _value in QUIET.items():  # flwr reads them at import
     os.environ.setdefault(_name, _value)
 
 _MODULES = {
@@ -35,7 +35,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import where it is used: a deployed client is a new process for every message."""
+    """Import lazily, because a deployed client is a new process for every message."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

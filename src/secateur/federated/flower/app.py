@@ -1,4 +1,4 @@
-"""The two apps of our federations: the client's, the same everywhere, and the server's, of a run configuration."""
+"""The two Flower apps of a federation: the client app, equal for all runs, and the server app of one run."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 
 def task_of(config: Federate, seed: int, rule: Choice, defense: Defense) -> str:
-    """One federation of a run, as a client is told of it; the weights it begins with come with the first message."""
+    """Return the JSON that describes one federation of a run to a client; the first message brings initial weights."""
     from secateur.config import dump
 
-    told = {name: value for name, value in dump(config).items() if name != "weights"}
-    return json.dumps({"config": told, "seed": seed, "rule": str(rule), "defense": str(defense)}, sort_keys=True)
+    fields = {name: value for name, value in dump(config).items() if name != "weights"}
+    return json.dumps({"config": fields, "seed": seed, "rule": str(rule), "defense": str(defense)}, sort_keys=True)
 
 
-@lru_cache(maxsize=1)  # the processes of a simulation live through many messages
+@lru_cache(maxsize=1)  # a process of a simulation handles many messages
 def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
-    """The clients' side of a task; `own` is JSON of what the node says of its machine: data_folder, device, own_data.
+    """Return the clients' side of a task.
 
-    `said` is JSON of what the server says of its data, for a node with data of its own.
+    Args:
+        task: JSON of one federation (`task_of`).
+        own: JSON of the node's machine: data_folder, device, own_data.
+        said: JSON of the server's data (`said_of`), for a node with its own data.
     """
     from secateur.config import Federate, read
     from secateur.federated.build import loaded, network_of, terms_of
@@ -43,13 +46,13 @@ def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
     from secateur.federated.flower.node_data import own_of
     from secateur.interfaces import Batch
 
-    given, machine = json.loads(task), json.loads(own)
+    description, machine = json.loads(task), json.loads(own)
     source = machine.pop("own_data", None)
-    config = read(Federate, None, given["config"] | machine)
+    config = read(Federate, None, description["config"] | machine)
     data, device, shares = (*loaded(config), None) if source is None else own_of(config, source, json.loads(said))
-    seed, net = given["seed"], network_of(config, data, given["seed"]).to(device)
-    (defense,) = [each for each in config.defense if str(each) == given["defense"]]
-    (rule,) = [each for each in config.submodels or config.base_pruning if str(each) == given["rule"]]
+    seed, net = description["seed"], network_of(config, data, description["seed"]).to(device)
+    (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
+    (rule,) = [choice for choice in config.submodels or config.base_pruning if str(choice) == description["rule"]]
     if config.submodels:
         from secateur.federated.flower.submodels import NarrowClients
         from secateur.federated.submodels.spec import terms_of as narrow_terms_of
@@ -61,37 +64,37 @@ def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
 
 
 def client_app(mods: list[Mod] | None = None) -> ClientApp:
-    """Takes turns; what a client keeps stays in its context.
+    """Return the app that runs clients' turns; a client's state stays in its context.
 
-    Of its node-config it reads partition-id, which client it is, and what is its machine's: data-folder, device, and
-    own-data where it trains on that and not on a share of the federation's data set.
+    The app reads these fields of the node-config: partition-id (the client's number), data-folder, device, and
+    own-data. With own-data the client trains on that data instead of a share of the federation's data set.
     """
     app = ClientApp(mods=mods)
     names = {name: name.replace("-", "_") for name in ("data-folder", "device", "own-data")}
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        given = context.node_config
-        told: dict[str, Any] = {"client": int(given.get("partition-id", -1))}
-        if "own-data" in given:
+        node = context.node_config
+        greeting: dict[str, Any] = {"client": int(node.get("partition-id", -1))}
+        if "own-data" in node:
             from secateur.federated.flower.node_data import own_data
 
-            folder = str(given["data-folder"]) if "data-folder" in given else None
-            told["examples"] = own_data(str(given["own-data"]), folder).train_size
-        return Message(RecordDict({"turn": ConfigRecord(told)}), reply_to=message)
+            folder = str(node["data-folder"]) if "data-folder" in node else None
+            greeting["examples"] = own_data(str(node["own-data"]), folder).train_size
+        return Message(RecordDict({"turn": ConfigRecord(greeting)}), reply_to=message)
 
     @app.train()
     def turn(message: Message, context: Context) -> Message:
-        told = message.content.config_records["turn"]
-        own = {names[name]: value for name, value in context.node_config.items() if name in names}
-        clients = clients_of(str(told["task"]), json.dumps(own, sort_keys=True), str(told.get("said", "{}")))
+        request = message.content.config_records["turn"]
+        machine = {names[name]: value for name, value in context.node_config.items() if name in names}
+        clients = clients_of(str(request["task"]), json.dumps(machine, sort_keys=True), str(request.get("said", "{}")))
         return Message(clients.answer(message.content, context.state), reply_to=message)
 
     return app
 
 
 def server_app() -> ServerApp:
-    """Runs the federations of its run configuration over whichever nodes there are, and writes rows and a page."""
+    """Return the app that runs the federations of its run configuration on connected nodes, and writes the results."""
     app = ServerApp()
 
     @app.main()
@@ -99,16 +102,16 @@ def server_app() -> ServerApp:
         from secateur.experiments.federate import run_federate
         from secateur.federated.flower.link import Link
 
-        given = dict(context.run_config)
-        out, patience = Path(str(given.pop("out"))), float(given.pop("patience", 60.0))
-        config = config_of(given)
+        run_config = dict(context.run_config)
+        out, patience = Path(str(run_config.pop("out"))), float(run_config.pop("patience", 60.0))
+        config = config_of(run_config)
         run_federate(config, out, Link(grid, config.deadline, patience, deployed=True))
 
     return app
 
 
 def config_of(given: Mapping[str, Any]) -> Federate:
-    """A run configuration as a run file: local-steps is local_steps, faults.nan a part of faults, "" is not given."""
+    """Convert a run configuration: local-steps becomes local_steps, faults.nan a part of faults, "" is absent."""
     from secateur.config import Federate, read
 
     named = {name.replace("-", "_"): value for name, value in given.items() if value != ""}
@@ -118,7 +121,7 @@ def config_of(given: Mapping[str, Any]) -> Federate:
 
 
 def over(link: Link, config: Federate, seed: int, base: Choice, defense: Defense) -> Callable[..., Federation]:
-    """Makes a federation as `Federation(...)` does, whose clients are at the other end of a link."""
+    """Return a constructor with the signature of `Federation`, for a federation with clients behind a link."""
     from secateur.federated.flower.federation import FlowerFederation
 
     return partial(FlowerFederation, link, task_of(config, seed, base, defense))
@@ -127,7 +130,7 @@ def over(link: Link, config: Federate, seed: int, base: Choice, defense: Defense
 def submodels_over(
     link: Link, config: Federate, seed: int, rule: Choice, defense: Defense
 ) -> Callable[..., SubmodelFederation]:
-    """The same of a federation over sub-models."""
+    """Return a constructor with the signature of `SubmodelFederation`, for clients behind a link."""
     from secateur.federated.flower.submodels import FlowerSubmodels
 
     return partial(FlowerSubmodels, link, task_of(config, seed, rule, defense))

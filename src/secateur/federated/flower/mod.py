@@ -1,4 +1,4 @@
-"""Any update defense as one line in an existing Flower app."""
+"""A Flower client mod that adds an update defense to an existing app in one line."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from secateur.interfaces import Batch, Params, Turning, Upload
 from secateur.seeding import derive
 from secateur.wire import encode
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: sent as they are
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: sent unchanged
 STATE = "secateur.upload"
 
 
 def upload_mod(
     defense: Upload, *, wire: bool = False, buffers: tuple[str, ...] = BUFFERS, seed: int | None = None
 ) -> Mod:
-    """A client mod that rewrites what leaves the client: DGP, top-k, error feedback, noise and others.
+    """Return a client mod that rewrites a client's update: DGP, top-k, error feedback, noise and others.
 
-    The update is what the client received minus what it trained: the gradient, or after several steps their path. What
-    the defense makes of it is sent, as weights again, so that an app's strategy stays as it is. Residuals stay in the
-    client's Context. Tensors whose names end in one of `buffers`, and whole numbers, are sent as they are.
+    The update is received minus trained weights: the gradient, or the sum of several steps. The rewritten update is
+    sent as weights again, so that the app's strategy needs no change. Residuals stay in the client's Context.
 
-    `wire` sends bytes of the wire format instead of arrays, so that what is not sent costs nothing; the server then
-    needs `DecodingStrategy` around its own. `seed` makes noise repeatable, for tests: who knows it can take it off.
+    Args:
+        defense: the upload defense.
+        wire: True to send bytes of the wire format instead of arrays, so that unsent entries cost no bytes. The server
+            then needs `DecodingStrategy` around its strategy.
+        buffers: suffixes of the names of tensors that are sent unchanged; integer tensors always are.
+        seed: makes noise repeatable, for tests only: anyone who knows the seed can subtract the noise.
     """
     check(defense)
 
@@ -59,7 +62,7 @@ def upload_mod(
 
 
 def check(defense: Upload) -> None:
-    """Refuse what a mod cannot give what it needs."""
+    """Raise WrongInput for a defense that needs more than a mod can see."""
     name = type(inner_of(defense)).__name__
     if aligned(defense) is not None:
         raise WrongInput("defense", f"{name} lets one client choose everybody's positions; take dgp")
@@ -68,12 +71,12 @@ def check(defense: Upload) -> None:
 
 
 def is_buffer(name: str, value: torch.Tensor, buffers: tuple[str, ...]) -> bool:
-    """Whether a tensor is sent as it is."""
+    """Return True if a tensor is sent unchanged."""
     return not value.is_floating_point() or name.endswith(buffers)
 
 
 def parted(received: Params, trained: Params, buffers: tuple[str, ...] = BUFFERS) -> tuple[Params, Params]:
-    """The update, received minus trained, and what is sent as it is."""
+    """Return the update, received minus trained, and the tensors that are sent unchanged."""
     if received.keys() != trained.keys():
         raise WrongInput("arrays", "the client's reply and what it received have different names; they must be equal")
     plain = {name: value for name, value in trained.items() if is_buffer(name, value, buffers)}
@@ -81,7 +84,7 @@ def parted(received: Params, trained: Params, buffers: tuple[str, ...] = BUFFERS
 
 
 def applied(received: Params, sent: Params, order: Params, buffers: tuple[str, ...] = BUFFERS) -> Params:
-    """What a client sent, as weights: what it received minus its update, in a given order of names."""
+    """Return a client's update as weights, received minus update, with the names in the order of `order`."""
     return {
         name: sent[name] if is_buffer(name, received[name], buffers) else received[name] - sent[name] for name in order
     }
@@ -89,18 +92,18 @@ def applied(received: Params, sent: Params, order: Params, buffers: tuple[str, .
 
 def _turning(message: Message, context: Context, received: Params, seed: int | None) -> Turning:
     number = round_of(message)
-    nothing = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    no_examples = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
     if seed is None:
         rng = Generator()
         rng.seed()
     else:
         rng = derive(seed, "upload", number, int(context.node_config.get("partition-id", context.node_id)))
-    return Turning(nn.Identity(), received, nothing, number, rng)
+    return Turning(nn.Identity(), received, no_examples, number, rng)
 
 
 def round_of(message: Message) -> int:
-    """The round of a message, as Flower's strategies write it into its configuration."""
-    told: list[Any] = [
-        each["server-round"] for each in message.content.config_records.values() if "server-round" in each
+    """Return the round of a message, which Flower's strategies write into its configuration; 0 if absent."""
+    numbers: list[Any] = [
+        record["server-round"] for record in message.content.config_records.values() if "server-round" in record
     ]
-    return int(told[0]) if told else 0
+    return int(numbers[0]) if numbers else 0

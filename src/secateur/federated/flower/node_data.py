@@ -1,8 +1,8 @@
-"""Clients that bring data of their own: what they train on, and what a server that has none of it may do with them.
+"""Clients with their own data: their training rows, and limits of a server that does not have these rows.
 
-A node that is started with own-data trains on all train rows of it, wherever the server's data set came from; of the
-server it is told the shape of an example, how pixels become inputs, and how many clients there are. The server is told
-how many examples a client has, which is its weight in the average, and nothing else.
+A node that is started with own-data trains on all train rows of that data, independently of the server's data set. The
+server sends the node the shape of an example, the normalisation of pixels, and the number of clients. The node sends
+the server only its number of examples, which is the client's weight in the average.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ from secateur.federated.federation import Federation
 
 
 def said_of(data: Dataset, clients: int) -> str:
-    """JSON of what a client with data of its own must know of the server's."""
+    """Return JSON of the server's data format, for a client with its own data."""
     shape = {"shape": data.input_shape, "classes": data.classes, "clients": clients}
     return json.dumps(shape | {"mean": data.mean, "std": data.std})
 
 
 def own_data(source: str, folder: Path | str | None) -> Dataset:
-    """The train rows of a node's own data set: whatever `data` may be, on its machine."""
+    """Return the train rows of a node's own data set; `source` takes the same values as the field `data`."""
     data = load(source, folder, download=False)
     size = data.train_size
     return replace(data, inputs=data.inputs[:size], labels=data.labels[:size], writers=None)
 
 
 def fitted(data: Dataset, said: Mapping[str, Any]) -> Dataset:
-    """Own data in the server's units; refused where the federation's network cannot take it."""
+    """Return own data in the server's normalisation; raise WrongInput if the shape does not fit the network."""
     if list(data.input_shape) != said["shape"]:
         wanted = f"the federation's have {tuple(said['shape'])}"
         raise WrongInput("own-data", f"the examples of {data.name} have the shape {data.input_shape}; {wanted}")
     inputs, mean, std = data.inputs, tuple(said["mean"]), tuple(said["std"])
     if data.mean and mean:
-        had, by, has, over = (torch.tensor(each).view(-1, 1, 1) for each in (data.mean, data.std, mean, std))
-        inputs = (inputs * by + had - has) / over
+        old_mean, old_std, new_mean, new_std = (
+            torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std, mean, std)
+        )
+        inputs = (inputs * old_std + old_mean - new_mean) / new_std
     return replace(data, inputs=inputs, classes=said["classes"], mean=mean, std=std)
 
 
 def own_of(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[Dataset, torch.device, list[Tensor]]:
-    """A node's own data, its device, and shares: all rows for whichever client it is.
+    """Return a node's own data, its device, and shares; every client has all rows.
 
-    Who is drawn for a round depends on how many clients there are, and not on their shares.
+    That is safe: the sampled clients of a round depend on the number of clients, not on their shares.
     """
     if config.submodels:
         raise WrongInput("own-data", "is not possible over sub-models; start the node with data-folder, or without")
@@ -63,24 +65,24 @@ def own_of(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[Data
 
 
 def believed(shares: Sequence[Tensor], examples: Mapping[int, int]) -> list[Tensor]:
-    """The server's shares, with those of clients with data of their own as long as they say; no memory is taken."""
+    """Return the server's shares; a client with own data gets a share of its reported length, without memory."""
     row = torch.zeros((), dtype=torch.int64)
     return [row.expand(examples[client]) if client in examples else rows for client, rows in enumerate(shares)]
 
 
 class KnownPanel(Panel):
-    """Shows observers only updates whose examples the server has: no other can be scored."""
+    """A panel that shows observers only updates whose examples the server has; others cannot be scored."""
 
     def __init__(self, observers: Sequence[Observer], federation: Federation, owners: Mapping[int, int]) -> None:
         super().__init__(observers, federation)
-        self.owners = owners  # clients with data of their own
+        self.owners = owners  # clients with their own data
 
     def victims(self, number: int, clients: Sequence[int]) -> set[int]:
-        """Who is sent another model: nobody whose answer could not be followed."""
+        """Return the clients that receive a changed model: none with own data, whose update cannot be scored."""
         return super().victims(number, clients) - self.owners.keys()
 
     def show(self, number: int, drawn: Any, faults: Any, arrived: Sequence[Any], average: Any) -> None:
-        """A round without the updates of those; not at all where they are in its sum."""
-        known = [one for one in arrived if one.client not in self.owners]
+        """Show a round without updates of clients with own data; show nothing if a sum contains them."""
+        known = [update for update in arrived if update.client not in self.owners]
         if self.federation.terms.view == "update" or len(known) == len(arrived):
             super().show(number, drawn, faults, known, average)

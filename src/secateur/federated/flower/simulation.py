@@ -1,4 +1,4 @@
-"""Federations in Flower's simulation: every client is a virtual node, whose turns Ray spreads over the cores."""
+"""Federations in Flower's simulation: every client is a virtual node, and Ray spreads the turns over the cores."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ T = TypeVar("T")
 
 
 def simulated(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool = False) -> T:
-    """What `work` makes with a link to so many virtual nodes; on a GPU all cores share it."""
+    """Return the result of `work` with a link to `clients` virtual nodes; on a GPU all cores share the GPU."""
     require("ray", "flower")
-    app, found = ServerApp(), []
+    app, results = ServerApp(), []
     links: list[Link] = []
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         links.append(Link(grid, deadline))
-        with suppress(KeyboardInterrupt):  # it is the main thread's, which tells this one by the link
-            found.append(work(links[0]))
+        with suppress(KeyboardInterrupt):  # the main thread handles it, and stops this thread by the link
+            results.append(work(links[0]))
 
     cores = os.cpu_count() or 1
     shares: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 / cores if gpu else 0.0}
     logs = logging.getLogger("flwr")
-    before = logs.level
+    level = logs.level
     logs.setLevel(logging.ERROR)
     try:
         run_simulation(app, client_app(), clients, backend_config={"client_resources": shares})
@@ -43,5 +43,5 @@ def simulated(work: Callable[[Link], T], clients: int, deadline: float, gpu: boo
             link.stopped = True
         raise
     finally:
-        logs.setLevel(before)
-    return found[0]
+        logs.setLevel(level)
+    return results[0]

@@ -1,4 +1,4 @@
-"""Sub-model federations over Flower: every client is sent its own channels, and sends them back."""
+"""Sub-model federations over Flower: every client receives only its channels, and returns them trained."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from secateur.wire import decode, decode_mask, encode, encode_mask
 
 
 class NarrowClients:
-    """The clients' side: a federation of which only one client's channels are known, and only while it trains."""
+    """The clients' side: a federation that knows only the channels of one client, and only while that client trains."""
 
     def __init__(self, net: nn.Module, data: Dataset, terms: Terms, seed: int, device: torch.device) -> None:
         self.federation = SubmodelFederation(net, data, terms, seed, device, way="sequential")
 
     def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
-        """What a client answers to a message, with what it keeps at home in its context."""
-        told, fed = content.config_records["turn"], self.federation
-        number, client, taken = (int(str(told[name])) for name in ("round", "client", "taken"))
-        settle(home, str(told["key"]))
+        """Return a client's answer to a message, and update the client's state in its context, `home`."""
+        request, fed = content.config_records["turn"], self.federation
+        number, client, taken = (int(str(request[name])) for name in ("round", "client", "taken"))
+        settle(home, str(request["key"]))
         cut = fed.received(number, client).cut
         received = decode(unpacked(content.array_records["model"])["model"], cut.shapes)
         fed.flat = torch.zeros_like(fed.flat).index_copy(0, cut.index.to(fed.device), flat_of(received).to(fed.flat))
-        kept = last(home, taken, fed.device)
-        fed.states = {} if kept is None else {client: kept}
+        state = last(home, taken, fed.device)
+        fed.states = {} if state is None else {client: state}
         turn = fed.received(number, client)
-        (made,) = fed.crowd([fed._job(number, turn)])
-        sent = fed._sent(number, turn, made)
+        (trained,) = fed.crowd([fed._job(number, turn)])
+        sent = fed._sent(number, turn, trained)
         if sent.state:
             remember(home, number, sent.state)
         values = params_of(sent.flat, cut.shapes) if sent.message is None else sent.message
@@ -57,12 +57,12 @@ class NarrowClients:
 
 
 class FlowerSubmodels(SubmodelFederation):
-    """A sub-model federation whose clients answer over a Link; what they keep stays with them."""
+    """A sub-model federation whose clients answer over a Link; the clients keep their states."""
 
     exact = True
 
-    def __init__(self, link: Link, task: str, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, link: Link, task: str, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         if self.terms.rule.alone:
             raise WrongInput("submodels", "local sends nothing, so there is nothing for flower to do; take engine here")
         self.link, self.task, link.clients = link, task, len(self.terms.shares)
@@ -71,17 +71,17 @@ class FlowerSubmodels(SubmodelFederation):
         if link.deployed:
             self.every = 0.0
         elif self.sender.keeps:
-            self.every = math.inf  # what virtual clients keep is gone with the process
+            self.every = math.inf  # the states of virtual clients are lost with the process
 
     def rounds(self) -> Iterator[Round]:
-        """From where it stands to the last one."""
+        """Yield the remaining rounds."""
         while self.number < self.terms.rounds:
             number = self.number + 1
             self.begin(number)
             yield self._averaged(number, self._answers(number))
 
     def _job(self, number: int, turn: Turn) -> Job:
-        """Nothing is trained here."""
+        """Return an empty job, because the server does not train."""
         return Job("", turn.received, [], torch.Generator(), None)
 
     def _answers(self, number: int) -> Iterator[tuple[Turn, Sent]]:
@@ -96,30 +96,30 @@ class FlowerSubmodels(SubmodelFederation):
     def _questions(self, number: int, turns: list[Turn]) -> Iterator[tuple[int, RecordDict]]:
         for turn in turns:
             model = packed(model=encode(params_of(turn.received, turn.cut.shapes)))
-            told: dict[str, Any] = {"round": number, "client": turn.client, "taken": self.taken.get(turn.client, 0)}
-            told |= {"key": self.key, "task": self.task}
-            yield turn.client, RecordDict({"model": model, "turn": ConfigRecord(told)})
+            request: dict[str, Any] = {"round": number, "client": turn.client, "taken": self.taken.get(turn.client, 0)}
+            request |= {"key": self.key, "task": self.task}
+            yield turn.client, RecordDict({"model": model, "turn": ConfigRecord(request)})
 
     def _read(self, answer: RecordDict | Fault, turn: Turn) -> Sent:
-        """What a client sent, of which nothing is believed."""
+        """Decode and check a client's answer, which is not trusted; raise Refused for a fault."""
         if isinstance(answer, str):
             raise Refused(answer)
         with why_refused(turn.client):
             record, cut = answer.array_records["update"], turn.cut
             if size_of(record) > 2 * turn.received.nbytes + SLACK:
                 raise Refused("size")
-            given = unpacked(record)
-            values = decode(given.get("values", b""), cut.shapes)
+            messages = unpacked(record)
+            values = decode(messages.get("values", b""), cut.shapes)
             if any(value.dtype != self.flat.dtype for value in values.values()):
                 raise Refused("damaged")
-            return self._as_sent(turn, tree.to(values, self.device), self._covered(given, cut))
+            return self._as_sent(turn, tree.to(values, self.device), self._covered(messages, cut))
 
-    def _covered(self, given: dict[str, bytes], cut: Cut) -> Tensor | None:
+    def _covered(self, messages: dict[str, bytes], cut: Cut) -> Tensor | None:
         if self.terms.withholding is None:
             return None
-        sent = decode_mask(given.get("sent", b""), cut.shapes)
-        whole = {name: torch.ones(shape, dtype=torch.bool) for name, shape in cut.shapes.items()} | sent
-        return flat_of(whole).to(self.flat)
+        sent = decode_mask(messages.get("sent", b""), cut.shapes)
+        cells = {name: torch.ones(shape, dtype=torch.bool) for name, shape in cut.shapes.items()} | sent
+        return flat_of(cells).to(self.flat)
 
     def _as_sent(self, turn: Turn, values: Params, covered: Tensor | None) -> Sent:
         if self.terms.upload is None:
@@ -128,15 +128,15 @@ class FlowerSubmodels(SubmodelFederation):
         return Sent(turn.received - rate * flat_of(values), None, values, {})
 
     def _keep(self, client: int, state: Params) -> None:
-        """The server took this client's turn."""
+        """Record that the server accepted this client's turn; the client itself keeps the state."""
         self.taken[client] = self.number + 1
 
     def state(self) -> tuple[Params, dict[str, Any]]:
-        """Everything of the server; clients keep their own."""
+        """Return the server's state; clients keep their own states."""
         tensors, data = super().state()
         return tensors, data | {"taken": {str(client): number for client, number in self.taken.items()}}
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Resume from the output of `state`."""
         super().load(tensors, data)
         self.taken = {int(client): number for client, number in data["taken"].items()}

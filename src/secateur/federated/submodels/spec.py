@@ -1,4 +1,4 @@
-"""What the clients and the server of a sub-model federation agree on before it begins (mapp_fl Section 5.2)."""
+"""The specification of a sub-model federation, which clients and server agree on (mapp_fl Section 5.2)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from secateur.interfaces import Upload
 from secateur.pruning.channels import NORMS
 from secateur.pruning.masks import one_of
 
-UPLOADS = (DualGradientPruning, TopK, GaussianNoise)  # that need nothing but the update; error feedback goes around
+UPLOADS = (DualGradientPruning, TopK, GaussianNoise)  # uploads that need only the update; error feedback may wrap them
 
 
 @dataclass(frozen=True)
 class Adam:
-    """How a client trains in its turn: Adam, begun anew in every round (Kingma and Ba 2015)."""
+    """Local training of a client: Adam, with fresh moments in every round (Kingma and Ba 2015)."""
 
     epochs: int = 1
     batch_size: int = 128
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    augment: CropAndFlip | None = field(default=None, repr=False)  # of every step's pictures; the paper names none
+    augment: CropAndFlip | None = field(default=None, repr=False)  # of every step's inputs; the paper mentions none
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -50,19 +50,19 @@ class Adam:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Rounds of federated averaging over sub-models; a cell is averaged over the clients that trained it."""
+    """Specification of federated averaging over sub-models; a cell is averaged over the clients that trained it."""
 
-    shares: Sequence[Tensor]  # rows of the train part, a client each
+    shares: Sequence[Tensor]  # rows of the train part, one tensor a client
     rule: Rule
-    rates: Sequence[float]  # the share of the server's channels that each client has; 1 = the whole model
+    rates: Sequence[float]  # each client's share of the server's channels; 1 = the full model
     rounds: int = 150
     per_round: int | None = None  # clients, drawn without replacement; None: all
     local: Adam = field(default_factory=Adam)
     averaging: Literal["uniform", "weighted"] = "uniform"  # weighted: by rows
-    uncovered: Literal["keep", "zero"] = "keep"  # what becomes of cells that nobody trained; zero as in mapp_fl's code
-    batchnorm: Literal["static", "reestimated"] = "static"  # by which statistics models are tested
+    uncovered: Literal["keep", "zero"] = "keep"  # the value of cells that nobody trained; zero as in mapp_fl's code
+    batchnorm: Literal["static", "reestimated"] = "static"  # BatchNorm statistics used in tests
     scaler: bool = True
-    own_labels: bool = False  # HeteroFL: a client trains and sends the classifier's rows of its own labels alone
+    own_labels: bool = False  # HeteroFL: a client trains and sends only the classifier rows of its labels
     upload: Upload | None = None  # at most one of these two
     withholding: Withholding | None = None
     faults: Faults = field(default_factory=Faults)
@@ -92,12 +92,12 @@ class Terms:
 
     @property
     def used_rates(self) -> list[float]:
-        """The share of channels of each client; all have the whole where the rule cuts nothing."""
+        """The share of channels of each client; 1 for all clients if the rule cuts nothing."""
         return [1.0] * len(self.rates) if self.rule.whole else list(self.rates)
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The terms in words and numbers, for whoever reads the result."""
+        """The specification in words and numbers, for readers of the result."""
         names = ("rounds", "per_round", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every")
         augmented = {} if self.local.augment is None else {"augment": repr(self.local.augment)}
         return {name: getattr(self, name) for name in (*names, "test_batch")} | {
@@ -114,15 +114,15 @@ NOT_HERE = "cannot be joined with sub-models; give dgp, top-k, noise, or a rule 
 
 
 def joined_of(defense: Defense) -> dict[str, Any]:
-    """A defense as fields of Terms; what a client with a sub-model cannot do is refused."""
-    found = protection_of(defense)
-    if "own" in found:
+    """Return a defense as fields of Terms; raise WrongInput for one that sub-models do not support."""
+    fields = protection_of(defense)
+    if "own" in fields:
         raise WrongInput("defense", f"{defense} {NOT_HERE}")
-    return found
+    return fields
 
 
 def check_rows(net: nn.Module, terms: Terms) -> None:
-    """Refuse clients with fewer rows than a BatchNorm can normalise, or than can be split to stop by a part."""
+    """Raise WrongInput for clients with too few rows for BatchNorm, or for a validation split."""
     norms = any(isinstance(module, NORMS) for module in net.modules())
     needed, why = (4, "to train and to stop by") if terms.rule.alone else (2 if norms else 1, "for BatchNorm")
     for client, rows in enumerate(terms.shares):
@@ -132,10 +132,10 @@ def check_rows(net: nn.Module, terms: Terms) -> None:
 
 
 def rates_of(shares: Sequence[Tensor], large: int, widths: Sequence[float] = (0.5,)) -> list[float]:
-    """The share of channels of each client: 1 for the `large` with most data, the widths for the others.
+    """Return each client's share of channels: 1 for the `large` clients with most data, `widths` for the others.
 
-    Several widths are dealt in equal parts, the widest to those with most data. Of equal clients the first counts as
-    bigger.
+    Several widths are assigned in equal parts, the widest to the clients with most data. Among clients with equal
+    data the first counts as larger.
 
     Example:
         >>> import torch
@@ -145,17 +145,17 @@ def rates_of(shares: Sequence[Tensor], large: int, widths: Sequence[float] = (0.
     if not 0 <= large <= len(shares):
         raise WrongInput("large_clients", f"{large} is not allowed; give 0 to {len(shares)}, as many as there are")
     if not widths or not all(0 < width <= 1 for width in widths):
-        given = ", ".join(map(str, widths)) or "nothing"
-        raise WrongInput("client_widths", f"{given} is not allowed; give shares above 0 and up to 1")
+        listed = ", ".join(map(str, widths)) or "nothing"
+        raise WrongInput("client_widths", f"{listed} is not allowed; give shares above 0 and up to 1")
     order = sorted(range(len(shares)), key=lambda client: -len(shares[client]))
     ranked = sorted(widths, reverse=True)
     small = len(shares) - large
-    dealt = [1.0] * large + [float(ranked[place * len(ranked) // small]) for place in range(small)]
-    return [rate for _, rate in sorted(zip(order, dealt, strict=True))]
+    by_rank = [1.0] * large + [float(ranked[rank * len(ranked) // small]) for rank in range(small)]
+    return [rate for _, rate in sorted(zip(order, by_rank, strict=True))]
 
 
 def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> Terms:
-    """The terms of one federation."""
+    """Return the specification of one federation of a run file."""
     shares = shares_of(config, data, seed)
     augment = crop_and_flip(data) if config.augment else None
     names = ("rounds", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every", "test_batch")

@@ -1,6 +1,6 @@
-"""Several federations step by step as one: their clients are lanes of one stack (seeds, rules, large clients).
+"""Several federations that train as one: their clients are lanes of one stack (seeds, rules, large clients).
 
-Each comes to what it would come to alone.
+Each federation has the same result as alone.
 """
 
 from __future__ import annotations
@@ -15,57 +15,58 @@ from secateur.interfaces import Params
 
 
 class Rounds(NamedTuple):
-    """A finished round of all."""
+    """A finished round of all federations."""
 
     number: int
     each: list[Round]
 
 
 class Together:
-    """Federations of equal rounds that share one crowd (`beside`): followed, put down and taken up as one."""
+    """Federations with equal numbers of rounds and one trainer (`beside`), run, saved and resumed as one."""
 
     def __init__(self, federations: Sequence[SubmodelFederation]) -> None:
         self.federations, first = list(federations), federations[0]
-        if any(one.crowd is not first.crowd or one.terms.local != first.terms.local for one in federations):
+        if any(fed.crowd is not first.crowd or fed.terms.local != first.terms.local for fed in federations):
             raise WrongInput("federations", "share neither crowd nor local training; make the others beside the first")
-        if len({one.terms.rounds for one in federations}) > 1:
+        if len({fed.terms.rounds for fed in federations}) > 1:
             raise WrongInput("rounds", "differ between federations that run together; give equal ones")
         self.terms = first.terms
 
     @property
     def number(self) -> int:
-        """Rounds that are done."""
+        """The number of finished rounds."""
         return self.federations[0].number
 
     def rounds(self) -> Iterator[Rounds]:
-        """From where they stand to the last one."""
+        """Yield the remaining rounds."""
         while self.number < self.terms.rounds:
             number = self.number + 1
-            jobs = [one.begin(number) for one in self.federations]
-            made = iter(self.federations[0].crowd([job for own in jobs for job in own]))
-            each = [
-                one.finish(number, [next(made) for _ in own]) for one, own in zip(self.federations, jobs, strict=True)
+            jobs = [fed.begin(number) for fed in self.federations]
+            trained = iter(self.federations[0].crowd([job for fed_jobs in jobs for job in fed_jobs]))
+            finished = [
+                fed.finish(number, [next(trained) for _ in fed_jobs])
+                for fed, fed_jobs in zip(self.federations, jobs, strict=True)
             ]
-            yield Rounds(number, each)
+            yield Rounds(number, finished)
 
     def observed(self, number: int) -> bool:
-        """Whether somebody looks at a round's updates."""
-        return any(one.observed(number) for one in self.federations)
+        """Return True if an observer looks at a round's updates."""
+        return any(fed.observed(number) for fed in self.federations)
 
-    puts_off = False  # attacks are made at once
+    puts_off = False  # attacks run immediately
 
     def model(self) -> Params:
-        """The servers' models, each under its number."""
-        return {f"{i}.{n}": value for i, one in enumerate(self.federations) for n, value in one.model().items()}
+        """Return the servers' models; names start with the federation's index."""
+        return {f"{i}.{n}": value for i, fed in enumerate(self.federations) for n, value in fed.model().items()}
 
     def state(self) -> tuple[Params, dict[str, Any]]:
-        """Everything that the next round depends on, for `load`."""
-        states = [one.state() for one in self.federations]
-        tensors = {f"{i}.{name}": value for i, (own, _) in enumerate(states) for name, value in own.items()}
+        """Return everything that the next round depends on, for `load`."""
+        states = [fed.state() for fed in self.federations]
+        tensors = {f"{i}.{name}": value for i, (parts, _) in enumerate(states) for name, value in parts.items()}
         return tensors, {"each": [data for _, data in states]}
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        for i, (one, own) in enumerate(zip(self.federations, data["each"], strict=True)):
+        """Resume from the output of `state`."""
+        for i, (fed, values) in enumerate(zip(self.federations, data["each"], strict=True)):
             start = f"{i}."
-            one.load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}, own)
+            fed.load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}, values)

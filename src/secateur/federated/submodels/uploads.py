@@ -1,7 +1,7 @@
-"""From what a client trained to what it sends: all of it, a rewritten update, or all but what it withholds.
+"""Uploads of sub-model clients: the trained model, a rewritten update, or the model without withheld cells.
 
-A client's state (a residual, withheld weights) is kept in the server's coordinates: its channels may be others in every
-round, and a cell that comes again finds what was kept for it. A withheld cell does not count in the server's average.
+A client's state (a residual, withheld weights) is kept in the server's coordinates. The client's channels may change in
+every round, and a cell that returns gets its kept value again. A withheld cell does not count in the server's average.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from secateur.interfaces import Batch, Params, Turning
 
 
 class Sent(NamedTuple):
-    """What leaves a client, and what stays."""
+    """The result of a client's turn: the sent parts, and the state that stays with the client."""
 
-    flat: Tensor  # the model as the server takes it
-    covered: Tensor | None  # (P_c,) 1 where a cell was sent, else 0; None: all
-    message: Params | None  # what goes over the wire, where that is not the model
+    flat: Tensor  # the model as the server averages it
+    covered: Tensor | None  # (P_c,) 1 at sent cells, otherwise 0; None: all were sent
+    message: Params | None  # the transmitted values, if they are not the model
     state: Params  # in the server's coordinates
 
 
 class Sender:
-    """What the clients of a federation do with what they trained."""
+    """The step of a federation's clients from a trained model to a sent update."""
 
     def __init__(self, terms: Terms, shapes: dict[str, tuple[int, ...]]) -> None:
         self.terms, self.shapes = terms, shapes
@@ -37,7 +37,7 @@ class Sender:
         self.keeps = terms.upload is not None or (rule is not None and rule.pseudo)
 
     def init(self, whole: Tensor) -> Params:
-        """A client's state before its first round; empty where it keeps nothing."""
+        """Return a client's state before its first round; empty if the client keeps nothing."""
         if not self.keeps:
             return {}
         params = params_of(whole, self.shapes)
@@ -45,25 +45,25 @@ class Sender:
 
     @torch.no_grad()
     def start(self, received: Tensor, state: Params, cut: Cut) -> Tensor:
-        """Where a client begins: at what it received, with what it withheld last time put back."""
+        """Return the received model with the values withheld last time restored."""
         if self.terms.withholding is None or not self.keeps:
             return received
         return flat_of(reloaded(params_of(received, cut.shapes), self._part(state, cut), {}))
 
     @torch.no_grad()
     def __call__(self, net: nn.Module, cut: Cut, received: Tensor, made: Tensor, state: Params, rng: Generator) -> Sent:
-        """What a client sends."""
+        """Return the upload of a client that trained `received` into `made`."""
         terms = self.terms
         if terms.upload is None and terms.withholding is None:
             return Sent(made, None, None, {})
         rate, before = terms.local.learning_rate, params_of(received, cut.shapes)
         update = params_of((received - made) / rate, cut.shapes)
         if terms.upload is not None:
-            nothing = Batch(received[:0], received[:0])  # these uploads look at no example
-            turning = Turning(net, before, nothing, 0, rng)
+            no_examples = Batch(received[:0], received[:0])  # these uploads use no examples
+            turning = Turning(net, before, no_examples, 0, rng)
             noise = tree.to(drawn(terms.upload, before, rng), received.device)
-            outside = {"noise": noise} if noise else {}
-            message, after = terms.upload(update, self._part(state, cut), turning, **outside)
+            draws = {"noise": noise} if noise else {}
+            message, after = terms.upload(update, self._part(state, cut), turning, **draws)
             return Sent(received - rate * flat_of(message), None, message, self._whole(state, after, cut))
         assert terms.withholding is not None
         values = params_of(made, cut.shapes)
@@ -80,5 +80,5 @@ class Sender:
         return {key: cut.put(self._name(key), value, part[key]) for key, value in state.items()}
 
     def _name(self, key: str) -> str:
-        """The parameter that a part of a state belongs to: `residual.0.weight` to `0.weight`."""
+        """Return the parameter of a state's key: `residual.0.weight` belongs to `0.weight`."""
         return max((name for name in self.shapes if key == name or key.endswith(f".{name}")), key=len)

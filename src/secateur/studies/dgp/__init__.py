@@ -1,7 +1,7 @@
 """The figures and tables of "Revisiting Gradient Pruning: A Dual Realization for Defending against Gradient Attacks".
 
-Each is some steps and a table. Networks and data sets are the paper's; at a smaller scale others stand for them
-(scale.py), and the table says which.
+Each study is a sequence of steps and a table. Networks and data sets are the paper's. At smaller scales others stand
+in for them (scale.py), and the table names them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from secateur.studies.dgp.training_step import Trained
 
 SIZES = tuple(SCALES)
 PAPER = "dgp"
-BATCH = 9  # of Rob
+BATCH = 9  # the batch size attacked by Rob
 DEFENSES = ("none", "ats", "soteria", "precode", "noise", "top-k", "outpost", "dgp")
 TOP_K, DGP, ADGP = (f"{name}+error-feedback" for name in ("top-k", "dgp", "adgp"))
 TRAINED = ("none", "ats", "soteria", "precode", "noise", TOP_K, "outpost", DGP)
 TOTALS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.03, 0.45), (0.05, 0.75), (0.06, 0.9)))
 RATIOS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.05, 0.75), (0.1, 0.7), (0.2, 0.6)))
-FOLLOWER = "adgp:chosen=false"  # a user that follows the positions of another
+FOLLOWER = "adgp:chosen=false"  # a user that uses the positions broadcast by another user
 HARD_TOP_K = "top-k:keep=0.05"
 NEAR_TO_FAR = ("none", "top-k:keep=0.5", "top-k", HARD_TOP_K, "dgp:k1=0.01:k2=0.79", *RATIOS, "noise")
 
@@ -56,8 +56,8 @@ def table1() -> UpdateStudy:
 @method("study", "dgp-table2", PAPER, scales=SIZES)
 def table2() -> UpdateStudy:
     """DGP by k1 + k2 under Rob and by p = k1 / k2 under IG, and its accuracy (dgp, Table 2)."""
-    fed = tuple(f"{defense}+error-feedback" for defense in dict.fromkeys((*TOTALS, *RATIOS)))
-    steps = (Attacked("rob", TOTALS, batch_size=BATCH), Attacked("ig", RATIOS), Trained(fed))
+    with_feedback = tuple(f"{defense}+error-feedback" for defense in dict.fromkeys((*TOTALS, *RATIOS)))
+    steps = (Attacked("rob", TOTALS, batch_size=BATCH), Attacked("ig", RATIOS), Trained(with_feedback))
     return UpdateStudy(accuracy_tables.table2_both, steps)
 
 
@@ -186,8 +186,8 @@ def residual() -> UpdateStudy:
 def convergence() -> UpdateStudy:
     """Lemma 1 and Theorem 2 on a training by plain SGD, under error feedback (dgp Section 5)."""
     defenses = ("none", TOP_K, DGP, "dgp:release=10+error-feedback")
-    told = "One run is what it is: there are no intervals; K is the largest met, so bounds are flattered."
-    return UpdateStudy(bounds.convergence, (Bounded(defenses),), told)
+    intervals = "One run is what it is: there are no intervals; K is the largest met, so bounds are flattered."
+    return UpdateStudy(bounds.convergence, (Bounded(defenses),), intervals)
 
 
 @method("study", "dgp-membership", PAPER, scales=SIZES)
@@ -197,7 +197,7 @@ def membership() -> UpdateStudy:
 
 
 def _costs() -> tuple[Costed, ...]:
-    """All defenses on what stands for each network, and the pruning ones on the paper's large ones themselves."""
+    """Return steps for all defenses on stand-in networks, and for pruning defenses on the paper's large networks."""
     large = [Costed(("none", "top-k", "dgp", "adgp"), model, exact=True) for model in ("resnet18", "vgg11-bn")]
     return (*(Costed((*DEFENSES, "adgp", "dp"), model) for model in NETWORKS), *large)
 

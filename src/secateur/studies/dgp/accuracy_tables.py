@@ -13,8 +13,8 @@ from secateur.studies.dgp.paper_numbers import ACCURACY, TABLE_2_ACCURACY, TABLE
 from secateur.studies.dgp.results import Course, Seen, base
 from secateur.studies.table import Cells, Line, sparkline
 
-LITTLE = 0.01  # of accuracy: similar to the baseline
-MUCH = 0.05
+LITTLE = 0.01  # a loss of accuracy that still counts as similar to the baseline
+MUCH = 0.05  # a large loss of accuracy
 TRAINED = "Accuracy of collaborative training"
 FEEDBACK = "+error-feedback"
 Paper = Callable[[Course], str]
@@ -22,7 +22,7 @@ Cases = dict[str, Estimate | None]
 
 
 def accuracy_lines(found: Seen, paper: Paper = lambda course: "") -> list[Line]:
-    """One line for each training: the accuracy at its end, how it came there, and what was sent and held back."""
+    """Return one line per training: final accuracy, accuracy over the epochs, traffic and residual."""
     lines = []
     for course, measures in found.courses.get("training", {}).items():
         labels = {"defense": course.defense} | {
@@ -41,20 +41,20 @@ _TITLES = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "resi
 
 
 def curve(found: Seen, course: Course) -> str:
-    """The accuracy over the epochs in one line of text, over its own range; of the first seed."""
-    own = [
+    """Return the first seed's accuracy over the epochs as one line of text, scaled to its maximum."""
+    rows = [
         row
         for row in found.rows
         if row.metric == "test_accuracy"
         and row.extra.get("study") == "training"
         and Course(row.defense or "none", row.model, row.dataset) == course
     ]
-    values = [row.value or 0.0 for row in own if row.seed == own[0].seed]
+    values = [row.value or 0.0 for row in rows if row.seed == rows[0].seed]
     return sparkline(values[:: max(1, len(values) // 20)])
 
 
 def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """All of Table 1: who recovers what, and the final accuracy."""
+    """Return Table 1: the quality of the reconstructions, and the final accuracy."""
     lines, findings = privacy_tables.table1(found)
     similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
     known = {base(course.defense): course for course in found.courses.get("training", {})}
@@ -70,14 +70,14 @@ def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def table2_both(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """All of Table 2."""
+    """Return Table 2: DGP by k1 and k2, reconstructions and accuracy."""
 
     def paper(course: Course) -> str:
         return _percent(TABLE_2_ACCURACY.get(privacy_tables.shares(course.defense) or (0.0, 0.0)), course)
 
-    own = {privacy_tables.shares(course.defense): course for course in found.courses.get("training", {})}
-    usual = own.get((0.05, 0.75))
-    harder = {f"{k[0]:g}, {k[1]:g}": own.get(k) for k in ((0.06, 0.90), (0.20, 0.60))}
+    by_shares = {privacy_tables.shares(course.defense): course for course in found.courses.get("training", {})}
+    usual = by_shares.get((0.05, 0.75))
+    harder = {f"{k[0]:g}, {k[1]:g}": by_shares.get(k) for k in ((0.06, 0.90), (0.20, 0.60))}
     cost = {name: _less(found, usual, course) for name, course in harder.items()}
     claim = "the strongest settings (k1 + k2 = 96 %, p = 1/3) cost accuracy"
     return privacy_tables.table2(found) + accuracy_lines(found, paper), [
@@ -87,7 +87,7 @@ def table2_both(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def table7(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
+    """Return Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
     courses = found.courses.get("training", {})
     cases = {x.model: _less(found, x, _other(found, x, "top-k")) for x in courses if base(x.defense) == "dgp"}
     lines = accuracy_lines(found, lambda x: _percent(TABLE_7.get((base(x.defense), x.model)), x, x.model))
@@ -95,17 +95,17 @@ def table7(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def fig4(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Fig. 4: with and without error feedback, on several networks and data sets."""
+    """Return Fig. 4: accuracy with and without error feedback, on several networks and data sets."""
     courses = list(found.courses.get("training", {}))
     several = len({x.data for x in courses}) > 1
 
     def named(course: Course) -> str:
         return f"{course.model}, {course.data}" if several else course.model
 
-    fed = [course for course in courses if course.defense == "dgp" + FEEDBACK]
-    near = {named(x): _less(found, x, _other(found, x, "none")) for x in fed}
-    gain = {named(x): _less(found, x, x._replace(defense="dgp")) for x in fed}
-    aligned = {named(x): _less(found, _other(found, x, "adgp"), _other(found, x, "none")) for x in fed}
+    with_feedback = [course for course in courses if course.defense == "dgp" + FEEDBACK]
+    near = {named(x): _less(found, x, _other(found, x, "none")) for x in with_feedback}
+    gain = {named(x): _less(found, x, x._replace(defense="dgp")) for x in with_feedback}
+    aligned = {named(x): _less(found, _other(found, x, "adgp"), _other(found, x, "none")) for x in with_feedback}
     within = f"(at most {100 * LITTLE:g} point less)"
     return accuracy_lines(found), [
         judge(f"DGP with error feedback is close to the baseline {within}", near, "every", -LITTLE),
@@ -115,11 +115,11 @@ def fig4(found: Seen) -> tuple[list[Line], list[Finding]]:
 
 
 def fig2(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Fig. 2: Top-k against DGP, what IG recovers and how accuracy grows."""
+    """Return Fig. 2: Top-k against DGP, the quality of IG's reconstructions and the accuracy over the epochs."""
     lines, _ = privacy_tables.table1(found)
-    cell = {base(place.defense): place for place in found.places}
+    by_defense = {base(cell.defense): cell for cell in found.places}
     known = {base(course.defense): course for course in found.courses.get("training", {})}
-    apart = privacy_tables.hidden(found, cell.get("dgp"), cell.get("top-k"), "ig")
+    apart = privacy_tables.hidden(found, by_defense.get("dgp"), by_defense.get("top-k"), "ig")
     gap = _less(found, known.get("dgp"), known.get("top-k"))
     return lines + accuracy_lines(found, _table1_accuracy), [
         judge("IG recovers less under DGP than under Top-k of the same share", apart, "every", unit=""),
@@ -134,18 +134,18 @@ def _table1_accuracy(course: Course) -> str:
 
 
 def _percent(value: float | None, course: Course, network: str = "resnet18") -> str:
-    """An accuracy of the paper, with its network where that is another one."""
+    """Format an accuracy of the paper, with the paper's network if ours is another one."""
     return "" if value is None else privacy_tables.of_network(f"{100 * value:.2f}%", course.model, network)
 
 
 def _other(found: Seen, course: Course, defense: str) -> Course | None:
-    """The training of the same network on the same data under another defense."""
-    own = (x for x in found.courses.get("training", {}) if (x.model, x.data) == (course.model, course.data))
-    return next((x for x in own if base(x.defense) == defense), None)
+    """Return the training of the same network on the same data under another defense; None if there is none."""
+    candidates = (x for x in found.courses.get("training", {}) if (x.model, x.data) == (course.model, course.data))
+    return next((x for x in candidates if base(x.defense) == defense), None)
 
 
-def _less(found: Seen, one: Course | None, other: Course | None) -> Estimate | None:
-    """One training's accuracy less another's."""
-    if one is None or other is None:
+def _less(found: Seen, course: Course | None, other: Course | None) -> Estimate | None:
+    """Return the accuracy of one training minus that of another."""
+    if course is None or other is None:
         return None
-    return combine(sub, found.accuracy(one), found.accuracy(other))
+    return combine(sub, found.accuracy(course), found.accuracy(other))

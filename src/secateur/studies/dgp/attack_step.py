@@ -1,4 +1,4 @@
-"""Updates attacked under some defenses, plainly and by those who know of them: one step of a study."""
+"""The attack step of a dgp study: inversion of defended updates by plain and by adaptive attackers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from secateur.experiments.invert import Exposure, chance_of
 from secateur.studies.dgp.scale import CIFAR10, Scale, Setting
 
 ADAPTIVE = ("support", "layer", "reapply", "mask")
-NAMES = {"gi": "gi-dgp-paper"}  # by which the catalogue knows the paper's own setting of an attack
+NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """One attack on the updates of one network, under every defense."""
+    """A step that runs one attack on the updates of one network, under every defense."""
 
     attack: str  # ig, gi, rob, r-gap or ggl
     defenses: tuple[str, ...]
@@ -31,12 +31,12 @@ class Attacked:
     data: str = CIFAR10
     batch_size: int = 1
     labels: Literal["inferred", "oracle"] = "inferred"
-    adaptive: tuple[str, ...] = ADAPTIVE  # also by those of these that each defense is known to be weak against
-    weights: Path | None = None  # of a trained model
-    residual: Path | None = None  # of a client in the midst of a training
+    adaptive: tuple[str, ...] = ADAPTIVE  # modes that may also be run: those that a defense is known to be weak against
+    weights: Path | None = None  # a trained model
+    residual: Path | None = None  # of a client in mid-training
 
     def __call__(self, setting: Setting) -> None:
-        """Measure every attacker; one that cannot be mounted is left out with its reason."""
+        """Run every attacker; add a row with the reason for an attack that cannot be mounted."""
         model = setting.model(self)
         if model is None:
             return
@@ -45,18 +45,18 @@ class Attacked:
             if number == 0:
                 exposure.show_truths()
             exposure.show_guarantee()
-            told: set[str] = set()  # who knows of the defense is mostly refused for the same reason
+            reasons: set[str] = set()  # adaptive attacks are mostly refused for the same reason as the plain one
             for attack in exposure.config.attacks:
                 if (reason := _refused(exposure, attack)) is None:
                     exposure.measure(attack)
-                elif reason not in told:
-                    told.add(reason)
+                elif reason not in reasons:
+                    reasons.add(reason)
                     more = {"batch_size": self.batch_size, "attacked_by": self.attack}
                     labels = setting.labels(model, exposure.bench.data, defense, "left out", **more)
                     setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
 
     def exposure(self, setting: Setting, model: str, defense: str) -> Exposure:
-        """The client under a defense, and all that attack it."""
+        """Return the client under a defense, with all its attackers."""
         data = setting.data(self)
         config = setting.invert(
             model,
@@ -69,30 +69,30 @@ class Attacked:
             residual=self.residual if "error-feedback" in defense else None,
         )
         bench = Bench(setting.run, config, data, setting.device, setting.seed)
-        trained = "" if self.weights is None else f"-{self.weights.stem}"  # beside the untrained model's
-        where = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}{trained}")
-        return Exposure(config, bench, config.defense[0], f"pictures/{where}")
+        trained = "" if self.weights is None else f"-{self.weights.stem}"  # a trained model's pictures: another folder
+        folder = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}{trained}")
+        return Exposure(config, bench, config.defense[0], f"pictures/{folder}")
 
 
 def attackers(attack: str, defense: str, scale: Scale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
-    """The plain attack, then one for each of these ways in which an attacker can make use of knowing the defense."""
+    """Yield the plain attack, then one adaptive attack per mode in `adaptive` that the defense is weak against."""
     name = NAMES.get(attack, attack)
     entry = find("inversion", name)
-    known, adapts = entry.defaults, entry.info.get("adapts", ADAPTIVE)
+    defaults, adapts = entry.defaults, entry.info.get("adapts", ADAPTIVE)
     sizes = {"iterations": scale.rounds if attack == "ggl" else scale.iterations, "population": scale.population}
-    text = ":".join([name, *(f"{key}={value}" for key, value in sizes.items() if key in known)])
+    text = ":".join([name, *(f"{key}={value}" for key, value in sizes.items() if key in defaults)])
     yield text
-    if "adaptive" in known:
-        weak = [each for part in defense_of_updates(defense).parts for each in part.method.info.get("adaptive", ())]
-        yield from (f"{text}:adaptive={each}" for each in dict.fromkeys(weak) if each in adapts and each in adaptive)
+    if "adaptive" in defaults:
+        weak = [mode for part in defense_of_updates(defense).parts for mode in part.method.info.get("adaptive", ())]
+        yield from (f"{text}:adaptive={mode}" for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive)
 
 
 def _refused(exposure: Exposure, attack: Choice) -> str | None:
-    """Why an attack cannot be mounted."""
+    """Return the reason why an attack cannot be mounted; None if it can."""
     client = exposure.client
-    met = with_untrained(client, exposure.config) if needs_generator(attack) else client
+    attacked = with_untrained(client, exposure.config) if needs_generator(attack) else client
     try:
-        check_attack(attack, met, exposure.targets[0], chance_of(exposure.bench.seed, attack)[0])
+        check_attack(attack, attacked, exposure.targets[0], chance_of(exposure.bench.seed, attack)[0])
     except WrongInput as error:
         return error.message
     return None

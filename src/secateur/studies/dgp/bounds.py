@@ -1,4 +1,4 @@
-"""Lemma 1 and Theorem 2 of dgp on a real run: plain SGD at one learning rate, which is what they are about."""
+"""Lemma 1 and Theorem 2 of dgp on a real run: plain SGD at one learning rate, as both assume."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from secateur.theory.convergence import (
     observed_smoothness,
 )
 
-EPOCHS = 10  # where the scale names none: the theorems ask for one rate, so the paper's schedule is no case of them
+EPOCHS = 10  # if the scale sets none; the theorems assume one learning rate, so the paper's schedule does not apply
 BOUNDS = {"lemma_1": "Lemma 1", "theorem_2": "Theorem 2"}
 PARTS = ("measured", "bound", "tight", "trivial")
-ENDLESS = 1e9  # times the trivial bound: an infinite one is shown as this much too large
+ENDLESS = 1e9  # cap on bound / trivial bound, for infinite bounds
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """What the residual and the gradient came to in a training by plain SGD, beside what the theorems say of it."""
+    """A step that measures residual and gradient in a training by plain SGD, and computes the theorems' bounds."""
 
     defenses: tuple[str, ...]  # none, or with error feedback
-    model: str = "lenet-zhu"  # without BatchNorm, whose statistics make the loss another function than the trained one
+    model: str = "lenet-zhu"  # no BatchNorm: its statistics make the evaluated loss differ from the trained loss
     data: str = CIFAR10
 
     def __call__(self, setting: Setting) -> None:
-        """Train once a defense, with the gradient of the whole train part before every epoch."""
+        """Train once per defense, with the gradient over the full train part before every epoch."""
         model, data = setting.model(self), setting.data(self)
         if model is None:
             return
         for defense in self.defenses:
             training = self._training(setting, model, data, defense)
-            found = setting.run.stage("bounds", depends_of(training), partial(_follow, training)).data
+            measures = setting.run.stage("bounds", depends_of(training), partial(_follow, training)).data
             labels = setting.labels(model, data, defense, "bounds")
-            setting.run.add(Row(**labels, metric=name, value=value) for name, value in found.items())
+            setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
 
     def _training(self, setting: Setting, model: str, data: Dataset, defense: str) -> Training:
         scale = setting.scale
@@ -69,14 +69,17 @@ class Bounded:
         schedule = Schedule(scale.epochs or EPOCHS, ((1, scale.learning_rate),))
         upload = upload_of(defense_of_updates(defense)) or SendAll()
         plan = Plan(scale.users, upload, schedule, momentum=0.0, weight_decay=0.0)
-        chance = derive(setting.seed, "collaborate", "bounds")
-        return Training(net.to(setting.device), data, plan, chance, setting.device)
+        rng = derive(setting.seed, "collaborate", "bounds")
+        return Training(net.to(setting.device), data, plan, rng, setting.device)
 
 
 def _follow(training: Training) -> Result:
-    """The training, and both theorems at what it met; l* is taken as 0, and K from the models between epochs."""
+    """Train, and evaluate both theorems at the observed constants.
+
+    The minimal loss l* is taken as 0, and the smoothness K is estimated from the models between epochs.
+    """
     data = training.data
-    whole = Batch(data.inputs[: data.train_size], data.labels[: data.train_size]).to(training.device)
+    examples = Batch(data.inputs[: data.train_size], data.labels[: data.train_size]).to(training.device)
     models, rows, steps = [training.model()], [], 0
 
     def count(number: int) -> None:
@@ -88,61 +91,61 @@ def _follow(training: Training) -> Result:
         for epoch in training.epochs(count):
             rows.append(epoch.row)
             models.append(training.model())
-    gradients = [full_gradient(training.net, model, whole) for model in models]
-    met = constants(rows, observed_smoothness(models, gradients), _loss(training, models[0], whole))
-    squares = [sum(float(value.double().square().sum()) for value in each.values()) for each in gradients[:-1]]
+    gradients = [full_gradient(training.net, model, examples) for model in models]
+    met = constants(rows, observed_smoothness(models, gradients), _loss(training, models[0], examples))
+    squares = [sum(float(value.double().square().sum()) for value in gradient.values()) for gradient in gradients[:-1]]
     rate = training.plan.schedule.rate(1)
     checked = {
         "lemma_1": check_lemma_1(rows, steps // len(rows))[-1],
         "theorem_2": check_theorem_2(squares, met, rate, steps),
     }
-    values = {f"{name}_{part}": getattr(one, part) for name, one in checked.items() for part in PARTS}
+    values = {f"{name}_{part}": getattr(check, part) for name, check in checked.items() for part in PARTS}
     return Result({}, values | {"gamma_1_whole": met.gamma, "smoothness": met.smoothness, "steps": float(steps)})
 
 
-def _loss(training: Training, model: Params, whole: Batch) -> float:
-    """The mean loss over the train part, 1024 examples at a time."""
-    answer, total = Functional(training.net, training=False, device=training.device), 0.0
-    parts = zip(whole.inputs.split(1024), whole.labels.split(1024), strict=True)  # type: ignore[no-untyped-call]
+def _loss(training: Training, model: Params, batch: Batch) -> float:
+    """Return the mean loss over the train part, in batches of 1024 examples."""
+    forward, total = Functional(training.net, training=False, device=training.device), 0.0
+    parts = zip(batch.inputs.split(1024), batch.labels.split(1024), strict=True)  # type: ignore[no-untyped-call]
     for inputs, labels in parts:
-        logits: Tensor = answer({name: value.to(training.device) for name, value in model.items()}, inputs)
+        logits: Tensor = forward({name: value.to(training.device) for name, value in model.items()}, inputs)
         total += float(cross_entropy(logits, labels, reduction="sum").detach())
-    return total / whole.size
+    return total / batch.size
 
 
 def convergence(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """A line for each theorem and training, and whether the theorems hold and say anything."""
+    """Return one line per theorem and training, and verdicts: the theorems hold, and their bounds are not vacuous."""
     lines: list[Line] = []
     holds: dict[str, Estimate | None] = {}
-    says: dict[str, Estimate | None] = {}
+    tighter: dict[str, Estimate | None] = {}
     for course, measures in found.courses.get("bounds", {}).items():
         for name, title in BOUNDS.items():
-            one, case = _checked(measures, name), f"{title}, {course.defense}"
-            if one.bound == 0:  # all is sent: there is no residual
+            check, case = _checked(measures, name), f"{title}, {course.defense}"
+            if check.bound == 0:  # everything is sent, so there is no residual
                 continue
-            holds[case] = _sure(1 - one.measured / one.bound)
-            says[case] = _sure(1 - min(one.bound / one.trivial, ENDLESS))
-            cells: Cells = {"measured": f"{one.measured:.3g}", "says at most": f"{one.bound:.3g}"}
-            cells |= {"as tight as its proof allows": f"{one.tight:.3g}", "without a theorem": f"{one.trivial:.3g}"}
+            holds[case] = _sure(1 - check.measured / check.bound)
+            tighter[case] = _sure(1 - min(check.bound / check.trivial, ENDLESS))
+            cells: Cells = {"measured": f"{check.measured:.3g}", "says at most": f"{check.bound:.3g}"}
+            cells |= {"as tight as its proof allows": f"{check.tight:.3g}", "without a theorem": f"{check.trivial:.3g}"}
             cells |= {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
             cells |= {"K, at least": mean(measures["smoothness"])}
-            mark = "broken" if not one.holds else "says nothing" if one.vacuous else ""
+            mark = "broken" if not check.holds else "says nothing" if check.vacuous else ""
             lines.append(Line({"theorem": title, "defense": course.defense}, cells, "", mark))
     return lines, [
         judge("Lemma 1 and Theorem 2 hold: what is measured is below what they say", holds, "every", unit=""),
-        judge("and say more than the assumptions alone, (t G)^2 and G^2", says, "every", unit=""),
+        judge("and say more than the assumptions alone, (t G)^2 and G^2", tighter, "every", unit=""),
     ]
 
 
 def _checked(measures: Mapping[str, Measure], name: str) -> Checked:
-    """The mean over the seeds of each part."""
+    """Return the mean of each part over the seeds."""
     values = []
     for part in PARTS:
-        known = [each.value for each in measures[f"{name}_{part}"].values()]
-        values.append(sum(known) / len(known))
+        by_seed = [estimate.value for estimate in measures[f"{name}_{part}"].values()]
+        values.append(sum(by_seed) / len(by_seed))
     return Checked(*values)
 
 
 def _sure(value: float) -> Estimate:
-    """A number that no sample leaves open: one run is what it is."""
+    """Return a number without sampling error: the bounds concern this one run."""
     return Estimate(value, value, value)

@@ -1,4 +1,4 @@
-"""Tables 3 and 4 of dgp: what an update costs in bytes and in seconds, measured on one gradient of each network."""
+"""Tables 3 and 4 of dgp: bytes and seconds of an update, measured on one gradient of each network."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from secateur.studies.table import Cells, Line
 
 BATCH = 32
 MEGABYTE = 2**20
-DENSE_SHARE = {"dgp": 0.6125, "adgp": 0.3215}  # of dense, what a code that can be decoded may take on ResNet18
+DENSE_SHARE = {"dgp": 0.6125, "adgp": 0.3215}  # of the dense size: what a decodable encoding may take on ResNet18
 PATIENCE = 20.0  # seconds after which a slow call is not repeated
-TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradients"}  # by their titles in Table 4
+TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradients"}  # titles in Table 4
 
 
 @dataclass(frozen=True)
 class Costed:
-    """Bytes and seconds of one network's update under every defense."""
+    """A step that measures bytes and seconds of one network's update under every defense."""
 
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
-    exact: bool = False  # the paper's own network beside what stands for it, where the pictures allow it
+    exact: bool = False  # measure the paper's network in addition to its stand-in, if the images are 3x32x32
 
     def __call__(self, setting: Setting) -> None:
-        """Measure; times are of this machine."""
+        """Measure sizes and times; the times hold for this machine."""
         data, model = setting.data(self), setting.model(self)
         if self.exact:
             model = self.model if model != self.model and data.input_shape == (3, 32, 32) else None
@@ -65,43 +65,43 @@ class Costed:
         for defense in self.defenses:
             depends = {"model": model, "data": data.key, "defense": defense, "seed": setting.seed}
             depends |= {"repeats": setting.scale.repeats, "device": setting.device.type, "times": [*TIMES]}
-            found = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
+            cost = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
             labels = setting.labels(model, data, defense, "cost", steps=steps)
-            sizes = {name: found[name] for name in ("bytes", "ratio", "paper_ratio")}
+            sizes = {name: cost[name] for name in ("bytes", "ratio", "paper_ratio")}
             rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
             for name in TIMES:
-                ends = {end: steps * seconds for end, seconds in found[name].items()}
+                ends = {end: steps * seconds for end, seconds in cost[name].items()}
                 rows.append(Row(**labels, metric=name, timing=True, **ends))
             setting.run.add(rows)
 
 
 def _measure(setting: Setting, model: str, data: Dataset, defense: str) -> Result:
-    """One user's update, with the positions that another broadcast under ADGP."""
+    """Measure one user's update; under ADGP it uses the positions broadcast by another user."""
     net = structure(setting, model, data, defense).to(setting.device)
     state = tree.state_of(net)
     chosen = defense_of_updates(defense)
     upload = upload_of(chosen) or SendAll()
     transform = transform_of(chosen, *pixel_scale(data.mean, data.std, data.inputs[: data.train_size]))
-    own, other = (_turning(setting, net, state, data, user) for user in range(2))
-    given: dict[str, Any] = {}
+    first, other = (_turning(setting, net, state, data, user) for user in range(2))
+    broadcast: dict[str, Any] = {}
     if isinstance(upload, AlignedDualGradientPruning):
-        given["inside"] = upload.positions(_gradient(other))
-    alone: list[float] = []
-    whole: list[float] = []
-    begun = time.perf_counter()
-    while len(whole) < setting.scale.repeats and (not whole or time.perf_counter() - begun < PATIENCE):
+        broadcast["inside"] = upload.positions(_gradient(other))
+    defending: list[float] = []
+    total_seconds: list[float] = []
+    begin = time.perf_counter()
+    while len(total_seconds) < setting.scale.repeats and (not total_seconds or time.perf_counter() - begin < PATIENCE):
         start = _now(setting.device)
-        turning = own if transform is None else _transformed(own, transform)
-        used = _now(setting.device)
+        turning = first if transform is None else _transformed(first, transform)
+        transformed = _now(setting.device)
         grads = _gradient(turning)
-        learnt = _now(setting.device)
-        sent, _ = upload(grads, upload.init(grads), turning, **given)
+        differentiated = _now(setting.device)
+        sent, _ = upload(grads, upload.init(grads), turning, **broadcast)
         end = _now(setting.device)
-        alone.append(used - start + end - learnt)
-        whole.append(end - start)
-    real, counted = communication(sent, **given), paper_accounting(sent, **given)
+        defending.append(transformed - start + end - differentiated)
+        total_seconds.append(end - start)
+    real, counted = communication(sent, **broadcast), paper_accounting(sent, **broadcast)
     sizes = {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
-    return Result(data=sizes | dict(zip(TIMES, map(_spread, (alone, whole)), strict=True)))
+    return Result(data=sizes | dict(zip(TIMES, map(_spread, (defending, total_seconds)), strict=True)))
 
 
 def _gradient(turning: Turning) -> Params:
@@ -132,7 +132,7 @@ def _now(device: torch.device) -> float:
 
 
 def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Table 3: MB of one upload and one download, as really encoded and as the paper counts."""
+    """Return Table 3: MB of one upload and one download, as encoded and as the paper counts."""
     costs = found.courses.get("cost", {})
     lines = []
     for course, measures in costs.items():
@@ -144,22 +144,22 @@ def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
         cells |= {"of dense": mean(measures["ratio"]), "as the paper counts": mean(measures["paper_ratio"])}
         paper = TABLE_3.get(course.model, {}).get(base(course.defense))
         lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} MB"))
-    whole = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
-    room = {name: combine(lambda x, most=most: most - x, whole.get(name, {})) for name, most in DENSE_SHARE.items()}
-    least = {x.model: _less(costs, x._replace(defense="dgp"), x, "ratio") for x in costs if x.defense == "adgp"}
+    ratios = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
+    room = {name: combine(lambda x, most=most: most - x, ratios.get(name, {})) for name, most in DENSE_SHARE.items()}
+    saved = {x.model: _less(costs, x._replace(defense="dgp"), x, "ratio") for x in costs if x.defense == "adgp"}
     limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
     return lines, [
         judge(
             f"on ResNet18 an upload and a download take at most this share of dense: {limits}", room, "every", unit=""
         ),
-        judge("ADGP sends less than DGP (share of dense)", least, "every", unit=""),
+        judge("ADGP sends less than DGP (share of dense)", saved, "every", unit=""),
     ]
 
 
 def table4(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
+    """Return Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
 
-    A defense that acts on the model, PRECODE, has none of its own: it makes the gradients longer.
+    PRECODE acts on the model, so that its cost is in the gradients, which take longer.
     """
     costs = found.courses.get("cost", {})
     lines = []
@@ -167,8 +167,8 @@ def table4(found: Seen) -> tuple[list[Line], list[Finding]]:
         paper = TABLE_4.get(course.model, {}).get(base(course.defense))
         cells: Cells = {title: mean(measures.get(name, {})) for name, title in TIMES.items()}
         lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} s"))
-    own = [course for course in costs if course.defense == "dgp"]
-    slower = {x.model: _less(costs, x._replace(defense="soteria"), x, "defense_seconds") for x in own}
+    dgp_courses = [course for course in costs if course.defense == "dgp"]
+    slower = {x.model: _less(costs, x._replace(defense="soteria"), x, "defense_seconds") for x in dgp_courses}
     return lines, [judge("Soteria takes longer than DGP (seconds)", slower, "every", unit="")]
 
 
@@ -176,7 +176,7 @@ def _labels(course: Course) -> dict[str, str]:
     return {"model": course.model, "defense": course.defense}
 
 
-def _less(costs: dict[Course, Any], one: Course, other: Course, metric: str) -> Estimate | None:
-    if one not in costs or other not in costs:
+def _less(costs: dict[Course, Any], course: Course, other: Course, metric: str) -> Estimate | None:
+    if course not in costs or other not in costs:
         return None
-    return combine(sub, costs[one][metric], costs[other][metric])
+    return combine(sub, costs[course][metric], costs[other][metric])

@@ -1,4 +1,4 @@
-"""What dgp leaves open: whether a defense of updates also hides who was in the training, from the model it makes."""
+"""Membership inference on models trained under defenses of updates, a question that dgp leaves open."""
 
 from __future__ import annotations
 
@@ -33,19 +33,25 @@ from secateur.studies.table import Cells, Line
 
 SHADOWED, IN_OUT = ("conf", "mentr"), ("lira", "rmia")
 VICTIM, SHADOW = "victim", "shadow"
-GUESSING = 0.5  # the AUC of an attack that tells nothing
+GUESSING = 0.5  # the AUC of random guessing
 
 
 @dataclass(frozen=True)
 class Members:
-    """Members and non-members of collaborative training under every defense; the attacker's models use it too."""
+    """A step that attacks membership in collaborative training under every defense.
+
+    The attacker's models are trained under the same defense.
+    """
 
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
 
     def __call__(self, setting: Setting) -> None:
-        """Train a victim and the attacker's models on data of their own, and attack the victim's predictions."""
+        """Train a victim and the attacker's models, and attack the victim's predictions.
+
+        The shadow model has disjoint data; models of LiRA and RMIA have random subsets of the victim's data.
+        """
         model, data = setting.model(self), setting.data(self)
         if model is None:
             return
@@ -60,7 +66,7 @@ class Members:
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """One defense's victim and attackers."""
+    """The victim and the attackers under one defense."""
 
     setting: Setting
     model: str
@@ -70,34 +76,34 @@ class Meeting:
     others: Part
 
     def measure(self) -> None:
-        """The victim's accuracy on both sides, and every attack."""
+        """Measure the victim's accuracy on members and non-members, and run every attack."""
         setting, members, outside = self.setting, self._rows(self.own.train), self._rows(self.own.test)
-        made = self._train(self.own.train, self.own.test, VICTIM)
-        box, labels = self._box(made), self._labels()
+        victim = self._train(self.own.train, self.own.test, VICTIM)
+        box, labels = self._box(victim), self._labels()
         for name, side in (("train_accuracy", members), ("test_accuracy", outside)):
             right = share(box.predict(side.inputs).argmax(1) == side.labels)
             setting.run.add([Row(**labels, attack=None, metric=name, **right._asdict())])
         shadow = self._train(self.others.train, self.others.test, SHADOW)
         disjoint = [Shadow(self._box(shadow), self._rows(self.others.train), self._rows(self.others.test))]
         for name in SHADOWED:
-            self._attack(name, made, box, disjoint, [shadow])
+            self._attack(name, victim, box, disjoint, [shadow])
         if setting.scale.in_out:
             pool = torch.cat([self.own.train, self.own.test])
             design = in_out(len(pool), setting.scale.in_out, derive(setting.seed, "in-out"))
             models = [self._train(pool[row], pool[~row], f"in-out-{i}") for i, row in enumerate(design)]
-            known = InOut([self._box(each) for each in models], self._rows(pool), design)
+            known = InOut([self._box(model) for model in models], self._rows(pool), design)
             for name in IN_OUT:
-                self._attack(name, made, box, known, models)
+                self._attack(name, victim, box, known, models)
 
     def _attack(
         self,
         name: str,
-        made: Collaborated,
+        victim: Collaborated,
         box: BlackBox,
         known: Sequence[Shadow] | InOut,
         models: Sequence[Collaborated],
     ) -> None:
-        """One attack, as a stage of the run."""
+        """Run one attack as a stage of the run, and add its rows."""
         attack: Choice = choice("attack", name)
         labels = self._labels() | {"attack": str(attack)}
         both = self._rows(torch.cat([self.own.train, self.own.test]))
@@ -108,56 +114,58 @@ class Meeting:
             ids = torch.arange(both.size) if isinstance(known, InOut) else None
             return Result(data=judged(fitted.score(box, Candidates(both, ids)), is_member, self.setting.seed))
 
-        keys = [fingerprint(*each.state.values()) for each in (made, *models)]
-        found = self.setting.run.stage("membership", {"attack": str(attack), "models": keys}, compute).data
-        self.setting.run.add(attack_rows(labels, found))
-        self.setting.run.show([flat(labels) | found["figure"]])
+        keys = [fingerprint(*trained.state.values()) for trained in (victim, *models)]
+        scores = self.setting.run.stage("membership", {"attack": str(attack), "models": keys}, compute).data
+        self.setting.run.add(attack_rows(labels, scores))
+        self.setting.run.show([flat(labels) | scores["figure"]])
 
     def _train(self, members: Tensor, outside: Tensor, role: str) -> Collaborated:
         return train(self.setting, self.model, parted(self.data, members, outside), self.defense, role)
 
-    def _box(self, made: Collaborated) -> BlackBox:
+    def _box(self, trained: Collaborated) -> BlackBox:
         net = structure(self.setting, self.model, self.data, self.defense)
-        answer = answering(net, made.state, self.setting.device)
+        answer = answering(net, trained.state, self.setting.device)
         return remembering(lambda inputs: answer(inputs).softmax(1))
 
     def _rows(self, rows: Tensor) -> Batch:
         return self.data.batch.take(rows).to(self.setting.device)
 
     def _labels(self) -> dict[str, Any]:
-        own = {"model": self.model, "dataset": self.data.name, "pruner": "none", "sparsity": 0.0}
-        return own | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
+        labels = {"model": self.model, "dataset": self.data.name, "pruner": "none", "sparsity": 0.0}
+        return labels | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
 
 
 def membership(found: Seen) -> tuple[list[Line], list[Finding]]:
-    """Every attack on every defense's model, and whether a defense of updates hides members too."""
-    told = Found([row for row in found.rows if not row.extra])
+    """Return one line per defense and attack, and per defense the verdict that it hides members."""
+    audit = Found([row for row in found.rows if not row.extra])
     lines, findings = [], []
     bare = Model("none", 0.0, "none", None)
-    for model in told.models:
-        for attack in told.attacks:
+    for model in audit.models:
+        for attack in audit.attacks:
             names = ("auc", "attack_accuracy", "tpr_at_fpr_0.01")
-            cells: Cells = {name: mean(told.of(model, name, attack)) for name in names}
-            cells |= {name: mean(told.of(model, name)) for name in ("test_accuracy", "train_accuracy")}
+            cells: Cells = {name: mean(audit.of(model, name, attack)) for name in names}
+            cells |= {name: mean(audit.of(model, name)) for name in ("test_accuracy", "train_accuracy")}
             lines.append(Line({"defense": model.defense, "attack": attack}, cells))
         if model != bare:
-            findings.append(_hides(told, bare, model))
+            findings.append(_hides(audit, bare, model))
     return lines, findings
 
 
-def _hides(told: Found, bare: Model, model: Model) -> Finding:
-    """Whether a defense lowers every attack's AUC that is above guessing without it; the others leave nothing to hide.
+def _hides(audit: Found, bare: Model, model: Model) -> Finding:
+    """Judge that a defense lowers the AUC of every attack that beats guessing on the undefended model.
 
-    Which those are is told by the undefended model alone, so that no defense chooses what it is judged by.
+    The undefended model alone selects the attacks, so that no defense selects its own test.
     """
-    plain = {attack: told.of(bare, "auc", attack) for attack in told.attacks}
+    plain = {attack: audit.of(bare, "auc", attack) for attack in audit.attacks}
     blind = [name for name, auc in plain.items() if (known := mean(auc)) is not None and known.low <= GUESSING]
     cases: dict[str, Estimate | None] = {
-        attack: combine(sub, auc, told.of(model, "auc", attack)) for attack, auc in plain.items() if attack not in blind
+        attack: combine(sub, auc, audit.of(model, "auc", attack))
+        for attack, auc in plain.items()
+        if attack not in blind
     }
     claim = f"{model.defense} hides members too: a lower AUC than without a defense (not in the paper)"
-    found = judge(claim, cases, "every", unit="")
+    finding = judge(claim, cases, "every", unit="")
     if not blind:
-        return found
+        return finding
     left_out = f"left out, not clearly above {GUESSING:g} without a defense: {', '.join(blind)}"
-    return replace(found, measured=f"{found.measured}; {left_out}" if cases else left_out)
+    return replace(finding, measured=f"{finding.measured}; {left_out}" if cases else left_out)

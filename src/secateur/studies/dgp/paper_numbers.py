@@ -1,8 +1,8 @@
-"""The numbers that dgp prints, by the names that they have here; its "SSIM" is CW-SSIM, and all else is plots."""
+"""Numbers printed in dgp, by the names used here; its "SSIM" is CW-SSIM, and all other results are plots."""
 
 from __future__ import annotations
 
-# Columns of Table 1: a defense, and for ATS what a reconstruction is compared with.
+# Columns of Table 1 by defense and, for ATS, by the picture that a reconstruction is compared with.
 COLUMNS = {
     ("none", ""): "Baseline",
     ("ats", "used"): "ATS-R",
@@ -31,7 +31,7 @@ TABLE_1 = {
     (*key, column): value for key, row in _TABLE_1.items() for column, value in zip(COLUMNS.values(), row, strict=True)
 }
 
-# Table 1's last row; one cell stands for both of ATS.
+# Table 1's last row, the accuracy; both columns of ATS share one cell.
 ACCURACY = {
     "none": 0.9362,
     "ats": 0.9314,
@@ -43,7 +43,7 @@ ACCURACY = {
     "dgp": 0.9340,
 }
 
-# Table 2, by k1, k2 and attack: LPIPS and CW-SSIM; and by k1, k2: the accuracy.
+# Table 2: LPIPS and CW-SSIM by k1, k2 and attack, and accuracy by k1 and k2.
 TABLE_2 = {
     (0.03, 0.45, "rob"): (0.426, 0.146),
     (0.05, 0.75, "rob"): (0.527, 0.051),
@@ -60,7 +60,7 @@ TABLE_2_ACCURACY = {
     (0.20, 0.60): 0.9282,
 }
 
-# Table 3: MB of one upload and one download; Table 4: seconds of an epoch. By network and defense.
+# By network and defense. Table 3: MB of one upload and one download. Table 4: seconds per epoch.
 TABLE_3 = {
     "lenet-zhu": {"none": 0.121, "soteria": 0.098, "precode": 4.631, "top-k": 0.074, "dgp": 0.074, "adgp": 0.038},
     "vgg11-bn": {"none": 70.428, "soteria": 70.413, "precode": 73.436, "top-k": 43.137, "dgp": 43.137, "adgp": 22.449},
@@ -74,7 +74,7 @@ TABLE_4 = {
     "cnn6": {"soteria": 291.419, "top-k": 0.100, "dgp": 0.237, "adgp": 0.256},
 }
 
-# Tables 5 and 6, by data set, attack, network and defense: LPIPS and CW-SSIM.
+# Tables 5 and 6: LPIPS and CW-SSIM by data set, attack, network and defense.
 _NETWORKS = ("cnn6", "lenet-zhu", "resnet18", "vgg11-bn")
 _MODELS = {
     ("cifar10", "rob", "none"): ((0.0216, 0.9273), (0.0226, 0.9293), (0.0231, 0.9328), (0.0272, 0.9328)),
@@ -92,7 +92,7 @@ TABLE_5_6 = {
     for model, pair in zip(_NETWORKS, pairs, strict=True)
 }
 
-# Table 7: accuracy on CIFAR-100, by network and by the share that is sent.
+# Table 7: accuracy on CIFAR-100 by defense (Top-k at 95 %, DGP at 80 %) and network.
 TABLE_7 = {
     ("top-k", "resnet18"): 0.7368,
     ("top-k", "lenet-zhu"): 0.2675,

@@ -1,4 +1,4 @@
-"""What a study of dgp measured, asked by attacker and client, and by training."""
+"""Results of a dgp study by attacker and client, and by training."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
 
 
 class Cell(NamedTuple):
-    """One attacker on the updates of one client."""
+    """An attacker on the updates of one client."""
 
-    attack: str  # as the paper calls it
+    attack: str  # the paper's name
     defense: str
-    adaptive: str  # how the attacker makes use of knowing the defense; none
+    adaptive: str  # the mode of an attacker that knows the defense, or none
     model: str
     data: str
     batch_size: int
     labels: str
-    against: str  # used or raw: what a reconstruction is compared with, where they differ
-    stage: str  # how far the attacked model was trained
+    against: str  # used or raw: the pictures that reconstructions are compared with; empty: they are the same
+    stage: str  # the training stage of the attacked model
 
     @property
     def place(self) -> Cell:
-        """The client: what all its attackers share."""
+        """The attacked client: the fields that all its attackers share."""
         return self._replace(adaptive="none")
 
 
 class Course(NamedTuple):
-    """One collaborative training, or one measurement of what an update costs."""
+    """A collaborative training, or another measurement that is no attack, such as the cost of an update."""
 
     defense: str
     model: str
@@ -58,61 +58,62 @@ class Seen:
 
     @cached_property
     def cells(self) -> dict[Cell, dict[str, Measure]]:
-        """Every measure of every attacker over all its targets, by seed, in the order in which they were measured."""
-        found: dict[Cell, dict[str, Measure]] = {}
+        """Measures of each attacker over all its targets, by seed, in the order of measurement."""
+        cells: dict[Cell, dict[str, Measure]] = {}
         for row in self.rows:
             if "target" in row.extra and row.extra["target"] is None and row.attack and row.value is not None:
-                found.setdefault(cell_of(row), {}).setdefault(row.metric, {})[row.seed] = estimate(row)
-        return found
+                cells.setdefault(cell_of(row), {}).setdefault(row.metric, {})[row.seed] = estimate(row)
+        return cells
 
     @cached_property
     def places(self) -> list[Cell]:
-        """Every client that was attacked plainly."""
+        """All clients that were attacked plainly."""
         return [cell for cell in self.cells if cell.adaptive == "none"]
 
     @cached_property
     def courses(self) -> dict[str, dict[Course, dict[str, Measure]]]:
-        """What is no attack's, by kind of measurement (training, cost, ...); of a training its last epoch."""
-        found: dict[str, dict[Course, dict[str, Measure]]] = {}
+        """Measures without an attack, by kind (training, cost, ...); of a training those of the last epoch."""
+        courses: dict[str, dict[Course, dict[str, Measure]]] = {}
         for row in self.rows:
             if "study" in row.extra and row.value is not None and row.extra.get("epoch") == row.extra.get("epochs"):
                 course = Course(row.defense or "none", row.model, row.dataset)
-                kind = found.setdefault(row.extra["study"], {})
-                kind.setdefault(course, {}).setdefault(row.metric, {})[row.seed] = estimate(row)
-        return found
+                of_kind = courses.setdefault(row.extra["study"], {})
+                of_kind.setdefault(course, {}).setdefault(row.metric, {})[row.seed] = estimate(row)
+        return courses
 
     @cached_property
     def left_out(self) -> list[Row]:
-        """What could not be measured, with the reason."""
+        """Rows of measurements that could not be made, with the reason."""
         return [row for row in self.rows if row.metric == "left_out"]
 
     def of(self, cell: Cell, metric: str) -> Measure:
-        """One measure of one attacker."""
+        """Return one measure of one attacker, by seed."""
         return self.cells.get(cell, {}).get(metric, {})
 
     def accuracy(self, course: Course) -> Measure:
-        """The accuracy at the end of a training."""
+        """Return the accuracy at the end of a training, by seed."""
         return self.courses.get("training", {}).get(course, {}).get("test_accuracy", {})
 
     def knowing(self, place: Cell) -> Cell | None:
-        """Of the attackers who make use of knowing the defense, the one that comes nearest to the pictures."""
-        own = [cell for cell in self.cells if cell.place == place and cell.adaptive != "none"]
-        return max(own, key=lambda cell: _value(mean(self.of(cell, "psnr"))), default=None)
+        """Return the adaptive attacker with the highest mean PSNR; None if there is no adaptive attacker."""
+        adaptive_cells = [cell for cell in self.cells if cell.place == place and cell.adaptive != "none"]
+        return max(adaptive_cells, key=lambda cell: _value(mean(self.of(cell, "psnr"))), default=None)
 
     @cached_property
     def pictures(self) -> dict[tuple[Cell, str], dict[Picture, float]]:
-        """What every picture of an attacker scored, for comparisons picture by picture."""
-        found: dict[tuple[Cell, str], dict[Picture, float]] = {}
+        """Scores of every reconstructed picture, by attacker and metric, for paired comparisons."""
+        scores: dict[tuple[Cell, str], dict[Picture, float]] = {}
         for row in self.rows:
             if row.metric in PAIRED and row.extra.get("item") is not None and row.value is not None:
                 picture = (row.seed, row.extra["target"], row.extra["item"])
-                found.setdefault((cell_of(row), row.metric), {})[picture] = row.value
-        return found
+                scores.setdefault((cell_of(row), row.metric), {})[picture] = row.value
+        return scores
 
     def less(self, one: Cell | None, other: Cell | None, metric: str) -> Estimate | None:
-        """One attacker's measure less another's: of one seed target by target, of several seed by seed.
+        """Return the measure of one attacker minus that of another.
 
-        A target counts once, by the mean over its pictures: those of one update are not independent.
+        With one seed the attackers are compared target by target, with several seed by seed. A target counts once, by
+        the mean over its pictures: pictures of one update are not independent.
         """
         if one is None or other is None:
             return None
@@ -126,7 +127,7 @@ class Seen:
         return combine(sub, self.of(one, metric), self.of(other, metric))
 
     def select(self, **wanted: object) -> Iterator[Cell]:
-        """The plainly attacked clients of which all this is true; a defense is asked for by its first name."""
+        """Yield the plainly attacked clients with these fields; `defense` is the bare name without settings."""
         for cell in self.places:
             if all(
                 wanted[name] == (base(cell.defense) if name == "defense" else getattr(cell, name)) for name in wanted
@@ -135,14 +136,14 @@ class Seen:
 
 
 def cell_of(row: Row) -> Cell:
-    """Whose row it is."""
+    """Return the attacker and client of a row."""
     extra, attack = row.extra, row.attack or ""
     name = name_of(attack)
-    told = re.search(r":adaptive=([\w-]+)", attack)
+    adaptive = re.search(r":adaptive=([\w-]+)", attack)
     return Cell(
         PAPERS_NAMES.get(name, name),
         row.defense or "none",
-        told[1] if told else "none",
+        adaptive[1] if adaptive else "none",
         row.model,
         row.dataset,
         extra.get("batch_size", 1),
@@ -153,7 +154,7 @@ def cell_of(row: Row) -> Cell:
 
 
 def base(defense: str) -> str:
-    """The first name of a defense that is written with its settings and its error feedback.
+    """Return the name of a defense without its settings and error feedback.
 
     Example:
         >>> base("dgp:k1=0.05:k2=0.75+error-feedback")

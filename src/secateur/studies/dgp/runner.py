@@ -1,6 +1,6 @@
-"""What a study of dgp is, and how it is run: its steps into one run's folder, then a table beside the paper's numbers.
+"""The runner of dgp studies: all steps write into one run folder, then their rows become a table.
 
-Started again it goes on where it was: every step keeps what it made as stages of the run.
+Every step saves its results as stages of the run, so that a restarted study resumes.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
 
 @dataclass(frozen=True)
 class UpdateStudy:
-    """What one figure or table needs: steps that measure, and how their rows become the table."""
+    """The study of one figure or table: steps that measure, and a function that makes the table of their rows."""
 
     tabulate: Tabulate
     steps: tuple[Step, ...]
-    intervals: str = ""  # what those of the table are, where they are not over examples or seeds
+    intervals: str = ""  # describes the table's intervals; empty: they are over examples or seeds
 
     def conduct(
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
-        """Run all steps for every seed into `out`, and make the table."""
+        """Run all steps for every seed into the folder `out`, and return the table."""
         steps, others = chosen(self.steps, overrides or [])
         size = scale_of(scale, others)
         steps = merged(steps, size, given)
         asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
         device, datasets = device_of(asked), load_all(steps, size, given)
         torch.set_num_threads(size.threads)
-        told = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
-        config = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
+        replaced = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
+        config = {"study": entry.name, "scale": scale} | asdict(size) | replaced | {"seeds": asked.seeds}
         config |= {} if steps == self.steps else {"steps": [repr(step) for step in steps]}
         try:
             with open_run(out, "study", config, device=str(device), seeds=asked.seeds) as run:
@@ -60,7 +60,7 @@ class UpdateStudy:
                         step(setting)
                 rows = run.rows
         finally:
-            with suppress(WrongInput):  # there may be nothing yet
+            with suppress(WrongInput):  # there may be no rows yet
                 _write_page(out)
         shutil.rmtree(out / "unfinished", ignore_errors=True)
         lines, findings = self.tabulate(Seen(rows))
@@ -69,7 +69,7 @@ class UpdateStudy:
 
 
 def merged(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> tuple[Step, ...]:
-    """Steps that differ in nothing but what another network or data set stands for are one."""
+    """Return the steps without duplicates: steps whose stand-in network and data set are equal are one step."""
     kept: dict[str, Step] = {}
     for step in steps:
         model, data = stand_in(step.model, scale, given), given.get("data") or scale.data[step.data]
@@ -78,19 +78,20 @@ def merged(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> tup
 
 
 def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step, ...], list[str]]:
-    """A part of a study, for a machine of its own, and the overrides that are left.
+    """Select a part of a study, to run on a separate machine; return its steps and the remaining overrides.
 
-    `steps=ig,training` leaves the attacks by these names and the trainings; `defenses=none,dgp` leaves these of each;
-    `adaptive=support,mask` leaves these attackers beside the plain one, `adaptive=none` it alone.
+    `steps=ig,training` selects the attacks of these names and the trainings; `defenses=none,dgp` selects defenses in
+    every step. `adaptive=support,mask` selects these attackers besides the plain one, `adaptive=none` the plain one
+    alone.
     """
     keys = ("steps", "defenses", "adaptive")
     texts = {key: text for key in keys for text in overrides if text.partition("=")[0] == key}
     asked = {key: [part.strip() for part in text.partition("=")[2].split(",")] for key, text in texts.items()}
     left = [step for step in steps if "steps" not in asked or _name(step) in asked["steps"]]
     if "defenses" in asked:
-        left = [step for each in left if (step := _under(each, asked["defenses"])) is not None]
+        left = [step for candidate in left if (step := _under(candidate, asked["defenses"])) is not None]
     if "adaptive" in asked:
-        left = [_by(each, asked["adaptive"]) for each in left]
+        left = [_by(candidate, asked["adaptive"]) for candidate in left]
     if not left:
         names = ", ".join(dict.fromkeys(map(_name, steps)))
         defenses = ", ".join(dict.fromkeys(name for step in steps for name in getattr(step, "defenses", ())))
@@ -103,20 +104,20 @@ def _name(step: Step) -> str:
 
 
 def _under(step: Any, defenses: Sequence[str]) -> Step | None:
-    """A step under some of its defenses; one that has none to choose from stays whole."""
+    """Return a step with the selected defenses, or None without any; a step without defenses is unchanged."""
     if not hasattr(step, "defenses"):
         return step  # type: ignore[no-any-return]
-    own = tuple(name for name in step.defenses if name in defenses)
-    return replace(step, defenses=own) if own else None
+    selected = tuple(name for name in step.defenses if name in defenses)
+    return replace(step, defenses=selected) if selected else None
 
 
 def _by(step: Any, adaptive: Sequence[str]) -> Step:
-    """A step with some of its attackers who know of the defense."""
-    if wrong := [name for name in adaptive if name not in (*ADAPTIVE, "none")]:
-        raise unknown("adaptive", wrong[0], (*ADAPTIVE, "none"))
-    own = tuple(name for name in getattr(step, "adaptive", ()) if name in adaptive)
-    made: Step = replace(step, adaptive=own) if hasattr(step, "adaptive") else step
-    return made
+    """Return a step with the selected adaptive attackers."""
+    if unknown_names := [name for name in adaptive if name not in (*ADAPTIVE, "none")]:
+        raise unknown("adaptive", unknown_names[0], (*ADAPTIVE, "none"))
+    selected = tuple(name for name in getattr(step, "adaptive", ()) if name in adaptive)
+    changed: Step = replace(step, adaptive=selected) if hasattr(step, "adaptive") else step
+    return changed
 
 
 def _write_page(out: Path) -> None:
@@ -126,7 +127,7 @@ def _write_page(out: Path) -> None:
 
 
 def _facts(name: str, scale: str, size: Scale, rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
-    """What the numbers hold for: where less was done than in the paper it is seen here."""
+    """Return the settings that the numbers hold for; they show where a run is smaller than the paper's."""
     inverted = any("target" in row.extra for row in rows)
     trained = any(row.metric == "test_accuracy" for row in rows)
     facts: dict[str, Any] = {"study": name, "scale": scale}

@@ -1,4 +1,4 @@
-"""How large a study of dgp is run, and what all its steps share: one run, its data, its networks, its seed."""
+"""Scales of dgp studies, and the setting that all steps share: run, data, networks and seed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from secateur.studies.study import laid_over
 
 NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
 CIFAR10, CIFAR100 = "cifar10", "cifar100"
-FIXED = ("data", "models", "untrained")  # of a scale: `--set` leaves them alone
-TESTED = 0.2  # of a data set without a test part
+FIXED = ("data", "models", "untrained")  # fields of a scale that `--set` cannot change
+TESTED = 0.2  # test share of a data set without a test part
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is run; the defaults are the paper's setting."""
+    """The size of a study; the defaults are the paper's setting."""
 
-    data: dict[str, str] = field(default_factory=lambda: {CIFAR10: CIFAR10, CIFAR100: CIFAR100})  # what stands for them
-    models: dict[str, str] = field(default_factory=lambda: {name: name for name in NETWORKS})  # absent: left out
-    examples: int | None = None  # at most so many of the data set's rows
+    data: dict[str, str] = field(default_factory=lambda: {CIFAR10: CIFAR10, CIFAR100: CIFAR100})  # stand-ins
+    models: dict[str, str] = field(default_factory=lambda: {name: name for name in NETWORKS})  # absent: skipped
+    examples: int | None = None  # upper limit on the rows of a data set
     targets: int = 20
     iterations: int = 2500  # of ig and gi
     rounds: int = 500  # of ggl
@@ -41,11 +41,11 @@ class Scale:
     generator_width: int = 64
     users: int = 10
     epochs: int | None = None  # of collaborative training; None: the paper's 100, with its learning rates
-    learning_rate: float = 0.05  # of so many epochs
-    augment: bool = True  # crops and flips: dgp does not say so, and its 93 % need them
-    in_out: int = 0  # models of lira and rmia, for every defense
-    repeats: int = 20  # of a call that is timed
-    untrained: tuple[str, ...] = ()  # defenses that training under takes too long for this scale
+    learning_rate: float = 0.05  # where the paper's schedule does not apply
+    augment: bool = True  # crops and flips: dgp does not mention them, but its 93 % need them
+    in_out: int = 0  # models of lira and rmia per defense; 0: no such attacks
+    repeats: int = 20  # of a timed call
+    untrained: tuple[str, ...] = ()  # defenses under which training takes too long for this scale
     threads: int = 1
 
 
@@ -84,12 +84,12 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
-    """A scale by its name, with `field=value` laid over it."""
+    """Return a scale by its name, with `field=value` overrides."""
     return laid_over(SCALES, name, overrides, FIXED, zero=("in_out",))
 
 
 class Step(Protocol):
-    """Measures something of one network on one data set, and adds its rows to the run."""
+    """A measurement of one network on one data set that adds its rows to the run."""
 
     @property
     def model(self) -> str:
@@ -102,35 +102,35 @@ class Step(Protocol):
         ...
 
     def __call__(self, setting: Setting) -> None:
-        """Measure; what an earlier start of the run made is taken as it is."""
+        """Measure; stages finished by an earlier start of the run are reused."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What all steps of a study share."""
+    """The context that all steps of a study share."""
 
     run: Run
     scale: Scale
-    given: Mapping[str, Any]  # model, data_folder, device and images, where a user gave them
-    datasets: Mapping[str, Dataset]  # by what the paper has in their place
+    given: Mapping[str, Any]  # the user's model, data_folder, device and images, if set
+    datasets: Mapping[str, Dataset]  # by the paper's data set that they stand in for
     seed: int
 
     def model(self, step: Step) -> str | None:
-        """What stands for a step's network; None where the scale leaves it out."""
+        """Return the stand-in for a step's network; None if the scale skips the network."""
         return stand_in(step.model, self.scale, self.given)
 
     def data(self, step: Step) -> Dataset:
-        """What stands for a step's data set."""
+        """Return the stand-in for a step's data set."""
         return self.datasets[step.data]
 
     @cached_property
     def device(self) -> torch.device:
-        """Where it is run."""
+        """Device of the run."""
         return device_of(self.invert("lenet-zhu"))
 
     def invert(self, model: str, **more: Any) -> Invert:
-        """The fields of `secateur invert` that a step is run by."""
+        """Return the configuration of `secateur invert` for a step."""
         scale = self.scale
         common = {"model": model, "device": self.given.get("device"), "data_folder": self.given.get("data_folder")}
         common |= {"images": self.given.get("images")}
@@ -139,27 +139,27 @@ class Setting:
         return read(Invert, None, common | more)
 
     def labels(self, model: str, data: Dataset, defense: str, study: str, **extra: Any) -> dict[str, Any]:
-        """What a row carries that is no attack's; `study` says which kind of measurement it is."""
-        own = {"model": model, "dataset": data.name, "defense": defense, "seed": self.seed}
-        return own | {"extra": {"study": study} | extra}
+        """Return the labels of a row without an attack; `study` is the kind of measurement."""
+        labels = {"model": model, "dataset": data.name, "defense": defense, "seed": self.seed}
+        return labels | {"extra": {"study": study} | extra}
 
     def leave_out(self, labels: dict[str, Any], reason: str) -> None:
-        """Say in a row what could not be measured."""
+        """Add a row for a measurement that could not be made, with the reason."""
         extra = labels["extra"] | {"study": "left out"}
         self.run.add([Row(**(labels | {"extra": extra}), metric="left_out", value=None, note=reason)])
 
 
 def stand_in(paper: str, scale: Scale, given: Mapping[str, Any]) -> str | None:
-    """What stands for a network of the paper; None where the scale leaves it out. A user's own takes all places."""
+    """Return the stand-in for a network of the paper; None if the scale skips it. A user's model replaces all."""
     return given.get("model") or scale.models.get(paper)
 
 
 def load_all(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> dict[str, Dataset]:
-    """The data of all steps by what the paper has in its place; refuses networks that do not fit it.
+    """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
 
-    One without a test part gets a fifth for that.
+    A data set without a test part gets a fifth of its rows as test part.
     """
-    found: dict[str, Dataset] = {}
+    by_paper: dict[str, Dataset] = {}
     loaded: dict[str, Dataset] = {}
     for step in steps:
         name = given.get("data") or scale.data[step.data]
@@ -167,9 +167,9 @@ def load_all(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> d
             data = load(name, given.get("data_folder"), True)
             check_pictures(data)
             data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
-            whole = data.train_size == len(data.inputs)
-            loaded[name] = replace(data, train_size=int((1 - TESTED) * len(data.inputs))) if whole else data
-        data = found[step.data] = loaded[name]
+            untested = data.train_size == len(data.inputs)
+            loaded[name] = replace(data, train_size=int((1 - TESTED) * len(data.inputs))) if untested else data
+        data = by_paper[step.data] = loaded[name]
         if (model := stand_in(step.model, scale, given)) is not None:
             check(create(model, data.input_shape, data.classes, derive(0, "check")), data.input_shape, data.classes)
-    return found
+    return by_paper

@@ -1,4 +1,4 @@
-"""Collaborative training under some defenses: one step of a study, and the model that later steps attack."""
+"""The training step of a dgp study: collaborative training under defenses, whose models later steps attack."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.dgp.scale import CIFAR10, Scale, Setting
 
-LAST = (  # of a training's history, what the last epoch says
+LAST = (  # measures of a training's last epoch
     *("train_loss", "gamma_1", "gamma_1_whole", "gradient_square", "residual_mean", "error_norm"),
     *("never_sent", "starved", "entries", "bytes", "ratio", "paper_ratio"),
 )
@@ -39,15 +39,15 @@ LAST = (  # of a training's history, what the last epoch says
 
 @dataclass(frozen=True)
 class Trained:
-    """The accuracy of one network over the epochs, trained by all users under every defense."""
+    """A step that trains one network collaboratively under every defense, and records its accuracy by epoch."""
 
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
-    liar: Liar | None = None  # of adgp: what is broadcast in place of the honest positions
+    liar: Liar | None = None  # of adgp: broadcasts other positions than the honest ones
 
     def __call__(self, setting: Setting) -> None:
-        """Train, and add an accuracy for each epoch, and what the last epoch was."""
+        """Train, and add rows with the accuracy of each epoch and the other measures of the last."""
         model, data = setting.model(self), setting.data(self)
         if model is None:
             return
@@ -56,21 +56,21 @@ class Trained:
             named = defense if self.liar is None else f"{defense} ({self.liar})"
             labels = setting.labels(model, data, named, "training", **more)
             try:
-                made = train(setting, model, data, defense, liar=self.liar)
+                trained = train(setting, model, data, defense, liar=self.liar)
             except WrongInput as error:
                 setting.leave_out(labels, f"not trained: {error.message}")
             else:
-                setting.run.add(history_rows(labels, made, len(data.inputs) - data.train_size))
+                setting.run.add(history_rows(labels, trained, len(data.inputs) - data.train_size))
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the last step of a training sent, in bytes and as a share of dense: really, and as dgp counts it."""
+    """Traffic of a training's last step, in bytes and as a share of dense: as encoded, and as dgp counts."""
 
     epochs: int
 
     def __call__(self, epoch: Epoch) -> Numbers:
-        """Measured at the end alone: encoding takes as long as some steps."""
+        """Measure in the last epoch only, because encoding takes as long as several steps."""
         if epoch.row["epoch"] < self.epochs:
             return {}
         real, counted = communication(epoch.sent[0], epoch.inside), paper_accounting(epoch.sent[0], epoch.inside)
@@ -79,20 +79,23 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class Both:
-    """One transform after another."""
+    """Composition of two transforms."""
 
     first: Transform
     second: Transform
 
     def __call__(self, inputs: Tensor, rng: Generator) -> Tensor:
-        """Inputs through both."""
+        """Return the inputs after both transforms."""
         return self.second(self.first(inputs, rng), rng)
 
 
 def train(
     setting: Setting, model: str, data: Dataset, defense: str, role: str = "shared", liar: Liar | None = None
 ) -> Collaborated:
-    """The model that all users trained together under a defense; a stage of the run. `role` begins another model."""
+    """Return the model that all users train together under a defense, as a stage of the run.
+
+    Each `role` has its own initial model and random draws.
+    """
     chosen, scale, seed = defense_of_updates(defense), setting.scale, setting.seed
     if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
         raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
@@ -114,29 +117,29 @@ def train(
 
 
 def structure(setting: Setting, model: str, data: Dataset, defense: str) -> nn.Module:
-    """The network that such a training gives weights for."""
+    """Return the network structure of a training under this defense."""
     net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
     return protected(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
 
 
 def schedule_of(scale: Scale, model: str) -> Schedule:
-    """The paper's, which gives LeNet rates of its own, or a few epochs at one rate."""
+    """Return the paper's schedule, which has separate rates for LeNet, or the scale's epochs at one rate."""
     if scale.epochs is not None:
         return Schedule(scale.epochs, ((1, scale.learning_rate),))
     return SCHEDULES["paper-lenet" if model == "lenet-zhu" else "paper"]
 
 
 def history_rows(labels: dict[str, Any], made: Collaborated, tested: int) -> list[Row]:
-    """An accuracy for each epoch with Wilson's interval, and what the last one was."""
+    """Return rows with each epoch's accuracy, with Wilson's interval, and the other measures of the last epoch."""
     rows, last = [], made.history[-1]
     extra = labels["extra"] | {"epochs": len(made.history)}
-    for each in made.history:
-        own = labels | {"extra": extra | {"epoch": each["epoch"]}}
-        rows.append(Row(**own, metric="test_accuracy", **share_of(each["test_accuracy"], tested)._asdict()))
-    own = labels | {"extra": extra | {"epoch": last["epoch"]}}
-    rows += [Row(**own, metric=name, value=last[name]) for name in LAST if name in last]
-    seconds = sum(each["seconds"] for each in made.history) / len(made.history)
-    return [*rows, Row(**own, metric="epoch_seconds", value=seconds, timing=True)]
+    for epoch in made.history:
+        labelled = labels | {"extra": extra | {"epoch": epoch["epoch"]}}
+        rows.append(Row(**labelled, metric="test_accuracy", **share_of(epoch["test_accuracy"], tested)._asdict()))
+    labelled = labels | {"extra": extra | {"epoch": last["epoch"]}}
+    rows += [Row(**labelled, metric=name, value=last[name]) for name in LAST if name in last]
+    seconds = sum(epoch["seconds"] for epoch in made.history) / len(made.history)
+    return [*rows, Row(**labelled, metric="epoch_seconds", value=seconds, timing=True)]
 
 
 def _transform(scale: Scale, data: Dataset, defense: Defense) -> Transform | None:
@@ -149,6 +152,6 @@ def _transform(scale: Scale, data: Dataset, defense: Defense) -> Transform | Non
 
 
 def parted(data: Dataset, members: Tensor, others: Tensor) -> Dataset:
-    """A data set whose train part is the members and whose test part is the others."""
+    """Return a data set whose train part is the members and whose test part is the others."""
     rows = torch.cat([members, others])
     return replace(data, inputs=data.inputs[rows], labels=data.labels[rows], train_size=len(members), writers=None)

@@ -1,7 +1,7 @@
 """The figures and tables of "Addressing Membership Inference Attack in Federated Learning with Model Compression".
 
-Each is a number of federations on one data set, and a table; `--data` gives the paper's other data sets, and
-`--set rounds=60 --set large=0+1+2` other sizes, and `--set augment=false` leaves out the crops and flips on CIFAR-10.
+Each study is a number of federations on one data set, and a table. `--data` selects the paper's other data sets, and
+`--set rounds=60 --set large=0+1+2` other sizes. `--set augment=false` omits the crops and flips on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _rules(scale: Scale) -> list[Case]:
 
 
 def _large(scale: Scale) -> list[Case]:
-    kept = [Case(name, large=0, uncovered="keep") for name in RIVALS] if 0 in scale.large else []
-    return [*(Case(name, large=large) for large in scale.large for name in RIVALS), *kept]
+    keep_uncovered = [Case(name, large=0, uncovered="keep") for name in RIVALS] if 0 in scale.large else []
+    return [*(Case(name, large=large) for large in scale.large for name in RIVALS), *keep_uncovered]
 
 
 @method("study", "mapp-fig1", PAPER, scales=SIZES)
@@ -89,7 +89,8 @@ def table6() -> MappStudy:
 def stronger() -> MappStudy:
     """FedAvg, HeteroFL and MaPP-FL against Yeom, LiRA and RMIA: does the ranking hold (not in mapp_fl).
 
-    One turn moves a ratio of RMIA by less than its usual gamma of 2, which would leave all examples alike.
+    RMIA runs with gamma=1: one local training changes its ratio by less than the usual gamma of 2, so that all scores
+    would be equal.
     """
     cases = [*FEDAVG, Case("heterofl"), Case("mapp-fl")]
     return MappStudy(lambda scale: cases, _of(attackers), ATTACKERS)

@@ -1,4 +1,4 @@
-"""Tables of mapp_fl about who is exposed: by data and model size, to stronger attackers, and under other defenses."""
+"""Tables of mapp_fl on exposure: by dataset and model size, to stronger attackers, and under further defenses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASKED = "How the attacker asks: Yeom's advantage on the average client and serve
 
 
 def correlations(found: Seen, smallest: int) -> Tabulated:
-    """Table 3: Pearson's r of log10 dataset size and advantage by network."""
+    """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
     lines, cases = [], {}
     for federation in found.federations:
         result = exposure_correlation(points(found, federation), smallest)
@@ -45,7 +45,7 @@ def correlations(found: Seen, smallest: int) -> Tabulated:
 
 
 def complexity(found: Seen, smallest: int) -> Tabulated:
-    """Fig. 1: every client's dataset size and advantage, and both averages by network."""
+    """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
     lines, findings = correlations(found, smallest)
     order = sorted(found.federations, key=lambda federation: federation.unit)
     for line, federation in zip(lines, found.federations, strict=True):
@@ -65,7 +65,7 @@ def complexity(found: Seen, smallest: int) -> Tabulated:
 
 
 def attackers(found: Seen) -> Tabulated:
-    """Not in the paper: does the ranking of the methods hold under a stronger attacker?"""
+    """Return a table of the methods under stronger attackers, to test their ranking (not in the paper)."""
     lines = []
     ways = [way for way in found.ways if way.batches == YEOM.batches and way.updates == 1]
     for federation in found.federations:
@@ -78,20 +78,21 @@ def attackers(found: Seen) -> Tabulated:
     mapp = next((each for each in found.federations if each.submodels == "mapp-fl"), None)
     others = [each for each in found.federations if each != mapp and each.submodels in ("heterofl", "none")]
 
-    def over(metric: str, some: list[Way]) -> Cases:
-        """The others' less MaPP-FL's."""
+    def over(metric: str, compared: list[Way]) -> Cases:
+        """Return the metric of the other rules minus that of MaPP-FL."""
         if mapp is None:
             return {}
         return {
             f"{way.attack}: {other.title} {other.unit}": combine(
                 sub, *(clients(found, each, metric, way) for each in (other, mapp))
             )
-            for way in some
+            for way in compared
             for other in others
         }
 
     thresholds = [way for way in ways if name_of(way.attack) == YEOM.attack]
-    ranked = [way for way in ways if way == YEOM or way not in thresholds]  # a threshold moves no score: one AUC
+    # A threshold does not change the scores: all of Yeom's thresholds share one AUC.
+    ranked = [way for way in ways if way == YEOM or way not in thresholds]
     stronger: Cases = {
         f"{federation.title} {federation.unit}": _over(found, federation, ways) for federation in found.federations
     }
@@ -110,7 +111,7 @@ def attackers(found: Seen) -> Tabulated:
 
 
 def joined(found: Seen) -> Tabulated:
-    """Not in the paper: what do a pruned upload and withheld weights add to sub-models?"""
+    """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
     lines = [
         Line({"rule": federation.submodels, "defense": federation.defense}, summary(found, federation))
         for federation in found.federations
@@ -130,14 +131,17 @@ def joined(found: Seen) -> Tabulated:
 
 
 def asked(found: Seen) -> list[Line]:
-    """What batch mates and more updates do to Yeom's attack: one line a way of asking."""
+    """Return one line per mode of Yeom's attack: batches in which examples are scored, and number of updates."""
     ways = [way for way in found.ways if way.attack == "yeom"]
-    lines, senders = [], [each for each in found.federations if each.submodels != "local"]  # who sends has all ways
+    lines, senders = (
+        [],
+        [sender for sender in found.federations if sender.submodels != "local"],
+    )  # clients that send updates are attacked in all modes
     for way in ways if len(ways) > 1 else []:
         cells: Cells = {
-            "client_advantage": _overall([clients(found, each, "advantage", way) for each in senders]),
-            "server_advantage": _overall([found.server(each, "advantage", way) for each in senders]),
-            "client_auc": _overall([clients(found, each, "auc", way) for each in senders]),
+            "client_advantage": _overall([clients(found, sender, "advantage", way) for sender in senders]),
+            "server_advantage": _overall([found.server(sender, "advantage", way) for sender in senders]),
+            "client_auc": _overall([clients(found, sender, "auc", way) for sender in senders]),
         }
         labels = {"scoring batches": way.batches, "updates": str(way.updates)}
         lines.append(Line(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
@@ -145,14 +149,14 @@ def asked(found: Seen) -> list[Line]:
 
 
 def _overall(measures: list[Measure]) -> Estimate | None:
-    """The mean over federations, whose clients hold the same examples, by seed first."""
+    """Return the mean over federations, whose clients hold the same examples, then over seeds."""
     known = [measure for measure in measures if measure]
     seeds = set[int].intersection(*map(set, known)) if known else set()
     return mean({seed: average_on_same([measure[seed] for measure in known]) for seed in sorted(seeds)})
 
 
 def _over(found: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:
-    """LiRA's AUC less Yeom's, of the average client."""
+    """Return LiRA's AUC minus Yeom's, for the average client."""
     lira = next((way for way in ways if way.attack == "lira"), None)
     if lira is None:
         return None

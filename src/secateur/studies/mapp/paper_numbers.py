@@ -1,4 +1,4 @@
-"""The numbers that mapp_fl prints, by the names that they have here; shares, advantages too."""
+"""Numbers printed in mapp_fl, by the names used here; accuracies and advantages are in per cent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PARAMETERS = {"mapp-cnn-8": "30k", "mapp-cnn-16": "100k", "mapp-cnn-32": "400k",
 
 
 class Printed(NamedTuple):
-    """Accuracy and advantage of the server and of the average client, in per cent; None where a table has none."""
+    """Accuracy and advantage of the server and of the average client, in per cent; None where a table prints none."""
 
     server_accuracy: float | None
     server_advantage: float | None
@@ -25,7 +25,7 @@ class Printed(NamedTuple):
         return ", ".join(parts)
 
 
-# Table 2: by client, accuracy and advantage of FedAvg(100k), FedAvg(30k), Local (accuracy alone) and MaPP-FL.
+# Table 2: accuracy and advantage by client for FedAvg(100k), FedAvg(30k), Local (accuracy only) and MaPP-FL.
 SIZES = (17020, 7400, 7040, 6310, 4060, 3110, 1660, 1650, 1260, 490)
 TABLE_2 = {
     ("none", "mapp-cnn-16"): (78.2, (2.82, 3.48, 3.44, 3.78, 4.66, 3.57, 5.48, 6.67, 3.97, 9.8)),
@@ -50,8 +50,8 @@ _TABLE_3 = {
 }
 TABLE_3 = {(data, model): value for data, row in _TABLE_3.items() for model, value in zip(PARAMETERS, row, strict=True)}
 
-# Table 4: by data set and number of large clients, accuracy and advantage of FDropout, HeteroFL and MaPP-FL, then
-# those of the average client.
+# Table 4, by data set and number of large clients (0 to 9). Columns: server accuracy and advantage of FDropout,
+# HeteroFL and MaPP-FL, then the same for the average client.
 _TABLE_4 = {
     "cifar10": """
         59.22 0.53 70.43 1.91 44.03 0.67 37.74 1.80 70.31 2.98 69.42 2.91
@@ -89,14 +89,14 @@ _TABLE_4 = {
 }
 RIVALS = ("fdropout", "heterofl", "mapp-fl")
 TABLE_4 = {
-    (data, large, name): Printed(*row[2 * place : 2 * place + 2], *row[6 + 2 * place : 8 + 2 * place])
+    (data, large, name): Printed(*row[2 * index : 2 * index + 2], *row[6 + 2 * index : 8 + 2 * index])
     for data, text in _TABLE_4.items()
     for large, line in enumerate(text.strip().splitlines())
     for row in [[float(cell) for cell in line.split()]]
-    for place, name in enumerate(RIVALS)
+    for index, name in enumerate(RIVALS)
 }
 
-# Table 5: CIFAR-10, two large clients, by rule and server's network.
+# Table 5: CIFAR-10 with two large clients, by rule and network of the server.
 TABLE_5 = {
     ("none", "mapp-cnn-16"): Printed(78.17, 2.03, 76.64, 4.53),
     ("none", "mapp-cnn-8"): Printed(69.23, 0.78, 67.66, 2.65),
@@ -112,7 +112,7 @@ TABLE_5 = {
     ("fdropout", "mapp-cnn-16"): Printed(76.42, 1.9, 42.06, 2.05),
 }
 
-# Table 6: CIFAR-10, two large clients, by rule and whether inputs and outputs are drawn independently.
+# Table 6: CIFAR-10 with two large clients, by rule; True: inputs and outputs are drawn independently.
 TABLE_6 = {
     ("fdropout", True): Printed(75.44, 2.57, 23.56, 1.74),
     ("fdropout", False): Printed(76.38, 2.45, 39.99, 2.32),

@@ -1,9 +1,11 @@
-"""How large a study of mapp_fl is run, and its federations: what stands for the paper's data and networks.
+"""Scales of mapp_fl studies, and the specification of their federations.
 
-The paper's setting (Section 5.2): ten clients, the server's network has u = 16 and small clients have half of its
-channels, Adam with rate .001 begun anew in every round, one local epoch of batches of 128, 150 rounds, three repeats, a
-plain average; cells that nobody trained become zero, as in the paper's code (or keep their value, where a case says
-so). Repeats share their dataset sizes and deal the images anew; those of Fig. 1 and Table 3 draw the sizes anew too.
+The paper's setting (Section 5.2): ten clients; the server's network has u = 16, and small clients have half of its
+channels. Clients use Adam at rate .001, reset in every round, for one local epoch with batches of 128. There are 150
+rounds, three repeats, and a plain average.
+
+Cells that no client trained become zero, as in the paper's code, or keep their value if a case sets `uncovered`.
+Repeats share the dataset sizes and redistribute the images; those of Fig. 1 and Table 3 redraw the sizes too.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.spec import Adam, Terms, joined_of, rates_of
 from secateur.seeding import derive
 
-SIZES_SEED = 41  # gives ten clients of CIFAR-10 the sizes of Table 2
+SIZES_SEED = 41  # with this seed ten clients of CIFAR-10 have the sizes of Table 2
 CLIENTS = 10
-UNITS = (8, 16, 32, 64)  # u of the networks that there are
-TESTED = 0.2  # of a data set without a test part
+UNITS = (8, 16, 32, 64)  # u of the available networks
+TESTED = 0.2  # test share of a data set without a test part
 
 
 @dataclass(frozen=True)
 class Case:
-    """One federation: a channel rule, the server's network, how many clients have all of it, and a defense on top."""
+    """A federation: channel rule, the server's network, number of clients with the full network, and a defense."""
 
     submodels: str
     unit: int = 16  # u of the paper's network
     large: int = 2
     defense: str = "none"
-    fresh: bool = False  # every repeat draws the clients' sizes anew
-    uncovered: Literal["zero", "keep"] = "zero"  # what becomes of cells that nobody trained
+    fresh: bool = False  # every repeat redraws the clients' dataset sizes
+    uncovered: Literal["zero", "keep"] = "zero"  # treatment of cells that no client trained
 
     @property
     def model(self) -> str:
@@ -51,22 +53,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is run; the defaults are the paper's setting."""
+    """The size of a study; the defaults are the paper's setting."""
 
     data: str = "cifar10"
-    units: tuple[int, ...] = UNITS  # of Fig. 1 and Table 3
-    large: tuple[int, ...] = tuple(range(10))  # of Fig. 3 and Table 4
-    examples: int | None = None  # at most so many of the data set's rows
+    units: tuple[int, ...] = UNITS  # network sizes of Fig. 1 and Table 3
+    large: tuple[int, ...] = tuple(range(10))  # numbers of large clients in Fig. 3 and Table 4
+    examples: int | None = None  # upper limit on the rows of the data set
     rounds: int = 150
     repeats: int = 3
     draws: int = 5  # repeats of Fig. 1 and Table 3
     batch_size: int = 128
-    updates: int = 3  # that the stateful attacker holds
-    shuffles: int = 2  # of the batches that examples are scored in
+    updates: int = 3  # held by the stateful attacker
+    shuffles: int = 2  # of the batches in which examples are scored
     shadows: int = 16  # shadow clients of LiRA and RMIA
-    smallest: int = 400  # examples of a client that counts in a correlation
-    patience: int = 5  # epochs of clients that train alone
-    at_once: int = 12  # federations that are stacked on a GPU
+    smallest: int = 400  # least number of examples of a client that counts in a correlation
+    patience: int = 5  # early stopping of clients that train alone, in epochs
+    at_once: int = 12  # federations stacked on a GPU
     threads: int = 1
     augment: bool | None = None  # crops and flips of training pictures; None: on CIFAR-10, as in the public code
 
@@ -93,7 +95,7 @@ SMALL = Scale(
     rounds=30,
     repeats=1,
     draws=2,
-    batch_size=32,  # with a tenth of the data a client of 49 examples would take a single step
+    batch_size=32,  # with a tenth of the data, a client of 49 examples would else take a single step
     shadows=8,
     smallest=40,
     threads=2,
@@ -102,40 +104,40 @@ SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
 
 
 def scale_of(name: str, overrides: list[str] | None) -> Scale:
-    """A scale by its name, with `field=value` laid over it; `large=0+1+2` gives numbers of large clients."""
+    """Return a scale by its name with `field=value` overrides; `large=0+1+2` sets numbers of large clients."""
     if name not in SCALES:
         raise unknown("scale", name, SCALES)
-    known = [each.name for each in fields(Scale) if each.name != "data"]
-    given: dict[str, Any] = {}
+    known = [field.name for field in fields(Scale) if field.name != "data"]
+    changes: dict[str, Any] = {}
     for text in overrides or []:
-        key, found, value = text.partition("=")
-        if not found or key not in known:
+        key, separator, value = text.partition("=")
+        if not separator or key not in known:
             raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
         numbers = [yaml.safe_load(part) for part in value.split("+")]
         fits, wanted = _allowed(key)
         several = key in ("units", "large")
         if not all(map(fits, numbers)) or (len(numbers) > 1 and not several):
             raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
-        given[key] = tuple(numbers) if several else numbers[0]
-    return replace(SCALES[name], **given)
+        changes[key] = tuple(numbers) if several else numbers[0]
+    return replace(SCALES[name], **changes)
 
 
 def _allowed(key: str) -> tuple[Callable[[Any], bool], str]:
-    """Whether a field of a scale can have a value, and the same in words."""
+    """Return a test for values of a field of a scale, and the allowed values in words."""
     if key == "augment":
-        return lambda given: isinstance(given, bool), "true or false"
+        return lambda value: isinstance(value, bool), "true or false"
     if key == "units":
-        return lambda given: type(given) is int and given in UNITS, "8, 16, 32 or 64, several joined by +"
+        return lambda value: type(value) is int and value in UNITS, "8, 16, 32 or 64, several joined by +"
     if key == "large":
         wanted = f"whole numbers from 0 to {CLIENTS}, several joined by +"
-        return lambda given: type(given) is int and 0 <= given <= CLIENTS, wanted
+        return lambda value: type(value) is int and 0 <= value <= CLIENTS, wanted
     if key == "shadows":
-        return lambda given: type(given) is int and given >= 2 and given % 2 == 0, "an even number from 2"
-    return lambda given: type(given) is int and given >= 1, "a whole number from 1"
+        return lambda value: type(value) is int and value >= 2 and value % 2 == 0, "an even number from 2"
+    return lambda value: type(value) is int and value >= 1, "a whole number from 1"
 
 
 def loaded(scale: Scale, given: Mapping[str, Any]) -> Dataset:
-    """The data of a study; one without a test part gets a fifth for that."""
+    """Load the data of a study; a data set without a test part gets a fifth of its rows as test part."""
     data = load(given.get("data") or scale.data, given.get("data_folder"), True)
     check_pictures(data)
     data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
@@ -148,12 +150,15 @@ def loaded(scale: Scale, given: Mapping[str, Any]) -> Dataset:
 
 
 def settled(scale: Scale, data: Dataset) -> Scale:
-    """Whether pictures are cropped and flipped, by the data: the paper is silent, its code has that on."""
+    """Return the scale with `augment` set: by default True for CIFAR-10, as in the public code.
+
+    The paper does not mention crops and flips.
+    """
     return scale if scale.augment is not None else replace(scale, augment=data.name == "cifar10")
 
 
 def shares_of(case: Case, data: Dataset, seed: int) -> list[Tensor]:
-    """Which rows each of ten clients holds, biggest first; writers stay together where they are known."""
+    """Return the rows of each of ten clients, largest client first; rows of a known writer stay together."""
     labels = data.labels[: data.train_size]
     if data.writers is not None:
         return writer_groups(data.writers[: data.train_size], FEMNIST_GROUPS, derive(seed, "writers"))
@@ -163,7 +168,7 @@ def shares_of(case: Case, data: Dataset, seed: int) -> list[Tensor]:
 
 
 def terms_of(case: Case, scale: Scale, data: Dataset, seed: int) -> Terms:
-    """The terms of one federation."""
+    """Return the specification of one federation."""
     shares = shares_of(case, data, seed)
     chosen = choice("submodel", case.submodels)
     rule = choice("submodel", f"local:patience={scale.patience}") if chosen.name == "local" else chosen

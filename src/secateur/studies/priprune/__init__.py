@@ -1,7 +1,7 @@
 """The figures and tables of "PriPrune: Quantifying and Preserving Privacy in Pruned Federated Learning".
 
-Each is some federations and a table; Figs. 2, 4 and 5 are in theory.py. Networks and data sets are the
-paper's; at a smaller scale others stand for them (settings.py), and every row says which.
+Each study is a number of federations and a table; Figs. 2, 4 and 5 are in theory.py. Networks and data sets are the
+paper's. At smaller scales others stand in for them (settings.py), and every row names them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PAPER = "priprune"
 FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Fig. 3
 WITHHOLDING = tuple(f"{form}{name}" for form in ("", "pseudo-") for name in ("largest", "random", "mix"))
 UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp", "priprune+dp")
-SUMMED = ("none", "pseudo-largest", "priprune")  # under secure aggregation too
-MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # of 30 %: 0, 10, 20 and 30 % largest
-BOTH = (GI, SGI)  # where one would do, so that a folder shares its federations with Fig. 3
-REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's, and one that knows what a client sent last
+SUMMED = ("none", "pseudo-largest", "priprune")  # run under secure aggregation too
+MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # shares of the 30 % withheld: 0, 10, 20 and 30 % largest gradients
+BOTH = (GI, SGI)  # also where one attack would do: studies in one folder then share the federations of Fig. 3
+REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's attack, and one that knows the client's last update
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
-EQ_17 = "normalise=global"  # the other reading of what is illegible
+EQ_17 = "normalise=global"  # the other reading of Eq. 17, which is illegible in the paper
 
 
 @method("study", "priprune-fig3", PAPER, scales=SIZES)
@@ -131,7 +131,7 @@ def figa5() -> FederatedStudy:
 @method("study", "priprune-alpha", PAPER, scales=SIZES)
 def alpha() -> FederatedStudy:
     """What alpha's start, its step, the temperature and Eq. 17's reading decide, all left open (not in priprune)."""
-    settings = tuple(f"priprune:{each}" for each in (*ALPHAS, EQ_17))
+    settings = tuple(f"priprune:{value}" for value in (*ALPHAS, EQ_17))
     return FederatedStudy(defense_tables.alpha, lambda scale: [Federations(defenses=("none", *settings))])
 
 
@@ -139,15 +139,15 @@ def alpha() -> FederatedStudy:
 def defenses() -> FederatedStudy:
     """All defenses of what a client sends on one axis: accuracy, leakage, bytes (not in priprune).
 
-    On SNIP: PruneFL's clients also send squared gradients, which DP does not cover. Some are run under secure
-    aggregation as well, where the server sees only the sum of a round's clients.
+    The base pruning is SNIP: PruneFL's clients also send squared gradients, which DP does not cover. Some defenses are
+    run under secure aggregation as well, where the server sees only the sum over a round's clients.
     """
     attacks = (SGI, f"{SGI}:adaptive=support")
-    every = ("none", *WITHHOLDING, "priprune", *UPLOADS)
+    all_defenses = ("none", *WITHHOLDING, "priprune", *UPLOADS)
     return FederatedStudy(
         defense_tables.defenses,
         lambda scale: [
-            Federations(("snip",), every, attacks=attacks),
+            Federations(("snip",), all_defenses, attacks=attacks),
             Federations(("snip",), SUMMED, attacks=attacks, view="sum"),
         ],
     )

@@ -1,8 +1,8 @@
-"""The numbers that priprune prints, by the names that they have here; all else of its evaluation is plots."""
+"""Numbers printed in priprune, by the names used here; all other results of its evaluation are plots."""
 
 from __future__ import annotations
 
-# Table 2: NMI and its deviation over three runs, by data and base pruning: alone, and with PriPrune.
+# Table 2: NMI and its deviation over three runs by data set and base pruning, without and with PriPrune.
 TABLE_2 = {
     ("femnist", "prunefl"): ((0.22, 0.008), (0.12, 0.007)),
     ("femnist", "feddst"): ((0.21, 0.025), (0.13, 0.007)),
@@ -13,7 +13,7 @@ TABLE_2 = {
     ("cifar10", "synflow"): ((0.25, 0.012), (0.21, 0.018)),
     ("cifar10", "snip"): ((0.24, 0.004), (0.22, 0.008)),
 }
-# What the text says of it: the share of NMI that PriPrune takes away.
+# From the text on Table 2: the share of NMI that PriPrune removes.
 SAVED = {("femnist", "prunefl"): 0.455, ("cifar10", "feddst"): 0.28}
 
 _TABLE_A1 = {

@@ -1,6 +1,6 @@
-"""What a study of priprune is, and how it is run: its federations into one run's folder, then a table beside the paper.
+"""The runner of priprune studies: all federations write into one run folder, then their rows become a table.
 
-Started again it goes on where it was. Federations that two studies share are run once where they share a folder.
+A restarted study resumes. Studies in the same folder share their common federations, which are run once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from secateur.studies.table import Line, Table
 Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
 Steps = Callable[[Scale], Sequence[Federations]]
 Also = Callable[[Scale, Run, Federate, Dataset, torch.device, int, Choice], None]
-PARTS = ("bases", "defenses", "broadcast")  # of a study that `--set` can choose from
+PARTS = ("bases", "defenses", "broadcast")  # parts of a study that `--set` can select from
 INTERVALS = {
     True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
     "accuracies have Wilson's. Another seed may differ by more.",
@@ -42,16 +42,16 @@ INTERVALS = {
 
 @dataclass(frozen=True)
 class FederatedStudy:
-    """What one figure or table needs: federations at a scale, and how their rows become the table."""
+    """The study of one figure or table: federations at a scale, and a function that makes the table of their rows."""
 
     tabulate: Tabulate
     steps: Steps
-    also: Also | None = None  # what else is measured of every federation
+    also: Also | None = None  # a further measurement of every federation
 
     def conduct(
         self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
-        """Run all federations for every seed into `out`, and make the table."""
+        """Run all federations for every seed into the folder `out`, and return the table."""
         given_parts = [text for text in overrides or [] if _key(text) in PARTS]
         size = scale_of(scale, [text for text in overrides or [] if text not in given_parts])
         only = {_key(text): text.partition("=")[2] for text in given_parts}
@@ -59,46 +59,51 @@ class FederatedStudy:
         steps, device = chosen(self.steps(size), only), device_of(asked)
         setting = Setting(size, given, asked.seeds, tuple(step.data for step in steps))
         torch.set_num_threads(size.threads)
-        ready = [each for step in steps for each in setting.configs(step)]
+        ready = [federations for step in steps for federations in setting.configs(step)]
         if not ready:
             raise WrongInput("data", f"nothing of {entry.name} is run on this data set; give another")
-        for each in ready:
-            check_federate(each.config, each.data, device)
-        told = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
-        kept = {"study": entry.name, "scale": scale} | asdict(size) | told | {"seeds": asked.seeds}
-        kept |= {"only": only} if only else {}
-        with page_afterwards(out), open_run(out, "study", plain(kept), device=str(device), seeds=asked.seeds) as run:
+        for federations in ready:
+            check_federate(federations.config, federations.data, device)
+        replaced = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
+        settings = {"study": entry.name, "scale": scale} | asdict(size) | replaced | {"seeds": asked.seeds}
+        settings |= {"only": only} if only else {}
+        with (
+            page_afterwards(out),
+            open_run(out, "study", plain(settings), device=str(device), seeds=asked.seeds) as run,
+        ):
             _run(run, ready, device, asked.seeds, None if self.also is None else partial(self.also, size))
-        tested = {each.data.name: len(each.data.inputs) - each.data.train_size for each in ready}
-        stands = {(each.config.model, each.data.name): each.paper for each in ready}
+        tested = {
+            federations.data.name: len(federations.data.inputs) - federations.data.train_size for federations in ready
+        }
+        stands = {(federations.config.model, federations.data.name): federations.paper for federations in ready}
         lines, findings = self.tabulate(Seen(run.rows, tested, stands))
         facts = {"study": entry.name, "scale": scale} | _facts(size, run.rows, ready) | {"seeds": asked.seeds}
         return Table(entry.summary, facts, lines, findings, INTERVALS[len(asked.seeds) == 1])
 
 
 def chosen(steps: Sequence[Federations], asked: Mapping[str, str]) -> list[Federations]:
-    """A part of a study, for a machine of its own: `bases=prunefl,snip` and `defenses=none,priprune` leave these.
+    """Select a part of a study, to run on a separate machine, by `bases=prunefl,snip` or `defenses=none,priprune`.
 
-    Each is a name, which stands for all its settings, or a text as the study has it (pseudo-largest:rate=0.3);
-    `broadcast=dense` leaves the federations with one.
+    A name selects all its settings; the study's full text (pseudo-largest:rate=0.3) selects one. `broadcast=dense`
+    selects the federations with a dense broadcast.
     """
     left = []
     for step in steps:
-        own: dict[str, Any] = {part: _among(_texts(step, part), wanted) for part, wanted in asked.items()}
-        if all(own.values()):
-            own |= {"broadcast": step.broadcast} if "broadcast" in own else {}
-            left.append(replace(step, **own))
+        selected: dict[str, Any] = {part: _among(_texts(step, part), wanted) for part, wanted in asked.items()}
+        if all(selected.values()):
+            selected |= {"broadcast": step.broadcast} if "broadcast" in selected else {}
+            left.append(replace(step, **selected))
     if not left:
         known = {part: dict.fromkeys(text for step in steps for text in _texts(step, part)) for part in PARTS}
-        told = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
-        raise WrongInput("set", f"leaves nothing of this study; its {told}")
+        choices = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
+        raise WrongInput("set", f"leaves nothing of this study; its {choices}")
     return left
 
 
 def _texts(step: Federations, part: str) -> tuple[str, ...]:
-    """What there is of a part in a step."""
-    found = getattr(step, part)
-    return (found,) if isinstance(found, str) else found
+    """Return all values of a part in a step."""
+    values = getattr(step, part)
+    return (values,) if isinstance(values, str) else values
 
 
 def _key(text: str) -> str:
@@ -117,7 +122,7 @@ def _run(
     seeds: Sequence[int],
     also: Callable[..., None] | None,
 ) -> None:
-    done = set()  # a federation that two steps share is run once
+    done = set()  # steps may share a federation, which is run once
     for seed in seeds:
         for config, data, _ in ready:
             for base in config.base_pruning:
@@ -131,17 +136,24 @@ def _run(
 
 
 def _facts(size: Scale, rows: Sequence[Row], ready: Sequence[Ready]) -> dict[str, Any]:
-    """What the numbers hold for: what stands for the paper's data and networks, and how much less was done."""
+    """Return the settings that the numbers hold for: stand-ins for data and networks, and the reduced sizes."""
 
-    def told(values: Iterable[Any]) -> list[Any]:
+    def unique(values: Iterable[Any]) -> list[Any]:
         return list(dict.fromkeys(values))
 
-    configs = [each.config for each in ready]
-    facts: dict[str, Any] = {"data": told(each.data.name for each in ready), "model": told(c.model for c in configs)}
+    configs = [federations.config for federations in ready]
+    facts: dict[str, Any] = {
+        "data": unique(federations.data.name for federations in ready),
+        "model": unique(c.model for c in configs),
+    }
     facts |= {} if size.examples is None else {"examples": size.examples}
-    clients = told(str(row.extra["clients"]) for row in rows if "clients" in row.extra)
+    clients = unique(str(row.extra["clients"]) for row in rows if "clients" in row.extra)
     facts |= {"clients": f"{size.per_round} of {' or '.join(clients)} a round"}
-    facts |= {"batch": told(c.batch_size for c in configs), "loss": configs[0].loss, "averaging": configs[0].averaging}
-    facts |= {"rounds": told(c.rounds for c in configs), "attacked every": told(c.attack_every for c in configs)}
-    facts |= {"victims": told(c.attack_clients for c in configs)}
+    facts |= {
+        "batch": unique(c.batch_size for c in configs),
+        "loss": configs[0].loss,
+        "averaging": configs[0].averaging,
+    }
+    facts |= {"rounds": unique(c.rounds for c in configs), "attacked every": unique(c.attack_every for c in configs)}
+    facts |= {"victims": unique(c.attack_clients for c in configs)}
     return facts | {"iterations": size.iterations, "attack rate": size.attack_rate}

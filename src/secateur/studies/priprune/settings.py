@@ -1,4 +1,4 @@
-"""The federations of a study of priprune as the settings of `secateur federate`, at a scale."""
+"""Federations of a priprune study as configurations of `secateur federate`, at a scale."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from secateur.models.create import create
 from secateur.seeding import derive
 from secateur.studies.priprune.scale import CIFAR10, FEMNIST, Place, Scale
 
-WEIGHTS = {FEMNIST: 6_603_710, CIFAR10: 9_385_994}  # of the paper's networks
+WEIGHTS = {FEMNIST: 6_603_710, CIFAR10: 9_385_994}  # number of weights of the paper's networks
 LAMBDAS = ("accuracy", "privacy", "sharing")
 
 
 @dataclass(frozen=True)
 class Federations:
-    """Every base pruning under every defense, on what stands for one data set; a bare priprune has its lambdas."""
+    """All base prunings under all defenses on one data set's stand-in; a bare priprune has the paper's lambdas."""
 
     bases: tuple[str, ...] = ("prunefl",)
     defenses: tuple[str, ...] = ("none",)
     data: str = FEMNIST
     attacks: tuple[str, ...] = ("sgi",)
     broadcast: Literal["masked", "dense"] = "masked"
-    view: Literal["update", "sum"] = "update"  # what the server sees: every client's update, or their sum
-    brief: bool = False  # few rounds: only the attack is of interest
-    model: str | None = None  # None: what stands for the data set's own
+    view: Literal["update", "sum"] = "update"  # the server sees every client's update, or only their sum
+    brief: bool = False  # few rounds: only the attack matters
+    model: str | None = None  # None: the stand-in for the data set's network
     batch_size: int | None = None
 
 
 class Ready(NamedTuple):
-    """Federations that can be run."""
+    """Configured federations with their data."""
 
     config: Federate
     data: Dataset
-    paper: str  # the data set of the paper that it stands for
+    paper: str  # the paper's data set that the data stand in for
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What all steps of a study share."""
+    """The context that all steps of a study share."""
 
     scale: Scale
-    given: Mapping[str, Any]  # data, model, data_folder and device, where a user gave them
+    given: Mapping[str, Any]  # the user's data, model, data_folder and device, if set
     seeds: list[int]
-    needed: tuple[str, ...]  # data sets of the paper that the study has steps for
+    needed: tuple[str, ...]  # the paper's data sets for which the study has steps
     datasets: dict[tuple[str, int | None], Dataset] = field(default_factory=dict)
 
     def configs(self, step: Federations) -> Iterator[Ready]:
-        """The federations of a step, those of one base pruning together; none where other data were given."""
+        """Yield the federations of a step, one configuration per base pruning; none if the user's data do not match."""
         place = self.scale.places[step.data]
         data = self.data_of(self.given.get("data") or place.data, place)
         if self.given.get("data") and not self._stands_for(step.data, data):
@@ -69,17 +69,20 @@ class Setting:
             yield Ready(read(Federate, None, self._fields(step, place, data) | chosen), data, step.data)
 
     def data_of(self, name: str, place: Place) -> Dataset:
-        """A data set, loaded once."""
+        """Return a data set, which is loaded once."""
         key = name, self.scale.examples
         if key not in self.datasets:
             fields = {"data": name, "model": self.given.get("model") or place.model, "examples": self.scale.examples}
-            given = {"data_folder": self.given.get("data_folder"), "threads": self.scale.threads}
-            whole, _ = loaded(read(Federate, None, fields | given))
-            self.datasets[key] = of_first_writers(whole, self.scale.writers)
+            common = {"data_folder": self.given.get("data_folder"), "threads": self.scale.threads}
+            data, _ = loaded(read(Federate, None, fields | common))
+            self.datasets[key] = of_first_writers(data, self.scale.writers)
         return self.datasets[key]
 
     def _stands_for(self, paper: str, data: Dataset) -> bool:
-        """Grey pictures stand for FEMNIST and coloured ones for CIFAR-10, where a study has both."""
+        """Return True if the data can stand in for the paper's data set.
+
+        In a study with both, grey pictures stand in for FEMNIST and coloured ones for CIFAR-10.
+        """
         like = CIFAR10 if data.input_shape[0] == 3 else FEMNIST
         return paper == like or like not in self.needed
 
@@ -117,27 +120,30 @@ class Setting:
         }
 
     def _defense(self, text: str, step: Federations, base: str, data: Dataset) -> str:
-        """A defense as it is written; priprune with the paper's lambdas for this data and base, and what is set."""
+        """Return the text of a defense; priprune gets the paper's lambdas for this data set and base pruning.
+
+        Settings in the text override the lambdas.
+        """
         alone, plus, joined = text.partition("+")
         name, _, more = alone.partition(":")
         if name != "priprune":
             return text
         printed = dict(zip(LAMBDAS, PRESETS.get((step.data, base), PRESETS[step.data, "prunefl"]), strict=True))
-        own: dict[str, Any] = printed | dict(pair.split("=") for pair in more.split(":") if pair)
-        own["sharing"] = float(own["sharing"]) * self._lighter(step, data)
+        values: dict[str, Any] = printed | dict(pair.split("=") for pair in more.split(":") if pair)
+        values["sharing"] = float(values["sharing"]) * self._lighter(step, data)
         usual = PriPrune()
-        changed = [f"{k}={_short(v)}" for k, v in own.items() if _short(v) != _short(getattr(usual, k))]
+        changed = [f"{k}={_short(v)}" for k, v in values.items() if _short(v) != _short(getattr(usual, k))]
         return ":".join([name, *changed]) + plus + joined
 
     def _lighter(self, step: Federations, data: Dataset) -> int:
-        """How many times fewer weights a stand-in has: alpha rests at privacy / (sharing * weights)."""
+        """Return the ratio of the paper's weights to the stand-in's: alpha settles at privacy / (sharing * weights)."""
         model = self.given.get("model") or step.model or self.scale.places[step.data].model
         net = create(model, data.input_shape, data.classes, derive(0, "check"))
         return max(1, round(WEIGHTS[step.data] / tree.count(tree.params_of(net))))
 
 
 def _short(value: float | str) -> str:
-    """A hyper-parameter as a defense's text has it: a number without needless digits, a word as it is."""
+    """Format a hyper-parameter for a defense's text: a number in its shortest form, a word unchanged."""
     try:
         return f"{float(value):g}"
     except ValueError:
@@ -145,10 +151,10 @@ def _short(value: float | str) -> str:
 
 
 def of_first_writers(data: Dataset, number: int) -> Dataset:
-    """The train part by its first writers alone, and the whole test part; all of it where writers are not known."""
+    """Return the first writers' train examples with the full test part; all data if writers are unknown."""
     if data.writers is None:
         return data
     inside = torch.cat(by_writer(data.writers[: data.train_size])[:number]).sort().values
     rows = torch.cat([inside, torch.arange(data.train_size, len(data.inputs))])
-    own = {name: getattr(data, name)[rows] for name in ("inputs", "labels", "writers")}
-    return replace(data, **own, train_size=len(inside))
+    parts = {name: getattr(data, name)[rows] for name in ("inputs", "labels", "writers")}
+    return replace(data, **parts, train_size=len(inside))

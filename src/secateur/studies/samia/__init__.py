@@ -1,7 +1,7 @@
 """The figures and tables of "Membership Inference Attacks and Defenses in Neural Network Pruning" (samia_ppb).
 
-Each is an audit and a table; those that differ only in data set or network share their table. Data and network of the
-docstring are the paper's; `--data` and `--model` give the paper's other panels.
+Each study is an audit and a table; studies that differ only in data set or network share their table. Data sets and
+networks in the summaries are the paper's. `--data` and `--model` select the paper's other panels.
 """
 
 from __future__ import annotations

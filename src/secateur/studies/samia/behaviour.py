@@ -1,4 +1,4 @@
-"""Tables of samia_ppb about models alone: what they say of members and others, and how often they are right."""
+"""Tables of samia_ppb on models without attacks: predictions on members and non-members, and accuracy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from secateur.studies.results import Found, Model
 from secateur.studies.table import Cells, Line, sparkline
 
 QUANTITIES = ("confidence", "sensitivity")
-GAPS = {"confidence": "confidence_gap", "sensitivity": "sensitivity_gap_size"}  # sensitivity's sign means nothing
+GAPS = {
+    "confidence": "confidence_gap",
+    "sensitivity": "sensitivity_gap_size",
+}  # the sign of sensitivity's gap has no meaning
 UNITS = {"confidence": "points", "sensitivity": ""}
-CLOSE = 0.02  # of accuracy: where the paper says close, comparable or similar and gives no number
+CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the paper gives no number
 
 
 def histograms(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 1: the means of members and others, their gaps and histograms."""
+    """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
     findings = [
         judge(
             f"pruning makes the {name} gap between members and non-members larger",
@@ -31,7 +34,7 @@ def histograms(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def histograms_defended(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 14: the same with PPB; Basic is Fig. 1's pruned model."""
+    """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
     findings = []
     for name in QUANTITIES:
         changes = {model.title: _gap_change(found, name, basic, model) for basic, model in _defended(found)}
@@ -41,7 +44,7 @@ def histograms_defended(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def by_class(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 4: the means of every class."""
+    """Return Fig. 4: the means of members and non-members by class."""
     findings = []
     for name in QUANTITIES:
         classes = {model: _divergences(found, name, model) for model in found.models}
@@ -55,7 +58,7 @@ def by_class(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def by_class_defended(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 15: the means of every class with PPB."""
+    """Return Fig. 15: the means of members and non-members by class, with PPB."""
     findings = []
     for name in QUANTITIES:
         smaller, nearer = {}, {}
@@ -71,7 +74,7 @@ def by_class_defended(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def utility(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Fig. 6: prediction accuracy by pruner and sparsity."""
+    """Return Fig. 6: prediction accuracy by pruner and sparsity."""
     accuracy = {model: found.of(model, "test_accuracy") for model in found.models}
     lines, changes = [], {}
     for model, measure in accuracy.items():
@@ -105,11 +108,11 @@ def _titled(changes: Mapping[Model, Estimate | None]) -> dict[str, Estimate | No
 
 
 def _ends(models: Sequence[Model]) -> list[tuple[Model, Model]]:
-    """Each pruner's models of the lowest and the highest sparsity."""
+    """Return, per pruner, the models of the lowest and the highest sparsity."""
     pruners: dict[str, list[Model]] = {}
     for model in models:
         pruners.setdefault(model.pruner, []).append(model)
-    return [(min(own, key=_sparsity), max(own, key=_sparsity)) for own in pruners.values()]
+    return [(min(group, key=_sparsity), max(group, key=_sparsity)) for group in pruners.values()]
 
 
 def _sparsity(model: Model) -> float:
@@ -117,7 +120,7 @@ def _sparsity(model: Model) -> float:
 
 
 def _defended(found: Found) -> list[tuple[Model, Model]]:
-    """Each model pruned with a defense, after the same with Basic."""
+    """Return pairs of the Basic model and the defended model, for each defended model."""
     return [(model._replace(defense="basic"), model) for model in found.pruned if model.defense != "basic"]
 
 
@@ -150,9 +153,9 @@ def _class_lines(found: Found) -> list[Line]:
             cells: Cells = {}
             for model, figures in drawn.items():
                 for side in ("members", "nonmembers"):
-                    cells[f"{model.title}, {side}"] = _mean_known(each[side][label] for each in figures.values())
+                    cells[f"{model.title}, {side}"] = _mean_known(values[side][label] for values in figures.values())
                 gaps = _divergences(found, name, model).values()
-                cells[f"{model.title}, divergence"] = _mean_known(each[label] for each in gaps)
+                cells[f"{model.title}, divergence"] = _mean_known(values[label] for values in gaps)
             lines.append(Line({"quantity": name, "class": str(label)}, cells))
     return lines
 
@@ -166,7 +169,7 @@ Divergences = dict[int, list[float | None]]  # by seed and class
 
 
 def _divergences(found: Found, name: str, model: Model) -> Divergences:
-    """Members less non-members by seed and class; of sensitivity its size."""
+    """Return members minus non-members by seed and class; for sensitivity the absolute value."""
     size = abs if name == "sensitivity" else float
     return {
         seed: [
@@ -177,16 +180,16 @@ def _divergences(found: Found, name: str, model: Model) -> Divergences:
     }
 
 
-def _apart(one: Divergences, other: Divergences) -> Divergences:
-    """The distance of two divergences."""
+def _apart(first: Divergences, second: Divergences) -> Divergences:
+    """Return the distance between two divergences, by seed and class."""
     return {
-        seed: [None if a is None or b is None else abs(a - b) for a, b in zip(one[seed], other[seed], strict=True)]
-        for seed in one.keys() & other.keys()
+        seed: [None if a is None or b is None else abs(a - b) for a, b in zip(first[seed], second[seed], strict=True)]
+        for seed in first.keys() & second.keys()
     }
 
 
 def _class_change(larger: Divergences, smaller: Divergences) -> Estimate | None:
-    """The mean over classes, each class compared with itself, seed by seed first."""
+    """Return the mean change over classes; each class is compared with itself and averaged over seeds first."""
     classes: dict[int, list[float]] = {}
     for seed in larger.keys() & smaller.keys():
         for label, (a, b) in enumerate(zip(larger[seed], smaller[seed], strict=True)):
@@ -196,9 +199,10 @@ def _class_change(larger: Divergences, smaller: Divergences) -> Estimate | None:
 
 
 def _spread(divergences: Divergences) -> Estimate | None:
-    """The classes of largest and smallest divergence, picked by the first seed and compared on the others.
+    """Return the divergence gap of two classes, selected by the first seed and compared on the others.
 
-    One seed's largest less smallest is never negative, whatever is true: picking and comparing need different seeds.
+    The classes are those of largest and smallest divergence. Selection and comparison need different seeds: within one
+    seed, largest minus smallest is never negative, even without a true difference.
     """
     if not divergences:
         return None

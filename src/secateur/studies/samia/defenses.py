@@ -1,8 +1,8 @@
-"""Tables of samia_ppb about defenses (Figs. 16 to 19): what accuracy they cost, and what the attacker still gets.
+"""Tables of samia_ppb on defenses (Figs. 16 to 19): their cost in accuracy, and the remaining attack accuracy.
 
-The paper leaves out points below 75 % of Basic's prediction accuracy or above its attack accuracy. Here they are shown
-and marked. A defense is judged by its point of least attack accuracy among those of at least 75 % of Basic's prediction
-accuracy, even where that point is above Basic's attack accuracy: leaving those out would make every defense look good.
+The paper omits points below 75 % of Basic's prediction accuracy or above Basic's attack accuracy. Here those points are
+shown and marked. A defense is judged by its point of least attack accuracy among those with at least 75 % of Basic's
+prediction accuracy. Points above Basic's attack accuracy count too: without them every defense would look good.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from secateur.studies.table import Cells, Line
 USEFUL = 0.75  # of Basic's prediction accuracy
 TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
 GUESSING = 0.5
-AROUND = 0.03  # around 50 %: at most this much above
-LITTLE = 0.05  # of prediction accuracy: a loss that is not too much
+AROUND = 0.03  # "around 50 %": at most this much above
+LITTLE = 0.05  # an acceptable loss of prediction accuracy
 ATTACK = ("attack_accuracy", "samia")
 LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
 Cases = dict[str, Estimate | None]
 
 
 def non_adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Figs. 16 and 17: the attacker's shadows are fine-tuned with Basic."""
+    """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
     ppb = {pruner: _best(found, pruner, "ppb") for pruner in _pruners(found)}
     near: Cases = {pruner: _room(found, model, "attack_accuracy") for pruner, model in ppb.items()}
     ranked: Cases = {pruner: _room(found, model, "auc") for pruner, model in ppb.items()}
@@ -53,7 +53,7 @@ def non_adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
-    """Figs. 18 and 19: the attacker's shadows are fine-tuned with the victim's own defense."""
+    """Return Figs. 18 and 19: the attacker's shadow models are fine-tuned with the victim's defense."""
     claim = "PPB lowers the {} of adaptive attacks below Basic's"
     best = [
         judge(
@@ -85,17 +85,17 @@ def adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
 
 
 def marks(found: Found, model: Model) -> list[str]:
-    """Why the paper leaves a point out of its figure."""
+    """Return the reasons why the paper omits a point from its figure."""
     basic = model._replace(defense="basic")
     useful, leaks = (
-        [mean(found.of(each, *metric)) for each in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
+        [mean(found.of(victim, *metric)) for victim in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
     )
-    told = []
+    reasons = []
     if useful[0] and useful[1] and useful[0].value < USEFUL * useful[1].value:
-        told.append(TOO_INACCURATE)
+        reasons.append(TOO_INACCURATE)
     if leaks[0] and leaks[1] and leaks[0].value > leaks[1].value:
-        told.append(TOO_LEAKY)
-    return told
+        reasons.append(TOO_LEAKY)
+    return reasons
 
 
 def _lines(found: Found) -> list[Line]:
@@ -116,9 +116,9 @@ def _pruners(found: Found) -> list[str]:
 
 
 def _best(found: Found, pruner: str, defense: str) -> Model:
-    """A defense's useful model of least attack accuracy; Basic's where none is useful."""
-    own = [model for model in found.pruned if model.pruner == pruner and name_of(model.defense) == defense]
-    useful = [model for model in own if TOO_INACCURATE not in marks(found, model)]
+    """Return a defense's useful model of least attack accuracy; Basic's model if none is useful."""
+    defended = [model for model in found.pruned if model.pruner == pruner and name_of(model.defense) == defense]
+    useful = [model for model in defended if TOO_INACCURATE not in marks(found, model)]
     best = lowest((model, found.of(model, *ATTACK)) for model in useful)
     return best[0] if best else _basic(found, pruner)
 
@@ -128,19 +128,19 @@ def _basic(found: Found, pruner: str) -> Model:
 
 
 def _room(found: Found, model: Model, metric: str) -> Estimate | None:
-    """How far SAMIA is below what is still around guessing."""
+    """Return how far SAMIA is below the upper limit for guessing."""
     return combine(lambda value: GUESSING + AROUND - value, found.of(model, metric, "samia"))
 
 
-def _less(found: Found, one: Model, other: Model, metric: str, attack: str | None = "samia") -> Estimate | None:
-    """One model's measure less another's."""
-    if one == other:
+def _less(found: Found, model: Model, other: Model, metric: str, attack: str | None = "samia") -> Estimate | None:
+    """Return the measure of one model minus that of another."""
+    if model == other:
         return Estimate(0.0, 0.0, 0.0)
-    return combine(sub, found.of(one, metric, attack), found.of(other, metric, attack))
+    return combine(sub, found.of(model, metric, attack), found.of(other, metric, attack))
 
 
 def _protects(found: Found, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:
-    """Basic's leak less the defense's."""
+    """Return, per pruner, the attack's measure on Basic minus that on the defense."""
     return {
         pruner: _less(found, _basic(found, pruner), _best(found, pruner, defense), metric)
         for pruner in pruners
@@ -149,7 +149,7 @@ def _protects(found: Found, defense: str, pruners: Iterable[str], metric: str = 
 
 
 def _rivals(found: Found, rival: str, defense: str, pruners: Iterable[str] = (*LOOSE, *STRICT)) -> Cases:
-    """The rival's leak less the defense's."""
+    """Return, per pruner, the attack accuracy on the rival defense minus that on the defense."""
     return {
         pruner: _less(found, _best(found, pruner, rival), _best(found, pruner, defense), "attack_accuracy")
         for pruner in pruners

@@ -1,4 +1,4 @@
-"""The numbers that samia_ppb prints, and those that its authors' code gave; all else in the paper is a plot."""
+"""Numbers printed in samia_ppb, and results of its authors' code; all other results in the paper are plots."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _TABLE_1 = {
 }
 _NETWORKS = ("resnet18-pool", "densenet121", "vgg16-bn")
 
-# Table 1: the share of the attack accuracy lost with unknown sparsity and pruner, by data set and network.
-TABLE_1 = {(data, model): x for data, own in _TABLE_1.items() for model, x in zip(_NETWORKS, own, strict=True)}
+# Table 1: the share of the attack accuracy lost if sparsity and pruner are unknown, by data set and network.
+TABLE_1 = {(data, model): x for data, row in _TABLE_1.items() for model, x in zip(_NETWORKS, row, strict=True)}
 
-# The authors' code on Location, MLP, one seed: by data, pruner, sparsity, defense, attack (not adaptive), measure.
+# The authors' code on Location with the MLP, one seed.
+# Keys: data set, pruner, sparsity, defense, attack (not adaptive), measure.
 # nn-cls and top3-nn were trained for 20 epochs, samia for 100.
 AUTHORS_CODE = {
     ("location", "none", 0.0, "basic", "conf", "auc"): 0.908,
