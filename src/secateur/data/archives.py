@@ -1,4 +1,4 @@
-"""Archives read as streams: nothing is extracted, nothing inside is run, and no more comes out than is allowed."""
+"""Streaming readers of archives: no file is extracted, no content is run, and the size of the output is bounded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x
 
 @dataclass(frozen=True)
 class Limits:
-    """What may come out of an archive: the largest public data set (Texas) has 0.9 GB at a ratio below 100."""
+    """Limits on the size of an archive's content.
 
-    total: int = 4 << 30  # bytes out of one archive
-    ratio: int = 200  # bytes out for one byte in
-    free: int = 16 << 20  # so many bytes may come out at any ratio
+    The largest public data set (Texas) has 0.9 GB at a ratio below 100.
+    """
+
+    total: int = 4 << 30  # unpacked bytes of one archive
+    ratio: int = 200  # unpacked bytes per packed byte
+    free: int = 16 << 20  # bytes that are allowed at any ratio
 
     def allowed(self, path: Path) -> int:
-        """How many bytes may come out of this file."""
+        """Return the number of bytes that may be unpacked from the file at `path`."""
         with reading(path):
             return min(self.total, max(self.free, self.ratio * path.stat().st_size))
 
@@ -44,7 +47,7 @@ LIMITS = Limits()
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what a reader raises on a damaged file into one sentence."""
+    """Turn the errors that a reader raises on a damaged file into one WrongInput."""
     try:
         yield
     except DAMAGE as error:
@@ -53,18 +56,18 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Guarded(io.RawIOBase):
-    """A stream that stops when more than `limit` bytes come out of it, and whose errors are one sentence."""
+    """A stream that raises WrongInput after more than `limit` bytes, and on any read error."""
 
     def __init__(self, inner: IO[bytes], path: Path, limit: int) -> None:
         super().__init__()
         self.inner, self.path, self.left = inner, path, limit
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """Return True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """What the standard library's buffered readers call."""
+        """Fill the buffer; the standard library's buffered readers call this method."""
         with reading(self.path):
             data = self.inner.read(len(buffer))
         self.left -= len(data)
@@ -75,10 +78,10 @@ class Guarded(io.RawIOBase):
 
 
 def contents(path: Path, limits: Limits = LIMITS) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
-    """Every file of a folder, a tar, tgz or zip, or the one plain file that `path` is, with its name inside.
+    """Yield the inner name and the stream of every file of a folder or an archive (tar, tgz, zip, npz).
 
-    A stream must be read before the next one is asked for. The files of a folder come sorted and their names start
-    with the folder's, as they do in an archive of it.
+    A plain file yields itself. Read a stream before asking for the next one. The files of a folder are sorted, and
+    their names start with the folder's name, as in an archive of that folder.
     """
     if path.is_dir():
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
@@ -112,7 +115,7 @@ def _tar(path: Path, limits: Limits) -> Iterator[tuple[PurePosixPath, BinaryIO]]
                     raise _bomb(path)
                 inner = archive.extractfile(member)
                 yield name, io.BufferedReader(Guarded(cast(IO[bytes], inner), path, allowed))
-        while outer.read(1 << 20):  # to the end, where gzip keeps its checksum
+        while outer.read(1 << 20):  # read to the end: gzip compares its checksum there
             pass
 
 
@@ -149,9 +152,9 @@ def _bomb(path: Path) -> WrongInput:
 
 
 def read_idx(path: Path, limits: Limits = LIMITS) -> tuple[np.ndarray, bytes]:
-    """An IDX file (MNIST's format), plain or .gz: the array and the uncompressed bytes it was read from.
+    """Return the array of an IDX file (MNIST's format), plain or .gz, and its uncompressed bytes.
 
-    Its header says how large it is, and exactly that much is read.
+    The header states the size, and exactly that many bytes are read.
     """
     with reading(path), path.open("rb") as file:
         stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
@@ -173,7 +176,7 @@ def read_idx(path: Path, limits: Limits = LIMITS) -> tuple[np.ndarray, bytes]:
 
 
 def read_npz(path: Path, limits: Limits = LIMITS) -> dict[str, np.ndarray]:
-    """The arrays of a .npz by name; objects, which numpy would store as pickles, are refused."""
+    """Return the arrays of a .npz file by name; refuse object arrays, which numpy stores as pickles."""
     arrays = {}
     for name, stream in contents(path, limits):
         with reading(path):

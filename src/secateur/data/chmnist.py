@@ -14,7 +14,7 @@ from secateur.data.fetch import Source, fetch, md5_of
 from secateur.data.load import read_image
 from secateur.errors import WrongInput
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # SAMIA's, which are ImageNet's
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # SAMIA's values, equal to ImageNet's
 TILES = "Kather_texture_2016_image_tiles_5000"
 SOURCE = Source(
     f"{TILES}.zip", f"https://zenodo.org/records/53169/files/{TILES}.zip", "0ddbebfc56344752028fda72602aaade"
@@ -26,26 +26,26 @@ CLASSES = ("01_TUMOR", "02_STROMA", "03_COMPLEX", "04_LYMPHO", "05_DEBRIS", "06_
 def chmnist(folder: Path | None = None, download: bool = True) -> Dataset:
     """5000 images of colorectal tissue in 8 classes, resized to 32 x 32 pixels (Kather et al. 2016).
 
-    Reads Kather_texture_2016_image_tiles_5000, the zip or its folder, in the folder or in its chmnist. The paper
+    Reads Kather_texture_2016_image_tiles_5000 as a zip or a folder, in `folder` or in its subfolder chmnist. The paper
     prints 10 classes; the data have 8.
     """
     path = fetch(SOURCE, folder, download, [TILES, f"chmnist/{TILES}.zip", f"chmnist/{TILES}"])
-    found: list[tuple[str, int, np.ndarray]] = []
+    images: list[tuple[str, int, np.ndarray]] = []
     for member, stream in contents(path):
         if member.suffix.lower() == ".tif" and not member.name.startswith("."):
             if member.parent.name not in CLASSES:
                 raise WrongInput("data", f"{path} holds {member} outside the class folders {', '.join(CLASSES)}")
             pixels = read_image(stream, f"{path}/{member}", size=(32, 32))
-            found.append((member.name, CLASSES.index(member.parent.name), pixels))
-    if not found:
+            images.append((member.name, CLASSES.index(member.parent.name), pixels))
+    if not images:
         raise WrongInput("data", f"{path} holds no .tif image in the class folders {', '.join(CLASSES)}")
-    found.sort(key=lambda image: (image[1], image[0]))  # the same order from the zip and from the folder
+    images.sort(key=lambda image: (image[1], image[0]))  # the same order from the zip and from the folder
     return Dataset(
         "chmnist",
-        normalised(np.stack([pixels for _, _, pixels in found]), MEAN, STD),
-        torch.tensor([label for _, label, _ in found]),
+        normalised(np.stack([pixels for _, _, pixels in images]), MEAN, STD),
+        torch.tensor([label for _, label, _ in images]),
         8,
-        len(found),
+        len(images),
         mean=MEAN,
         std=STD,
         verified=md5_of(path) == SOURCE.md5 if path.is_file() else None,

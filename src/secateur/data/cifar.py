@@ -18,17 +18,17 @@ from secateur.errors import WrongInput
 MEAN, STD = (
     (0.4914, 0.4822, 0.4465),
     (0.2023, 0.1994, 0.2010),
-)  # SAMIA's, for both; its sensitivities are in these units
+)  # SAMIA's, for both data sets; SAMIA's sensitivities use these units
 PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the two data sets: its archives and folders, and the published md5 of every batch in either version."""
+    """The files of one of the two data sets, with the published md5 of every batch in both versions."""
 
     name: str
     classes: int
-    key: str  # of the labels in the python version; in the binary version they are the last label byte
+    key: str  # of the labels in the python version; in the binary version the last label byte
     source: Source
     also: tuple[str, ...]
     train: dict[str, str]
@@ -78,8 +78,8 @@ CIFAR100 = Layout(
 def cifar10(folder: Path | None = None, download: bool = True) -> Dataset:
     """60 000 colour photographs of 32 x 32 pixels in 10 classes (Krizhevsky 2009).
 
-    Reads cifar-10-binary.tar.gz, cifar-10-python.tar.gz or either one's folder; a folder with some of the batches
-    gives those.
+    Reads cifar-10-binary.tar.gz, cifar-10-python.tar.gz or the folder of either. A folder with only some of the batches
+    gives those batches.
     """
     return _load(CIFAR10, folder, download)
 
@@ -88,7 +88,7 @@ def cifar10(folder: Path | None = None, download: bool = True) -> Dataset:
 def cifar100(folder: Path | None = None, download: bool = True) -> Dataset:
     """60 000 colour photographs of 32 x 32 pixels with 100 fine labels (Krizhevsky 2009).
 
-    Reads cifar-100-binary.tar.gz, cifar-100-python.tar.gz or either one's folder.
+    Reads cifar-100-binary.tar.gz, cifar-100-python.tar.gz or the folder of either.
     """
     return _load(CIFAR100, folder, download)
 
@@ -123,9 +123,9 @@ def _load(layout: Layout, folder: Path | None, download: bool) -> Dataset:
 
 def _batch(layout: Layout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path.suffix != ".bin":
-        found = read_pickle(data, path)
+        batch = read_pickle(data, path)
         with reading(path):
-            pixels, labels = np.asarray(found.get("data")), np.asarray(found.get(layout.key))
+            pixels, labels = np.asarray(batch.get("data")), np.asarray(batch.get(layout.key))
     else:
         width = PIXELS + (2 if layout.classes == 100 else 1)  # CIFAR-100 has a coarse label before the fine one
         if len(data) % width:

@@ -1,4 +1,4 @@
-"""A data set in memory: one pool of examples, normalised, with what is known about it."""
+"""A data set in memory: one pool of normalised examples, with labels, classes and statistics."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from secateur.interfaces import Batch
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Train and test part together as one pool; the first `train_size` rows are the public train part."""
+    """The train and test parts as one pool; the first `train_size` rows are the public train part."""
 
     name: str
     inputs: Tensor  # (N, ...) float32, normalised
     labels: Tensor  # (N,) int64 in [0, classes)
     classes: int
     train_size: int
-    writers: Tensor | None = None  # (N,) int64: who wrote each example, where that is known
+    writers: Tensor | None = None  # (N,) int64: the writer of each example; None if unknown
     mean: tuple[float, ...] = ()  # per channel, in [0, 1] pixels; empty for tabular data
     std: tuple[float, ...] = ()
-    verified: bool | None = None  # every file had its published checksum; None where none is published
+    verified: bool | None = None  # True if every file has its published checksum; None if none is published
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)
@@ -50,12 +50,12 @@ class Dataset:
 
     @property
     def batch(self) -> Batch:
-        """All examples."""
+        """All examples as one batch."""
         return Batch(self.inputs, self.labels)
 
     @cached_property
     def key(self) -> str:
-        """The sha256 of its examples."""
+        """The sha256 of the examples and labels."""
         return fingerprint(self.inputs, self.labels)
 
     @property
@@ -64,7 +64,7 @@ class Dataset:
         return tuple(self.inputs.shape[1:])
 
     def at_most(self, number: int, rng: Generator) -> Dataset:
-        """All of it, or so many rows drawn at random and kept in their order."""
+        """Return the data set or, if it is larger, `number` random rows of it in their original order."""
         if number >= len(self.inputs):
             return self
         rows = torch.randperm(len(self.inputs), generator=rng)[:number].sort().values
@@ -78,7 +78,7 @@ class Dataset:
 
 
 def fingerprint(*tensors: Tensor) -> str:
-    """The sha256 of the tensors' bytes."""
+    """Return the sha256 of the tensors' bytes."""
     digest = hashlib.sha256()
     for value in tensors:
         flat = value.detach().cpu().contiguous().reshape(-1).numpy()
@@ -87,7 +87,7 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(N, C, H, W) bytes -> (bytes / 255 - mean) / std as float32, with one copy in memory.
+    """Return (bytes / 255 - mean) / std as float32 for (N, C, H, W) bytes, with one copy in memory.
 
     Example:
         >>> normalised(np.full((1, 1, 1, 1), 255, dtype=np.uint8), (0.5,), (0.5,)).item()

@@ -1,4 +1,4 @@
-"""Real data inside scikit-learn's wheel: no folder, no network."""
+"""Data sets inside scikit-learn's wheel, which need neither a folder nor a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from secateur.data.dataset import Dataset
 def digits(folder: Path | None = None, download: bool = True) -> Dataset:
     """1797 handwritten digits of 8 x 8 pixels, scikit-learn's digits (UCI, Alpaydin and Kaynak 1998).
 
-    It needs neither a folder nor a download. Pixels 0..16 become [0, 1], then mean .3053 and deviation .3760 leave.
+    No folder and no download are needed. Pixels 0..16 are scaled to [0, 1], then normalised by mean .3053 and deviation
+    .3760.
     """
     from sklearn.datasets import load_digits
 
@@ -29,7 +30,7 @@ def digits(folder: Path | None = None, download: bool = True) -> Dataset:
 def breast_cancer(folder: Path | None = None, download: bool = True) -> Dataset:
     """569 tumours in 30 standardised measurements, malignant or benign (UCI, Wolberg 1995), from scikit-learn.
 
-    It needs neither a folder nor a download. Every column has mean 0 and deviation 1 over the pool.
+    No folder and no download are needed. Every column has mean 0 and deviation 1 over the pool.
     """
     from sklearn.datasets import load_breast_cancer
 

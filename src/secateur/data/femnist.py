@@ -1,4 +1,4 @@
-"""FEMNIST as LEAF writes it: JSON files of users, each with images and labels."""
+"""FEMNIST in LEAF's format: JSON files of users, each with images and labels."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Users = dict[str, tuple[np.ndarray, np.ndarray]]  # images (n, 784) float32 and 
 def femnist(folder: Path | None = None, download: bool = True) -> Dataset:
     """Handwritten digits and letters in 62 classes, with their writers (LEAF, Caldas et al. 2018).
 
-    Reads femnist/data/train/*.json and femnist/data/test/*.json as LEAF's preprocess.sh writes them (MaPP-FL uses
-    `-s niid --sf 0.2 -k 300 -t user`); paper is 1.0, ink 0.0. There is no public download of these files.
+    Reads femnist/data/train/*.json and femnist/data/test/*.json as LEAF's preprocess.sh writes them. MaPP-FL uses `-s
+    niid --sf 0.2 -k 300 -t user`. Paper is 1.0, ink 0.0. There is no public download of these files.
     """
     path = find(["femnist/data", "femnist"], folder)
     if path is None or not (path / "train").is_dir():
-        place = (folder or cache()) / "femnist/data"
+        target = (folder or cache()) / "femnist/data"
         raise WrongInput(
-            "data", f"FEMNIST is not there; make it with {LEAF} and put its data/train and data/test into {place}"
+            "data", f"FEMNIST is not there; make it with {LEAF} and put its data/train and data/test into {target}"
         )
     train, test = _users(path / "train"), _users(path / "test")
     if not train:

@@ -1,4 +1,4 @@
-"""Public files: found in the user's folder or the cache, else downloaded and checked before they are used."""
+"""Public files: located in the user's folder or the cache, else downloaded and checked before use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import BinaryIO
 
 from secateur.errors import WrongInput
 
-LARGEST = 4 << 30  # no public file here is larger; a server that sends more is not sending it
+LARGEST = 4 << 30  # bytes; no public file here is larger, so a server that sends more sends another file
 CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """One public file: where it lies under a data folder, where it comes from, its published md5 ('' for none)."""
+    """A public file: its path under a data folder, its address, and its published md5 ('' if none)."""
 
     path: str
     address: str
@@ -27,54 +27,57 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's own name."""
+        """The file's name without its folders."""
         return self.path.rpartition("/")[2]
 
 
 def md5(data: bytes) -> str:
-    """The checksum that these data sets were published with; it finds damage, it is no proof against forgery."""
+    """Return the md5, the checksum that these data sets are published with.
+
+    An md5 detects damage, but not forgery.
+    """
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def md5_of(path: Path) -> str:
-    """The checksum of a file."""
+    """Return the md5 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def cache() -> Path:
-    """Where downloads go when no folder is named: $XDG_CACHE_HOME/secateur or ~/.cache/secateur."""
+    """Return the default folder of downloads: $XDG_CACHE_HOME/secateur or ~/.cache/secateur."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "secateur"
 
 
 def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
-    """The first of some files or folders that exists: in the named folder, else in $SECATEUR_DATA, else in the cache.
+    """Return the first path that exists: in `folder` if named, else in $SECATEUR_DATA, then in the cache.
 
-    A named folder may also be the inner one: MNIST/raw/x.gz is found from the folder above MNIST, from MNIST, and
-    directly in a folder of any name.
+    A named folder may also be an inner one. MNIST/raw/x.gz is recognised from the folder above MNIST, from MNIST
+    itself, and directly in a folder of any name.
     """
     if folder is not None:
         if not folder.is_dir():
             raise WrongInput("data", f"{folder} is not a folder; name one that holds {paths[0]}")
-        tries = [where for path in paths for where in _inside(folder.resolve(), Path(path).parts)]
+        candidates = [candidate for path in paths for candidate in _inside(folder.resolve(), Path(path).parts)]
     else:
         named = os.environ.get("SECATEUR_DATA")
         roots = [Path(named), cache()] if named else [cache()]
-        tries = [root / path for root in roots for path in paths]
-    return next((where for where in tries if where.exists()), None)
+        candidates = [root / path for root in roots for path in paths]
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _inside(folder: Path, parts: tuple[str, ...]) -> list[Path]:
-    found = [folder.joinpath(*parts), folder / parts[-1]]
-    found += [folder.joinpath(*parts[i:]) for i in range(1, len(parts)) if folder.parts[-i:] == parts[:i]]
-    return [*found, folder] if folder.name == parts[-1] else found
+    candidates = [folder.joinpath(*parts), folder / parts[-1]]
+    candidates += [folder.joinpath(*parts[i:]) for i in range(1, len(parts)) if folder.parts[-i:] == parts[:i]]
+    return [*candidates, folder] if folder.name == parts[-1] else candidates
 
 
 def fetch(source: Source, folder: Path | None = None, download: bool = True, also: Sequence[str] = ()) -> Path:
-    """The file, or one of the places in `also` that may hold the same data; downloaded when there is none of them."""
-    found = find([source.path, *also], folder)
-    if found is not None:
-        return found
+    """Return the path of the file, or of an alternative in `also` with the same data; download it if none exists."""
+    existing = find([source.path, *also], folder)
+    if existing is not None:
+        return existing
     target = (folder or cache()) / source.path
     if not download:
         raise _wanted(source, target, "is not there and downloads are turned off")
@@ -96,9 +99,9 @@ def _download(source: Source, target: Path) -> None:
     try:
         with urllib.request.urlopen(source.address, timeout=60) as response, part.open("wb") as file:
             _copy(response, file, source.name, int(response.headers.get("Content-Length") or 0))
-        found = md5_of(part)
-        if source.md5 and found != source.md5:
-            raise OSError(f"its md5 is {found}, published is {source.md5}")
+        checksum = md5_of(part)
+        if source.md5 and checksum != source.md5:
+            raise OSError(f"its md5 is {checksum}, published is {source.md5}")
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ FASHION_STATS = (0.2860,), (0.3530,)
 
 @dataclass(frozen=True)
 class Idx(Source):
-    """An IDX file is published as .gz; `raw` is the md5 of what is inside ('' for not published)."""
+    """An IDX file, published as .gz; `raw` is the md5 of its uncompressed content ('' if not published)."""
 
     raw: str = ""
 
@@ -77,12 +77,12 @@ def fashion_mnist(folder: Path | None = None, download: bool = True) -> Dataset:
 def qmnist(folder: Path | None = None, download: bool = True) -> Dataset:
     """Handwritten digits with their writers (Yadav and Bottou 2019), from QMNIST/raw.
 
-    With QMNIST's own images the test part has 60 000 rows. Where only its label files lie beside MNIST's images, those
-    are used: the train parts match row by row, and MNIST's test images are the first 10 000 of QMNIST's.
+    With QMNIST's own images the test part has 60 000 rows. If only QMNIST's label files exist, beside MNIST's images,
+    MNIST's images are used. The train parts match row by row, and MNIST's test images are the first 10 000 of QMNIST's.
     """
-    own = find([QMNIST[0].path, QMNIST[0].path.removesuffix(".gz")], folder)
-    shared = find([MNIST[0].path, MNIST[0].path.removesuffix(".gz")], folder)
-    if own is None and shared is not None:
+    qmnist_images = find([QMNIST[0].path, QMNIST[0].path.removesuffix(".gz")], folder)
+    mnist_images = find([MNIST[0].path, MNIST[0].path.removesuffix(".gz")], folder)
+    if qmnist_images is None and mnist_images is not None:
         return _load("qmnist", [MNIST[0], QMNIST[1], MNIST[2], QMNIST[3]], MNIST_STATS, folder, download)
     return _load("qmnist", QMNIST, MNIST_STATS, folder, download)
 
@@ -109,7 +109,10 @@ def _load(
 
 
 def _read(file: Idx, folder: Path | None, download: bool) -> tuple[np.ndarray, bool | None]:
-    """The array, and whether its file is the published one; None where no checksum of this form is published."""
+    """Return the array, and True if its file has the published checksum.
+
+    None instead of True or False: no checksum is published for this form of the file.
+    """
     path = fetch(file, folder, download, [file.path.removesuffix(".gz")])
     array, data = read_idx(path)
     if ("images" in file.name) != (array.ndim == 3 and array.shape[1:] == (28, 28) and array.dtype.itemsize == 1):
@@ -120,7 +123,10 @@ def _read(file: Idx, folder: Path | None, download: bool) -> tuple[np.ndarray, b
 
 
 def _rows(labels: np.ndarray, images: np.ndarray, file: Idx) -> np.ndarray:
-    """(N, columns) labels for N images; only QMNIST's labels may have rows for images that MNIST left out."""
+    """Return (N, columns) labels for N images.
+
+    Only QMNIST's labels may have further rows, for images that MNIST left out.
+    """
     table = labels[:, None] if labels.ndim == 1 else labels
     enough = len(table) >= len(images) if file.path.startswith("QMNIST") else len(table) == len(images)
     if table.ndim != 2 or table.shape[1] == 2 or not enough:

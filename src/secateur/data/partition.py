@@ -1,4 +1,4 @@
-"""Which rows each client of a federation holds: lists of indices, disjoint, complete, none of them empty."""
+"""Partitions of a data set among clients: lists of row indices, disjoint, complete, none of them empty."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from torch import Generator, Tensor
 
 from secateur.errors import WrongInput
 
-FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers a client in MaPP-FL; a tenth client takes the rest
+FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tenth client gets all others
 
 
 def iid(n: int, clients: int, rng: Generator) -> list[Tensor]:
-    """Equal shares of n shuffled rows."""
+    """Return equal shares of n shuffled rows."""
     _positive(clients)
     return _none_empty(list(torch.randperm(n, generator=rng).tensor_split(clients)))
 
 
 def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator) -> list[Tensor]:
-    """Label skew: every class is dealt in shares drawn from Dir(alpha); a small alpha gives clients few classes."""
+    """Return shares with label skew: every class is divided by a draw from Dir(alpha).
+
+    A small alpha gives clients few classes.
+    """
     _positive(clients, alpha)
     numpy_rng = _numpy(rng)
     dealt = []
@@ -34,10 +37,10 @@ def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator)
 def dirichlet_sizes(
     labels: Tensor, clients: int, alpha: float = 0.85, seed: int = 41, deal: int | None = None
 ) -> list[Tensor]:
-    """Clients of unequal sizes and equal class balance, biggest first (MaPP-FL, Section 5.3 and Table 2).
+    """Return shares of unequal sizes and equal class balance, biggest first (MaPP-FL, Section 5.3 and Table 2).
 
     One draw of shares from Dir(alpha) serves every class. Seed 41 gives ten clients of CIFAR-10 the paper's sizes.
-    `deal` is the seed of who gets which rows; None: these go on from the same draws.
+    `deal` is the seed for the assignment of rows to clients; None continues the generator that drew the shares.
     """
     _positive(clients, alpha)
     numpy_rng = np.random.default_rng(seed)
@@ -51,7 +54,9 @@ def dirichlet_sizes(
 
 
 def _counts(shares: np.ndarray, n: int) -> list[int]:
-    """N rows in rounded shares: what is too many the biggest gives up, what is left over goes to the last.
+    """Divide n rows by rounded shares.
+
+    Rows in excess are taken from the biggest shares; missing rows are added to the last share.
 
     Example:
         >>> _counts(np.array([0.5, 0.25, 0.25]), 6), _counts(np.array([0.5, 0.25, 0.25]), 5)
@@ -59,33 +64,36 @@ def _counts(shares: np.ndarray, n: int) -> list[int]:
     """
     counts: list[int] = np.rint(shares * n).astype(int).tolist()
     over = sum(counts) - n
-    for client, count in enumerate(counts):  # past the first only for a class with fewer rows than clients
-        given = max(0, min(count, over))
-        counts[client] -= given
-        over -= given
+    for client, count in enumerate(counts):  # beyond the first only if a class has fewer rows than clients
+        reduction = max(0, min(count, over))
+        counts[client] -= reduction
+        over -= reduction
     counts[-1] -= over
     return counts
 
 
 def by_writer(writers: Tensor) -> list[Tensor]:
-    """One client a writer, in the order of the writers' numbers."""
+    """Return one client per writer, in the order of the writers' numbers."""
     return _by_value(writers)
 
 
 def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list[Tensor]:
-    """Clients of `sizes` shuffled writers each and one of all other writers, biggest first (MaPP-FL's FEMNIST)."""
+    """Return clients of `sizes` shuffled writers and one client of all other writers, biggest first.
+
+    MaPP-FL divides FEMNIST so.
+    """
     rows = _by_value(writers)
     if min(sizes, default=1) < 1:
         raise WrongInput("sizes", f"{min(sizes)} is not allowed; give whole numbers from 1")
     if sum(sizes) >= len(rows):
-        said = f"its {len(rows)} writers are too few for clients of {', '.join(map(str, sizes))} and all others"
-        raise WrongInput("data", f"{said}; give at least {sum(sizes) + 1}")
+        problem = f"its {len(rows)} writers are too few for clients of {', '.join(map(str, sizes))} and all others"
+        raise WrongInput("data", f"{problem}; give at least {sum(sizes) + 1}")
     order = torch.randperm(len(rows), generator=rng).split_with_sizes([*sizes, len(rows) - sum(sizes)])
     return _biggest_first([torch.cat([rows[writer] for writer in group]) for group in order])
 
 
 def _by_value(values: Tensor) -> list[Tensor]:
-    """The rows of each value that occurs, in the order of the values."""
+    """Return the rows of each distinct value, in the order of the values."""
     _, counts = torch.unique(values, return_counts=True)
     return list(values.argsort(stable=True).split_with_sizes(counts.tolist()))
 
@@ -99,7 +107,7 @@ def _shuffled(rows: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _joined(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Each client's rows over all classes."""
+    """Return each client's rows over all classes."""
     return _none_empty([torch.cat(parts) for parts in zip(*dealt, strict=True)])
 
 
@@ -111,8 +119,8 @@ def _none_empty(parts: list[Tensor]) -> list[Tensor]:
     empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
         few = "more rows, fewer clients or, where there is one, a bigger alpha"
-        some = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
-        raise WrongInput("clients", f"no rows are left for client {some} of {len(parts)}; give {few}")
+        listed = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
+        raise WrongInput("clients", f"no rows are left for client {listed} of {len(parts)}; give {few}")
     return parts
 
 

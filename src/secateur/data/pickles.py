@@ -1,4 +1,4 @@
-"""CIFAR's python archives hold pickles. This reads the arrays in them and calls nothing that a pickle names."""
+"""Pickles of CIFAR's python archives: a reader of byte arrays that calls no function named by a pickle."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from secateur.errors import WrongInput
 
 
 class Kind:
-    """Stands for numpy.dtype: remembers its name."""
+    """Stand-in for numpy.dtype that stores only the name."""
 
     def __init__(self, name: bytes | str, *_: object) -> None:
         self.name = name.decode("latin1") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment, which a byte has none of."""
+        """Ignore byte order and alignment, which a byte does not have."""
 
 
 class Array:
-    """Stands for numpy.ndarray: remembers its shape and bytes."""
+    """Stand-in for numpy.ndarray that stores shape and bytes."""
 
     value: np.ndarray
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Numpy's own state: version, shape, dtype, Fortran order, bytes."""
+        """Read numpy's state: version, shape, dtype, Fortran order, bytes."""
         _, shape, kind, fortran, data = state
         if not isinstance(kind, Kind) or kind.name not in ("u1", "uint8") or fortran:
             raise ValueError("only arrays of bytes in C order are allowed")
@@ -56,20 +56,20 @@ STANDS_FOR: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class Reader(pickle._Unpickler):
-    """Knows five names and gives its own harmless functions for them.
+    """Unpickler that resolves five names, each to a harmless function of this module.
 
-    The pure-Python unpickler, because the compiled one can be made to fill the memory by one large memo index.
+    It is the pure-Python unpickler: one large memo index can make the compiled one fill the memory.
     """
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        """One of the five, or an error: importing is what makes a pickle dangerous."""
+        """Return one of the five stand-ins; refuse other names, because importing makes a pickle dangerous."""
         if (module, name) not in STANDS_FOR:
             raise pickle.UnpicklingError(f"it names {module}.{name}, and nothing but arrays of bytes is allowed")
         return STANDS_FOR[module, name]
 
 
 def read_pickle(data: bytes, path: Path) -> dict[str, Any]:
-    """A pickled dictionary of byte arrays, numbers and names; byte strings as keys become text."""
+    """Return a pickled dictionary of byte arrays, numbers and names; keys that are byte strings become text."""
     try:
         loaded = Reader(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(loaded, dict):

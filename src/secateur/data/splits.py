@@ -1,4 +1,4 @@
-"""Who knows which rows: the victim's and the shadows' parts, and the in/out design of online attacks."""
+"""Splits of a data set among models: the victim's and the shadows' parts, and the in/out design of online attacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALLEST = 8  # rows: with fewer, a half's training part is empty
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of one model: train are its members, test its non-members, validation stops its training."""
+    """The rows of one model: members (train), rows for early stopping (validation), non-members (test)."""
 
     train: Tensor  # int64 indices, as the other two
     validation: Tensor
@@ -23,7 +23,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """The victim's part and those of the attacker's shadow models, which share no row with it."""
+    """The victim's part and the parts of the attacker's shadow models, which share no row with the victim's."""
 
     victim: Part
     shadows: tuple[Part, ...]
@@ -32,7 +32,8 @@ class Split:
 def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
     """Split a pool of n rows as SAMIA does (USENIX Security 2022, Section 5.1.1).
 
-    Half for the victim and half for the shadows, each half 45/10/45; every shadow splits the shadow half anew.
+    One half is for the victim and one for the shadows; each half is split 45/10/45. Every shadow splits the shadow half
+    anew.
     """
     if n < SMALLEST:
         raise WrongInput("data", f"{n} rows cannot be split for a victim and its shadows; give at least {SMALLEST}")
@@ -45,21 +46,22 @@ def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
 
 
 def trained_split(n: int, members: int, shadows: int, rng: Generator) -> Split:
-    """For a victim that was trained before: the first rows are its members, the others are outside.
+    """Return the split for a victim that is already trained: the first `members` rows are its members.
 
-    A tenth of those outside is for stopping; the rest is halved: non-members to ask about, and the attacker's own data.
+    A tenth of the other rows is for early stopping. The remainder is halved: non-members to attack, and the attacker's
+    data.
     """
     outside = members + torch.randperm(n - members, generator=rng)
     tenth = len(outside) // 10
-    asked, own = outside[tenth:].tensor_split(2)
-    if len(own) < SMALLEST:
+    nonmembers, attacker_rows = outside[tenth:].tensor_split(2)
+    if len(attacker_rows) < SMALLEST:
         raise WrongInput("data", f"{len(outside)} rows lie outside the members; give at least {2 * SMALLEST + 4}")
-    drawn = [_part(own[torch.randperm(len(own), generator=rng)]) for _ in range(shadows)]
-    return Split(Part(torch.arange(members), outside[:tenth], asked), tuple(drawn))
+    drawn = [_part(attacker_rows[torch.randperm(len(attacker_rows), generator=rng)]) for _ in range(shadows)]
+    return Split(Part(torch.arange(members), outside[:tenth], nonmembers), tuple(drawn))
 
 
 def _part(rows: Tensor) -> Part:
-    """45/10/45 of shuffled rows: test and validation are rounded up, train is what is left."""
+    """Split shuffled rows 45/10/45: test and validation are rounded up, train gets the remainder."""
     test = -(-len(rows) * 45 // 100)
     validation = -(-len(rows) // 10)
     train = len(rows) - validation - test
@@ -67,7 +69,10 @@ def _part(rows: Tensor) -> Part:
 
 
 def in_out(n: int, models: int, rng: Generator) -> Tensor:
-    """(models, n) bool: which rows train which model, every row in exactly half of them (online LiRA and RMIA)."""
+    """Return a (models, n) bool matrix, True if the row trains the model; every row trains exactly half of the models.
+
+    Online LiRA and RMIA use this design.
+    """
     if models < 2 or models % 2:
         raise WrongInput("models", f"{models} is not allowed; give an even number, so that each row is in half of them")
     ranks = torch.rand(models, n, generator=rng).argsort(dim=0)  # a random order of the models for every row

@@ -1,4 +1,4 @@
-"""SVHN, cropped digits: MATLAB files."""
+"""SVHN, cropped digits, in MATLAB files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = [
 def svhn(folder: Path | None = None, download: bool = True) -> Dataset:
     """99 289 house-number digits in colour, 32 x 32 pixels, train and test (Netzer et al. 2011).
 
-    Reads train_32x32.mat and test_32x32.mat, in the folder or in its svhn; their label 10 is the digit 0.
+    Reads train_32x32.mat and test_32x32.mat, in `folder` or in its subfolder svhn. Their label 10 is the digit 0.
     """
     paths = [fetch(file, folder, download, [f"svhn/{file.name}"]) for file in FILES]
     (train, train_labels), (test, test_labels) = [_read(path) for path in paths]
@@ -44,7 +44,10 @@ def svhn(folder: Path | None = None, download: bool = True) -> Dataset:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(N, 3, 32, 32) bytes and (N,) labels 1..10; the sizes in the file's index are checked before it is unpacked."""
+    """Return (N, 3, 32, 32) bytes and (N,) labels 1..10.
+
+    The sizes in the file's index are checked before the file is unpacked.
+    """
     from scipy.io import loadmat, whosmat
 
     try:
@@ -54,8 +57,8 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"X has shape {shapes['X']} and y {shapes['y']}, wanted (32, 32, 3, N) and (N, 1)")
         if math.prod(shapes["X"]) > LIMITS.allowed(path):
             raise ValueError("it unpacks to far more than a data set of its size would")
-        found = loadmat(path, variable_names=["X", "y"])
-        pixels, labels = found["X"], found["y"].reshape(-1)
+        arrays = loadmat(path, variable_names=["X", "y"])
+        pixels, labels = arrays["X"], arrays["y"].reshape(-1)
         if pixels.dtype != np.uint8 or labels.dtype.kind not in "iuf":
             raise ValueError(f"X is {pixels.dtype} and y {labels.dtype}, wanted bytes and numbers")
     except Exception as error:  # scipy's reader fails in many ways on a damaged file

@@ -14,7 +14,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.fetch import Source, fetch
 from secateur.errors import WrongInput
 
-ADDRESS = "https://github.com/privacytrustlab/datasets/raw/master/"  # it publishes no checksums
+ADDRESS = "https://github.com/privacytrustlab/datasets/raw/master/"  # no checksums are published there
 LOCATION = Source("location/dataset_location.tgz", f"{ADDRESS}dataset_location.tgz")
 PURCHASE = Source("purchase/dataset_purchase.tgz", f"{ADDRESS}dataset_purchase.tgz")
 TEXAS = Source("texas/dataset_texas.tgz", f"{ADDRESS}dataset_texas.tgz")
@@ -24,8 +24,8 @@ TEXAS = Source("texas/dataset_texas.tgz", f"{ADDRESS}dataset_texas.tgz")
 def location(folder: Path | None = None, download: bool = True) -> Dataset:
     """5010 users' check-ins in Bangkok as 446 bits, 30 classes (Shokri et al. 2017).
 
-    Reads dataset_location.tgz or its member `bangkok`, in the folder or in its location: rows of a quoted label 1..30
-    and the bits.
+    Reads dataset_location.tgz or its member `bangkok`, in `folder` or in its subfolder location. A row is a quoted
+    label 1..30 and the bits.
     """
     return _table("location", fetch(LOCATION, folder, download, ["location/bangkok"]), "bangkok", 446, 30)
 
@@ -34,8 +34,8 @@ def location(folder: Path | None = None, download: bool = True) -> Dataset:
 def purchase(folder: Path | None = None, download: bool = True) -> Dataset:
     """197 324 shoppers' purchases as 600 bits, 100 classes (Shokri et al. 2017).
 
-    Reads dataset_purchase.tgz or its member `dataset_purchase`, in the folder or in its purchase: rows of a label
-    1..100 and the bits.
+    Reads dataset_purchase.tgz or its member `dataset_purchase`, in `folder` or in its subfolder purchase. A row is a
+    label 1..100 and the bits.
     """
     path = fetch(PURCHASE, folder, download, ["purchase/dataset_purchase"])
     return _table("purchase", path, "dataset_purchase", 600, 100)
@@ -45,8 +45,8 @@ def purchase(folder: Path | None = None, download: bool = True) -> Dataset:
 def texas(folder: Path | None = None, download: bool = True) -> Dataset:
     """67 330 hospital stays as 6169 bits, the 100 most frequent procedures (Shokri et al. 2017).
 
-    Reads dataset_texas.tgz, in the folder or in its texas, or the folder texas/100: `feats` has the bits and `labels`
-    a label 1..100 a row.
+    Reads dataset_texas.tgz, in `folder` or in its subfolder texas, or the folder texas/100. The file `feats` has the
+    bits, and `labels` has one label 1..100 per row.
     """
     path = fetch(TEXAS, folder, download, ["texas/100", "texas/texas/100"])
     bits: bytearray | None = None
@@ -83,7 +83,7 @@ def _rows(lines: Iterable[bytes], features: int, path: Path) -> tuple[bytearray,
 
 
 def _bits(line: bytes, features: int, path: Path, row: int) -> bytes:
-    """The bits of `0,1,...,0` as bytes 0 and 1."""
+    """Return the bits of `0,1,...,0` as bytes 0 and 1."""
     text = line.rstrip()
     values = text[::2].translate(BIT)
     if len(text) != 2 * features - 1 or values.count(2) or text[1::2].count(b",") != features - 1:

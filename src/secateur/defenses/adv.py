@@ -26,15 +26,17 @@ from secateur.training.trainer import Run, Trainer, train_many
 class AdversarialRegularisation:
     """Fine-tunes against a surrogate attack that is trained at the same time (samia_ppb 6.3.1; Nasr et al. 2018).
 
-    Acts on: the loop of fine-tuning. The surrogate h is trained first, for `warm_up` epochs; without this, early
-    stopping ends the game before h is any good. Then every step of every epoch is `attack_steps` steps of h, which
-    maximises its gain (mean log h over the batch's members + mean log(1 - h) over as many reference examples) / 2, and
-    one of the classifier, which minimises loss + alpha * mean log h over the same members: Algorithm 1 of Nasr et al.
-    h is an MLP with ReLU on the posterior and the one-hot label, trained by Adam; it sees the answers that an attacker
-    would, in eval mode. The reference set is the validation split, which is also what early stopping looks at: the
-    validation loss (without the adversarial term) is no fresh estimate. Neither sees a test split.
+    Acts on: the loop of fine-tuning. The surrogate attack h is trained first, for `warm_up` epochs. Without a warm-up,
+    early stopping ends the game before h is any good. Then every training step is `attack_steps` steps of h and one
+    step of the classifier (Algorithm 1 of Nasr et al.). h maximises its gain (mean log h over the batch's members +
+    mean log(1 - h) over as many reference examples) / 2. The classifier minimises loss + alpha * mean log h over the
+    same members.
 
-    Each epoch's row of history has the surrogate's mean loss as `attack_loss`: log 2 = 0.693 is blind guessing.
+    h is an MLP with ReLU on the posterior and the one-hot label, trained by Adam. Its inputs are the answers that an
+    attacker would see, in eval mode. The reference set is the validation split, which early stopping uses too. So the
+    validation loss (without the adversarial term) is no fresh estimate. Neither h nor the classifier sees a test split.
+
+    Each epoch's row of the history has the surrogate's mean loss as `attack_loss`: log 2 = 0.693 is blind guessing.
     """
 
     alpha: float = 1.0  # the paper tries .5, 1, 2, 4, 8, 16
@@ -60,13 +62,13 @@ class AdversarialRegularisation:
         way: str = "auto",
         progress: Progress | None = None,
     ) -> Iterator[tuple[int, Fitted]]:
-        """As `trainer.fit_many`; `loss` is what the adversarial term is added to, so PPB's makes ppb+adv."""
+        """Fine-tune like `trainer.fit_many`; the adversarial term is added to `loss`, so PPB's gives ppb+adv."""
         if any(not task.validation.size for task in tasks):
             raise WrongInput("data", "adv needs a validation split: its reference set is drawn from it")
         return train_many(partial(_Adversarial, self, net, recipe, loss), tasks, way, progress)
 
     def surrogate(self, classes: int, rng: Generator, dtype: torch.dtype) -> Params:
-        """The attack's first weights, uniform within 1 / sqrt(inputs) as torch's layers start."""
+        """Return the attack's initial weights, uniform within 1 / sqrt(inputs) like those of torch's layers."""
         params: Params = {}
         for layer, (inputs, units) in enumerate(pairwise([2 * classes, *self.hidden, 1])):
             for name, shape in (("weight", (units, inputs)), ("bias", (units,))):
@@ -76,7 +78,7 @@ class AdversarialRegularisation:
 
 
 def membership(attack: Params, logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) logits of h: what the surrogate makes of posteriors and labels; high = member."""
+    """Return (N,) logits of the surrogate h for posteriors and labels; high = member."""
     classes = torch.arange(logits.shape[1], device=logits.device)
     x = torch.cat([logits.softmax(1), (labels[:, None] == classes).to(logits.dtype)], 1)
     layers = len(attack) // 2
@@ -87,7 +89,7 @@ def membership(attack: Params, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Adversarial(Trainer):
-    """What the runs of one structure share."""
+    """Trainer of the runs of one structure."""
 
     def __init__(
         self, defense: AdversarialRegularisation, net: nn.Module, recipe: Recipe, loss: Loss, device: torch.device
@@ -95,22 +97,22 @@ class _Adversarial(Trainer):
         super().__init__(net, recipe, loss, None, None, device)
         self.defense = defense
 
-    def stepper(self, runs: Sequence[Run], way: str) -> _Duel:
-        return _Duel(self, runs, way)
+    def stepper(self, runs: Sequence[Run], way: str) -> _Game:
+        return _Game(self, runs, way)
 
 
-class _Duel:
-    """The classifiers and their surrogates, each stepped by an optimiser of its own."""
+class _Game:
+    """The classifiers and their surrogates, with separate optimisers."""
 
     def __init__(self, trainer: _Adversarial, runs: Sequence[Run], way: str) -> None:
         self.trainer, self.defense, self.runs = trainer, trainer.defense, runs
         lanes = [run.lane for run in runs]
         self.classifiers = Lanes(self._classifier_loss, lanes, trainer.recipe.make_optimiser, way)
-        # Chance of its own, so that the classifier sees the batches and the noise that it would without a surrogate.
+        # Separate generators, so that the classifier sees the same batches and noise as without a surrogate.
         self.rngs = [torch.Generator().manual_seed(run.noise.initial_seed() + 1) for run in runs]
         states = self.classifiers.states()
-        members = [self._seen(state, run.train) for state, run in zip(states, runs, strict=True)]
-        reference = [self._seen(state, run.validation) for state, run in zip(states, runs, strict=True)]
+        members = [self._answered(state, run.train) for state, run in zip(states, runs, strict=True)]
+        reference = [self._answered(state, run.validation) for state, run in zip(states, runs, strict=True)]
         surrogates = [self._surrogate(side, rng) for side, rng in zip(members, self.rngs, strict=True)]
         self.names = list(surrogates[0])
         rate = self.defense.attack_learning_rate
@@ -120,55 +122,55 @@ class _Duel:
         self.losses: list[Tensor] = []
 
     def step(self, rows: Sequence[Tensor]) -> Tensor:
-        """The surrogates' steps, then the classifiers'."""
-        batches = [run.tensors(some) for run, some in zip(self.runs, rows, strict=True)]
+        """Step the surrogates, then the classifiers."""
+        batches = [run.tensors(indices) for run, indices in zip(self.runs, rows, strict=True)]
         for _ in range(self.defense.attack_steps):
             drawn = [self._draw(run.validation, rng) for run, rng in zip(self.runs, self.rngs, strict=True)]
             sides = zip(self.classifiers.states(), batches, drawn, strict=True)
-            self.losses.append(self.attacks.step([self._seen_together(s, Batch(*b[:2]), r) for s, b, r in sides]))
+            self.losses.append(self.attacks.step([self._answered_together(s, Batch(*b[:2]), r) for s, b, r in sides]))
         attacks = [tuple(attack[name] for name in self.names) for attack in self.attacks.states()]
-        given = [(*batch[:2], *attack, *batch[2:]) for batch, attack in zip(batches, attacks, strict=True)]
-        return self.classifiers.step(given)
+        inputs_of_lanes = [(*batch[:2], *attack, *batch[2:]) for batch, attack in zip(batches, attacks, strict=True)]
+        return self.classifiers.step(inputs_of_lanes)
 
     def states(self) -> list[Params]:
-        """The classifiers' tensors."""
+        """Return the classifiers' tensors."""
         return self.classifiers.states()
 
     def facts(self) -> list[Row]:
-        """The surrogates' mean losses over the epoch."""
+        """Return the surrogates' mean losses over the epoch."""
         means, self.losses = torch.stack(self.losses).mean(0).tolist(), []
         return [{"attack_loss": mean} for mean in means]
 
     def _warm_up(self, members: Sequence[Batch], reference: Sequence[Batch]) -> None:
-        """Train the surrogates alone, on what the classifiers answer before they are fine-tuned."""
+        """Train the surrogates alone, on the classifiers' answers before fine-tuning."""
         size = self.trainer.recipe.batch_size
         for _ in range(self.defense.warm_up):
             orders = [torch.randperm(m.size, generator=rng) for m, rng in zip(members, self.rngs, strict=True)]
             for rows in zip(*(torch.split(order, size) for order in orders), strict=True):
                 sides = zip(members, rows, reference, self.rngs, strict=True)
-                self.attacks.step([(*m.take(some.to(m.labels.device)), *self._draw(r, g)) for m, some, r, g in sides])
+                self.attacks.step([(*m.take(at.to(m.labels.device)), *self._draw(r, g)) for m, at, r, g in sides])
 
     def _classifier_loss(
         self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *rest: Tensor
     ) -> Tensor:
-        """The loss + alpha * the surrogate's gain on the members."""
+        """Return the loss + alpha * the surrogate's gain on the members."""
         count = len(self.names)
         attack = dict(zip(self.names, rest[:count], strict=True))
         logits = self.trainer.learner(params | buffers, inputs, rest[count:])
         gain = logsigmoid(membership(attack, logits, labels)).mean()
         return self.trainer.loss(logits, labels) + self.defense.alpha * gain
 
-    def _seen(self, state: Params, batch: Batch) -> Batch:
-        """What an attacker sees of some examples: the answers in place of the inputs."""
+    def _answered(self, state: Params, batch: Batch) -> Batch:
+        """Return the examples with the classifier's answers instead of the inputs, as an attacker sees them."""
         return Batch(outputs(self.trainer.judge, state, batch.inputs), batch.labels)
 
-    def _seen_together(self, state: Params, members: Batch, reference: Batch) -> tuple[Tensor, ...]:
-        """Both sides' answers and labels, from one forward."""
-        answers = self._seen(state, Batch(*map(torch.cat, zip(members, reference, strict=True)))).inputs
+    def _answered_together(self, state: Params, members: Batch, reference: Batch) -> tuple[Tensor, ...]:
+        """Return the answers and labels of members and reference, from one forward pass."""
+        answers = self._answered(state, Batch(*map(torch.cat, zip(members, reference, strict=True)))).inputs
         return answers[: members.size], members.labels, answers[members.size :], reference.labels
 
     def _draw(self, pool: Batch, rng: Generator) -> Batch:
-        """A batch of a pool; all of it where it is smaller."""
+        """Draw a batch from a pool; a smaller pool is returned whole."""
         rows = torch.randperm(pool.size, generator=rng)[: self.trainer.recipe.batch_size]
         return pool.take(rows.to(pool.labels.device))
 
@@ -179,6 +181,6 @@ class _Duel:
 
 
 def _attack_loss(attack: Params, _: Params, inside: Tensor, labels: Tensor, outside: Tensor, others: Tensor) -> Tensor:
-    """-gain of a surrogate on answers for members and for the reference set."""
+    """Return -gain of a surrogate on the answers for members and for the reference set."""
     members, nonmembers = membership(attack, inside, labels), membership(attack, outside, others)
     return -(logsigmoid(members).mean() + logsigmoid(-nonmembers).mean()) / 2

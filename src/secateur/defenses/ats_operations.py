@@ -1,8 +1,8 @@
-"""The 50 fixed image operations that ATS chooses from, on whole batches of 8-bit pictures.
+"""The 50 fixed image operations of ATS, on batches of 8-bit pictures.
 
-They are AutoAugment's (Cubuk et al. 2019) as ATS's authors set their magnitudes. Every operation takes integer levels
-0 to 255, (N, C, H, W) int64 in grey or RGB, and a sign (N,) of 1 or -1 for each picture, which some of them do not
-need; it gives what Pillow's ImageOps, ImageEnhance and Image.transform give, level by level.
+They are AutoAugment's (Cubuk et al. 2019) with the magnitudes of ATS's authors. An operation takes integer levels 0 to
+255, (N, C, H, W) int64 in grey or RGB, and a sign (N,) of 1 or -1 per picture. Some operations ignore the sign. The
+results equal those of Pillow's ImageOps, ImageEnhance and Image.transform, level by level.
 """
 
 from __future__ import annotations
@@ -16,62 +16,65 @@ import torch
 from torch import Tensor
 
 Operate = Callable[[Tensor, Tensor, float], Tensor]  # (levels, sign, magnitude) -> levels
-GREY = (19595, 38470, 7471)  # of red, green and blue in a grey level, of 65536 (ITU-R 601-2)
+GREY = (19595, 38470, 7471)  # weights of red, green and blue in a grey level, sum 65536 (ITU-R 601-2)
 
 
 def invert(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """255 - v."""
+    """Return 255 - v."""
     return 255 - levels
 
 
 def solarize(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """255 - v where v is at least the magnitude."""
+    """Replace levels v of at least the magnitude by 255 - v."""
     return torch.where(levels < magnitude, levels, 255 - levels)
 
 
 def posterize(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Only the highest `magnitude` bits."""
+    """Keep only the highest `magnitude` bits."""
     return levels & -(1 << (8 - int(magnitude)))
 
 
 def autocontrast(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Every channel stretched so that its lowest level becomes 0 and its highest 255; a flat one stays."""
+    """Stretch every channel so that its lowest level becomes 0 and its highest 255; a flat channel is unchanged."""
     low, high = levels.amin((2, 3), True), levels.amax((2, 3), True)
     stretch = torch.full_like(low, 255, dtype=torch.float64) / (high - low).clamp_min(1)  # 255 / x would round twice
-    found = (levels * stretch + -low * stretch).trunc().clamp(0, 255).long()
-    return torch.where(high > low, found, levels)
+    stretched = (levels * stretch + -low * stretch).trunc().clamp(0, 255).long()
+    return torch.where(high > low, stretched, levels)
 
 
 def equalize(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Every channel with its histogram made flat: v becomes (step // 2 + pixels below v) // step."""
+    """Flatten the histogram of every channel: v becomes (step // 2 + pixels below v) // step."""
     flat = levels.flatten(2)  # (N, C, P)
     counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int64, device=levels.device)
     counts.scatter_add_(2, flat, torch.ones_like(flat))
     last = counts.gather(2, flat.amax(2, True))
     step = (flat.shape[2] - last) // 255
-    whole = step.clamp_min(1)
-    table = ((step // 2 + counts.cumsum(2) - counts) // whole).clamp(0, 255)
+    divisor = step.clamp_min(1)
+    table = ((step // 2 + counts.cumsum(2) - counts) // divisor).clamp(0, 255)
     return torch.where(step > 0, table.gather(2, flat), flat).view_as(levels)
 
 
 def brightness(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Away from black, or towards it."""
+    """Blend away from black (sign 1) or towards black (sign -1)."""
     return _blend(torch.zeros_like(levels), levels, sign, magnitude)
 
 
 def colour(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Away from grey, or towards it."""
+    """Blend away from grey (sign 1) or towards grey (sign -1)."""
     return _blend(_grey(levels).expand_as(levels), levels, sign, magnitude)
 
 
 def contrast(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Away from the picture's mean grey, or towards it."""
+    """Blend away from the picture's mean grey (sign 1) or towards it (sign -1)."""
     mean = (_grey(levels).double().mean((1, 2, 3), True) + 0.5).long()
     return _blend(mean.expand_as(levels), levels, sign, magnitude)
 
 
 def sharpness(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Away from the smoothed picture, or towards it; a pixel weighs 5 and its eight neighbours 1, the border stays."""
+    """Blend away from the smoothed picture (sign 1) or towards it (sign -1).
+
+    In the smoothing a pixel weighs 5 and its eight neighbours 1; the border is not smoothed.
+    """
     height, width = levels.shape[2:]
     smooth = levels.clone()
     if height > 2 and width > 2:
@@ -82,27 +85,27 @@ def sharpness(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
 
 
 def translate(levels: Tensor, sign: Tensor, magnitude: float, axis: int) -> Tensor:
-    """Shifted by a share of its width (axis 3) or height (axis 2), nearest pixels, black where nothing was."""
+    """Shift by a share of the width (axis 3) or height (axis 2): nearest pixels, black outside the picture."""
     size = levels.shape[axis]
-    whole = sign.new_zeros(len(sign), 1, 1)
-    x, y = (_centres(levels, along) + whole for along in (3, 2))
+    zeros = sign.new_zeros(len(sign), 1, 1)
+    x, y = (_centres(levels, along) + zeros for along in (3, 2))
     shift = (magnitude * size * sign.double())[:, None, None]
     return _nearest(levels, *((x + shift, y) if axis == 3 else (x, y + shift)), outside=0)
 
 
 def rotate(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Turned by so many degrees against the clock about the middle, nearest pixels, mid-grey where nothing was."""
+    """Rotate by `magnitude` degrees counter-clockwise about the centre: nearest pixels, mid-grey outside."""
     angle = -math.radians(magnitude)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     height, width = levels.shape[2:]
     x, y = _centres(levels, 3) - width / 2, _centres(levels, 2) - height / 2
-    whole = sign.new_zeros(len(sign), 1, 1)
+    zeros = sign.new_zeros(len(sign), 1, 1)
     turned_x, turned_y = cos * x + sin * y + width / 2, -sin * x + cos * y + height / 2
-    return _nearest(levels, turned_x + whole, turned_y + whole, outside=128)
+    return _nearest(levels, turned_x + zeros, turned_y + zeros, outside=128)
 
 
 def shear_y(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Columns shifted by a share of their place, cubic between pixels, black where nothing was."""
+    """Shift every column by a share of its x coordinate: cubic interpolation, black outside the picture."""
     height = levels.shape[2]
     y = _centres(levels, 2) + (magnitude * sign.double())[:, None, None] * _centres(levels, 3)  # (N, H, W)
     inside = (y >= 0) & (y < height)
@@ -115,52 +118,52 @@ def shear_y(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
 
 
 def _blend(away: Tensor, levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
-    """Gives away + (1 + sign magnitude) (levels - away), cut off at the ends, in float32 as Pillow does."""
+    """Return away + (1 + sign magnitude) (levels - away), clamped to [0, 255], in float32 as Pillow does."""
     factor = (1 + magnitude * sign.double()).float()[:, None, None, None]
     return (away.float() + factor * (levels - away).float()).clamp(0, 255).long()
 
 
 def _grey(levels: Tensor) -> Tensor:
-    """(N, 1, H, W)."""
+    """Return the grey levels, (N, 1, H, W)."""
     if levels.shape[1] == 1:
         return levels
     return sum((weight * levels[:, i : i + 1] for i, weight in enumerate(GREY)), torch.tensor(0x8000)) >> 16
 
 
 def _centres(levels: Tensor, axis: int) -> Tensor:
-    """Where the pixels' centres lie along an axis: (1, W) or (H, 1)."""
-    places = torch.arange(levels.shape[axis], dtype=torch.float64, device=levels.device) + 0.5
-    return places[None, :] if axis == 3 else places[:, None]
+    """Return the coordinates of the pixel centres along an axis: (1, W) or (H, 1)."""
+    centres = torch.arange(levels.shape[axis], dtype=torch.float64, device=levels.device) + 0.5
+    return centres[None, :] if axis == 3 else centres[:, None]
 
 
 def _nearest(levels: Tensor, x: Tensor, y: Tensor, outside: int) -> Tensor:
-    """The levels at (N, H, W) places, and `outside` beyond the picture."""
+    """Return the levels at (N, H, W) coordinates, and `outside` beyond the picture."""
     height, width = levels.shape[2:]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    place = y.floor().clamp(0, height - 1).long() * width + x.floor().clamp(0, width - 1).long()
-    found = levels.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, levels.shape[1], -1))
-    return torch.where(inside[:, None], found.view_as(levels), outside)
+    index = y.floor().clamp(0, height - 1).long() * width + x.floor().clamp(0, width - 1).long()
+    gathered = levels.flatten(2).gather(2, index.flatten(1)[:, None].expand(-1, levels.shape[1], -1))
+    return torch.where(inside[:, None], gathered.view_as(levels), outside)
 
 
 class Operation(NamedTuple):
-    """One of the 50."""
+    """One of the 50 operations."""
 
     name: str
-    step: int  # of ten, from the least magnitude to the most
+    step: int  # 0 to 9, from the weakest magnitude to the strongest
 
     @property
     def magnitude(self) -> float:
-        """The magnitude of its step."""
+        """The magnitude of the step."""
         _, first, last = KINDS[self.name]
         value = first + (last - first) * self.step / 9
         return round(value) if self.name == "posterize" else value
 
     def __call__(self, levels: Tensor, sign: Tensor) -> Tensor:
-        """The operated levels; `sign` (N,) says which way."""
+        """Return the levels after the operation; `sign` (N,) is its direction."""
         return KINDS[self.name][0](levels, sign, self.magnitude)
 
 
-KINDS: dict[str, tuple[Operate, float, float]] = {  # the magnitudes of the first and of the tenth step
+KINDS: dict[str, tuple[Operate, float, float]] = {  # function, magnitude of the first step, magnitude of the tenth
     "invert": (invert, 0, 0),
     "contrast": (contrast, 0, 0.5),
     "rotate": (rotate, 0, 30),

@@ -18,19 +18,19 @@ from secateur.interfaces import Params, Turning
 class DualGradientPruning:
     """Removes the largest k1 and the smallest k2 of every tensor's entries from a gradient (dgp Algorithm 1).
 
-    Acts on: the upload. Given by k1 and k2, or by their sum and their ratio p = k1 / k2, never by both. Of n entries
-    n - ceil(k1 n) - int(k2 n) stay, exactly: k1 rounds up, so that a short bias loses its largest entry too, and of
-    equal entries the earlier counts as larger.
+    Acts on: the upload. Set k1 and k2, or their sum `total` and their ratio p = k1 / k2, never both. Exactly
+    n - ceil(k1 n) - int(k2 n) of n entries stay. k1 rounds up, so that a short bias loses its largest entry too. The
+    earlier of equal entries counts as larger.
 
-    `release` is a variant of our own. With error feedback an entry that is always among the largest of gradient +
-    residual is never sent; here one that the top rule held back `release` rounds in a row is sent once, beside the
-    exact number of the others. The rounds are counted in the client's state.
+    `release` is our own variant. With error feedback, an entry that is always among the largest of gradient + residual
+    is never sent. With `release`, an entry that the top rule held back for that many consecutive rounds is sent once,
+    in addition to the exact number of others. The client's state counts the rounds.
     """
 
-    k1: float | None = None  # .05 unless total or p is given
+    k1: float | None = None  # .05 unless total or p is set
     k2: float | None = None  # .75
-    total: float | None = None  # k1 + k2; .8 where only p is given
-    p: float | None = None  # k1 / k2; 1/15 where only total is given
+    total: float | None = None  # k1 + k2; .8 if only p is set
+    p: float | None = None  # k1 / k2; 1/15 if only total is set
     release: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class DualGradientPruning:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """(k1, k2), however they were given.
+        """(k1, k2), from whichever fields are set.
 
         Example:
             >>> [tuple(round(share, 9) for share in DualGradientPruning(p=p).shares) for p in (1 / 15, 1 / 7, 1 / 3)]
@@ -58,7 +58,7 @@ class DualGradientPruning:
         return total * p / (1 + p), total / (1 + p)
 
     def __str__(self) -> str:
-        """The numbers in force, however they were given.
+        """Return the class name with the values in force, from whichever fields are set.
 
         Example:
             >>> str(DualGradientPruning(total=0.8, p=1 / 3)), str(DualGradientPruning(release=10))
@@ -69,13 +69,13 @@ class DualGradientPruning:
         return f"{type(self).__name__}(k1={k1:.6g}, k2={k2:.6g}{release})"
 
     def init(self, params: Params) -> Params:
-        """Rounds in a row that the top rule held each entry back, where starved ones are released; else nothing."""
+        """Return per entry the consecutive rounds that the top rule held it back; empty without `release`."""
         if self.release is None:
             return {}
         return {name: torch.zeros_like(value, dtype=torch.int32) for name, value in params.items()}
 
     def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
-        """What is between the largest and the smallest, and what is released."""
+        """Return the entries between the largest and the smallest, the released entries, and the next state."""
         release = self.release
         if release is None:
             return self.compress(grads), state
@@ -89,9 +89,9 @@ class DualGradientPruning:
         return sent, rounds
 
     def compress(self, grads: Params) -> Params:
-        """Algorithm 1 on any gradient, for an attacker who applies it to a trial's."""
+        """Apply Algorithm 1 to any gradient; an attacker applies it to a trial's gradient."""
         return kept_between(grads, *self.shares)
 
     def compress_rows(self, rows: Tensor, sizes: Sizes, aligned: int) -> Tensor:
-        """The same of many users at once, (users, N): selection.kept_rows says how they lie."""
+        """Apply `compress` to many users at once, (users, N), laid out as for `selection.kept_rows`."""
         return kept_rows(rows, sizes, aligned, *self.shares)

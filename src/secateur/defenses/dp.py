@@ -28,12 +28,12 @@ from secateur.interfaces import Batch, LossOf, Params, Turning
 class DifferentialPrivacy:
     """Clips every example's gradient and adds Gaussian noise to their sum, so there is an epsilon (Abadi et al. 2016).
 
-    Acts on: the upload, which it makes anew from the client's examples, (sum of clipped + N(0, (sigma C)^2)) / B.
-    BatchNorm normalises by running statistics: those of the batch mix its examples. B is public. The epsilon is that
-    of adding or removing one example; `noise` is what dgp calls DP.
+    Acts on: the upload, which is computed anew from the client's examples: (sum of clipped + N(0, (sigma C)^2)) / B.
+    BatchNorm normalises by running statistics, because batch statistics mix the examples. B is public. The epsilon is
+    for adding or removing one example. dgp uses the name DP for the defense `noise`.
     """
 
-    anew: ClassVar[bool] = True  # what it is given counts by its names alone: error feedback cannot go around it
+    anew: ClassVar[bool] = True  # only the names of the incoming gradient are used, so error feedback cannot wrap it
 
     noise_multiplier: float = 1.0  # sigma, in units of max_grad_norm
     max_grad_norm: float = 1.0  # C
@@ -51,32 +51,32 @@ class DifferentialPrivacy:
             raise unknown("accountant", self.accountant, ACCOUNTANTS)
 
     def init(self, params: Params) -> Params:
-        """Nothing is kept."""
+        """Return an empty state."""
         return {}
 
     def noise(self, params: Params, rng: Generator) -> Params:
-        """Standard normal draws, for a caller that must draw before it calls."""
+        """Return standard normal draws, for a caller that must draw before the call."""
         return normal(params, rng)
 
     def __call__(
         self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
     ) -> tuple[Params, Params]:
-        """The noisy mean of the clipped gradients of the client's examples."""
+        """Return the noisy mean of the clipped gradients of the client's examples."""
         if not grads:
             return {}, state
         drawn = self.noise(grads, turning.rng) if noise is None else noise
         return self.noisy(per_example(turning, grads), drawn, turning.batch.size), state
 
     def noisy(self, parts: list[Params], noise: Params, size: int) -> Params:
-        """(sum of clipped + sigma C * noise) / B of the gradients of each example."""
+        """Return (sum of clipped + sigma C * noise) / B, from the gradients of each example."""
         total = reduce(_plus, (_clipped_sum(part, self.max_grad_norm) for part in parts))
         scale = self.noise_multiplier * self.max_grad_norm
         return {name: (value + scale * noise[name]) / size for name, value in total.items()}
 
     def guarantee(self, rounds: int = 1, sample_rate: float = 1.0) -> Guarantee:
-        """What holds after so many updates, each of examples that Poisson sampling took with this rate.
+        """Return the guarantee after `rounds` updates, whose examples are Poisson-sampled at `sample_rate`.
 
-        One update whose examples are not sampled is rounds 1 at rate 1.
+        One update whose examples are not sampled has 1 round at rate 1.
         """
         spent = epsilon(self.noise_multiplier, [Phase(sample_rate, rounds)], self.delta, self.accountant)
         times = f"{rounds} update{'s' if rounds > 1 else ''}"
@@ -85,10 +85,10 @@ class DifferentialPrivacy:
 
 
 def per_example(turning: Turning, names: Params) -> list[Params]:
-    """The gradients of each example's own loss, (examples, ...) each, as many at a time as fit."""
+    """Return the gradients of each example's loss, (examples, ...) per tensor, in parts that fit in memory."""
     if noise_asks(turning.net, 1):
-        alone = "takes the gradient of every example alone, and the noise inside a network is drawn for batches"
-        raise WrongInput("defense", f"dp {alone}; leave out precode")
+        problem = "takes the gradient of every example alone, and the noise inside a network is drawn for batches"
+        raise WrongInput("defense", f"dp {problem}; leave out precode")
     net = frozen(turning.net).to(turning.batch.inputs.device).eval()
     params = {name: turning.sent[name].detach() for name in names}
     others = {name: value.detach() for name, value in turning.sent.items() if name not in names}
@@ -100,18 +100,21 @@ def per_example(turning: Turning, names: Params) -> list[Params]:
 
 
 def gradients(loss: LossOf, params: Params, batch: Batch) -> list[Params]:
-    """The gradients of the loss of each example as a batch of its own, (examples, ...) each; runs under vmap."""
-    alone = grad(lambda params, example, label: loss(params, example[None], label[None]))
-    many = vmap(alone, in_dims=(None, 0, 0))
+    """Return the gradients of the loss of each example as a batch of one, (examples, ...) per tensor.
+
+    The list has one part per chunk of examples. The function runs under vmap.
+    """
+    of_one = grad(lambda params, example, label: loss(params, example[None], label[None]))
+    of_many = vmap(of_one, in_dims=(None, 0, 0))
     at_once = max(8, AT_ONCE[batch.inputs.device.type] // tree.count(params))
     parts = zip(*(torch.split(part, at_once) for part in batch), strict=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")  # pooling in vmap: a small one
-        return [many(params, *Batch(inputs, labels)) for inputs, labels in parts]
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # small: pooling under vmap
+        return [of_many(params, *Batch(inputs, labels)) for inputs, labels in parts]
 
 
 def _clipped_sum(grads: Params, bound: float) -> Params:
-    """Sum over examples of g * min(1, C / ||g||), the norm over all tensors."""
+    """Return the sum over examples of g * min(1, C / ||g||), with the norm over all tensors."""
     squares = [value.flatten(1).square().sum(1) for value in grads.values()]
     norms = torch.stack(squares).sum(0).sqrt()  # (examples,)
     factors = (bound / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)

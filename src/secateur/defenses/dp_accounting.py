@@ -1,4 +1,4 @@
-"""What DP-SGD costs: (epsilon, delta) of Poisson-sampled Gaussian steps, by Opacus' accountants."""
+"""Privacy accounting of DP-SGD: (epsilon, delta) of Poisson-sampled Gaussian steps, by Opacus' accountants."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 from secateur.errors import WrongInput, require, unknown
 from secateur.training.recipe import Recipe
 
-ACCOUNTANTS = ("rdp", "prv")  # Opacus' third, GDP, can say less than was spent
-LARGE_ORDERS = tuple(2**k for k in range(6, 13))  # beyond Opacus' own, where much noise has its best bound
+ACCOUNTANTS = ("rdp", "prv")  # Opacus' third, GDP, can report less than was spent
+LARGE_ORDERS = tuple(2**k for k in range(6, 13))  # beyond Opacus' own orders: best for much noise
 
 
 class Phase(NamedTuple):
@@ -36,7 +36,7 @@ class Guarantee(NamedTuple):
 
 
 def sampling(size: int, recipe: Recipe) -> Phase:
-    """How DP-SGD goes through so many examples by a recipe: in each epoch as many steps as there are batches.
+    """Return the sampling rate of DP-SGD and its steps by a recipe: one step per batch of every epoch.
 
     Example:
         >>> sampling(1000, Recipe(epochs=2, batch_size=128))
@@ -48,7 +48,7 @@ def sampling(size: int, recipe: Recipe) -> Phase:
 
 @contextmanager
 def logs_as_they_are() -> Iterator[None]:
-    """Opacus, where it is imported, would have every log of the process written its way."""
+    """Restore the handlers and the level of the root logger, which importing Opacus changes."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
@@ -57,7 +57,7 @@ def logs_as_they_are() -> Iterator[None]:
 
 
 def epsilon(noise_multiplier: float, phases: Iterable[Phase], delta: float, accountant: str = "rdp") -> float:
-    """The composed epsilon of the phases, an upper bound; infinite without noise."""
+    """Return the composed epsilon of the phases, an upper bound; infinite without noise."""
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
     require("opacus", "dp")
@@ -69,7 +69,7 @@ def epsilon(noise_multiplier: float, phases: Iterable[Phase], delta: float, acco
     rdp, prv = RDPAccountant(), PRVAccountant()
     rdp.history = prv.history = [(noise_multiplier, *phase) for phase in phases]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Opacus says that other orders could be tighter; a bound stays a bound
+        warnings.simplefilter("ignore")  # Opacus warns that other orders could be tighter; the bound still holds
         bound = float(rdp.get_epsilon(delta, alphas=[*RDPAccountant.DEFAULT_ALPHAS, *LARGE_ORDERS]))
         if accountant == "rdp":
             return bound

@@ -1,4 +1,4 @@
-"""BatchNorm under differential privacy: held in place, or GroupNorm from the start. It may not mix examples."""
+"""BatchNorm under differential privacy, which must not mix examples: frozen, or replaced by GroupNorm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secateur.errors import WrongInput
 
 
 def frozen(net: nn.Module) -> nn.Module:
-    """A copy whose layers with running statistics are fixed affine maps, under the same names and not trained."""
+    """Return a copy whose layers with running statistics are fixed affine maps, with the same names, not trained."""
     for module in net.modules():
         if isinstance(module, _BatchNorm) and not module.track_running_stats:
             raise WrongInput("model", "has BatchNorm without running statistics, which cannot be frozen")
@@ -20,7 +20,7 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def grouped(net: nn.Module) -> nn.Module:
-    """A copy with GroupNorm for BatchNorm: at most 32 groups (Wu and He 2018) of at least 4 channels.
+    """Return a copy with GroupNorm instead of BatchNorm: at most 32 groups (Wu and He 2018) of at least 4 channels.
 
     A group of one value would always be normalised to 0.
     """
@@ -34,12 +34,15 @@ def grouped(net: nn.Module) -> nn.Module:
         return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
 
     like = next((value for value in net.parameters() if value.is_floating_point()), None)
-    made = _swapped(net, group_norm)
-    return made if like is None else made.to(like)
+    replaced = _swapped(net, group_norm)
+    return replaced if like is None else replaced.to(like)
 
 
 class _Fixed(nn.Module):
-    """A norm's answer in eval mode, by plain arithmetic: in vmap torch's own is slower, and on a GPU may refuse."""
+    """Layer that computes a norm's eval-mode output by plain arithmetic.
+
+    Under vmap torch's own layer is slower, and on a GPU it may fail.
+    """
 
     running_mean: Tensor
     running_var: Tensor
@@ -64,7 +67,10 @@ class _Fixed(nn.Module):
 
 
 def _swapped(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """A copy with what `make` gives for a layer in its place; a layer under two names stays one."""
+    """Return a copy in which the layers that `make` returns replace the originals; None keeps a layer.
+
+    A layer with two names stays one layer.
+    """
     net = copy.deepcopy(net)
     new: dict[nn.Module, nn.Module | None] = {}
     for name, module in list(net.named_modules(remove_duplicate=False)):

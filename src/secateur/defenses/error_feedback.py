@@ -1,4 +1,4 @@
-"""Error feedback: what was not sent is added to the next gradient."""
+"""Error feedback: entries that were not sent are added to the next gradient."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from secateur.catalogue import Defense, method
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params, Turning, Upload
 
-RESIDUAL, INNER = "residual.", "inner."  # before the names of the state: e, and what the inner upload keeps
+RESIDUAL, INNER = "residual.", "inner."  # prefixes of the state's names: e, and the inner upload's state
 
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """Sends inner(gradient + residual) and keeps what was not sent as the next residual (dgp Algorithm 2, lines 5-7).
+    """Upload that sends inner(gradient + residual) and keeps the unsent part (dgp Algorithm 2, lines 5-7).
 
-    Nothing is lost: of an entry that is sent whole P - P = 0 stays, of one that is not P - 0 = P, and both are exact,
-    so that sent + next residual equals gradient + residual bitwise. Around an upload that adds noise the noise is fed
-    back too: over the rounds all but the last one's cancels.
+    Nothing is lost: a sent entry leaves P - P = 0, an unsent entry P - 0 = P. Both are exact, so sent + next residual
+    equals gradient + residual bitwise. Around an upload that adds noise, the noise is fed back too: over the rounds all
+    noise but the last round's cancels.
     """
 
     inner: Upload
 
     def __post_init__(self) -> None:
         if getattr(self.inner, "anew", False):
-            made = "it makes its gradient anew from the examples, so a residual cannot be added"
-            raise WrongInput("defense", f"error-feedback does not go around {type(self.inner).__name__}: {made}")
+            reason = "it makes its gradient anew from the examples, so a residual cannot be added"
+            raise WrongInput("defense", f"error-feedback does not go around {type(self.inner).__name__}: {reason}")
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.inner})"
 
     def init(self, params: Params) -> Params:
-        """A residual of zeros, and what the inner upload keeps."""
+        """Return a residual of zeros, and the inner upload's state."""
         residual = {RESIDUAL + name: torch.zeros_like(value) for name, value in params.items()}
         return residual | {INNER + name: value for name, value in self.inner.init(params).items()}
 
     def __call__(self, grads: Params, state: Params, turning: Turning, **outside: Params) -> tuple[Params, Params]:
-        """What is sent and the next state; `outside` goes to the inner upload: drawn `noise`, ADGP's `inside`."""
+        """Return the upload and the next state; `outside` goes to the inner upload: drawn `noise`, ADGP's `inside`."""
         accumulated = self.accumulated(grads, state)
         kept = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
         sent, kept = self.inner(accumulated, kept, turning, **outside)
@@ -48,7 +48,7 @@ class ErrorFeedback:
         return sent, residual | {INNER + name: value for name, value in kept.items()}
 
     def accumulated(self, grads: Params, state: Params) -> Params:
-        """P = gradient + residual: what the inner upload sees, and what ADGP's positions are made of."""
+        """Return P = gradient + residual, the input of the inner upload and of ADGP's positions."""
         return {name: value + state[RESIDUAL + name] for name, value in grads.items()}
 
 
@@ -56,33 +56,33 @@ class ErrorFeedback:
 def error_feedback() -> Callable[[Upload], ErrorFeedback]:
     """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).
 
-    Acts on: the residual of the upload it is joined with, as in `dgp+error-feedback`.
+    Acts on: the residual of the upload it is combined with, as in `dgp+error-feedback`.
     """
     return ErrorFeedback
 
 
 def upload_of(defense: Defense) -> Upload | None:
-    """What rewrites the upload, inside error feedback where that is a part; None where a defense leaves it alone."""
+    """Return the upload of a defense, inside error feedback if that is a part; None if no part rewrites uploads."""
     upload, feedback = defense.acting_on("upload"), defense.acting_on("residual")
     if upload is None and feedback is not None:
         raise WrongInput("defense", "error-feedback goes around an upload; write for example dgp+error-feedback")
     if upload is None:
         return None
-    made: Upload = upload.make()
-    return made if feedback is None else feedback.make()(made)
+    inner: Upload = upload.make()
+    return inner if feedback is None else feedback.make()(inner)
 
 
 class Starvation(NamedTuple):
-    """How much error feedback holds back."""
+    """The amount that error feedback holds back."""
 
     residual_norm: float  # ||e||_2 over all tensors
     never_sent: int  # entries
-    starved: int  # of these, the entries that have something to send
+    starved: int  # of these, the entries whose residual is not 0
     entries: int
 
 
 def starvation(state: Params, unsent: Mask) -> Starvation:
-    """What a client's residual holds, and how many entries it never sent."""
+    """Return the norm of a client's residual, and the number of entries that were never sent."""
     residual = torch.cat([state[RESIDUAL + name].flatten() for name in unsent])
     never = torch.cat([where.flatten() for where in unsent.values()])
     norm = float(torch.linalg.vector_norm(residual, dtype=torch.float64))

@@ -18,7 +18,7 @@ from secateur.interfaces import Params, Turning
 class GaussianNoise:
     """Adds N(0, sigma^2) to every entry of a gradient, without clipping (dgp 6.1, where it is called DP).
 
-    Acts on: the upload. Nothing bounds what one example contributes, so there is no epsilon: `dp` is the one that has.
+    Acts on: the upload. Nothing bounds the contribution of one example, so there is no epsilon; `dp` has one.
     """
 
     sigma: float = 1e-2
@@ -28,23 +28,23 @@ class GaussianNoise:
             raise WrongInput("sigma", f"{self.sigma} is not allowed; give a number from 0")
 
     def init(self, params: Params) -> Params:
-        """Nothing is kept."""
+        """Return an empty state."""
         return {}
 
     def noise(self, params: Params, rng: Generator) -> Params:
-        """Standard normal draws, for a caller that must draw before it calls."""
+        """Return standard normal draws, for a caller that must draw before the call."""
         return normal(params, rng)
 
     def __call__(
         self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
     ) -> tuple[Params, Params]:
-        """The gradient with noise on it."""
+        """Return the gradient with added noise."""
         drawn = self.noise(grads, turning.rng) if noise is None else noise
         return {name: torch.add(value, drawn[name], alpha=self.sigma) for name, value in grads.items()}, state
 
 
 def normal(params: Params, rng: Generator) -> Params:
-    """Standard normal draws in the form of `params`, on their device."""
+    """Return standard normal draws with the names, shapes and device of `params`."""
     if not params:
         return {}
     draw = on_device(next(iter(params.values())).device, rng)
@@ -55,7 +55,7 @@ def normal(params: Params, rng: Generator) -> Params:
 
 
 def on_device(device: torch.device, rng: Generator) -> Generator:
-    """The generator itself where it is on the device; else one that it seeds."""
+    """Return the generator if it is on the device, else a new one on the device that it seeds."""
     if device.type == rng.device.type:
         return rng
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))

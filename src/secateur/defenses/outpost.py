@@ -13,7 +13,7 @@ from secateur.defenses.selection import between, largest
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params, Turning
 
-CHANCE = "."  # the name of the draw that decides whether the defense is applied: no parameter can be called so
+CHANCE = "."  # name of the draw that decides if the defense is applied; no parameter can have it
 
 
 @method("defense", "outpost", "dgp", acts_on="upload", adaptive=("mask", "support"))
@@ -21,11 +21,11 @@ CHANCE = "."  # the name of the draw that decides whether the defense is applied
 class Outpost:
     """Prunes small entries and adds noise where the Fisher information is high, ever more rarely (Wang et al. 2023).
 
-    Acts on: the upload. Of every tensor the entries below the rho-th percentile of its magnitudes become zero; then
-    N(0, (strength * risk)^2) is added, with risk = min(variance of the tensor's weights, 1), wherever the Fisher
-    information (g^2 averaged over the first axis) is among the highest phi of all tensors together. That also fills
-    pruned entries, so more is sent than 1 - rho. In round t all this is done with probability 1 / (1 + beta t), else
-    the gradient is sent as it is.
+    Acts on: the upload. In every tensor the entries below the rho-th percentile of its magnitudes become zero. Then
+    N(0, (strength * risk)^2) is added where the Fisher information is among the highest phi of all tensors together.
+    The risk is min(variance of the tensor's weights, 1). The Fisher information is g^2 averaged over the first axis.
+    The noise also fills pruned entries, so more than 1 - rho is sent. In round t the defense is applied with
+    probability 1 / (1 + beta t); otherwise the gradient is sent unchanged.
     """
 
     strength: float = 0.8  # lambda
@@ -43,18 +43,18 @@ class Outpost:
                 raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
 
     def init(self, params: Params) -> Params:
-        """Nothing is kept."""
+        """Return an empty state."""
         return {}
 
     def noise(self, params: Params, rng: Generator) -> Params:
-        """Standard normal draws and one from [0, 1), for a caller that must draw before it calls."""
+        """Return standard normal draws and one draw from [0, 1), for a caller that must draw before the call."""
         draw = torch.rand((), generator=rng, device=rng.device)
         return {CHANCE: draw.to(next(iter(params.values())).device)} | normal(params, rng)
 
     def __call__(
         self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
     ) -> tuple[Params, Params]:
-        """The perturbed gradient, or the gradient as it is."""
+        """Return the perturbed or the unchanged gradient."""
         if not grads:
             return {}, state
         drawn = self.noise(grads, turning.rng) if noise is None else noise
@@ -68,7 +68,7 @@ class Outpost:
         return sent, state
 
     def informative(self, grads: Params) -> Mask:
-        """Where the Fisher information is among the highest phi of all tensors."""
+        """Return a mask of the entries whose Fisher information is among the highest phi of all tensors."""
         fisher = {name: _fisher(value) for name, value in grads.items()}
         together = torch.cat([value.flatten() for value in fisher.values()])
         highest = largest(together, round(self.phi * together.numel()))
@@ -80,7 +80,7 @@ class Outpost:
 
 
 def risk(weights: Tensor) -> Tensor:
-    """min(variance, 1) of a tensor's weights."""
+    """Return min(variance, 1) of a tensor's weights."""
     return weights.detach().var(correction=0).clamp_max(1)
 
 

@@ -15,15 +15,15 @@ from secateur.catalogue import method
 class PairBasedPosteriorBalancing:
     """Cross-entropy plus the divergence between the ranked posteriors of paired examples (samia_ppb Eq. 6).
 
-    Acts on: the loss of fine-tuning. Batches are shuffled, so an example of the first half of the batch and one of the
-    second are a random pair without replacement; of an odd batch the last example has no pair. The mean over pairs
-    equals Eq. 6 divided by the batch size, to the share of pairs.
+    Acts on: the loss of fine-tuning. Batches are shuffled, so an example of the first half and one of the second half
+    are a random pair without replacement. In an odd batch the last example has no pair. The mean over pairs equals Eq.
+    6 divided by the batch size, up to the share of pairs.
     """
 
     strength: float = 4.0  # lambda; the paper tries 1, 2, 4, 8, 16
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy + lambda * mean over pairs of KL(R(second) || R(first)), gradient through both."""
+        """Return mean cross-entropy + lambda * mean over pairs of KL(R(second) || R(first)), gradient through both."""
         half = logits.shape[0] // 2
         ranked = log_softmax(logits, 1).sort(1, descending=True).values  # (B, K) log R(f(x))
         first, second = ranked[:half], ranked[half : 2 * half]

@@ -1,17 +1,17 @@
 """PriPrune: a client learns which weights to withhold, together with the weights (priprune Algorithm 3).
 
-What the paper leaves open is read so, and each reading is a field or a test:
-- The mask that mixes withheld and received weights is the last round's, as its text has it; Algorithm 3 takes a fresh
+The paper leaves some points open. These are our readings; each is a field or a test:
+- The mask that mixes withheld and received weights is the last round's, as in the text. Algorithm 3 takes a fresh
   sample, which would set weights to 0 that nobody saved.
-- The weights descend the plain loss of all of them, withheld ones too, since these are kept for local training; the
-  sampled mask acts in L_acc of the mask's own step, which is the loss of what would be sent, w * m. Algorithm 3 scales
-  the weights' step by lambda_acc, which at its rate of .25 diverges: here it is divided by it.
+- The weights descend the plain loss of all weights, withheld ones included, since these are kept for local training.
+  The sampled mask acts in L_acc of the mask's own step, which is the loss of the weights to be sent, w * m. Algorithm 3
+  scales the step of the weights by lambda_acc, which diverges at its rate of .25. Here that factor is divided out.
 - Eq. 17 is illegible in print. L_pri = - sum_l,j (N_l / N) (|g_lj| / sum_j |g_lj|) log alpha_lj is the reading that
-  gives every layer its share (`normalise` "layer"); "global" leaves N_l / N out and divides by the sum over all layers.
-- A turn is one local epoch: a mask is sampled and alpha learns once in it, at its last batch and by the gradient of
-  the whole turn (`learns` "turn"); "step" does so at every batch. With the paper's one local step both are the same.
-- alpha = sigmoid(a). Its start, its Adam step and the temperature are unstated; the defaults are AdaShare's (Sun et
-  al. 2020), where an epoch is again a turn, and the temperature never falls below `coolest`.
+  gives every layer its share (`normalise` "layer"). "global" omits N_l / N and divides by the sum over all layers.
+- A turn is one local epoch. A mask is sampled and alpha learns once per turn, at the last batch and by the gradient of
+  the whole turn (`learns` "turn"). "step" does so at every batch. With the paper's one local step both are the same.
+- alpha = sigmoid(a). The paper does not state its start, its Adam step and the temperature. The defaults are AdaShare's
+  (Sun et al. 2020), where an epoch is again a turn. The temperature never falls below `coolest`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
 from secateur.interfaces import Batch, LossOf, Mask, Params, Sent
 from secateur.pruning.masks import one_of
 
-MUCH = 0.5  # where alpha may rest on average
+MUCH = 0.5  # highest average alpha at rest without a warning
 CONV_2 = 6_601_504  # weights of the paper's network on FEMNIST
 
 Normalise = Literal["layer", "global"]
 Learns = Literal["turn", "step"]
 
-# lambda (acc, pri, sha) by data and base pruning, as the paper's Appendix has them
+# lambda (acc, pri, sha) by data and base pruning, from the paper's Appendix
 PRESETS = {
     ("femnist", "prunefl"): (5.0, 15.0, 2e-5),
     ("femnist", "synflow"): (10.0, 1.0, 2e-6),
@@ -57,11 +57,12 @@ PRESETS = {
 class PriPrune:
     """Learns by Gumbel-softmax masks which weights to withhold, jointly with the weights (PriPrune; Algorithm 3).
 
-    Acts on: a federation's client, on top of any base pruning. Conv and Linear weights have an alpha each, the
+    Acts on: a federation's client, on top of any base pruning. Every Conv and Linear weight has an alpha, the
     probability of not being sent; biases are always sent. The default lambdas are those for PruneFL on FEMNIST.
 
-    By L_pri and L_sha alone an alpha rests at privacy / sharing times its weight in Eq. 17, which is 1 / N on average:
-    the paper's lambdas suit millions of weights; a smaller network needs a larger `sharing` or it withholds everything.
+    With L_pri and L_sha alone, an alpha rests at privacy / sharing times its weight in Eq. 17, which is 1 / N on
+    average. The paper's lambdas suit millions of weights. A smaller network needs a larger `sharing`, or it withholds
+    everything.
     """
 
     accuracy: float = 5.0  # lambda_acc
@@ -86,26 +87,26 @@ class PriPrune:
             raise WrongInput("temperature", "give one above 0, not below coolest, and a cooling above 0 and up to 1")
 
     def init(self, params: Params) -> Params:
-        """A client's state before its first round."""
+        """Return a client's state before its first round."""
         state, names = nothing_saved(params), [name for name, value in params.items() if value.ndim > 1]
         first = next(iter(params.values()))
-        begun = math.log(self.alpha / (1 - self.alpha))
-        state |= {LOGITS + name: torch.full_like(params[name], begun) for name in names}
+        start = math.log(self.alpha / (1 - self.alpha))
+        state |= {LOGITS + name: torch.full_like(params[name], start) for name in names}
         state |= {part + name: torch.zeros_like(params[name]) for part in (FIRST, SECOND) for name in names}
         return state | {STEPS: first.new_zeros(()), TURNS: first.new_zeros(())}
 
     def caution(self, weights: int) -> str | None:
-        """What is to be known where these lambdas would withhold much of so many weights; None where they do not."""
+        """Return a warning if these lambdas would withhold much of `weights` weights, else None."""
         rests = self.privacy / (self.sharing * weights) if self.sharing and weights else math.inf
         if self.privacy == 0 or rests <= MUCH:
             return None
-        like = PriPrune.privacy / (PriPrune.sharing * CONV_2)  # of the paper's, on its network
+        like = PriPrune.privacy / (PriPrune.sharing * CONV_2)  # of the paper's lambdas, on the paper's network
         advised = self.privacy / (like * max(1, weights))
         much = f"its lambdas are for millions of weights, and would withhold much of {weights}"
         return f"{much}; try sharing={advised:.1g}"
 
     def noise(self, params: Params, steps: int, rng: Generator) -> Params:
-        """G(0) - G(1) of every weight, the samples first: a difference of Gumbel draws is one logistic draw."""
+        """Return G(0) - G(1) of every weight, samples first: a difference of Gumbel draws is one logistic draw."""
         samples = steps if self.learns == "step" else 1
         return {
             name: torch.rand((samples, *value.shape), generator=rng, device=rng.device).logit_(1e-7).to(value)
@@ -123,7 +124,7 @@ class PriPrune:
         noise: Params,
         learning_rate: float,
     ) -> Sent:
-        """Algorithm 3 on batches (steps, B, ...): pure, and as it is under vmap."""
+        """Run Algorithm 3 on batches (steps, B, ...); the function is pure and runs unchanged under vmap."""
         keep, passes = whole_mask(received, mask), passes_for(received, state)
         weights = passes.reloaded(received, state, keep)
         temperature = (self.temperature * self.cooling ** state[TURNS]).clamp_min(self.coolest)
@@ -139,8 +140,8 @@ class PriPrune:
             if number < final:
                 state = state | passes.learnt(self, state, lesson) if stepwise else state
                 weights = passes.descended(weights, last, keep, learning_rate)
-        values, withheld, found = passes.ended(self, state, lesson, last, learning_rate)
-        state = state | found | {TURNS: state[TURNS] + 1}
+        values, withheld, updated = passes.ended(self, state, lesson, last, learning_rate)
+        state = state | updated | {TURNS: state[TURNS] + 1}
         return Sent(values, withheld, state, summed, last, torch.stack(losses).mean(0))
 
     def objective(
@@ -155,48 +156,48 @@ class PriPrune:
         temperature: Tensor,
         hard: bool = True,
     ) -> Tensor:
-        """L_local of Eq. 16, as a function of a; `hard` is Eq. 18's straight-through sample, else the soft one.
+        """Return L_local of Eq. 16 as a function of a; `hard` is Eq. 18's straight-through sample, else the soft one.
 
-        `gradient` is what L_pri weighs alpha by; that of base-pruned weights counts nothing.
+        L_pri weighs alpha by `gradient`; the gradient of base-pruned weights counts as 0.
         """
         draws = {name: withholding(a, noise[name], temperature, hard) for name, a in logits.items()}
         shared = {name: weights[name] * (1 - draw) for name, draw in draws.items()}
-        weighty = self.importance({name: torch.where(keep[name], gradient[name], 0) for name in keep})
-        privacy = torch.stack([-(weighty[name] * logsigmoid(a)).sum() for name, a in logits.items()]).sum()
+        importance = self.importance({name: torch.where(keep[name], gradient[name], 0) for name in keep})
+        privacy = torch.stack([-(importance[name] * logsigmoid(a)).sum() for name, a in logits.items()]).sum()
         sharing = torch.stack([torch.where(keep[name], a.sigmoid(), 0).sum() for name, a in logits.items()]).sum()
         return self.accuracy * loss(weights | shared, *examples) + self.privacy * privacy + self.sharing * sharing
 
     def importance(self, gradient: Params) -> Params:
-        """What stands before - log alpha in Eq. 17; it sums to 1 over the network."""
+        """Return the factor of - log alpha in Eq. 17; it sums to 1 over the network."""
         sizes = {name: value.abs() for name, value in gradient.items()}
         sums = {name: value.sum() for name, value in sizes.items()}
         factors = self.factors(sums, {name: value.numel() for name, value in sizes.items()})
         return {name: value * factors[name] for name, value in sizes.items()}
 
     def factors(self, sums: Params, numbers: dict[str, int]) -> Params:
-        """What |g| is multiplied by there, of its sum in every layer and the layer's number of weights."""
-        total, whole = sum(numbers.values()), torch.stack(list(sums.values())).sum()
+        """Return the multiplier of |g| in `importance`, from each layer's sum of |g| and its number of weights."""
+        total, overall = sum(numbers.values()), torch.stack(list(sums.values())).sum()
         if self.normalise == "global":
-            return {name: 1 / _not_zero(whole) for name in sums}
+            return {name: 1 / _not_zero(overall) for name in sums}
         return {name: numbers[name] / total / _not_zero(value) for name, value in sums.items()}
 
     def stepped(self, state: Params, slopes: Params) -> Params:
-        """One step of Adam on a."""
+        """Return the state after one step of Adam on a."""
         steps = state[STEPS] + 1
-        found = {STEPS: steps}
+        updated = {STEPS: steps}
         for name, slope in slopes.items():
             first = torch.lerp(state[FIRST + name], slope, 1 - BETA_1)
             second = torch.addcmul(BETA_2 * state[SECOND + name], slope, slope, value=1 - BETA_2)
             length = (second / (1 - BETA_2**steps)).sqrt() + EPSILON
             logits = torch.addcdiv(state[LOGITS + name], first * (self.step / (1 - BETA_1**steps)), length, value=-1)
-            found |= {FIRST + name: first, SECOND + name: second, LOGITS + name: logits}
-        return found
+            updated |= {FIRST + name: first, SECOND + name: second, LOGITS + name: logits}
+        return updated
 
 
 def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool = True) -> Tensor:
-    """v(0) of Eq. 18 with pi = [alpha, 1 - alpha]: 1 means withheld; the gradient is always the soft sample's.
+    """Return v(0) of Eq. 18 with pi = [alpha, 1 - alpha]: 1 means withheld; the gradient is the soft sample's.
 
-    The softmax over two of (log pi + G) / tau is the sigmoid of (a + G(0) - G(1)) / tau.
+    The softmax over the two values (log pi + G) / tau is the sigmoid of (a + G(0) - G(1)) / tau.
     """
     odds = logits + noise
     soft = (odds / temperature).sigmoid()
@@ -204,7 +205,7 @@ def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool =
 
 
 def preset(data: str, base: str, **fields: float) -> PriPrune:
-    """With the lambdas that the paper found for this data and base pruning; other fields as given.
+    """Return PriPrune with the paper's lambdas for this data and base pruning, and the other fields as passed.
 
     Example:
         >>> preset("cifar10", "feddst").privacy

@@ -1,6 +1,6 @@
-"""What PriPrune's turn does to all weights: by operations of torch, or on a GPU by kernels, a pass each.
+"""Passes of PriPrune's turn over all weights: by torch operations, or on a GPU by fused kernels, one pass each.
 
-There a turn is bound by the memory that it passes over: operations take some 65 passes over the weights of all clients.
+On a GPU a turn is bound by memory traffic: torch operations take some 65 passes over the weights of all clients.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from secateur.interfaces import LossOf, Mask, Params
 if TYPE_CHECKING:
     from secateur.defenses.priprune import PriPrune
 
-LOGITS, FIRST, SECOND = "logits.", "first.", "second."  # of a state's names: a, and Adam's moments of it
+LOGITS, FIRST, SECOND = "logits.", "first.", "second."  # prefixes of a state's names: a, and Adam's moments of a
 STEPS, TURNS = "steps", "turns"
 
-FUSED = True  # whether kernels are used where they can be
+FUSED = True  # True: kernels are used where possible
 
 
 class Lesson(NamedTuple):
-    """What a step of alpha depends on beside the state: the arguments of `objective`."""
+    """The inputs of a step of alpha besides the state: the arguments of `objective`."""
 
     loss: LossOf
     weights: Params
@@ -41,74 +41,77 @@ class Lesson(NamedTuple):
 
 
 class Passes(Protocol):
-    """The passes of a turn."""
+    """Protocol of the passes of a turn."""
 
     def reloaded(self, received: Params, state: Params, keep: Mask) -> Params:
-        """The weights at which it begins."""
+        """Return the weights at the start of the turn."""
         ...
 
     def learnt(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
-        """What a state becomes by one step of alpha down `objective`."""
+        """Return the state's changes by one step of alpha down `objective`."""
         ...
 
     def descended(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
-        """One step of SGD; what the base pruned stays 0."""
+        """Return the weights after one step of SGD; base-pruned weights stay 0."""
         ...
 
     def ended(
         self, rule: PriPrune, state: Params, lesson: Lesson, last: Params, rate: float
     ) -> tuple[Params, Mask, Params]:
-        """A turn's last step, of alpha and of the weights: what is sent, what is withheld, what a state becomes."""
+        """Run a turn's last step, of alpha and of the weights.
+
+        Return the values to send, the mask of withheld weights, and the state's changes.
+        """
         ...
 
 
 class Plain:
-    """By operations of torch: on any device, in any precision."""
+    """Passes by torch operations: on any device, in any precision."""
 
     def reloaded(self, received: Params, state: Params, keep: Mask) -> Params:
-        """As withholding.py does it."""
+        """Return the weights at the start of the turn, by `withholding.reloaded`."""
         return reloaded(received, state, keep)
 
     def learnt(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
-        """By autograd."""
+        """Return the state's changes, with slopes by autograd."""
         slopes = grad(rule.objective)({name: state[LOGITS + name] for name in lesson.keep}, *lesson)
         return rule.stepped(state, slopes)
 
     def descended(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
-        """One step of SGD; what the base pruned stays 0."""
+        """Return the weights after one step of SGD; base-pruned weights stay 0."""
         steps = {name: torch.where(keep[name], value, 0) if name in keep else value for name, value in grads.items()}
         return {name: torch.sub(value, steps[name], alpha=rate) for name, value in weights.items()}
 
     def ended(
         self, rule: PriPrune, state: Params, lesson: Lesson, last: Params, rate: float
     ) -> tuple[Params, Mask, Params]:
-        """One after the other."""
-        keep, found = lesson.keep, self.learnt(rule, state, lesson)
+        """Run the step of alpha, then the step of the weights."""
+        keep, changes = lesson.keep, self.learnt(rule, state, lesson)
         weights = self.descended(lesson.weights, last, keep, rate)
-        withheld = {name: (found[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
-        return sent(weights, withheld, keep), withheld, found | saved(weights, withheld)
+        withheld = {name: (changes[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
+        return sent(weights, withheld, keep), withheld, changes | saved(weights, withheld)
 
 
 class Fused:
-    """By kernels: on a GPU, in float32. The slope of `objective` in a is written out in them."""
+    """Passes by kernels: on a GPU, in float32. The kernels contain the slope of `objective` in a."""
 
     def __init__(self, operators: Any) -> None:
         self.operators = operators
 
     def reloaded(self, received: Params, state: Params, keep: Mask) -> Params:
-        """In one pass."""
+        """Return the weights at the start of the turn, in one pass."""
         names = {name: (state[SAVED + name], state[WITHHELD + name], where) for name, where in keep.items()}
-        return received | {name: self._call("reload", received[name], *given) for name, given in names.items()}
+        return received | {name: self._call("reload", received[name], *arguments) for name, arguments in names.items()}
 
     def learnt(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
-        """In three passes, beside L_acc's network."""
-        found = {STEPS: state[STEPS] + 1}
-        for name, given in self._given(rule, state, lesson).items():
-            found |= _named(name, *self._call("learn", *given, rule.sharing))
-        return found
+        """Return the state's changes, in three passes besides the network of L_acc."""
+        changes = {STEPS: state[STEPS] + 1}
+        for name, arguments in self._arguments(rule, state, lesson).items():
+            changes |= _named(name, *self._call("learn", *arguments, rule.sharing))
+        return changes
 
     def descended(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
-        """In one pass."""
+        """Return the weights after one step of SGD, in one pass."""
         return {
             name: self._call("descend", value, grads[name], keep[name], rate)
             if name in keep
@@ -119,16 +122,17 @@ class Fused:
     def ended(
         self, rule: PriPrune, state: Params, lesson: Lesson, last: Params, rate: float
     ) -> tuple[Params, Mask, Params]:
-        """In three passes, beside L_acc's network."""
-        found, withheld = {STEPS: state[STEPS] + 1}, {}
+        """Run the last step in three passes, besides the network of L_acc."""
+        changes, withheld = {STEPS: state[STEPS] + 1}, {}
         values = self.descended({n: v for n, v in lesson.weights.items() if n not in lesson.keep}, last, {}, rate)
-        for name, given in self._given(rule, state, lesson).items():
-            *learnt, values[name], withheld[name], home = self._call("end", *given, last[name], rule.sharing, rate)
-            found |= _named(name, *learnt) | {WITHHELD + name: withheld[name], SAVED + name: home}
-        return {name: values[name] for name in lesson.weights}, withheld, found
+        for name, arguments in self._arguments(rule, state, lesson).items():
+            results = self._call("end", *arguments, last[name], rule.sharing, rate)
+            *learnt, values[name], withheld[name], to_save = results
+            changes |= _named(name, *learnt) | {WITHHELD + name: withheld[name], SAVED + name: to_save}
+        return {name: values[name] for name in lesson.weights}, withheld, changes
 
-    def _given(self, rule: PriPrune, state: Params, lesson: Lesson) -> dict[str, tuple[Tensor, ...]]:
-        """What a step of alpha needs of every weight tensor, and its numbers."""
+    def _arguments(self, rule: PriPrune, state: Params, lesson: Lesson) -> dict[str, tuple[Tensor, ...]]:
+        """Return the kernels' arguments for a step of alpha, by weight tensor."""
         loss, weights, gradient, keep, examples, noise, temperature = lesson
         shared = {name: self._call("draw", weights[name], state[LOGITS + name], noise[name]) for name in keep}
         pulls = grad(lambda shared: rule.accuracy * loss(weights | shared, *examples))(shared)
@@ -145,15 +149,15 @@ class Fused:
             for name, where in keep.items()
         }
 
-    def _call(self, name: str, *given: Tensor | float) -> Any:
-        """Of tensors of one client, or under vmap of many."""
+    def _call(self, name: str, *arguments: Tensor | float) -> Any:
+        """Call an operator on the tensors of one client, or under vmap of many clients."""
         operator = getattr(self.operators, f"priprune_{name}")
-        found = operator(*(each[None] if isinstance(each, Tensor) else each for each in given))
-        return found[0] if isinstance(found, Tensor) else [each[0] for each in found]
+        results = operator(*(value[None] if isinstance(value, Tensor) else value for value in arguments))
+        return results[0] if isinstance(results, Tensor) else [value[0] for value in results]
 
 
 def passes_for(received: Params, state: Params) -> Passes:
-    """The fastest that are right here."""
+    """Return the fastest passes that are correct for these tensors."""
     tensors = [*received.values(), *(value for value in state.values() if value.is_floating_point())]
     fits = FUSED and all(value.is_cuda and value.dtype == torch.float32 for value in tensors)
     return Fused(torch.ops.secateur) if fits and _kernels() else Plain()

@@ -1,4 +1,4 @@
-"""Which entries of a gradient are sent: by rank of their magnitudes, exactly so many, ties broken by position."""
+"""Selection of the gradient entries to send: exact numbers by rank of magnitude, ties broken by position."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from secateur.gpu.packing import apart, have_slopes, joined, layout
 from secateur.gpu.triton_loader import loaded
 from secateur.interfaces import Params
 
-Sizes = tuple[int, ...]  # of tensors that lie end to end
+Sizes = tuple[int, ...]  # sizes of concatenated tensors
 Rule = Callable[..., tuple[Tensor, ...]]  # (sizes, (n,) of every tree) -> (n,) tensors
-LARGE, SAMPLE = 50_000, 16_384  # entries from which a sample of them pays, and its size
+LARGE, SAMPLE = 50_000, 16_384  # entries from which a sample pays off, and the sample's size
 
 
 def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
-    """How many of `size` entries are dropped from the top and how many are kept, ceil(k1 n) and n - ceil - int(k2 n).
+    """Return how many of `size` entries are dropped from the top, and how many are kept.
 
-    Of a tensor with few entries the top loses at least one, where k1 is above 0.
+    These are ceil(k1 n) and n - ceil(k1 n) - int(k2 n). A tensor with few entries loses at least its largest one if k1
+    is above 0.
 
     Example:
         >>> counts(1000, 0.05, 0.75), counts(10, 0.05, 0.75)
@@ -42,26 +43,26 @@ def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
 
 
 def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
-    """What a rule makes of every tensor of one tree, or of several with the same names and shapes.
+    """Apply a rule to every tensor of one tree, or of several trees with the same names and shapes.
 
-    On a GPU the rule is called once, with all tensors of a tree end to end, as a launch for each of them takes longer
-    than its work; else for each tensor by itself.
+    On a GPU the rule is called once, with all tensors of a tree concatenated, because a launch per tensor takes longer
+    than its work. Otherwise the rule is called once per tensor.
     """
     if not trees[0]:  # an update of no tensors: there is nothing to call the rule with
         return tuple({} for _ in trees)
     values = [[tree[name] for name in trees[0]] for tree in trees]
     if _by_kernel(*values[0]):
-        laid = layout(values[0])
-        rows = [apart(row, laid) for row in rule(laid.sizes, *(joined(own, laid) for own in values))]
+        packing = layout(values[0])
+        rows = [apart(row, packing) for row in rule(packing.sizes, *(joined(tensors, packing) for tensors in values))]
     else:
-        each = zip(*([value.flatten() for value in own] for own in values), strict=True)
-        found = zip(*(rule((parts[0].numel(),), *parts) for parts in each), strict=True)
-        rows = [[part.view_as(value) for part, value in zip(row, values[0], strict=True)] for row in found]
+        flats = zip(*([value.flatten() for value in tensors] for tensors in values), strict=True)
+        results = zip(*(rule((parts[0].numel(),), *parts) for parts in flats), strict=True)
+        rows = [[part.view_as(value) for part, value in zip(row, values[0], strict=True)] for row in results]
     return tuple(dict(zip(trees[0], row, strict=True)) for row in rows)
 
 
 def kept_between(grads: Params, top: float, bottom: float) -> Params:
-    """Every tensor with zeros in place of shares of its largest and of its smallest entries by magnitude."""
+    """Zero shares of the largest and of the smallest entries of every tensor, by magnitude."""
 
     def rule(sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
         return (torch.where(top_and_between(sizes, flat, top, bottom)[1], flat, 0),)
@@ -71,33 +72,36 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
         return end_to_end(rule, grads)[0]
     from secateur.gpu.select import VECTOR, kept_of
 
-    laid = layout(values, VECTOR)
-    row = kept_of(values, laid, ranks_of(laid.sizes, top, bottom))
-    return dict(zip(grads, apart(row, laid), strict=True))
+    packing = layout(values, VECTOR)
+    row = kept_of(values, packing, ranks_of(packing.sizes, top, bottom))
+    return dict(zip(grads, apart(row, packing), strict=True))
 
 
 def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:
-    """The same of (users, N): each tensor begins at a multiple of `aligned` entries, which N is; gaps become 0."""
+    """Apply `kept_between` to the rows of (users, N).
+
+    Each tensor begins at a multiple of `aligned` entries, and N is such a multiple; the gaps become 0.
+    """
     if _by_kernel(rows):
         from secateur.gpu.select import kept
 
         return kept(rows, sizes, ranks_of(sizes, top, bottom), aligned)
 
-    def one(row: Tensor) -> Tensor:
+    def kept_of_row(row: Tensor) -> Tensor:
         parts = zip(torch.split_with_sizes(row, [size + -size % aligned for size in sizes]), sizes, strict=True)
         kept = ((torch.where(between(part[:size], top, bottom), part[:size], 0), part[size:]) for part, size in parts)
-        return torch.cat([each for part, gap in kept for each in (part, torch.zeros_like(gap))])
+        return torch.cat([piece for part, gap in kept for piece in (part, torch.zeros_like(gap))])
 
-    return vmap(one)(rows)
+    return vmap(kept_of_row)(rows)
 
 
 def between(values: Tensor, top: float, bottom: float) -> Tensor:
-    """Which entries of a tensor stay when shares of the largest and of the smallest magnitudes are dropped."""
+    """Return a mask of the entries that stay when shares of the largest and smallest magnitudes are dropped."""
     return top_and_between((values.numel(),), values.flatten(), top, bottom)[1].view_as(values)
 
 
 def top_and_between(sizes: Sizes, flat: Tensor, top: float, bottom: float) -> tuple[Tensor, ...]:
-    """(n,) bool each: the share of the largest magnitudes of every tensor, and what lies between it and the smallest.
+    """Return two (n,) masks: every tensor's share of largest magnitudes, and the entries between it and the smallest.
 
     Example:
         >>> top_and_between((5,), torch.tensor([-5.0, 1.0, 3.0, -3.0, 4.0]), 0.2, 0.4)[1].tolist()
@@ -107,17 +111,17 @@ def top_and_between(sizes: Sizes, flat: Tensor, top: float, bottom: float) -> tu
     return _banded(sizes, values, ranks, True) if _by_kernel(values) else slices(sizes, values.abs(), ranks)
 
 
-@cache  # it is asked in every step, and takes longer than the launches
+@cache  # called in every step, where it would take longer than the launches
 def ranks_of(sizes: Sizes, top: float, bottom: float) -> tuple[tuple[int, int], ...]:
-    """Of every tensor, how many entries are dropped from the top, and how many are dropped or kept."""
+    """Return per tensor how many entries are dropped from the top, and how many are dropped or kept."""
     numbers = (counts(size, top, bottom) for size in sizes)
     return tuple((first, first + kept) for first, kept in numbers)
 
 
 def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
-    """(n,) bool each: the entries down to a rank in their tensor and, of two ranks, those from there to the second.
+    """Return (n,) masks: the entries down to a rank in their tensor and, of two ranks, those from there to the second.
 
-    Of equal entries the earlier counts as larger, and NaN is infinite, so that the numbers are exact.
+    The earlier of equal entries counts as larger, and NaN counts as infinite, so that the numbers are exact.
 
     Example:
         >>> [part.int().tolist() for part in slices((5,), torch.tensor([5.0, 1.0, 3.0, 3.0, 4.0]), ((1, 3),))]
@@ -126,13 +130,16 @@ def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...])
     if _by_kernel(magnitudes):
         return _banded(sizes, magnitudes, ranks, False)
     parts = zip(torch.split_with_sizes(magnitudes, sizes), ranks, strict=True)
-    each = zip(*([_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
-    down = [torch.cat(masks) if len(masks) > 1 else masks[0] for masks in each]
+    masks_by_rank = zip(*([_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
+    down = [torch.cat(masks) if len(masks) > 1 else masks[0] for masks in masks_by_rank]
     return (down[0], *(lower & ~upper for upper, lower in pairwise(down)))
 
 
 def largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
-    """(n,) bool: the `number` largest entries, of equal ones the earlier; it may be a tensor, which nobody reads."""
+    """Return an (n,) mask of the `number` largest entries; of equal ones the earlier counts as larger.
+
+    A `number` that is a tensor is never read back to the host.
+    """
     if _by_kernel(magnitudes):
         from secateur.gpu.select import bands
 
@@ -153,7 +160,7 @@ def _banded(sizes: Sizes, values: Tensor, ranks: tuple[tuple[int, ...], ...], ma
 
 
 def _by_kernel(*values: Tensor) -> bool:
-    """Whether these lie on one GPU, which has a kernel for them."""
+    """Return True if the tensors are float32 on one GPU and the kernel is available."""
     if not values or not values[0].is_cuda or {value.dtype for value in values} != {torch.float32}:
         return False
     return len({value.get_device() for value in values}) == 1 and _triton()
@@ -169,7 +176,7 @@ def _triton() -> bool:
 
 
 def _largest(magnitudes: Tensor, number: int) -> Tensor:
-    """(n,) bool: the `number` largest entries; of equal ones the earlier counts as larger."""
+    """Return an (n,) mask of the `number` largest entries; of equal ones the earlier counts as larger."""
     if number <= 0:
         return torch.zeros_like(magnitudes, dtype=torch.bool)
     if _without_asking(magnitudes):
@@ -182,33 +189,37 @@ def _without_nan(values: Tensor) -> Tensor:
 
 
 def _without_asking(magnitudes: Tensor) -> bool:
-    """Whether no number may be read on the way: it would stall a GPU, and in vmap there is not one number."""
+    """Return True if no value may be read: a read stalls a GPU, and under vmap there is no single value."""
     return magnitudes.is_cuda or is_functorch_wrapped_tensor(magnitudes)
 
 
 def _value_of_rank(magnitudes: Tensor, number: int) -> Tensor:
-    """The number-th largest value. On a CPU kthvalue is twice as fast as topk; on a GPU it runs on one block."""
+    """Return the number-th largest value.
+
+    On a CPU kthvalue is twice as fast as topk; on a GPU it runs on one block.
+    """
     if _without_asking(magnitudes):
         return torch.topk(magnitudes, number, sorted=False).values.amin()
     if magnitudes.numel() >= LARGE and magnitudes.dtype in (torch.float32, torch.float64):
-        found = _bracketed(magnitudes, number)
-        if found is not None:
-            return found
+        value = _bracketed(magnitudes, number)
+        if value is not None:
+            return value
     return torch.kthvalue(magnitudes, magnitudes.numel() - number + 1).values
 
 
 def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
-    """The number-th largest value, out of the few that a sample says it is among; None where it is not there after all.
+    """Return the number-th largest value from the bracket that a sample predicts; None if the bracket misses it.
 
-    In numpy, which takes entries by a mask ten times as fast.
+    The work is in numpy, which selects entries by a mask ten times as fast as torch.
     """
     values, size = magnitudes.numpy(), magnitudes.numel()
-    stride = size // SAMPLE // 6 * 6 + 1  # coprime to the sizes of filters, which the entries' sizes follow
+    # Coprime to the sizes of filters, because magnitudes follow the position in a filter.
+    stride = size // SAMPLE // 6 * 6 + 1
     sample = np.sort(values[::stride])[::-1]
     rank = number / size * len(sample)
     width = 4 * math.sqrt(rank * (1 - number / size)) + 2
     high, low = sample[max(0, int(rank - width))], sample[min(len(sample) - 1, int(rank + width))]
-    left = number - (size - np.count_nonzero(values <= high))  # so that NaN is above
+    left = number - (size - np.count_nonzero(values <= high))  # NaN counts as above
     near = values[(values >= low) & (values <= high)]
     if not 0 < left <= len(near):
         return None
@@ -216,10 +227,10 @@ def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
 
 
 def _down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
-    """The entries above the bound, and as many of those at it as make up the number, by position."""
+    """Return the entries above the bound, and the first of those equal to it that make up the number."""
     if not _without_asking(magnitudes):
         below = magnitudes < bound
-        if len(below) - np.count_nonzero(below.numpy()) == number:  # no ties at the bound, as almost always
+        if len(below) - np.count_nonzero(below.numpy()) == number:  # almost always there are no ties at the bound
             return below.logical_not_()
         magnitudes, bound = _without_nan(magnitudes), _without_nan(bound)
     above, equal = magnitudes > bound, magnitudes == bound

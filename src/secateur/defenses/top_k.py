@@ -17,7 +17,7 @@ from secateur.interfaces import Params, Turning
 class TopK:
     """Sends of every tensor the largest entries by magnitude and zeros for the others (Alistarh et al. 2018; dgp 6.1).
 
-    Acts on: the upload. Of n entries n - int((1 - keep) n) stay, exactly: of equal ones the earlier counts as larger.
+    Acts on: the upload. Exactly n - int((1 - keep) n) of n entries stay; of equal ones the earlier counts as larger.
     """
 
     keep: float = 0.2  # the paper's Table 7 also keeps .05
@@ -27,17 +27,17 @@ class TopK:
             raise WrongInput("keep", f"{self.keep} is not allowed; give a share above 0, up to 1")
 
     def init(self, params: Params) -> Params:
-        """Nothing is kept."""
+        """Return an empty state."""
         return {}
 
     def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
-        """The largest entries."""
+        """Return the largest entries."""
         return self.compress(grads), state
 
     def compress(self, grads: Params) -> Params:
-        """The same of any gradient, for an attacker who applies it to a trial's."""
+        """Keep the largest entries of any gradient; an attacker applies this to a trial's gradient."""
         return kept_between(grads, 0, 1 - self.keep)
 
     def compress_rows(self, rows: Tensor, sizes: Sizes, aligned: int) -> Tensor:
-        """The same of many users at once, (users, N): selection.kept_rows says how they lie."""
+        """Apply `compress` to many users at once, (users, N), laid out as for `selection.kept_rows`."""
         return kept_rows(rows, sizes, aligned, 0, 1 - self.keep)

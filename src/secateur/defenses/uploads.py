@@ -1,4 +1,4 @@
-"""What an Upload needs of the loop around it: noise drawn outside, ADGP's broadcast, a CUDA graph that can hold it."""
+"""Properties of an Upload that its loop needs: noise drawn outside, ADGP's broadcast, capture in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from secateur.interfaces import Params, Turning, Upload
 
 @dataclass(frozen=True)
 class SendAll:
-    """Sends the gradient as it is: collaborative SGD without a defense."""
+    """Upload that sends the gradient unchanged: collaborative SGD without a defense."""
 
     def init(self, params: Params) -> Params:
-        """Nothing is kept."""
+        """Return an empty state."""
         return {}
 
     def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
-        """All of it."""
+        """Return the gradient unchanged."""
         return grads, state
 
 
@@ -36,16 +36,17 @@ CAPTURED = (SendAll, TopK, DualGradientPruning, AlignedDualGradientPruning, Gaus
 
 
 def inner_of(upload: Upload) -> Upload:
-    """What acts inside error feedback."""
+    """Return the upload inside error feedback, or the upload itself."""
     return upload.inner if isinstance(upload, ErrorFeedback) else upload
 
 
 def capturable(upload: Upload) -> bool:
-    """Whether a CUDA graph may hold it, mapped over the users: it reads no number back, draws by its `noise` alone.
+    """Return True if a CUDA graph can hold the upload, mapped over the users.
 
-    Of its Turning it looks at nothing. soteria and dp copy the network to the device at every call and outpost's chance
-    falls with the round, so these run eager on a GPU, one by one after captured gradients. A class of the user's own
-    says it by `captured = True`; one that overrides error feedback is called as it is.
+    Such an upload reads no value back, draws by its `noise` alone, and ignores its Turning. soteria and dp copy the
+    network to the device at every call, and outpost's probability falls with the round. On a GPU these run eagerly, one
+    by one after captured gradients. A user's own class declares itself by `captured = True`. A subclass of
+    ErrorFeedback is not captured.
     """
     inner = inner_of(upload)
     if isinstance(upload, ErrorFeedback) and type(upload) is not ErrorFeedback:
@@ -54,44 +55,44 @@ def capturable(upload: Upload) -> bool:
 
 
 def makes_anew(upload: Upload) -> bool:
-    """Whether it makes its gradient from the examples itself, by BatchNorm's running statistics (dp)."""
+    """Return True if the upload computes its gradient from the examples, by BatchNorm's running statistics (dp)."""
     return bool(getattr(inner_of(upload), "anew", False))
 
 
 def aligned(upload: Upload) -> AlignedDualGradientPruning | None:
-    """ADGP, where that is what acts."""
+    """Return the upload's ADGP, or None."""
     inner = inner_of(upload)
     return inner if isinstance(inner, AlignedDualGradientPruning) else None
 
 
 def drawn(upload: Upload, params: Params, rng: Generator) -> Params:
-    """The noise of one call; empty where an upload has none, or draws it itself."""
+    """Return the noise of one call; empty if an upload has none or draws it itself."""
     draw = getattr(inner_of(upload), "noise", None)
     return {} if draw is None else draw(params, rng)
 
 
 def accumulated(upload: Upload, grads: Params, state: Params) -> Params:
-    """X, what is compressed: gradient + residual with error feedback, else the gradient."""
+    """Return X, the input of the compression: gradient + residual with error feedback, else the gradient."""
     return upload.accumulated(grads, state) if isinstance(upload, ErrorFeedback) else grads
 
 
 def protection_of(defense: Defense) -> dict[str, Any]:
-    """A defense as fields of Terms; what does not act on what a client sends is refused."""
+    """Return a defense as fields of Terms; refuse parts that do not act on a client's upload."""
     client = defense.acting_on("client")
     for part in defense.parts:
-        place = part.method.info["acts_on"]
-        if part.name != "none" and place not in ("client", "upload", "residual"):
-            raise WrongInput("defense", f"{part.name} acts on {place}; give one that acts on what a client sends")
+        target = part.method.info["acts_on"]
+        if part.name != "none" and target not in ("client", "upload", "residual"):
+            raise WrongInput("defense", f"{part.name} acts on {target}; give one that acts on what a client sends")
     upload = upload_of(defense)
     _check_alone(upload)
     if client is None:
         return {"upload": upload}
-    made = client.make()
+    instance = client.make()
     if len(defense.parts) > 1 and (upload is None or not makes_anew(upload)):
         raise WrongInput("defense", f"{client.name} acts alone, or with dp; leave the others out")
-    if not hasattr(made, "turn"):
-        return {"withholding": made, "upload": upload}
-    return {"own": PrivateTurn(made, upload) if isinstance(upload, DifferentialPrivacy) else made}
+    if not hasattr(instance, "turn"):
+        return {"withholding": instance, "upload": upload}
+    return {"own": PrivateTurn(instance, upload) if isinstance(upload, DifferentialPrivacy) else instance}
 
 
 def _check_alone(upload: Upload | None) -> None:

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, FLOPs, bytes on disk and seconds; and what an update costs: bytes on the wire.
+"""Cost of a model (parameters, FLOPs, bytes on disk, latency) and of an update (bytes on the wire).
 
 No function changes the model or the update.
 """
@@ -25,7 +25,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True)
 class Cost:
-    """What one model costs for one example."""
+    """Cost of one model for one example."""
 
     parameters: int
     flops: int
@@ -34,12 +34,12 @@ class Cost:
 
 
 def cost(net: nn.Module, input_shape: tuple[int, ...], repeats: int = 30) -> Cost:
-    """All four at once."""
+    """Return all four costs of a model."""
     return Cost(parameters(net), flops(net, input_shape), bytes_on_disk(net), latency(net, input_shape, repeats))
 
 
 def parameters(net: nn.Module) -> int:
-    """How many parameters it has, zeros included.
+    """Return the number of parameters, zeros included.
 
     Example:
         >>> parameters(nn.Linear(3, 2))
@@ -49,10 +49,10 @@ def parameters(net: nn.Module) -> int:
 
 
 def flops(net: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Two for each multiply-accumulate of the Conv, Linear and BatchNorm layers on one example, in eval mode.
+    """Return two FLOPs for each multiply-accumulate of Conv, Linear and BatchNorm layers on one example, in eval mode.
 
-    A Conv or Linear has fan-in multiply-accumulates an output (its bias starts the sum), a BatchNorm one. All other
-    operations are left out, as the papers do.
+    A Conv or Linear has fan-in multiply-accumulates an output (the sum starts with the bias), a BatchNorm has one. All
+    other operations are not counted, as in the papers.
 
     Example:
         >>> flops(nn.Linear(3, 2), (3,))
@@ -75,14 +75,17 @@ def flops(net: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def bytes_on_disk(net: nn.Module) -> int:
-    """The size of its parameters and buffers as a safetensors file, header included."""
+    """Return the size of the parameters and buffers as a safetensors file, header included."""
     from safetensors.torch import save
 
     return len(save({name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}))
 
 
 def latency(net: nn.Module, input_shape: tuple[int, ...], repeats: int = 30) -> float:
-    """The median seconds of one example's forward on the model's device, after a warm-up; on a CPU with one thread."""
+    """Return the median seconds of a forward pass of one example on the model's device, after a warm-up.
+
+    A CPU uses one thread.
+    """
     twin = copy.deepcopy(net).eval()
     example = _example(twin, input_shape)
     seconds = []
@@ -103,35 +106,37 @@ def latency(net: nn.Module, input_shape: tuple[int, ...], repeats: int = 30) -> 
 
 @dataclass(frozen=True)
 class Communication:
-    """What one user sends and receives in one round, in bytes."""
+    """Traffic of one user in one round, in bytes."""
 
     up: int
     down: int
-    broadcast: int  # positions that users share (adgp): the one that broadcasts sends a copy, each other receives one
-    entries: int  # of the gradient
+    broadcast: int  # positions that users share (adgp): one user sends a copy, every other user receives one
+    entries: int  # number of entries of the gradient
     dense: int  # one upload and one download without any compression
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Total traffic: upload, download and broadcast."""
         return self.up + self.down + self.broadcast
 
     @property
     def bits(self) -> float:
-        """Bits an entry, of an upload and a download together."""
+        """Bits per gradient entry of all traffic."""
         return 8 * self.bytes / self.entries
 
     @property
     def ratio(self) -> float:
-        """The share of dense."""
+        """Traffic relative to an uncompressed upload and download."""
         return self.bytes / self.dense
 
 
 def communication(sent: Params, inside: Mask | None = None, received: Params | None = None) -> Communication:
-    """The bytes of one upload and one download, as really encoded.
+    """Return the bytes of one upload and one download, as encoded on the wire.
 
-    With `inside` (adgp) positions are relative to it, it travels too, and only its entries come back. `received` is
-    what the server returns; None: a number for every entry, or for every one inside.
+    Args:
+        sent: The upload.
+        inside: The shared mask of adgp. Positions are relative to it, it is broadcast, and only its entries return.
+        received: The download; None: a number for every entry, or for every entry inside.
     """
     if received is None:
         ones = {name: torch.ones_like(value) for name, value in sent.items()}
@@ -146,9 +151,10 @@ def communication(sent: Params, inside: Mask | None = None, received: Params | N
 
 
 def paper_accounting(sent: Params, inside: Mask | None = None) -> Communication:
-    """The same as dgp's Table 3 counts: a kept value's bits, and one bit for a zero, which no decoder could place.
+    """Return the traffic as counted in dgp's Table 3: the bits of a kept value, and one bit for a zero.
 
-    DGP at 20 %: 6.4 + .8 bits up and 32 down of 64, 0.6125; ADGP: 6.4 + .2 up, 1 for the positions, 12.8 down, 0.31875.
+    No decoder could locate the zeros from these bits. DGP at 20 %: 6.4 + .8 bits up and 32 down of 64, 0.6125. ADGP:
+    6.4 + .2 up, 1 for the positions, 12.8 down, 0.31875.
 
     Example:
         >>> paper_accounting({"w": (torch.arange(100) % 5 == 0).float()}).ratio

@@ -1,4 +1,4 @@
-"""What the page draws, as plain lists: ROC curves, histograms and means by class."""
+"""Data of the page's plots as plain lists: ROC curves, histograms and means by class."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from secateur.metrics.membership import Curve
 
-POINTS = 200  # of a curve: enough for a screen
+POINTS = 200  # points of a curve: enough for a screen
 BINS = 25
 
 
 def roc_figure(curve: Curve) -> dict[str, Any]:
-    """A ROC curve thinned to about 200 points: every low FPR is kept, the rest is spaced evenly on both scales."""
+    """Return a ROC curve of about 200 points: half evenly spaced, half logarithmically, to keep all low FPRs."""
     last = curve.fpr.numel() - 1
     even = torch.linspace(0, last, POINTS // 2)
     steep = torch.logspace(0, float(torch.tensor(max(last, 1.0)).log10()), POINTS // 2) - 1
@@ -24,7 +24,7 @@ def roc_figure(curve: Curve) -> dict[str, Any]:
 
 
 def histogram(quantity: str, members: Tensor, nonmembers: Tensor) -> dict[str, Any]:
-    """The shares of members and non-members in equal bins (samia_ppb, Fig. 1); confidence runs from 0 to 1."""
+    """Return the shares of members and non-members in equal bins (samia_ppb, Fig. 1); confidence is in [0, 1]."""
     both = torch.cat([members, nonmembers]).double().cpu()
     top = 1.0 if quantity == "confidence" else max(float(both.quantile(0.99)), 1e-12)
     edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
@@ -37,7 +37,7 @@ def histogram(quantity: str, members: Tensor, nonmembers: Tensor) -> dict[str, A
 def by_class(
     quantity: str, members: tuple[Tensor, Tensor], nonmembers: tuple[Tensor, Tensor], classes: int
 ) -> dict[str, Any]:
-    """The mean of a quantity over the members and the non-members of every class (Fig. 4); None where none are."""
+    """Return the means of a quantity over members and non-members of every class (Fig. 4); None for an empty class."""
     means = [[_mean(values[labels == label]) for label in range(classes)] for values, labels in (members, nonmembers)]
     return {"kind": "classes", "quantity": quantity, "members": means[0], "nonmembers": means[1]}
 

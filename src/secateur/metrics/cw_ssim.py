@@ -1,6 +1,6 @@
-"""Complex-wavelet SSIM: structure compared where a small shift, or a change of brightness, hardly matters.
+"""Complex-wavelet SSIM: a structural similarity that is robust to small shifts and changes of brightness.
 
-The wavelets are Kingsbury's dual-tree complex ones: six orientations a scale, symmetric extension at the borders.
+The wavelets are Kingsbury's dual-tree complex wavelets: six orientations a scale, symmetric extension at the borders.
 N. Kingsbury, "Complex wavelets for shift invariant analysis and filtering of signals", 2001 (13,19-tap near-symmetric
 filters first, then the 14-tap quarter-shift ones); I. Selesnick, R. Baraniuk, N. Kingsbury, "The dual-tree complex
 wavelet transform", 2005.
@@ -19,11 +19,11 @@ from secateur.metrics.pictures import paired
 SCALES = 5
 STABILITY = 1e-6  # K of the formula
 
-# Filters of the first scale, from the left end to the centre. They are exact fractions (a test proves the pair
-# biorthogonal in integers).
+# Filters of the first scale, from the left end to the centre. The taps are exact fractions; a test proves in integers
+# that the pair is biorthogonal.
 _FIRST_LOW = [tap / 5120 for tap in (-9, 0, 114, -240, -247, 1520, 2844)]
 _FIRST_HIGH = [tap / 1146880 for tap in (-81, 0, 1539, -2160, -8208, 27360, 63816, -59280, -343786, 641600)]
-# The orthonormal low-pass filter of all later scales; its delay is a quarter sample off its middle.
+# Orthonormal low-pass filter of all later scales; its delay is a quarter sample off its middle.
 _QUARTER_SHIFT = [
     *(0.00325314276365318, -0.00388321199915849, 0.03466034684485350, -0.03887280126882780, -0.11720388769911500),
     *(0.27529538466888200, 0.75614564389252300, 0.56881042071212300, 0.01186609203379700, -0.10671180468666500),
@@ -32,21 +32,22 @@ _QUARTER_SHIFT = [
 
 
 class CwSsim(NamedTuple):
-    """The similarity of each pair, and over how many scales it was taken."""
+    """Similarity of each pair, and the number of scales."""
 
     values: Tensor  # (N,)
     scales: int
 
 
 def cw_ssim(truth: Tensor, guess: Tensor, scales: int = SCALES) -> CwSsim:
-    """Complex-wavelet SSIM (Wang and Simoncelli 2005; Sampat et al. 2009, Eq. 6), as the DGP paper's SSIM is computed.
+    """Return the complex-wavelet SSIM (Wang and Simoncelli 2005; Sampat et al. 2009, Eq. 6), DGP's "SSIM".
 
-    With x and y the complex coefficients at one place of one scale and colour, sums over the six orientations:
-    S = (2 |sum x conj(y)| + K) / (sum |x|^2 + sum |y|^2 + K), K = 1e-6. S is averaged over all places and colours of a
-    scale, then over scales. The published index sums over a window of one orientation instead. DGP's tables fit this
+    With complex coefficients x and y at one position of one scale and colour, and sums over the six orientations,
+    S = (2 |sum x conj(y)| + K) / (sum |x|^2 + sum |y|^2 + K), K = 1e-6. S is averaged over all positions and colours of
+    a scale, then over scales. The published index sums over a window of one orientation instead. DGP's tables fit this
     global form: unlike windowed SSIM, noise scores about 0.23 against a natural picture of 32x32 pixels.
-    Fewer than `scales` are used where a band would be smaller than one coefficient: five from 17 pixels a side up,
-    three at 8; the result says how many.
+
+    Fewer than `scales` are used if a band would be smaller than one coefficient: five from 17 pixels a side, three at
+    8. The result holds the number of scales.
 
     Example:
         >>> picture = torch.linspace(0, 1, 64).view(1, 1, 8, 8)
@@ -68,27 +69,27 @@ def _similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 def bands(pictures: Tensor, scales: int) -> list[Tensor]:
-    """The dual-tree complex wavelet transform: for each scale (N, C, 6, about H / 2^s, W / 2^s) complex numbers."""
+    """Return the dual-tree complex wavelet transform: for each scale (N, C, 6, about H / 2^s, W / 2^s) complex."""
     low = pad(pictures, (0, pictures.shape[-1] % 2, 0, pictures.shape[-2] % 2), mode="replicate")
-    found = []
+    coefficients = []
     for scale in range(scales):
         split = _later if scale else _first
-        # filters with mirrored borders are matrices, and a product is many times faster than a convolution
+        # Filters with mirrored borders are matrices, and a product is many times faster than a convolution.
         down, across = (split(torch.eye(size, dtype=low.dtype, device=low.device)) for size in low.shape[-2:])
         low, *details = (rows.mT @ low @ columns for rows in down for columns in across)
-        found.append(torch.cat([_complex(detail) for detail in details], 2))
-    return found
+        coefficients.append(torch.cat([_complex(detail) for detail in details], 2))
+    return coefficients
 
 
 def _complex(band: Tensor) -> Tensor:
-    """(N, C, 2, h, w) two opposite orientations from the four trees that lie interleaved in a band."""
+    """Return two opposite orientations, (N, C, 2, h, w), from the four trees that are interleaved in a band."""
     a, b = band[..., 0::2, 0::2], band[..., 0::2, 1::2]
     c, d = band[..., 1::2, 0::2], band[..., 1::2, 1::2]
     return torch.stack([torch.complex(a - d, b + c), torch.complex(a + d, b - c)], 2) / 2**0.5
 
 
 def _first(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Low and high part of the first scale along the last axis: odd samples are one tree, even ones the other."""
+    """Return low and high part of the first scale along the last axis; odd and even samples are the two trees."""
 
     def symmetric(half: list[float]) -> Tensor:
         return _filter(_mirrored(x, len(half) - 1), half + half[-2::-1])
@@ -97,27 +98,29 @@ def _first(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _later(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Low and high part of a later scale, half as long: each tree filters and halves its own samples."""
-    x = _mirrored(x, 1) if x.shape[-1] % 4 else x  # four samples make one of each tree
+    """Return low and high part of a later scale, half as long: each tree filters and decimates its own samples."""
+    x = _mirrored(x, 1) if x.shape[-1] % 4 else x  # four samples yield one of each tree
     wide = _mirrored(x, len(_QUARTER_SHIFT) - 2)
-    high = [tap * (-1) ** i for i, tap in enumerate(reversed(_QUARTER_SHIFT))]  # its quadrature mirror
+    high = [tap * (-1) ** i for i, tap in enumerate(reversed(_QUARTER_SHIFT))]  # quadrature mirror filter
 
     def trees(taps: list[float]) -> Tensor:
         even = _filter(wide, taps, stride=4, dilation=2)
-        odd = _filter(wide[..., 1:], taps[::-1], stride=4, dilation=2)  # reversed: it lags where the other leads
+        odd = _filter(
+            wide[..., 1:], taps[::-1], stride=4, dilation=2
+        )  # reversed: a quarter-sample delay of the opposite sign
         return torch.stack([even, odd], -1).flatten(-2)
 
     return trees(_QUARTER_SHIFT), trees(high)
 
 
 def _mirrored(x: Tensor, margin: int) -> Tensor:
-    """The last axis continued on both sides by its mirror image, the end samples repeated, however short it is."""
+    """Return the last axis extended on both sides by reflection with repeated end samples; `margin` may exceed it."""
     size = x.shape[-1]
-    place = torch.arange(-margin, size + margin, device=x.device) % (2 * size)
-    return x[..., torch.where(place < size, place, 2 * size - 1 - place)]
+    position = torch.arange(-margin, size + margin, device=x.device) % (2 * size)
+    return x[..., torch.where(position < size, position, 2 * size - 1 - position)]
 
 
 def _filter(x: Tensor, taps: list[float], stride: int = 1, dilation: int = 1) -> Tensor:
     kernel = x.new_tensor(taps).view(1, 1, -1)
-    found = conv1d(x.reshape(-1, 1, x.shape[-1]), kernel, stride=stride, dilation=dilation)
-    return found.view(*x.shape[:-1], -1)
+    filtered = conv1d(x.reshape(-1, 1, x.shape[-1]), kernel, stride=stride, dilation=dilation)
+    return filtered.view(*x.shape[:-1], -1)

@@ -1,6 +1,7 @@
-"""How well pictures were recovered: MSE, PSNR, SSIM here, the others in files of their own, and all of them at once.
+"""Measures of reconstructed pictures: MSE, PSNR and SSIM, all measures at once, and summaries over targets.
 
-Every measure takes two stacks (N, C, H, W) with values in [0, 1], grey or colour, on any device, and gives (N,) values.
+Every measure takes two stacks (N, C, H, W) with values in [0, 1], grey or colour, on any device, and returns (N,)
+values. The other measures have modules of their own.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from secateur.metrics.pictures import paired
 
 WINDOW = 11  # pixels: 3.5 sigma to each side, as in scikit-image
 SIGMA = 1.5
-FEW = 10  # targets, below which resampling gives too narrow an interval
-LEVELS = (256, 100)  # of NMI: an 8-bit picture's own, and a coarser one whose chance level is low
+FEW = 10  # number of targets below which the resampled interval is too narrow
+LEVELS = (256, 100)  # of NMI: those of an 8-bit picture, and fewer, with a low chance level
 
 
 class PictureScores(NamedTuple):
-    """(N,) values by measure, and by measure what a reader must know of them; an absent measure has a note only."""
+    """Values (N,) by measure, and notes by measure; an absent measure has a note only."""
 
     values: dict[str, Tensor]
     notes: dict[str, str]
 
 
 class Summary(NamedTuple):
-    """A measure over all targets."""
+    """Statistics of a measure over all targets."""
 
     mean: Estimate
     median: Estimate
@@ -45,7 +46,7 @@ class Summary(NamedTuple):
 
 
 def mse(truth: Tensor, guess: Tensor) -> Tensor:
-    """(N,) mean squared error over pixels and colours.
+    """Return the mean squared error over pixels and colours, (N,).
 
     Example:
         >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).item()  # doctest: +ELLIPSIS
@@ -56,7 +57,7 @@ def mse(truth: Tensor, guess: Tensor) -> Tensor:
 
 
 def psnr(truth: Tensor, guess: Tensor) -> Tensor:
-    """(N,) peak signal-to-noise ratio in dB, -10 log10 MSE as the data range is 1; infinite for equal pictures.
+    """Return the peak signal-to-noise ratio in dB, (N,): -10 log10 MSE for data range 1; infinite for equal pictures.
 
     Example:
         >>> round(psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).item(), 4)
@@ -66,12 +67,12 @@ def psnr(truth: Tensor, guess: Tensor) -> Tensor:
 
 
 def ssim(truth: Tensor, guess: Tensor) -> Tensor:
-    """(N,) structural similarity in an 11-pixel Gaussian window of sigma 1.5 (Wang et al. 2004, Eq. 13).
+    """Return the structural similarity, (N,), in an 11-pixel Gaussian window of sigma 1.5 (Wang et al. 2004, Eq. 13).
 
     SSIM = (2 m_x m_y + C1) (2 s_xy + C2) / ((m_x^2 + m_y^2 + C1) (s_x^2 + s_y^2 + C2)), C1 = 0.01^2, C2 = 0.03^2, with
-    weighted means m, variances s^2 and covariance s_xy, averaged over all windows inside the picture and over colours:
-    scikit-image's with gaussian_weights=True, use_sample_covariance=False, data_range=1. This is not what the DGP paper
-    calls SSIM (`cw_ssim` is).
+    weighted means m, variances s^2 and covariance s_xy. It is averaged over all windows inside the picture and over
+    colours, as scikit-image does with gaussian_weights=True, use_sample_covariance=False, data_range=1. The "SSIM" of
+    the DGP paper is `cw_ssim`.
 
     Example:
         >>> round(ssim(torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.1)).item(), 4)  # C1 / (0.01 + C1)
@@ -89,9 +90,9 @@ def ssim(truth: Tensor, guess: Tensor) -> Tensor:
 
 
 def _blurred(stacks: Tensor) -> Tensor:
-    """Weighted means over all windows that lie inside."""
-    place = torch.arange(WINDOW, dtype=stacks.dtype, device=stacks.device) - WINDOW // 2
-    weights = (-(place**2) / (2 * SIGMA**2)).softmax(0)
+    """Return the weighted means over all windows inside the pictures."""
+    offset = torch.arange(WINDOW, dtype=stacks.dtype, device=stacks.device) - WINDOW // 2
+    weights = (-(offset**2) / (2 * SIGMA**2)).softmax(0)
     down, across = (torch.eye(n, dtype=stacks.dtype, device=stacks.device) for n in stacks.shape[-2:])
     return (down.unfold(0, WINDOW, 1) @ weights) @ stacks @ (across.unfold(0, WINDOW, 1) @ weights).mT
 
@@ -100,9 +101,9 @@ def _blurred(stacks: Tensor) -> Tensor:
 def picture_scores(
     truth: Tensor, guess: Tensor, weights: Params | None, levels: Sequence[int] = LEVELS
 ) -> PictureScores:
-    """Every measure of reconstructions that are matched to their truths; `weights` are LPIPS's, None where absent.
+    """Return all measures of reconstructions that are matched to their truths.
 
-    What an attack leaves outside [0, 1] is clamped first, as a viewer would.
+    `weights` are those of LPIPS, None if absent. Reconstructed values are first clamped to [0, 1], as in a viewer.
 
     Example:
         >>> truth = torch.linspace(0, 1, 256).view(1, 1, 16, 16)
@@ -121,8 +122,8 @@ def picture_scores(
     values = {"mse": mse(truth, guess), "psnr": psnr(truth, guess), "cw_ssim": wavelet.values}
     notes = {"cw_ssim": f"{wavelet.scales} scales"}
     for level in levels:
-        found = nmi(truth, guess, level)
-        values |= {f"nmi_{level}": found.nmi, f"nmi_{level}_chance": found.chance, f"ami_{level}": found.ami}
+        info = nmi(truth, guess, level)
+        values |= {f"nmi_{level}": info.nmi, f"nmi_{level}_chance": info.chance, f"ami_{level}": info.ami}
     if min(truth.shape[-2:]) < WINDOW:
         notes["ssim"] = f"absent: its window has {WINDOW} pixels a side"
     else:
@@ -139,20 +140,20 @@ def picture_scores(
 def summary(
     values: Mapping[str, Tensor], rng: Generator, resamples: int = 1000, sizes: Sequence[int] | None = None
 ) -> dict[str, Summary]:
-    """Mean and median with 95 % percentile intervals from resampling the targets, minimum and maximum.
+    """Return mean and median with 95 % percentile intervals from resampled targets, minimum and maximum.
 
-    Fewer than 10 targets cannot be resampled to 95 % (two would cover half): the mean has Student's interval then, and
-    the median's says so. A target has one value, or as many as `sizes` says, one after another: values of one target
-    are not independent (one update mixes its pictures), so a target is drawn with all of them.
+    Resampling fewer than 10 targets does not reach 95 % (two would cover half). The mean then has Student's interval,
+    and the median a note. A target has one value, or as many consecutive values as `sizes` says. Values of one target
+    are not independent, because one update mixes its pictures; a target is therefore drawn with all its values.
 
     Example:
         >>> found = summary({"psnr": torch.tensor([10.0, 20.0, 60.0])}, Generator().manual_seed(0))["psnr"]
         >>> found.mean.value, found.median.value, found.maximum
         (30.0, 20.0, 60.0)
     """
-    each = [1] * len(next(iter(values.values()))) if sizes is None else list(sizes)
-    drawn = torch.randint(len(each), (resamples, len(each)), generator=rng)  # the same targets for every measure
-    return {name: _summary(value.detach().cpu().double(), drawn, each) for name, value in values.items()}
+    counts = [1] * len(next(iter(values.values()))) if sizes is None else list(sizes)
+    drawn = torch.randint(len(counts), (resamples, len(counts)), generator=rng)  # the same targets for every measure
+    return {name: _summary(value.detach().cpu().double(), drawn, counts) for name, value in values.items()}
 
 
 def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
@@ -160,19 +161,19 @@ def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
     if len(sizes) > 1 and max(sizes) > 1:
         note = f"interval over the {len(sizes)} targets, each with all its pictures"
     rows = pad_sequence(list(torch.split(value, list(sizes))), True, math.nan)  # (targets, pictures)
-    again = rows[drawn].flatten(1)  # (resamples, targets * pictures)
+    resamples = rows[drawn].flatten(1)  # (resamples, targets * pictures)
 
     def estimate(exact: Tensor, resampled: Tensor, note: str | None = note) -> Estimate:
-        # no interpolation: between an infinite PSNR and another there is nothing
+        # No interpolation: with an infinite PSNR it would be undefined.
         low = torch.quantile(resampled, 0.025, interpolation="lower")
         high = torch.quantile(resampled, 0.975, interpolation="higher")
         return Estimate(float(exact), float(low), float(high), note)
 
-    mean = estimate(value.mean(), again.nanmean(1))
-    told = f"{len(sizes)} targets are too few for 95 %: the median's interval is narrower" if few else note
+    mean = estimate(value.mean(), resamples.nanmean(1))
+    median_note = f"{len(sizes)} targets are too few for 95 %: the median's interval is narrower" if few else note
     return Summary(
         mean=_student(value, sizes, mean) if few and bool(value.isfinite().all()) else mean,
-        median=estimate(_median(value), _median(again), told),
+        median=estimate(_median(value), _median(resamples), median_note),
         minimum=float(value.min()),
         maximum=float(value.max()),
         targets=len(sizes),
@@ -180,17 +181,20 @@ def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
 
 
 def _student(value: Tensor, sizes: Sequence[int], mean: Estimate) -> Estimate:
-    """The mean with Student's interval over targets, by how far each one's sum is from its share of the whole."""
+    """Return the mean with Student's interval over targets, from the deviation of each sum from its expectation."""
     from scipy.stats import t
 
-    off = [float(part.sum()) - mean.value * len(part) for part in torch.split(value, list(sizes))]
-    n = len(off)
-    error = math.sqrt(n / (n - 1) * math.fsum(each * each for each in off)) / value.numel()
+    deviations = [float(part.sum()) - mean.value * len(part) for part in torch.split(value, list(sizes))]
+    n = len(deviations)
+    error = math.sqrt(n / (n - 1) * math.fsum(deviation * deviation for deviation in deviations)) / value.numel()
     radius = float(t.ppf(0.975, n - 1)) * error
     return mean._replace(low=mean.value - radius, high=mean.value + radius)
 
 
 def _median(x: Tensor) -> Tensor:
-    """The middle value, or the mean of the two middle ones; NaN, where targets have fewer pictures, does not count."""
+    """Return the median, the mean of the two middle values if the count is even.
+
+    NaN is ignored; it pads targets with fewer pictures.
+    """
     ordered, size = x.sort(-1).values, (~x.isnan()).sum(-1, keepdim=True)
     return ((ordered.gather(-1, (size - 1) // 2) + ordered.gather(-1, size // 2)) / 2)[..., 0]

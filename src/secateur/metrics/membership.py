@@ -1,4 +1,4 @@
-"""How well an attack tells members from non-members, with bootstrap intervals; ties are handled exactly."""
+"""Measures of membership attacks with bootstrap intervals; ties are handled exactly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Generator, Tensor
 from secateur.interfaces import Guesses
 
 FPRS = (0.1, 0.01, 0.001)
-AT_ONCE = 50  # bootstrap draws, which bounds the memory at CIFAR size
+AT_ONCE = 50  # bootstrap draws at a time; bounds the memory at CIFAR size
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % interval; `note` says when the sample cannot support it."""
+    """Value with its 95 % interval; `note` says if the sample is too small for it."""
 
     value: float
     low: float
@@ -23,20 +23,20 @@ class Estimate(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Cumulative shares from the highest score down, one point per distinct score, starting at (0, 0)."""
+    """ROC curve from the highest score down, one point per distinct score, starting at (0, 0)."""
 
     fpr: Tensor  # (..., L + 1)
     tpr: Tensor  # (..., L + 1)
 
 
 def roc(scores: Tensor, is_member: Tensor) -> Curve:
-    """The ROC curve with one point per distinct score: examples that tie are accepted together."""
+    """Return the ROC curve with one point per distinct score: tied examples are accepted together."""
     level, count = _levels(scores)
     return _curve(_counts(level[is_member], count), _counts(level[~is_member], count))
 
 
 def auc(curve: Curve) -> Tensor:
-    """The area under the curve by trapezoids, which counts a tied pair as one half.
+    """Return the area under the curve by trapezoids, which counts a tied pair as one half.
 
     Example:
         >>> round(float(auc(roc(torch.tensor([3.0, 2.0, 2.0, 1.0]), torch.tensor([True, True, False, False])))), 3)
@@ -47,14 +47,14 @@ def auc(curve: Curve) -> Tensor:
 
 
 def tpr_at_fpr(curve: Curve, fpr: float) -> Tensor:
-    """The largest TPR at a threshold whose FPR is at most `fpr` (no interpolation between thresholds)."""
+    """Return the largest TPR at a threshold whose FPR is at most `fpr` (no interpolation between thresholds)."""
     return torch.where(curve.fpr <= fpr + 1e-12, curve.tpr, 0.0).amax(-1)
 
 
 def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int = 1000) -> dict[str, Estimate]:
-    """Every measure of an attack, with 95 % percentile intervals from resampling members and non-members apart.
+    """Return all measures of an attack with 95 % percentile intervals from bootstrap resampling.
 
-    The sizes of the two sets are the experiment's choice, so each is resampled by itself.
+    Members and non-members are resampled separately, because the sizes of the two sets are fixed by the experiment.
     """
     device = guesses.scores.device
     member, decided = is_member.bool().to(device), guesses.members.bool()
@@ -64,9 +64,9 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
 
     def measured(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        (inside, found), (outside, cleared) = drawn
+        (inside, accepted), (outside, rejected) = drawn
         curve = _curve(_counts(inside, count), _counts(outside, count))
-        return _measures(curve, found.double().mean(-1), cleared.double().mean(-1), prior)
+        return _measures(curve, accepted.double().mean(-1), rejected.double().mean(-1), prior)
 
     exact = measured(sides)
     draws: list[dict[str, Tensor]] = []
@@ -83,12 +83,12 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
 
 
 def share(hits: Tensor) -> Estimate:
-    """A share of successes, such as an accuracy, with Wilson's 95 % interval."""
+    """Return the share of successes, such as an accuracy, with Wilson's 95 % interval."""
     return share_of(float(hits.double().mean()), hits.numel())
 
 
 def share_of(p: float, n: float) -> Estimate:
-    """A share of so many (or worth so many) independent trials with Wilson's 95 % interval.
+    """Return a share p of n (effective) independent trials with Wilson's 95 % interval.
 
     Example:
         >>> [round(end, 3) for end in share_of(0.5, 100)[:3]]
@@ -100,13 +100,13 @@ def share_of(p: float, n: float) -> Estimate:
 
 
 def _levels(scores: Tensor) -> tuple[Tensor, int]:
-    """(N,) the rank of each score among the distinct ones, highest first, and how many those are."""
+    """Return the rank of each score among the distinct scores, (N,), highest first, and their number."""
     distinct, level = torch.unique(scores, return_inverse=True)
     return distinct.numel() - 1 - level, distinct.numel()
 
 
 def _counts(levels: Tensor, count: int) -> Tensor:
-    """(..., L) how many of (..., N) examples have each level."""
+    """Return the number of examples (..., N) at each level, (..., L)."""
     ones = torch.ones(levels.shape, dtype=torch.float64, device=levels.device)
     return ones.new_zeros(*levels.shape[:-1], count).scatter_add_(-1, levels, ones)
 
@@ -128,7 +128,7 @@ def _measures(curve: Curve, tpr: Tensor, tnr: Tensor, prior: float) -> dict[str,
 
 
 def _resample(levels: Tensor, right: Tensor, number: int, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Bootstrap draws of one side's examples: (number, N) each."""
+    """Return bootstrap draws of the examples of one set: two tensors (number, N)."""
     size = levels.numel()
     drawn = torch.randint(size, (number, size), generator=rng, device=levels.device)
     return levels[drawn], right[drawn]

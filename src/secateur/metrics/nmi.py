@@ -1,4 +1,4 @@
-"""How much the values of one picture tell about the values of another, next to what chance alone would give."""
+"""Normalised mutual information between the values of two pictures, and its chance level."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from secateur.errors import WrongInput
 from secateur.metrics.pictures import paired
 
-PAIRS = 1024  # of counts whose expectation is taken at once, which bounds the memory
+PAIRS = 1024  # pairs of counts per block; bounds the memory
 
 
 class MutualInformation(NamedTuple):
@@ -23,13 +23,16 @@ class MutualInformation(NamedTuple):
 
 
 def nmi(truth: Tensor, guess: Tensor, levels: int = 256) -> MutualInformation:
-    """Normalised mutual information of quantised pixel values (PriPrune, Section 4.2.1), its chance level and AMI.
+    """Return the normalised mutual information of quantised pixels (PriPrune, Section 4.2.1), its chance level and AMI.
 
-    A pixel's level floor(levels * value), in each colour on its own, is its cluster:
-    NMI = I(U; V) / ((H(U) + H(V)) / 2); chance = E[I] / ((H(U) + H(V)) / 2); AMI = (I - E[I]) / ((H(U) + H(V)) / 2 -
-    E[I]), where E[I] is exact over all permutations of the pixels (Vinh, Epps and Bailey 2010, Eq. 24a). Many levels
-    and few pixels make the chance level high (noise on a natural 32x32 picture scores 0.4 to 0.5 at 256 levels), so NMI
-    says nothing without it. Two constant pictures score 1, as in scikit-learn. A negative scores as the picture does.
+    The cluster of a pixel is its level floor(levels * value); colours are separate pixels.
+    NMI = I(U; V) / ((H(U) + H(V)) / 2); chance = E[I] / ((H(U) + H(V)) / 2);
+    AMI = (I - E[I]) / ((H(U) + H(V)) / 2 - E[I]).
+    E[I] is exact over all permutations of the pixels (Vinh, Epps and Bailey 2010, Eq. 24a).
+
+    Many levels and few pixels raise the chance level: noise on a natural 32x32 picture scores 0.4 to 0.5 at 256 levels.
+    NMI is therefore meaningless without its chance level. Two constant pictures score 1, as in scikit-learn. The
+    negative of a picture scores like the picture.
 
     Example:
         >>> truth = torch.tensor([0.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2)
@@ -67,7 +70,7 @@ def _quantised(pictures: Tensor, levels: int) -> Tensor:
 
 
 def _histogram(quantised: Tensor, levels: int) -> Tensor:
-    """(N, L) how many pixels have each level."""
+    """Return the number of pixels at each level, (N, L)."""
     counts = torch.zeros(len(quantised), levels, dtype=torch.long, device=quantised.device)
     return counts.scatter_add_(1, quantised, torch.ones_like(quantised))
 
@@ -78,7 +81,7 @@ def _entropy(counts: Tensor, size: int) -> Tensor:
 
 
 def _joint_entropy(u: Tensor, v: Tensor, levels: int) -> Tensor:
-    """(N,) from the pairs of levels that occur: a table of all pairs would be mostly zeros."""
+    """Return H(U, V), (N,), from the pairs of levels that occur: a table of all pairs would be mostly zeros."""
     number, size = u.shape
     picture = torch.arange(number, device=u.device)[:, None]
     cells, counts = torch.unique((picture * levels + u) * levels + v, return_counts=True)
@@ -88,16 +91,16 @@ def _joint_entropy(u: Tensor, v: Tensor, levels: int) -> Tensor:
 
 
 def _away_from_zero(value: Tensor) -> Tensor:
-    """What scikit-learn does for 0 / 0, which is a perfect match."""
+    """Return the value at least eps away from 0, as in scikit-learn: 0 / 0 is a perfect match."""
     least = torch.finfo(torch.float64).eps
     return torch.where(value < 0, value.clamp_max(-least), value.clamp_min(least))
 
 
 def _expected_information(of_u: Tensor, of_v: Tensor, size: int) -> Tensor:
-    """(N,) E[I] with fixed histograms and random pairing of the pixels.
+    """Return E[I], (N,), for fixed histograms and a random pairing of the pixels.
 
-    A cell of the table is hypergeometric, so its expectation depends on its two counts only. Counts repeat within and
-    between pictures: each pair of distinct counts is worked out once.
+    A cell of the table is hypergeometric, so its expectation depends only on its two counts. Counts repeat within and
+    between pictures, so each pair of distinct counts is evaluated once.
     """
     (a, many_a), (b, many_b) = _distinct(of_u), _distinct(of_v)
     pairs = torch.cartesian_prod(a, b)
@@ -107,27 +110,27 @@ def _expected_information(of_u: Tensor, of_v: Tensor, size: int) -> Tensor:
 
 
 def _distinct(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct counts above zero, (K,), and how often each picture has them, (N, K)."""
+    """Return the distinct counts above zero, (K,), and their frequency in each picture, (N, K)."""
     kinds = torch.unique(torch.cat([counts.new_zeros(1), counts.flatten()]))
     return kinds[1:], _histogram(torch.searchsorted(kinds, counts), len(kinds))[:, 1:].double()
 
 
 def _expected_x_log_x(a: Tensor, b: Tensor, size: int) -> Tensor:
-    """(P,) E[X log X], X = how many of b pixels out of `size` fall among a given ones."""
+    """Return E[X log X], (P,), for X the number of b pixels, drawn out of `size`, that are among a fixed pixels."""
     mean = a * b / size
-    reach = 12 * mean.sqrt() + 40  # beyond it lies less than e^-70 (Bernstein)
+    reach = 12 * mean.sqrt() + 40  # the tails beyond have probability below e^-70 (Bernstein)
     start = torch.maximum((mean - reach).floor().long(), a + b - size).clamp_min(1)
     stop = torch.minimum((mean + reach).ceil().long(), torch.minimum(a, b))
     log_factorial = torch.arange(size + 1, dtype=torch.float64, device=a.device).add(1).lgamma()
     fixed = log_factorial[a] + log_factorial[b] + log_factorial[size - a] + log_factorial[size - b]
     fixed = fixed - log_factorial[size]
 
-    found = torch.zeros_like(fixed)
-    for block in torch.split((stop - start).argsort(), PAIRS):  # alike in length, so that little of a block is padding
+    expectation = torch.zeros_like(fixed)
+    for block in torch.split((stop - start).argsort(), PAIRS):  # sorted by length, so that a block has little padding
         low, high = start[block, None], stop[block, None]
         x = low + torch.arange(int((high - low).max()) + 1, device=a.device)
         inside, x = x <= high, torch.minimum(x, high)
         rest = (x, a[block, None] - x, b[block, None] - x, size - a[block, None] - b[block, None] + x)
-        chance = (fixed[block, None] - sum(log_factorial[count] for count in rest)).exp()
-        found[block] = torch.where(inside, chance * torch.special.xlogy(x, x.double()), 0.0).sum(1)
-    return found
+        probability = (fixed[block, None] - sum(log_factorial[count] for count in rest)).exp()
+        expectation[block] = torch.where(inside, probability * torch.special.xlogy(x, x.double()), 0.0).sum(1)
+    return expectation

@@ -1,4 +1,4 @@
-"""What the model files share: their decorator, the check of an input's shape, and sizes found without computing."""
+"""Shared parts of the models: their decorator, the check of an input's shape, and sizes from the meta device."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from secateur.errors import WrongInput
 
 
 def model(name: str, paper: str) -> Callable[[T], T]:
-    """`@method("model", ...)` with what a list says of a model: its paper's input, classes and parameter count."""
+    """Return `@method("model", ...)` with the input shape, classes and parameter count that a list shows."""
 
     def register(make: T) -> T:
-        given = inspect.signature(make).parameters
-        shape = {key: given[key].default for key in ("input_shape", "classes")}
+        arguments = inspect.signature(make).parameters
+        shape = {key: arguments[key].default for key in ("input_shape", "classes")}
         return method("model", name, paper, parameters=lambda: size(make), **shape)(make)
 
     return register
 
 
 def size(make: Callable[[], nn.Module]) -> int:
-    """How many parameters a model has, counted on the meta device, where nothing is allocated."""
+    """Return the number of a model's parameters, counted on the meta device without allocation."""
     with torch.device("meta"):
         return sum(value.numel() for value in make().parameters())
 
 
 def channels(name: str, input_shape: tuple[int, ...], smallest: int = 1) -> int:
-    """The channels of an image shape, refusing what is no image or has a side under `smallest` pixels."""
+    """Return the channels of an image shape; refuse other shapes, and sides under `smallest` pixels."""
     if len(input_shape) != 3 or input_shape[0] < 1 or min(input_shape[1:]) < smallest:
         allowed = f"images as (channels, height, width) with sides of at least {smallest}"
         raise WrongInput("model", f"{name} takes {allowed}, and the data has the shape {tuple(input_shape)}")
@@ -39,7 +39,7 @@ def channels(name: str, input_shape: tuple[int, ...], smallest: int = 1) -> int:
 
 
 def flat_size(features: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """How many numbers `features` makes of one example, found on the meta device.
+    """Return the number of outputs of `features` for one example, computed on the meta device.
 
     Example:
         >>> flat_size(nn.Conv2d(3, 8, 3), (3, 32, 32))

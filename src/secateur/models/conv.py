@@ -6,7 +6,7 @@ from torch import nn
 
 from secateur.models.common import channels, flat_size, model
 
-# (channels, kernel, whether a 2x2 max-pool follows); each network adds a pair of convolutions to the one before it
+# (channels, kernel, True if a 2x2 max-pool follows); each network adds two convolutions to the one before it
 CONV_2 = ((32, 5, True), (64, 5, True))
 CONV_4 = (*CONV_2, (128, 3, False), (256, 3, True))
 CONV_6 = (*CONV_4, (512, 5, False), (1024, 5, True))

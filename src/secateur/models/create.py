@@ -1,4 +1,4 @@
-"""Make a model by name, fill it with saved weights, and see that it answers as a classifier should."""
+"""Creation of models by name, loading of saved weights, and a check that a model is a classifier."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from secateur.errors import WrongInput
 
 
 def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator, **arguments: Any) -> nn.Module:
-    """A model of the catalogue, or the user's own `module:function`, initialised from `rng` alone.
+    """Create a model of the catalogue, or by the user's own `module:function`, initialised from `rng` alone.
 
-    The user's function gets `input_shape` and `classes` where it has parameters of these names.
+    The user's function gets `input_shape` and `classes` if it has parameters of these names.
     """
     shape = {"input_shape": tuple(input_shape), "classes": classes}
     make: Callable[..., Any] = users_own("model", name) if ":" in name else find("model", name)
@@ -42,12 +42,12 @@ def _call(name: str, make: Callable[..., Any], **arguments: Any) -> Any:
     except WrongInput:
         raise
     except Exception as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise WrongInput("model", f"{name}({given}) raised {type(error).__name__}: {error}") from error
+        listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
 
 
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
-    """Refuse a model that does not give (2, classes) finite numbers for two random rows; leaves it as it was."""
+    """Refuse a model without (2, classes) finite outputs for two random rows; the model stays unchanged."""
     first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
     rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
     modes = [(module, module.training) for module in net.modules()]
@@ -68,7 +68,7 @@ def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
 
 
 def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
-    """Fill a model with the tensors of a .safetensors file, and return it; refuses what does not fit exactly."""
+    """Fill a model with the tensors of a .safetensors file and return it; refuse files that do not fit exactly."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -85,7 +85,7 @@ def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
 
 
 def misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    """Which tensors are missing, unexpected or of another shape, in words; nothing where all fit."""
+    """Describe the tensors that are missing, unexpected or of another shape; empty if all fit."""
     shapes = [
         f"{name} {tuple(given[name].shape)} for {tuple(wanted[name].shape)}"
         for name in wanted
@@ -100,7 +100,7 @@ def misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
 
 
 def few(names: Iterable[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -25,13 +25,13 @@ class DenseLayer(nn.Module):
         self.conv2 = nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The inputs with the new channels behind them."""
+        """Return the inputs with the new channels appended."""
         bottleneck = self.conv1(self.relu1(self.norm1(x)))
         return torch.cat([x, self.conv2(self.relu2(self.norm2(bottleneck)))], dim=1)
 
 
 def _transition(inputs: int) -> list[nn.Module]:
-    """Between two blocks: half the channels, half the sides."""
+    """Return the layers between two blocks, which halve the channels and the sides."""
     conv = nn.Conv2d(inputs, inputs // 2, 1, bias=False)
     return [nn.BatchNorm2d(inputs), nn.ReLU(), conv, nn.AvgPool2d(2)]
 

@@ -8,25 +8,25 @@ from secateur.models.common import channels, model
 
 
 class Scaler(nn.Module):
-    """Divides by the share of channels that a sub-model keeps: f(x) = x / r_c (MaPP-FL Eq. 9)."""
+    """Division by the share of channels that a sub-model keeps: f(x) = x / r_c (MaPP-FL Eq. 9)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scaled activations."""
+        """Return the scaled activations."""
         return x if self.rate == 1 else x / self.rate
 
 
 def _layer(inputs: int, outputs: int, rate: float) -> list[nn.Module]:
-    # Static BatchNorm: the batch's own statistics in training and in testing, so that no statistics are sent.
+    # Static BatchNorm: batch statistics in training and in testing, so that no statistics are sent.
     norm = nn.BatchNorm2d(outputs, track_running_stats=False)
     return [nn.Conv2d(inputs, outputs, 3, padding=1), Scaler(rate), norm, nn.ReLU()]
 
 
 def mapp_cnn(unit: int, input_shape: tuple[int, ...], classes: int, rate: float) -> nn.Module:
-    """Four convolutions of u, 2u, 4u and 8u channels, where u is `unit` and r_c is `rate` (MaPP-FL Figure 5)."""
+    """Build four convolutions of u, 2u, 4u and 8u channels, where u is `unit` and r_c is `rate` (MaPP-FL Figure 5)."""
     layers = _layer(channels(f"mapp-cnn-{unit}", input_shape, smallest=8), unit, rate)
     for step in (1, 2, 4):
         layers += [nn.MaxPool2d(2), *_layer(step * unit, 2 * step * unit, rate)]

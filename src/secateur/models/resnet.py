@@ -24,7 +24,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The residual and the shortcut, added."""
+        """Return the sum of the residual and the shortcut, after ReLU."""
         inner = self.relu1(self.norm1(self.conv1(x)))
         residual = self.norm2(self.conv2(inner))
         return self.relu2(residual + self.shortcut(x))  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from secateur.models.common import channels, flat_size, model
 
 
 def _features(name: str, plan: str, input_shape: tuple[int, ...], norm: bool) -> nn.Sequential:
-    """The convolutions of a plan such as `64 M 128 M`, where M is a max-pool that halves the sides."""
+    """Return the convolutions of a plan such as `64 M 128 M`, where M is a max-pool that halves the sides."""
     steps = plan.split()
     before = channels(name, input_shape, smallest=2 ** steps.count("M"))
     layers: list[nn.Module] = []
@@ -25,9 +25,10 @@ def _features(name: str, plan: str, input_shape: tuple[int, ...], norm: bool) ->
 def _vgg(
     name: str, plan: str, hidden: tuple[int, ...], input_shape: tuple[int, ...], classes: int, norm: bool = False
 ) -> nn.Module:
-    """Without BatchNorm the head begins as in PruneFL's public code, which PriPrune builds on.
+    """Build a VGG network; without BatchNorm its head is initialised as in PruneFL's public code.
 
-    As torch begins it, VGG-11 tells two pictures apart by 3e-5, and learns nothing in thousands of steps.
+    PriPrune builds on that code. With torch's initialisation, the outputs of VGG-11 for two pictures differ by 3e-5,
+    and nothing is learnt in thousands of steps.
     """
     features = _features(name, plan, input_shape, norm)
     widths = (flat_size(features, input_shape), *hidden)
@@ -36,7 +37,7 @@ def _vgg(
         head += [nn.Linear(before, after), nn.ReLU()]
     last = nn.Linear(widths[-1], classes)
     if not norm:
-        for layer in (each for each in head if isinstance(each, nn.Linear)):
+        for layer in (module for module in head if isinstance(module, nn.Linear)):
             nn.init.kaiming_uniform_(layer.weight)
         nn.init.kaiming_uniform_(last.weight, a=1.5, mode="fan_out")
     return nn.Sequential(*features, *head, last)

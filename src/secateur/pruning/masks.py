@@ -1,4 +1,4 @@
-"""From scores to masks: what every pruner shares."""
+"""Masks from scores: the functions that all pruners share."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a name that isn't one of those allowed."""
+    """Refuse a name that is not among the allowed ones."""
     if value not in allowed:
         raise unknown(field, value, allowed)
 
 
 def weights_of(net: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that unstructured pruning chooses from: every Conv's and Linear's, first and last included."""
-    own = dict(net.named_parameters())  # a tensor that two layers share appears once
+    """Return the weights that unstructured pruning selects from: every Conv's and Linear's, first and last included."""
+    parameters = dict(net.named_parameters())  # a tensor that two layers share appears once
     names = [f"{name}.weight" if name else "weight" for name, m in net.named_modules() if isinstance(m, LAYERS)]
-    found = {name: own[name] for name in names if name in own}
-    if not found:
+    weights = {name: parameters[name] for name in names if name in parameters}
+    if not weights:
         raise WrongInput("model", "it has no Conv or Linear layer, so there is nothing to prune")
-    return found
+    return weights
 
 
 def prune_lowest(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> Mask:
-    """Drop exactly int(sparsity * n) entries, those of the lowest scores; of equal ones the first in position.
+    """Drop exactly int(sparsity * n) entries with the lowest scores; of equal ones the first in position.
 
-    With scope "layer" n is counted in every tensor by itself, with "global" over all of them; there a tensor that
-    would lose everything keeps its best entry (the next lowest elsewhere goes instead) and a warning says so.
+    With scope "layer" n is counted per tensor, with "global" over all tensors. With "global", a tensor that would lose
+    all entries keeps its best one; the next lowest entry elsewhere is dropped instead. A warning names such tensors.
 
     Example:
         >>> prune_lowest({"a": torch.tensor([3., 1.]), "b": torch.tensor([2., 4.])}, .5, "global")
@@ -55,7 +55,7 @@ def prune_lowest(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> M
 
 
 def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[Mask, list[str]]:
-    """`prune_lowest` without its warning: the mask, and the names of the tensors that met the floor of one."""
+    """Return the mask of `prune_lowest` without its warning, and the names of tensors that it would have emptied."""
     check_sparsity(sparsity)
     one_of("scope", scope, get_args(Scope))
     for name, value in scores.items():
@@ -75,7 +75,7 @@ def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[M
 
 
 def warn_of_floor(names: Iterable[str]) -> None:
-    """Say which layers pruning would have emptied."""
+    """Warn about the layers that pruning would have emptied."""
     if names := sorted(set(names)):
         warnings.warn(f"pruning would have emptied {', '.join(names)}: the best of each was kept", stacklevel=3)
 
@@ -95,6 +95,6 @@ def _lowest(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
 
 def _protect_best(value: Tensor) -> Tensor:
     flat = value.detach().flatten().clone()
-    best = (flat == flat.max()).nonzero()[-1]  # the last of equals: the one that goes last
+    best = (flat == flat.max()).nonzero()[-1]  # the last of equal entries, which is dropped last
     flat[best] = torch.inf
     return flat.view(value.shape)

@@ -22,9 +22,9 @@ from secateur.pruning.masks import check_sparsity, one_of, prune_lowest, warn_of
 class Slimming:
     """Drops the channels of least |gamma| under one global threshold (network slimming; Liu et al. 2017, in samia_ppb).
 
-    The original is trained with `l1` * sum |gamma| (the paper's Eq. 1; `penalty`). A filter goes when every BatchNorm
-    that reads it drops its channel and nothing else reads it. `groups` and `mask` are those of l1-structured; in
-    "coupled" a group's score is the mean of its |gamma|, so that large and small groups stand under one threshold.
+    The original is trained with `l1` * sum |gamma| (the paper's Eq. 1; `penalty`). A filter is dropped if every
+    BatchNorm that reads it drops its channel and nothing else reads it. `groups` and `mask` are those of l1-structured.
+    With "coupled" a group's score is the mean of its |gamma|, so that one threshold suits large and small groups.
     """
 
     l1: float = 1e-4
@@ -32,14 +32,14 @@ class Slimming:
     mask: Form = "full"
 
     def penalty(self, net: nn.Module) -> Callable[[Params], Tensor]:
-        """`l1` * sum |gamma|, to be added to the loss that the original is trained with."""
+        """Return the function `l1` * sum |gamma| of the parameters, a term of the original's training loss."""
         names = [f"{name}.weight" for name, module in net.named_modules() if _has_gamma(module)]
         if not names:
             raise _no_gamma()
         return lambda params: self.l1 * torch.stack([params[name].abs().sum() for name in names]).sum()
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """The mask."""
+        """Return the mask."""
         check_sparsity(sparsity)
         one_of("groups", self.groups, get_args(Groups))
         one_of("mask", self.mask, get_args(Form))
@@ -64,31 +64,31 @@ def _no_gamma() -> WrongInput:
 
 
 def _per_conv(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
-    """(atoms,) bool: dead, when every BatchNorm's channels are chosen by themselves.
+    """Return an (atoms,) mask of the dead atoms, if the channels of every BatchNorm are chosen independently.
 
-    In a DenseNet many BatchNorms read one channel and one reads many layers: a layer that the choices of several
-    would empty keeps the best of its channels.
+    In a DenseNet many BatchNorms read one channel, and one BatchNorm reads many layers. A layer that several choices
+    together would empty keeps its best channel.
     """
-    dead, floored = _silence(channels, gammas, prune_lowest(gammas, sparsity, "global"))
-    heard = channels.raw.clone()
+    dead, floored = _dead_atoms(channels, gammas, prune_lowest(gammas, sparsity, "global"))
+    is_read = channels.raw.clone()
     for norm in channels.norms.values():
-        heard[norm.reads[~dead[norm.gives]]] = True
+        is_read[norm.reads[~dead[norm.gives]]] = True
     for name, atoms in channels.makes.items():
-        if not heard[atoms].any() and (readers := _readers(channels, gammas, atoms)):
+        if not is_read[atoms].any() and (readers := _readers(channels, gammas, atoms)):
             floored.append(name)
             _, norm_name, position = max(readers)
             norm = channels.norms[norm_name]
             dead[norm.gives[position]] = False
-            heard[norm.reads[position]] = True
-        dead[atoms] = ~heard[atoms]
+            is_read[norm.reads[position]] = True
+        dead[atoms] = ~is_read[atoms]
     warn_of_floor(floored)
     return dead
 
 
-def _silence(channels: Channels, gammas: Params, kept: Mask) -> tuple[Tensor, list[str]]:
-    """The atoms that are zero behind the BatchNorms, and the BatchNorms that met the floor of one channel.
+def _dead_atoms(channels: Channels, gammas: Params, kept: Mask) -> tuple[Tensor, list[str]]:
+    """Return the atoms that are zero behind the BatchNorms, and the BatchNorms that would have lost every channel.
 
-    A channel that is dead before a BatchNorm is dead behind it, whatever its gamma.
+    A channel that is dead before a BatchNorm is dead behind it, for any gamma.
     """
     dead = torch.zeros(len(channels.group), dtype=torch.bool)
     floored = []
@@ -106,7 +106,7 @@ def _silence(channels: Channels, gammas: Params, kept: Mask) -> tuple[Tensor, li
 
 
 def _readers(channels: Channels, gammas: Params, atoms: Tensor) -> list[tuple[float, str, int]]:
-    """The BatchNorm channels that read some atoms, each with its |gamma|."""
+    """Return the BatchNorm channels that read the atoms, with their |gamma|."""
     return [
         (float(gammas[name][position]), name, position)
         for name in gammas
@@ -115,7 +115,7 @@ def _readers(channels: Channels, gammas: Params, atoms: Tensor) -> list[tuple[fl
 
 
 def _coupled(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
-    """(atoms,) bool: dead, when a whole group is chosen by the mean of its |gamma|."""
+    """Return an (atoms,) mask of the dead atoms, if groups are chosen by the mean of their |gamma|."""
     total, count = torch.zeros(2, len(channels.group), dtype=torch.float64)
     for name, gamma in gammas.items():
         groups = channels.group[channels.norms[name].gives]

@@ -1,10 +1,12 @@
-"""Lemma 1, Theorem 2 and Corollary 1 of dgp beside what a run measured, and whether they say anything of it.
+"""Convergence bounds of dgp (Lemma 1, Theorem 2, Corollary 1) compared with the measurements of a run.
 
-They are about plain SGD with one learning rate (`why_not`). gamma_1, G^2 and sigma^2 are the largest that the rows of a
-collaborative training hold; K is a lower bound of the true one (`hessian_norm` at some points, `observed_smoothness`
-along the way), which flatters the bounds. A bound that is no better than what Assumption 3 gives without any theorem is
-vacuous: (t G)^2 for the residual after t rounds, since what is not sent is at most all of it; G^2 for the gradient.
-With gamma_1 near 1, where error feedback drives DGP, both are.
+The bounds are for plain SGD with one learning rate (`why_not`). gamma_1, G^2 and sigma^2 are the largest values in the
+rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds too small. It comes
+from `hessian_norm` at single points or `observed_smoothness` along the training.
+
+A bound is vacuous if it is no better than the trivial bound of Assumption 3. That is G^2 for the gradient. For the
+residual after t rounds it is (t G)^2, since the residual is at most the sum of all gradients. Both bounds are vacuous
+for gamma_1 near 1, and error feedback drives DGP there.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theorems ask of a run."""
+    """Constants of a run in the theorems."""
 
     gamma: float  # gamma_1 of gradient + residual, all tensors together, the largest over users and steps
     gradient_square: float  # G^2, the largest ||gradient||^2 of a user
@@ -40,40 +42,42 @@ class Constants:
 
 
 def constants(rows: Sequence[Row], smoothness: float = math.nan, gap: float = math.nan) -> Constants:
-    """The largest values over the rows of a collaborative training; Lemma 1 alone needs no K and no gap."""
+    """Return the largest values over the rows of a collaborative training; Lemma 1 alone needs no K and no gap."""
     names = ("gamma_1_whole", "gradient_square", "gradient_variance")
     gamma, square, variance = (max(row[name] for row in rows) for name in names)
     return Constants(gamma, square, variance, smoothness, gap)
 
 
 def full_gradient(net: nn.Module, state: Params, batch: Batch, rows: int = 1024, loss: Loss = cross_entropy) -> Params:
-    """The gradient of the mean loss over all examples, `rows` at a time; BatchNorm by its running statistics.
+    """Return the gradient of the mean loss over all examples, `rows` at a time; BatchNorm uses running statistics.
 
-    These make it another function than the one that was trained by the batches' own: with BatchNorm it is no test of
-    Theorem 2 but a description.
+    Training used batch statistics, so with BatchNorm the loss is a different function. The gradient then describes the
+    run but does not test Theorem 2.
     """
     total = {name: torch.zeros_like(state[name]) for name, _ in net.named_parameters()}
     for part in torch.split(torch.arange(batch.size, device=batch.labels.device), rows):
-        found = gradient_update(net, state, batch.take(part), loss=loss).values
-        total = {name: value + found[name] * (len(part) / batch.size) for name, value in total.items()}
+        gradient = gradient_update(net, state, batch.take(part), loss=loss).values
+        total = {name: value + gradient[name] * (len(part) / batch.size) for name, value in total.items()}
     return total
 
 
 def observed_smoothness(models: Sequence[Params], gradients: Sequence[Params]) -> float:
-    """The largest ||grad l(W) - grad l(W')|| / ||W - W'|| between neighbours: a lower bound of Assumption 2's K.
+    """Return the largest ||grad l(W) - grad l(W')|| / ||W - W'|| between neighbours, a lower bound of Assumption 2's K.
 
-    Between the models of consecutive steps it is the K that Eq. 16 meets; gradients are those of the whole loss.
+    Between the models of consecutive steps it is the K that Eq. 16 needs. Gradients are those of the full loss.
     """
     pairs = zip(models, models[1:], gradients, gradients[1:], strict=False)
-    moved = [(distance(before, after), distance(first, second)) for before, after, first, second in pairs]
-    ratios = [turned / way for way, turned in moved if way > 0]
+    distances = [(distance(before, after), distance(first, second)) for before, after, first, second in pairs]
+    ratios = [change / step for step, change in distances if step > 0]
     if not ratios:
         raise WrongInput("models", "do not differ; give at least two different ones, with the gradient at each")
     return max(ratios)
 
 
 def lemma_1(gamma: float, gradient_square: float) -> float:
-    """E||e_t||^2 <= 3 gamma_1 (2 + gamma_1) / (2 (1 - gamma_1)^2) G^2 (dgp Lemma 1, Eq. 3); infinite at gamma_1 = 1.
+    """Return the bound of dgp Lemma 1 (Eq. 3) on E||e_t||^2; infinite at gamma_1 = 1.
+
+    E||e_t||^2 <= 3 gamma_1 (2 + gamma_1) / (2 (1 - gamma_1)^2) G^2.
 
     Example:
         >>> lemma_1(0.5, 1.0)
@@ -83,7 +87,9 @@ def lemma_1(gamma: float, gradient_square: float) -> float:
 
 
 def lemma_1_tight(gamma: float, gradient_square: float) -> float:
-    """gamma_1 / (1 - sqrt(gamma_1))^2 G^2: the fixed point of ||e'|| = sqrt(gamma_1) (||e|| + G), never above Lemma 1.
+    """Return gamma_1 / (1 - sqrt(gamma_1))^2 G^2, a bound that is never above Lemma 1.
+
+    It is the fixed point of ||e'|| = sqrt(gamma_1) (||e|| + G).
 
     Example:
         >>> lemma_1_tight(0.25, 1.0), lemma_1(0.25, 1.0)
@@ -93,17 +99,20 @@ def lemma_1_tight(gamma: float, gradient_square: float) -> float:
 
 
 def theorem_2(given: Constants, rate: float, rounds: int) -> float:
-    """mean_t E||grad l(W_t)||^2 <= 4 gap / (eta T) + 2 K eta (G^2 + sigma^2) + 4 eta^2 K^2 Lemma 1 (dgp Eq. 4)."""
+    """Return the bound of dgp Theorem 2 (Eq. 4) on mean_t E||grad l(W_t)||^2.
+
+    The bound is 4 gap / (eta T) + 2 K eta (G^2 + sigma^2) + 4 eta^2 K^2 Lemma 1.
+    """
     start = 4 * given.gap / (rate * rounds)
     noise = 2 * given.smoothness * rate * (given.gradient_square + given.variance)
     return start + noise + 4 * (rate * given.smoothness) ** 2 * lemma_1(given.gamma, given.gradient_square)
 
 
 def theorem_2_tight(given: Constants, rate: float, rounds: int) -> float:
-    """2 gap / (eta T) + K eta (G^2 + sigma^2) + eta^2 K^2 E||e||^2: what Eq. 17 gives when it keeps the other term.
+    """Return 2 gap / (eta T) + K eta (G^2 + sigma^2) + eta^2 K^2 E||e||^2, a tighter result of the same proof.
 
-    After (f) both ||grad l(V_t)||^2 and ||grad l(W_t)||^2 stand there; the proof drops the second, which is the one
-    that is asked for, and pays a factor of 2 (of 4 on the residual) to get it back in Eq. 20.
+    After step (f) of Eq. 17 there are both ||grad l(V_t)||^2 and ||grad l(W_t)||^2. The proof drops the second, which
+    is the one in the theorem. Eq. 20 recovers it at a factor of 2 (of 4 on the residual).
     """
     start = 2 * given.gap / (rate * rounds)
     noise = given.smoothness * rate * (given.gradient_square + given.variance)
@@ -111,22 +120,26 @@ def theorem_2_tight(given: Constants, rate: float, rounds: int) -> float:
 
 
 def corollary_1_rate(given: Constants, rounds: int) -> float:
-    """The rate sqrt((l0 - l*) / (K T (G^2 + sigma^2))), as in the proof (dgp Corollary 1 is printed without the root).
+    """Return the learning rate sqrt((l0 - l*) / (K T (G^2 + sigma^2))) of the proof of dgp Corollary 1.
 
-    Without the root Theorem 2's first term is 4 K (G^2 + sigma^2) at every T, and nothing converges.
+    The corollary is printed without the root. Then the first term of Theorem 2 is 4 K (G^2 + sigma^2) at every T, and
+    nothing converges.
     """
     return math.sqrt(given.gap / (given.smoothness * rounds * (given.gradient_square + given.variance)))
 
 
 def corollary_1(given: Constants, rounds: int) -> tuple[float, float]:
-    """6 sqrt(K (l0 - l*) (sigma^2 + G^2) / T), and what O(1/T) hides: 4 K (l0 - l*) Lemma 1 / (T (G^2 + sigma^2))."""
+    """Return the two terms of dgp Corollary 1: the leading one, and the one that is printed as O(1/T).
+
+    They are 6 sqrt(K (l0 - l*) (sigma^2 + G^2) / T) and 4 K (l0 - l*) Lemma 1 / (T (G^2 + sigma^2)).
+    """
     noise = given.gradient_square + given.variance
     hidden = 4 * given.smoothness * given.gap * lemma_1(given.gamma, given.gradient_square) / (rounds * noise)
     return 6 * math.sqrt(given.smoothness * given.gap * noise / rounds), hidden
 
 
 def rounds_needed(given: Constants) -> float:
-    """The rounds T from which on Corollary 1 says less than G^2, so something; infinite at gamma_1 = 1."""
+    """Return the number of rounds T from which Corollary 1 is below the trivial G^2; infinite at gamma_1 = 1."""
     leading, hidden = corollary_1(given, 1)
     if math.isinf(hidden):
         return math.inf
@@ -135,44 +148,47 @@ def rounds_needed(given: Constants) -> float:
 
 
 class Checked(NamedTuple):
-    """A bound beside what was measured."""
+    """Bound next to the measured value."""
 
     measured: float
     bound: float  # as printed
-    tight: float  # what the same assumptions give
-    trivial: float  # what they give without a theorem
+    tight: float  # tighter bound from the same assumptions
+    trivial: float  # bound from the assumptions without a theorem
 
     @property
     def holds(self) -> bool:
-        """Whether the printed bound held; rounding is let pass."""
+        """True if the printed bound holds, up to rounding."""
         return self.measured <= self.bound * (1 + 1e-6)
 
     @property
     def vacuous(self) -> bool:
-        """Whether the printed bound says nothing."""
+        """True if the printed bound is no better than the trivial one."""
         return self.bound >= self.trivial
 
 
 def check_lemma_1(rows: Sequence[Row], rounds: int) -> list[Checked]:
-    """Lemma 1 on ||e_t||^2 after every row of a collaborative training, `rounds` a row, with what was met so far."""
-    found = []
+    """Check Lemma 1 on ||e_t||^2 after every row of a collaborative training, with the constants up to that row.
+
+    A row stands for `rounds` rounds.
+    """
+    checks = []
     for done in range(1, len(rows) + 1):
-        met = constants(rows[:done])
-        trivial = (done * rounds) ** 2 * met.gradient_square
-        printed, tight = (each(met.gamma, met.gradient_square) for each in (lemma_1, lemma_1_tight))
-        found.append(Checked(rows[done - 1]["error_norm"] ** 2, printed, tight, trivial))
-    return found
+        observed = constants(rows[:done])
+        trivial = (done * rounds) ** 2 * observed.gradient_square
+        printed, tight = (bound(observed.gamma, observed.gradient_square) for bound in (lemma_1, lemma_1_tight))
+        checks.append(Checked(rows[done - 1]["error_norm"] ** 2, printed, tight, trivial))
+    return checks
 
 
 def check_theorem_2(squares: Sequence[float], given: Constants, rate: float, rounds: int | None = None) -> Checked:
-    """Theorem 2 on ||grad l(W_t)||^2 at every t, or at some of `rounds` steps, evenly taken."""
+    """Check Theorem 2 on ||grad l(W_t)||^2 at every step, or at an even sample of `rounds` steps."""
     rounds = len(squares) if rounds is None else rounds
-    printed, tight = (each(given, rate, rounds) for each in (theorem_2, theorem_2_tight))
+    printed, tight = (bound(given, rate, rounds) for bound in (theorem_2, theorem_2_tight))
     return Checked(sum(squares) / len(squares), printed, tight, given.gradient_square)
 
 
 def why_not(stated: Mapping[str, Any]) -> str | None:
-    """Why Theorem 2 is not about a training, by the plan it stated; None where it is."""
+    """Return the reason why Theorem 2 does not apply to a training with the stated plan; None if it applies."""
     if stated["momentum"] or stated["weight_decay"]:
         return "Theorem 2 is for plain SGD, and this is momentum or weight decay"
     if len(stated["learning_rates"]) > 1:

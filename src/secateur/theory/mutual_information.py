@@ -1,7 +1,7 @@
-"""How much a pruned update can tell of a client's data by priprune's Theorem 4.1, as it is printed and corrected.
+"""Mutual information between a pruned update and a client's data: priprune's Theorem 4.1, printed and corrected.
 
-All in bits: of the printed forms this is the kindest reading, as their first two terms are bits. Read `single_round`
-first. Neither form is a bound of the mutual information as it stands; their docstrings say what each is worth.
+All values are in bits, the most favourable reading of the printed forms, whose first two terms are bits. Neither form
+is by itself a bound of the mutual information; the docstring of `single_round` explains both.
 """
 
 from __future__ import annotations
@@ -19,76 +19,76 @@ from secateur.errors import WrongInput
 from secateur.inference import per_example_gradients
 from secateur.interfaces import Batch, Loss, Mask, Params
 
-MEMORY = {"cpu": 2**29, "cuda": 2**33}  # bytes for the gradients of one block of examples
-GAUSSIAN = math.log2(2 * math.pi * math.e)  # twice the entropy of a standard normal number
+MEMORY = {"cpu": 2**29, "cuda": 2**33}  # bytes of the gradients of one block of examples
+GAUSSIAN = math.log2(2 * math.pi * math.e)  # twice the entropy of a standard normal variable
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The covariance of per-example gradients by its non-zero eigenvalues."""
+    """Non-zero eigenvalues of the covariance of per-example gradients."""
 
-    eigenvalues: Tensor  # (d*,) float64, rising
+    eigenvalues: Tensor  # (d*,) float64, ascending
     examples: int
 
     @property
     def rank(self) -> int:
-        """d*, never more than the examples less one."""
+        """Rank d*, at most the number of examples minus one."""
         return len(self.eigenvalues)
 
     @property
     def log2_determinant(self) -> float:
-        """The logarithm of the pseudo-determinant, the product of the non-zero eigenvalues."""
+        """Base-2 logarithm of the pseudo-determinant, the product of the non-zero eigenvalues."""
         return float(self.eigenvalues.log2().sum())
 
 
 @dataclass(frozen=True)
 class LeakageBound:
-    """One form of Theorem 4.1, term by term, in bits."""
+    """Terms of one form of Theorem 4.1, in bits."""
 
     constant: float
-    mask: float  # what the pruning rate p adds
-    batch: float  # what the batch size B adds
+    mask: float  # term of the pruning rate p
+    batch: float  # term of the batch size B
     covariance: float
-    dimension: float  # what d* adds
+    dimension: float  # term of d*
 
     @property
     def total(self) -> float:
-        """The sum of all terms."""
-        return float(sum(getattr(self, each.name) for each in fields(self)))
+        """Sum of all terms."""
+        return float(sum(getattr(self, term.name) for term in fields(self)))
 
     @property
     def gradient(self) -> float:
-        """The part that the gradient has in it: batch, covariance and dimension."""
+        """Part of the gradient: batch, covariance and dimension."""
         return self.batch + self.covariance + self.dimension
 
     def times(self, rounds: int) -> LeakageBound:
-        """Every term so many times."""
-        return LeakageBound(*(rounds * getattr(self, each.name) for each in fields(self)))
+        """Return the bound with every term multiplied by `rounds`."""
+        return LeakageBound(*(rounds * getattr(self, term.name) for term in fields(self)))
 
 
 @dataclass(frozen=True)
 class Forms:
-    """A statement of the paper in both forms."""
+    """Statement of the paper in the printed and the corrected form."""
 
     printed: LeakageBound
     corrected: LeakageBound
 
 
 def single_round(spectrum: Spectrum, batch_size: int, rate: float, weights: int) -> Forms:
-    """What one round leaks by priprune Theorem 4.1 (Eq. 6), for a pruning rate p of so many prunable weights.
+    """Return the leakage of one round by priprune Theorem 4.1 (Eq. 6), for pruning rate p and d = `weights` weights.
 
-    `printed`: 1 - (p - 1) / (2 ln 2) + 2 log(1/B) + 2 log |det Sigma^(-1/2)| + d* log(2 pi e). It is no bound of
-    anything, and serves to be compared with the paper. Whitening is g = Sigma^(1/2) z, so the determinant has the wrong
-    sign: larger gradients count as less leakage. The mean of B vectors in d* dimensions shrinks the volume by B^(d*/2),
-    not by B. A sum of B has the covariance B I, not I. One bit and a bit stand for a mask that has one for each weight.
-    The tests have updates that tell more than it allows, even where it is negative.
+    `printed`: 1 - (p - 1) / (2 ln 2) + 2 log(1/B) + 2 log |det Sigma^(-1/2)| + d* log(2 pi e). It bounds nothing and
+    serves only for comparison with the paper. Whitening is g = Sigma^(1/2) z, so the determinant has the wrong sign:
+    larger gradients count as less leakage. The mean of B vectors in d* dimensions shrinks the volume by B^(d*/2), not
+    by B. A sum of B has the covariance B I, not I. The mask counts as less than two bits, but has one bit for each
+    weight. The tests contain updates that leak more than this form allows, even where it is negative.
 
-    `corrected`: d H_b(p) + 1/2 log2 pdet Sigma + (d*/2) log2(2 pi e / B). It bounds the entropy of the mask and the
-    differential entropy of the mean gradient on the d* dimensions that its examples span (a Gaussian has the most), so
-    it is the number of bits that name mask and gradient to within a cell of volume one. At finer cells there are more
-    bits, d* of them for every halving; it depends on the loss's scale, and may be negative. It is an upper bound of the
-    leakage only next to a resolution; what it orders is how settings compare at one resolution. d* and Sigma are those
-    of the examples that were given: more examples have a higher d*.
+    `corrected`: d H_b(p) + 1/2 log2 pdet Sigma + (d*/2) log2(2 pi e / B). It bounds the entropy of the mask plus the
+    differential entropy of the mean gradient on the d* dimensions that the examples span. A Gaussian has the largest.
+    It is the number of bits that specify mask and gradient to within a cell of volume one. Every halving of the cell
+    adds d* bits. The value depends on the scale of the loss and may be negative. It is an upper bound of the leakage
+    only for a fixed resolution, and compares settings at one resolution. d* and Sigma are those of the examples passed:
+    more examples have a higher d*.
 
     Example:
         >>> found = single_round(Spectrum(torch.tensor([4.0, 16.0]), 3), batch_size=4, rate=0.5, weights=10)
@@ -101,18 +101,19 @@ def single_round(spectrum: Spectrum, batch_size: int, rate: float, weights: int)
 
 
 def single_round_prunefl(spectrum: Spectrum, batch_size: int, weights: int) -> Forms:
-    """The same for PruneFL, whose rate changes as it adapts (priprune Eq. 25): each form at its highest over p.
+    """Return the leakage of one round of PruneFL, whose rate changes (priprune Eq. 25): the maximum over p.
 
-    `printed` has 1 / (2 ln 2) where Eq. 6 has (1 - p) / (2 ln 2), `corrected` one bit for every weight, H_b(1/2).
+    `printed` has 1 / (2 ln 2) instead of (1 - p) / (2 ln 2) in Eq. 6. `corrected` has one bit for every weight,
+    H_b(1/2).
     """
     return _forms(spectrum, batch_size, 1 / (2 * math.log(2)), float(weights))
 
 
 def over_rounds(forms: Forms, rounds: int) -> Forms:
-    """What T rounds leak by priprune Corollary 4.2 (Eq. 15): T times one round.
+    """Return the leakage of T rounds by priprune Corollary 4.2 (Eq. 15): T times one round.
 
-    By the chain rule a sum over rounds holds, each with its own covariance; T times one is that where it stays the
-    same. It takes rounds for independent, and counts a mask that never changes in every one of them.
+    The chain rule gives a sum over rounds, each with its own covariance; it is T times one round if the covariance is
+    constant. Rounds are taken as independent, and a mask that never changes is counted in every round.
     """
     if rounds < 1:
         raise WrongInput("rounds", f"{rounds} is not allowed; give a whole number from 1")
@@ -120,7 +121,7 @@ def over_rounds(forms: Forms, rounds: int) -> Forms:
 
 
 def binary_entropy(rate: float) -> float:
-    """H_b(p) in bits.
+    """Return the binary entropy H_b(p) in bits.
 
     Example:
         >>> binary_entropy(0.5), binary_entropy(0.0)
@@ -130,7 +131,7 @@ def binary_entropy(rate: float) -> float:
 
 
 def spectrum_of(gradients: Tensor) -> Spectrum:
-    """The eigenvalues of the covariance of (n, d) gradients, through the (n, n) matrix of their products."""
+    """Return the eigenvalues of the covariance of gradients (n, d), by the (n, n) matrix of their inner products."""
     rows = gradients.double()
     return _spectrum(rows @ rows.T)
 
@@ -143,10 +144,10 @@ def gradient_spectrum(
     loss: Loss = cross_entropy,
     memory: int | None = None,
 ) -> Spectrum:
-    """The same of a network's per-example gradients, in float64, zero where `mask` prunes; BatchNorm in eval mode.
+    """Return the spectrum of a network's per-example gradients, in float64; BatchNorm is in eval mode.
 
-    Two blocks of examples, of at most `memory` bytes each (None: what suits the device), are held at once; the
-    gradients of earlier blocks are taken again for each later one.
+    Entries that `mask` prunes are zero. Two blocks of examples, of at most `memory` bytes each (None: by device), are
+    in memory at once. The gradients of earlier blocks are recomputed for each later one.
     """
     double = {name: value.double() if value.is_floating_point() else value for name, value in state.items()}
     inputs = batch.inputs.double()
@@ -154,8 +155,8 @@ def gradient_spectrum(
     size = max(1, memory // (8 * sum(value.numel() for value in net.parameters())))
 
     def gradients(rows: slice) -> Params:
-        some = Batch(inputs[rows], batch.labels[rows])
-        return tree.masked(per_example_gradients(net, double, some, loss), mask or {})
+        block = Batch(inputs[rows], batch.labels[rows])
+        return tree.masked(per_example_gradients(net, double, block, loss), mask or {})
 
     products = inputs.new_zeros(batch.size, batch.size)
     for rows in _blocks(batch.size, size):
@@ -179,9 +180,10 @@ def _forms(spectrum: Spectrum, batch_size: int, printed_mask: float, mask: float
 
 
 def _spectrum(products: Tensor) -> Spectrum:
-    """From the inner products of n gradients: those of the centred ones over n - 1 have the covariance's eigenvalues.
+    """Return the spectrum from the inner products of n gradients.
 
-    An eigenvalue counts as zero up to n eps times the mean square of a gradient, what rounding makes of it.
+    The inner products of the centred gradients, divided by n - 1, have the eigenvalues of the covariance. An eigenvalue
+    counts as zero up to n eps times the mean squared norm of a gradient, the size of rounding errors.
     """
     n = len(products)
     if n < 2:

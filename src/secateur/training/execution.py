@@ -1,15 +1,15 @@
-"""The many are one axis: models, clients, trials, seeds are lanes, and this module steps them all.
+"""Execution of many training steps at once: models, clients, trials or seeds are the lanes of one axis.
 
-A lane's step is an objective `(params, buffers, *tensors) -> loss` that is pure but for the buffers it is given
-(BatchNorm updates them in place; they are the lane's own clones). Chance comes in with the tensors.
+A lane's step is an objective `(params, buffers, *tensors) -> loss`. It is pure except for its buffers, the lane's own
+clones, which BatchNorm updates in place. Random numbers are among the tensors.
 
-| way        | how                                                                                    |
-|------------|----------------------------------------------------------------------------------------|
-| sequential | one lane after the other; on a GPU captured in a CUDA graph, a branch each             |
-| stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured likewise   |
+| way        | execution                                                                               |
+|------------|-----------------------------------------------------------------------------------------|
+| sequential | one lane after the other; on a GPU captured in a CUDA graph, one branch per lane        |
+| stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured too        |
 | eager      | sequential without a graph, for models that cannot be captured                          |
-| ray        | whole jobs spread over a Ray cluster (`map_many`)                                       |
-| auto       | sequential on a CPU; on a GPU the fastest of the three, timed (`choose`)                |
+| ray        | whole jobs distributed over a Ray cluster (`map_many`)                                  |
+| auto       | sequential on a CPU; on a GPU the fastest of the first three, timed (`choose`)          |
 
 Stacked and sequential are equal in float64 to 1e-9 over an epoch, in float32 to 1e-5 relative after one step.
 """
@@ -34,7 +34,7 @@ from secateur.training.ray import connected
 
 WAYS = ("auto", "sequential", "stacked", "eager", "ray")
 Objective = Callable[..., Tensor]  # (params, buffers, *tensors) -> scalar loss
-MakeOptimiser = Callable[[list[Tensor]], Optimizer]  # must update every entry by itself, as SGD and Adam do
+MakeOptimiser = Callable[[list[Tensor]], Optimizer]  # must update every entry independently, as SGD and Adam do
 Tensors = tuple[Tensor, ...]
 
 Item = TypeVar("Item")
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class Lane(NamedTuple):
-    """One of the many: what is trained, what else the objective reads or updates, which weights stay."""
+    """A model, client, trial or seed: trained parameters, other tensors of the objective, mask of kept weights."""
 
     params: Params
     buffers: Params
@@ -50,7 +50,7 @@ class Lane(NamedTuple):
 
 
 class Lanes:
-    """Steps many lanes at once. Keeps clones: the tensors that it was given never change."""
+    """Many lanes that are stepped at once, as clones: the tensors passed in never change."""
 
     def __init__(
         self, objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, way: str = "sequential"
@@ -66,18 +66,18 @@ class Lanes:
         self._optimiser = optimiser(self._leaves)
         device = self._leaves[0].device
         self._side = torch.cuda.Stream(device) if way != "eager" and device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        # Lanes are independent, so in a graph each is a branch of its own and their small kernels overlap.
+        # Lanes are independent, so each is a separate branch of a graph, and their small kernels overlap.
         self._branches = [torch.cuda.Stream(device) for _ in self._groups[1:]] if self._side is not None else []  # type: ignore[no-untyped-call]
         self._graphs: dict[object, _Graph] = {}
 
     def step(self, inputs: Sequence[Tensors]) -> Tensor:
-        """One optimiser step of every lane on its own tensors; returns the (lanes,) losses before the step."""
+        """Run one optimiser step of every lane on its own tensors; return the (lanes,) losses before the step."""
         columns = zip(*inputs, strict=True)
         groups = [tuple(map(_stacked, columns))] if self._stacked else list(inputs)
         return self._update(groups) if self._side is None else self._replay(groups, self._side)
 
     def states(self) -> list[Params]:
-        """Every lane's parameters and buffers as they are now: views, to be cloned where they are kept."""
+        """Return every lane's current parameters and buffers as views; clone them to keep them."""
         merged = [{name: value.detach() for name, value in (g.params | g.buffers).items()} for g in self._groups]
         if not self._stacked:
             return merged
@@ -90,8 +90,8 @@ class Lanes:
         for index, (group, tensors) in enumerate(zip(self._groups, groups, strict=True)):
             with _branch(self._branches[index - 1] if index and self._branches else None):
                 loss = self._objective(group.params, group.buffers, *tensors)
-                # The sum's gradient holds each stacked lane's own. It comes in its parameter's strides, which fused
-                # optimisers take for granted.
+                # The gradient of the sum holds every stacked lane's gradient. It has its parameter's strides, which
+                # fused optimisers assume.
                 torch.autograd.backward(loss.sum(), inputs=list(group.params.values()))
                 losses.append(loss.detach().reshape(-1))
         for branch in self._branches:
@@ -115,11 +115,11 @@ class Lanes:
         return graph.losses.clone()
 
     def _capture(self, groups: Sequence[Tensors], side: torch.cuda.Stream) -> _Graph:
-        """One step as a CUDA graph over static inputs; the state is afterwards what it was before."""
+        """Capture one step as a CUDA graph over static inputs; the state is unchanged afterwards."""
         held = [tuple(tensor.clone() for tensor in tensors) for tensors in groups]
         before = [tensor.detach().clone() for tensor in self._tensors()]
         moments = {id(m): m.clone() for m in self._moments()}
-        # Graphs need a warm-up on a side stream: libraries set themselves up and the optimiser makes its state.
+        # Graphs need a warm-up on a side stream: libraries initialise and the optimiser creates its state.
         side.wait_stream(torch.cuda.current_stream(side.device))
         with torch.cuda.stream(side), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*capturable=True")
@@ -128,7 +128,7 @@ class Lanes:
         torch.cuda.current_stream(side.device).wait_stream(side)
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(), before)
-            for moment in self._moments():  # a moment that the warm-up made starts at zero
+            for moment in self._moments():  # a moment that the warm-up created starts at zero
                 moment.copy_(moments[id(moment)]) if id(moment) in moments else moment.zero_()
         graph = torch.cuda.CUDAGraph()
         # The graphs of one object run one at a time and keep nothing in between, so they share their memory.
@@ -146,7 +146,7 @@ class Lanes:
 
 @contextmanager
 def _branch(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Work that forks off the current stream; whoever needs its results waits for it."""
+    """Run work on a stream that forks off the current one; the caller waits for its results."""
     if stream is None:
         yield
         return
@@ -165,22 +165,22 @@ def _stack(lanes: Sequence[Lane]) -> Lane:
     masked = {name for lane in lanes for name in lane.mask}
     like = {name: torch.ones_like(lanes[0].params[name], dtype=torch.bool) for name in masked}
     trees = ([lane.params for lane in lanes], [lane.buffers for lane in lanes], [like | lane.mask for lane in lanes])
-    return Lane(*({name: _stacked([each[name] for each in some]) for name in some[0]} for some in trees))
+    return Lane(*({name: _stacked([part[name] for part in parts]) for name in parts[0]} for parts in trees))
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor with a leading axis, in plain strides: vmap has no rules for channels_last on a GPU.
+    """Return one tensor with a leading axis, in plain strides: vmap has no rules for channels_last on a GPU.
 
-    `contiguous` would leave the strides of 1x1 filters, which pass for either layout.
+    `contiguous` would keep the strides of 1x1 filters, which are valid in both layouts.
     """
-    whole = tensors[0].new_empty((len(tensors), *tensors[0].shape))
-    for place, tensor in zip(whole, tensors, strict=True):
-        place.copy_(tensor)
-    return whole
+    stacked = tensors[0].new_empty((len(tensors), *tensors[0].shape))
+    for row, tensor in zip(stacked, tensors, strict=True):
+        row.copy_(tensor)
+    return stacked
 
 
 def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, inputs: Sequence[Tensors]) -> str:
-    """The way for `auto`: on a CPU sequential; on a GPU the fastest, timed on clones over a few captured steps."""
+    """Return the way for `auto`: sequential on a CPU; on a GPU the fastest, timed on clones over captured steps."""
     if next(iter(lanes[0].params.values())).device.type != "cuda":
         return "sequential"
     seconds: dict[str, float] = {}
@@ -205,10 +205,10 @@ def _seconds(lanes: Lanes, inputs: Sequence[Tensors], steps: int = 5) -> float:
 def map_many(
     function: Callable[[Item], Result], items: Sequence[Item], way: str = "sequential", gpus: float = 0
 ) -> Iterator[tuple[int, Result]]:
-    """Whole jobs, here or over a Ray cluster: yields (index, result) as they finish.
+    """Run whole jobs here or on a Ray cluster; yield (index, result) as they finish.
 
-    Ray: the cluster that RAY_ADDRESS names, else one on this machine that ends with the last result. A worker uses
-    one thread, as results differ between thread counts, and `gpus` of a GPU.
+    The Ray cluster is the one that RAY_ADDRESS names, else one on this machine that ends with the last result. A worker
+    uses one thread, because results differ between thread counts, and `gpus` of a GPU.
     """
     if way != "ray":
         yield from ((index, function(item)) for index, item in enumerate(items))

@@ -1,4 +1,4 @@
-"""A Ray cluster: one that is there, or one on this machine that ends with the work."""
+"""Connection to a Ray cluster: an existing one, or one on this machine that ends with the work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from secateur.errors import WrongInput, require
 
 @contextmanager
 def connected(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
-    """The module `ray`, connected; what was started here is ended, what was there before stays.
+    """Yield the module `ray`, connected; a connection that was opened here is closed, an existing one stays.
 
-    The cluster is the one at `address`, else the one that RAY_ADDRESS names, else one on this machine that hands out
-    `cpus` (None: as many as there are).
+    The cluster is the one at `address`, else the one that RAY_ADDRESS names, else a new one on this machine with `cpus`
+    CPUs (None: all).
     """
     require("ray", "ray")
     import ray
@@ -25,17 +25,17 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
     if ray.is_initialized():
         yield ray
         return
-    # GPUs of tasks that ask for none stay visible; tells nobody that Ray is used
+    # GPUs stay visible to tasks that request none; no usage statistics are sent
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
-        _knock(address)
+        _check_reachable(address)
         try:
             ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError) as error:  # nothing that `auto` finds, or another version
+        except (ConnectionError, RuntimeError) as error:  # `auto` finds no cluster, or another version
             raise WrongInput("address", f"{address} cannot be used: {' '.join(str(error).split())}") from None
-    else:  # workers on this machine import from where we do: a user's model may lie in the current folder
+    else:  # workers on this machine use our import path: a user's model may be in the current folder
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         environment = {"env_vars": variables}
         ray.init(address="local", include_dashboard=False, num_cpus=cpus, runtime_env=environment, **quiet)
@@ -45,15 +45,15 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Refuse a host and port where nobody listens: Ray itself would wait for minutes."""
+def _check_reachable(address: str) -> None:
+    """Refuse a host and port where nothing listens; Ray itself would wait for minutes."""
     if address == "auto":
-        return  # Ray looks for it on this machine
+        return  # Ray searches for a cluster on this machine
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise WrongInput("address", f"{address!r} is not readable; give host:port, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        said = f"no Ray cluster answers at {address} ({error}); start one there with: ray start --head"
-        raise WrongInput("address", said) from None
+        problem = f"no Ray cluster answers at {address} ({error}); start one there with: ray start --head"
+        raise WrongInput("address", problem) from None

@@ -1,4 +1,4 @@
-"""What a training is told and what it gives back."""
+"""Inputs and outputs of training: the recipe, the task and the fitted model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Progress = Callable[[int, Row], None]  # after every epoch: the task's index and
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained; the defaults are samia_ppb's."""
+    """Hyperparameters of a training; the defaults are samia_ppb's."""
 
     epochs: int = 100
     batch_size: int = 128
@@ -28,8 +28,8 @@ class Recipe:
     learning_rate: float = 1e-3
     momentum: float = 0.9  # of sgd
     weight_decay: float = 5e-4
-    patience: int | None = 5  # epochs without a better one before stopping; None: all epochs, the last state is kept
-    monitor: str = "loss"  # of the validation split: loss or accuracy
+    patience: int | None = 5  # epochs without improvement before stopping; None: run all, keep the last state
+    monitor: str = "loss"  # on the validation split: loss or accuracy
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "patience"):
@@ -49,7 +49,7 @@ class Recipe:
                 raise unknown(name, getattr(self, name), known)
 
     def make_optimiser(self, leaves: list[Tensor]) -> Optimizer:
-        """One optimiser over all leaves; fused is 4x faster than torch's default on a CPU."""
+        """Return one optimiser over all leaves; fused is 4x faster than torch's default on a CPU."""
         if self.optimiser == "sgd":
             return SGD(leaves, self.learning_rate, self.momentum, weight_decay=self.weight_decay, fused=True)
         capturable = leaves[0].is_cuda
@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Task:
-    """One model to train. The generator is copied, so a task gives the same result whenever it is run."""
+    """One model to train. The generator is copied, so a task gives the same result in every run."""
 
     state: Params  # the start: a full state_dict
     train: Batch
@@ -67,7 +67,7 @@ class Task:
     mask: Mask | None = None
 
     def to(self, device: torch.device | str) -> Task:
-        """The same on a device."""
+        """Return the task on a device."""
         mask = None if self.mask is None else tree.to(self.mask, device)
         return replace(
             self,
@@ -80,9 +80,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained model: the best epoch's state, or the last one's where the recipe has no patience."""
+    """A trained model: the best epoch's state, or the last epoch's if the recipe has no patience."""
 
     state: Params
-    history: list[Row]  # an epoch each: epoch, train_loss, validation_loss, validation_accuracy
+    history: list[Row]  # per epoch: epoch, train_loss, validation_loss, validation_accuracy
     best_epoch: int  # from 1
-    stopped: bool  # ended by patience, before the recipe's last epoch
+    stopped: bool  # True if patience ended the training before the last epoch

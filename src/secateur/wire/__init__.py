@@ -1,12 +1,12 @@
 """Sparse updates and masks as bytes: values, and the cheapest coding of their positions.
 
-A message is b"SCTR", a version byte, the CRC-32 of all that follows, the length of the deflated table of tensors and
-that table (table.py), the positions of each tensor that needs them, the entropy coder's stream that tensors share
-(rans.py), and the values that are kept, little-endian as their bits are.
+A message begins with b"SCTR", a version byte and the CRC-32 of all later bytes. The length of the deflated table of
+tensors and that table (table.py) are next. Then follow the positions of each tensor that needs them and the entropy
+coder's stream that tensors share (rans.py). The kept values are last, bit by bit in little-endian order.
 
-The checksum is CRC-32 because it is there to find accidents: four bytes, and faster than the values are copied. It is
-no proof against a forger, and neither would a longer one be without a key, so the decoder believes nothing that it
-reads: what it allocates is bounded by the shapes that the receiver expects, and whatever does not add up is refused.
+The checksum detects accidents: CRC-32 takes four bytes, and is faster than copying the values. It does not prevent
+forgery, and neither would a longer checksum without a key. So the decoder trusts nothing that it reads. Its allocations
+are bounded by the shapes that the receiver expects, and inconsistent messages are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of a message: which tensors it holds, deflated, because names of a network's layers repeat themselves."""
+"""The table of a message: the tensors it holds, deflated because the names of a network's layers are repetitive."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ HEAD = len(MAGIC) + 1 + 4 + 4  # magic, version, checksum, length of the table
 DTYPES = (
     *(torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
-)  # a code is a place here; a bool has no values, only positions
+)  # a code is an index here; a bool has no values, only positions
 
 
 class Coding(IntEnum):
-    """How the positions of a tensor's kept entries are sent."""
+    """Codings of the positions of a tensor's kept entries."""
 
-    EVIDENT = 0  # the count says it: none or all
-    DENSE = 1  # not at all: the zeros are among the values
+    EVIDENT = 0  # implied by the count: none or all
+    DENSE = 1  # no positions: the zeros are among the values
     BITMAP = 2
-    DEFLATED = 3  # a bitmap
-    GAPS = 4  # between the entries that are fewer, kept or dropped
+    DEFLATED = 3  # a bitmap, deflated
+    GAPS = 4  # between the kept or the dropped entries, whichever are fewer
     ENTROPY = 5  # a bitmap, in the stream that tensors share
 
 
@@ -41,7 +41,7 @@ class Entry:
     shape: tuple[int, ...]
     count: int  # entries that are not 0
     coding: Coding
-    bytes: int  # of its own positions
+    bytes: int  # of the positions of this tensor
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Table:
 
 
 def item_size(dtype: torch.dtype) -> int:
-    """Bytes of one value on the wire."""
+    """Return the bytes of one value on the wire."""
     return 0 if dtype == torch.bool else dtype.itemsize
 
 
 def pack(table: Table) -> bytes:
-    """The table as deflated bytes."""
-    given = b"" if table.inside is None else table.inside.to_bytes(4, "little")
-    plain = _number(len(given)) + given + _number(table.stream) + _number(len(table.entries))
+    """Return the table as deflated bytes."""
+    checksum = b"" if table.inside is None else table.inside.to_bytes(4, "little")
+    plain = _number(len(checksum)) + checksum + _number(table.stream) + _number(len(table.entries))
     for entry in table.entries:
         name = entry.name.encode()
         head = [DTYPES.index(entry.dtype), entry.coding, len(entry.shape), *entry.shape, entry.count, entry.bytes]
@@ -70,13 +70,13 @@ def pack(table: Table) -> bytes:
 
 
 def unpack(data: bytes, shapes: Shapes) -> Table:
-    """The inverse; what it reads is bounded by the table that these shapes can have."""
+    """Return the table from deflated bytes; its size is bounded by the largest table of these shapes."""
     limit = 64 + sum(len(name.encode()) + 10 * (6 + len(shape)) for name, shape in shapes.items())
     reader = Reader(inflate(data, limit, "table"))
-    given = reader.take(reader.number())
-    if len(given) not in (0, 4):
+    checksum = reader.take(reader.number())
+    if len(checksum) not in (0, 4):
         raise WrongInput("message", "is damaged: its table has a broken checksum of the mask")
-    inside = int.from_bytes(given, "little") if given else None
+    inside = int.from_bytes(checksum, "little") if checksum else None
     stream, number = reader.number(), reader.number()
     if number > len(shapes):
         raise WrongInput("message", f"holds {number} tensors; {len(shapes)} are expected")
@@ -87,7 +87,7 @@ def unpack(data: bytes, shapes: Shapes) -> Table:
 
 
 def inflate(data: bytes, limit: int, what: str) -> bytes:
-    """Inflate at most `limit` bytes; refuse what would be more, is cut off or goes on."""
+    """Inflate at most `limit` bytes; refuse data that is longer, cut off, or followed by other bytes."""
     machine = zlib.decompressobj()
     try:
         plain = machine.decompress(data, limit + 1)
@@ -101,35 +101,35 @@ def inflate(data: bytes, limit: int, what: str) -> bytes:
 
 
 class Reader:
-    """Takes a table apart, and refuses to read past its end."""
+    """Reader of a table's bytes that refuses to read past the end."""
 
     def __init__(self, data: bytes) -> None:
         self.rest = memoryview(data)
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next `size` bytes."""
         if size > len(self.rest):
             raise WrongInput("message", "is damaged: its table is cut off")
         taken, self.rest = self.rest[:size], self.rest[size:]
         return bytes(taken)
 
     def number(self) -> int:
-        """The next number: seven bits a byte, the lowest first, the last byte below 128."""
-        found = 0
+        """Return the next number: seven bits a byte, the lowest first, the last byte below 128."""
+        value = 0
         for shift in range(0, 63, 7):
             byte = self.take(1)[0]
-            found |= (byte & 127) << shift
+            value |= (byte & 127) << shift
             if byte < 128:
-                return found
+                return value
         raise WrongInput("message", "is damaged: its table holds a number above 2^63")
 
 
 def _number(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _entry(reader: Reader, shapes: Shapes) -> Entry:
@@ -137,9 +137,9 @@ def _entry(reader: Reader, shapes: Shapes) -> Entry:
         name = reader.take(reader.number()).decode()
     except UnicodeDecodeError as error:
         raise WrongInput("message", "is damaged: a tensor's name is not UTF-8") from error
-    if name not in shapes:  # a forger's name may hold lines of its own
-        told = name if name.isprintable() else ascii(name)
-        raise WrongInput("message", f"holds {told}, which is not expected")
+    if name not in shapes:  # a forged name may contain line breaks
+        shown = name if name.isprintable() else ascii(name)
+        raise WrongInput("message", f"holds {shown}, which is not expected")
     dtype, coding, dimensions = (reader.number() for _ in range(3))
     if dtype >= len(DTYPES):
         raise WrongInput("message", f"{name} has the unknown dtype {dtype}; allowed: 0 to {len(DTYPES) - 1}")

@@ -1,7 +1,8 @@
-"""Attackers who know that an update was compressed or disturbed, and match accordingly.
+"""Adaptive attackers: they know that an update was compressed or perturbed, and change the matching accordingly.
 
-support: compare only where the update is not zero. layer: leave a defended layer out. reapply: compress the trial's
-gradient as the client did. mask: guess which entries were kept where noise filled the holes, and compare only there.
+support: compare only non-zero entries of the update. layer: leave a defended layer out. reapply: compress the trial's
+gradient as the client did. mask: estimate the kept entries of an update whose pruned entries hold noise, and compare
+only these.
 """
 
 from __future__ import annotations
@@ -21,37 +22,40 @@ Compression = Callable[[Params], Params]
 
 
 def support(observed: Params) -> Mask:
-    """Where the update is not zero (Top-k, DGP, Outpost)."""
+    """Return the mask of the non-zero entries of the update (Top-k, DGP, Outpost)."""
     return {name: value != 0 for name, value in observed.items()}
 
 
 def unpruned(view: ServerView) -> Mask | None:
-    """SGI (PriPrune, Algorithm 2): where the received weights are not zero; None of a gradient, which cannot tell."""
+    """Return the mask of the non-zero received weights (SGI: PriPrune, Algorithm 2).
+
+    Return None for a gradient, whose zeros do not show which weights were pruned.
+    """
     return support(view.update.values) if isinstance(view.update, Weights) else None
 
 
 def mask_again(view: ServerView, observed: Params) -> Mask:
-    """The entries that were kept: of weights those that are not zero; of a gradient the larger of two heaps.
+    """Return the estimated mask of the kept entries: non-zero weights, or the larger cluster of gradient magnitudes.
 
-    Noise that fills the holes of a pruned gradient is a heap of small magnitudes of its own; Otsu's threshold on
-    log|g| parts the two, tensor by tensor.
+    Noise in the pruned entries of a gradient forms a second cluster of small magnitudes. Otsu's threshold on log|g|
+    separates the two clusters in each tensor.
     """
     return unpruned(view) or {name: larger_heap(value) for name, value in observed.items()}
 
 
 def larger_heap(values: Tensor) -> Tensor:
-    """Where log|v| lies above Otsu's threshold; exact zeros are in neither heap and are dropped."""
+    """Return the mask of entries whose log|v| is above Otsu's threshold; exact zeros are never selected."""
     size = values.abs()
-    there = size > 0
-    if int(there.sum()) < 2:
-        return there
-    return there & (size > otsu(size[there].log()).exp())
+    nonzero = size > 0
+    if int(nonzero.sum()) < 2:
+        return nonzero
+    return nonzero & (size > otsu(size[nonzero].log()).exp())
 
 
 def otsu(values: Tensor) -> Tensor:
-    """The threshold that parts values into two heaps with the largest variance between them (Otsu 1979).
+    """Return the threshold that maximises the variance between the two classes of values (Otsu 1979).
 
-    It lies half-way between two neighbours of the sorted values; of values that are all equal, below them.
+    The threshold is the midpoint of two neighbours in the sorted values. If all values are equal, it is below them.
     """
     sorted_values = values.flatten().sort().values
     if bool(sorted_values[0] == sorted_values[-1]):
@@ -66,7 +70,10 @@ def otsu(values: Tensor) -> Tensor:
 
 
 def without_layer(observed: Params, layer: str) -> Params:
-    """The update less one layer's parameters; a layer may be a module of several, such as PRECODE's bottleneck."""
+    """Return the update without the parameters of one layer.
+
+    A layer may be a module with several layers inside, such as PRECODE's bottleneck.
+    """
     left = {name: value for name, value in observed.items() if layer_of(name) != layer and not _within(name, layer)}
     if len(left) == len(observed):
         raise unknown("layer", layer, sorted({layer_of(name) for name in observed}))
@@ -74,11 +81,11 @@ def without_layer(observed: Params, layer: str) -> Params:
 
 
 def defended_layer(observed: Params, net: nn.Module, classes: int) -> str:
-    """What draws noise together with the layer behind it, as all see who know the network; else the emptiest layer.
+    """Return the name of the layer that the defense changed most: a noisy module, else the layer with the most zeros.
 
-    The gradients of PRECODE's bottleneck and of the classifier behind it are products of its noise (Scheliga et al.
-    2023 leave them out). The emptiest layer is the one whose update has the largest share of zeros; where nothing is
-    zero, the classifier.
+    The gradients of PRECODE's bottleneck and of the classifier behind it are products of the bottleneck's noise;
+    Scheliga et al. 2023 leave them out. The architecture shows which module is noisy. Without a noisy module the result
+    is the layer whose update has the largest share of zeros, or the classifier if no entry is zero.
     """
     noisy: list[str] = [name for name, module in net.named_modules() if isinstance(module, Noisy)]
     if noisy:
@@ -96,30 +103,30 @@ def _within(name: str, layer: str) -> bool:
 
 
 def layer_of(name: str) -> str:
-    """The layer that a parameter belongs to: its name less the last part."""
+    """Return the layer of a parameter: the parameter's name without its last part."""
     return name.rpartition(".")[0]
 
 
 def compression_of(observed: Params, knowledge: Knowledge) -> tuple[Compression, str]:
-    """The client's own compression where it is known, else one that is estimated from what survived."""
+    """Return the client's compression if it is known, else one estimated from the update, and a note for the result."""
     if knowledge.compression is not None:
         return knowledge.compression, "adaptive: the client's own compression is applied to the trial's gradient"
     return estimated(observed), "adaptive: a compression estimated from the update is applied to the trial's gradient"
 
 
 def estimated(observed: Params) -> Compression:
-    """Keep of each tensor as many entries as survived, those between two ranks of its own magnitudes.
+    """Return a compression that keeps, in each tensor, as many entries as the update has non-zero ones.
 
-    The update shows how many entries survived (k of n) and the smallest and the largest magnitude that did. The n - k
-    that were dropped are shared between top and bottom as the trial's own entries lie above the largest and below the
-    smallest.
+    The update shows how many entries survived (k of n), and their smallest and largest magnitude. The n - k dropped
+    entries are split between the top and the bottom ranks of the trial's magnitudes. The split is proportional to the
+    numbers of trial entries above the largest and below the smallest surviving magnitude.
     """
-    seen = {name: (int((v != 0).sum()), *_range(v)) for name, v in observed.items()}
+    survivors = {name: (int((v != 0).sum()), *_range(v)) for name, v in observed.items()}
 
     def compress(gradient: Params) -> Params:
         kept = {}
         for name, value in gradient.items():
-            count, low, high = seen[name]
+            count, low, high = survivors[name]
             kept[name] = torch.where(between_ranks(value.abs(), count, low, high), value, 0)
         return kept
 
@@ -132,7 +139,10 @@ def _range(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def between_ranks(size: Tensor, count: int, low: Tensor, high: Tensor) -> Tensor:
-    """Which `count` entries stay when the others are dropped from the bottom and the top, ties by position."""
+    """Return the mask of the `count` entries that remain after ranks are dropped from the bottom and the top.
+
+    Ties are broken by position.
+    """
     flat = size.detach().flatten()
     dropped = flat.numel() - count
     below, above = (flat < low).sum(), (flat > high).sum()

@@ -1,4 +1,4 @@
-"""GGL: the search goes through a generator, so whatever is found looks like a picture of the right kind."""
+"""GGL: search in the latent space of a generator, so that every reconstruction is a picture of the right kind."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ DEMO = {"iterations": 50, "population": 16}
 class GGL(GradientMatching):
     """GGL (Li et al. 2022) in DGP (AAAI 2024, Fig. 5): min_z ||g(G(z, y)) - g*||^2 + .1 KL(z), labels by iDLG's rule.
 
-    By CMA-ES from N(0, I), 500 rounds of 50 candidates, of which the best ever seen is taken; or by the gradient, Adam
-    at .1 from z ~ N(0, I). KL(z) = (m^2 + s^2 - 1 - ln s^2) / 2, of N(m, s^2) to N(0, 1), with the mean m and the
-    variance s^2 of z's 128 entries. Trials are judged by the whole objective.
+    The search is CMA-ES from N(0, I) with 500 rounds of 50 candidates, and returns the best candidate of all rounds.
+    With search=gradient it is Adam at .1 from z ~ N(0, I). KL(z) = (m^2 + s^2 - 1 - ln s^2) / 2 is the divergence of
+    N(m, s^2) from N(0, 1), with the mean m and the variance s^2 of z's 128 entries. The best trial is the one with the
+    lowest full objective.
     """
 
     iterations: int = 500
     distance: Distance = "euclidean"
     search: Literal["cma", "gradient"] = "cma"
-    population: int = 50  # of cma
-    sigma: float = 1.0  # cma's first step size
+    population: int = 50  # of search=cma
+    sigma: float = 1.0  # initial step size of search=cma
     kl: float = 0.1
-    generator: str | None = None  # the attacker's own (z, y) -> pictures, module:function; None: Knowledge.generator
+    generator: str | None = None  # module:function of the attacker's (z, y) -> pictures; None: Knowledge.generator
 
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
-        """Refuse what cannot be matched, labels that are not had beforehand, and a generator that does not fit."""
+        """Refuse updates that cannot be matched, labels not known in advance, and generators of a wrong shape."""
         if self.labels == "joint" and knowledge.labels is None:
             raise WrongInput("labels", "ggl's generator needs them first; take idlg, bias, gi, counts or oracle")
         for name in ("group", "noise"):
@@ -70,23 +71,25 @@ class GGL(GradientMatching):
         check_generator(self.pictures(knowledge, like), knowledge.input_shape, like, self.search == "gradient")
 
     def trials(self, aims: Sequence[Aim], seeds: Sequence[int], knowledge: Knowledge) -> Latents:
-        """The stacked trials; what they move are latents (B, 128)."""
+        """Return the stacked trials; their variables are latents (B, 128)."""
         like = next(iter(aims[0].observed[0].values()))
         pictures = self.pictures(knowledge, like)
-        engine = self.engine if self.search == "gradient" else "plain"  # which prepares nothing
+        # CMA-ES does not use the engine; the plain one needs no preparation.
+        engine = self.engine if self.search == "gradient" else "plain"
         trials = GradientMatching.trials(replace(self, engine=engine), aims, seeds, knowledge)
-        given = {field.name: getattr(trials, field.name) for field in fields(trials)}
-        given |= {"shape": (knowledge.batch_size, LATENT), "box": None, "pictures": pictures}
+        arguments = {field.name: getattr(trials, field.name) for field in fields(trials)}
+        arguments |= {"shape": (knowledge.batch_size, LATENT), "box": None, "pictures": pictures}
         if self.search == "cma":
             losses = self.losses(aims, knowledge, pictures)
-            return Evolution(**given, losses=losses, population=self.population, sigma=self.sigma)
-        weights = [self.kl, *[0.0] * (len(trials.evaluate) - 1)]  # once, however many rounds are matched
+            return Evolution(**arguments, losses=losses, population=self.population, sigma=self.sigma)
+        # The KL term counts once, for any number of matched rounds.
+        weights = [self.kl, *[0.0] * (len(trials.evaluate) - 1)]
         pairs = zip(trials.evaluate, weights, strict=True)
-        given["evaluate"] = [through_generator(evaluate, pictures, kl) for evaluate, kl in pairs]
-        return Latents(**given)
+        arguments["evaluate"] = [through_generator(evaluate, pictures, kl) for evaluate, kl in pairs]
+        return Latents(**arguments)
 
     def losses(self, aims: Sequence[Aim], knowledge: Knowledge, pictures: Pictures) -> Losses:
-        """The whole objective of candidate latents (N, population, B, 128)."""
+        """Return the function that evaluates the full objective of candidate latents (N, population, B, 128)."""
         known = [aim.labels for aim in aims if aim.labels is not None]
         labels = torch.stack(known).repeat_interleave(self.restarts, 0)
         rounds = [
@@ -96,22 +99,22 @@ class GGL(GradientMatching):
 
         @torch.no_grad()
         def losses(latents: Tensor) -> Tensor:
-            made = pictures(latents, labels[:, None].expand(latents.shape[:-1]))
-            return sum_of([one(made) for one in rounds]) + self.kl * divergence(latents)
+            candidates = pictures(latents, labels[:, None].expand(latents.shape[:-1]))
+            return sum_of([round_loss(candidates) for round_loss in rounds]) + self.kl * divergence(latents)
 
         return losses
 
     def best(self, trials: Trials, state: Params, aim: Aim, place: int) -> Reconstruction:
-        """The picture of the best latent."""
+        """Return the picture of the best latent."""
         assert isinstance(trials, Latents)
-        found = super().best(trials, state, aim, place)
-        latents, labels = found.batch
-        return replace(found, batch=Batch(trials.pictures(latents, labels), labels))
+        reconstruction = super().best(trials, state, aim, place)
+        latents, labels = reconstruction.batch
+        return replace(reconstruction, batch=Batch(trials.pictures(latents, labels), labels))
 
     def pictures(self, knowledge: Knowledge, like: Tensor) -> Pictures:
-        """The attacker's generator, on the device of the update."""
-        given = knowledge.generator if self.generator is None else users_own("generator", self.generator)
-        if given is None:
-            ways = "let `secateur invert` train it, or give your own: generator=... or ggl:generator=module:function"
-            raise WrongInput("generator", f"ggl needs one; {ways}")
-        return pictures_by(given, like)
+        """Return the attacker's generator, on the device of the update."""
+        generator = knowledge.generator if self.generator is None else users_own("generator", self.generator)
+        if generator is None:
+            choices = "let `secateur invert` train it, or give your own: generator=... or ggl:generator=module:function"
+            raise WrongInput("generator", f"ggl needs one; {choices}")
+        return pictures_by(generator, like)

@@ -1,4 +1,4 @@
-"""GI: two attacks of one name. GradInversion, as its authors and DGP ran it; and PriPrune's, which is Geiping's."""
+"""GI: two attacks with one name. DGP's GI is GradInversion (Yin et al.); PriPrune's GI is IG (Geiping et al.)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DEMO = {"iterations": 150}
 class GI(GradientMatching):
     """GI, GradInversion (Yin et al. 2021; in DGP, AAAI 2024): Euclidean, with BatchNorm and group consistency.
 
-    a_G ||g - g*||^2 + a_TV TV + a_l2 ||x||^2 + a_BN R_BN + a_group ||x - consensus||^2; Adam rate .1, 50 steps of
-    warm-up, cosine decay, noise .2 on the pixels, 8 seeds whose mean is the consensus (pictures are not registered).
-    a_G is in none of our sources; 1 leaves the distance as it is.
+    The objective is a_G ||g - g*||^2 + a_TV TV + a_l2 ||x||^2 + a_BN R_BN + a_group ||x - consensus||^2. The optimiser
+    is Adam at rate .1 with 50 steps of warm-up, cosine decay and noise .2 on the pixels. The consensus is the mean of 8
+    seeds; pictures are not registered. None of our sources states a_G; the default 1 does not scale the distance.
     """
 
     iterations: int = 20_000
@@ -46,7 +46,7 @@ class GI(GradientMatching):
 class GIDGPPaper(GI):
     """GI (Yin et al. 2021) as the paper DGP (AAAI 2024) runs it: Euclidean, Adam rate .1, 2500 iterations, one seed.
 
-    What the paper leaves open is as in its authors' code: signed, a_BN .01, noise .02; a_G is 1.
+    Settings that the paper does not state follow its authors' code: signed, a_BN .01, noise .02. a_G is 1.
     """
 
     iterations: int = 2500

@@ -1,6 +1,6 @@
-"""IG: Inverting Gradients, with the numbers of each source that ran it.
+"""IG: Inverting Gradients, with the settings of each source that ran it.
 
-a_TV (`tv`) and the iterations differ by source, and results by both; every result carries them.
+a_TV (`tv`) and the number of iterations differ between sources, and results depend on both. Every result records them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ DEMO = {"iterations": 150}
 class IG(GradientMatching):
     """IG (Geiping et al. 2020) as the paper DGP (AAAI 2024) runs it: cosine and TV, signed Adam, 2500 iterations.
 
-    1 - <g, g*> / (|g| |g*|) + a_TV TV(x); rate .1, x0.1 at 3/8, 5/8 and 7/8; pictures stay valid. DGP states no a_TV
-    and follows ATS (Gao et al. 2021), so the default is ATS's 1e-4.
+    The objective is 1 - <g, g*> / (|g| |g*|) + a_TV TV(x). The rate is .1, times 0.1 at 3/8, 5/8 and 7/8 of the
+    iterations; pictures are clamped to the valid range. DGP states no a_TV and follows ATS (Gao et al. 2021), so the
+    default is ATS's 1e-4.
     """
 
     iterations: int = 2500

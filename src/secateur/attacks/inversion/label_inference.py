@@ -1,7 +1,8 @@
-"""The labels of an update, recovered on their own: before any picture, or together with it.
+"""Label inference from an update, before the pictures are reconstructed.
 
-All rules but `joint` and `oracle` read the last layer's gradient: for cross-entropy dL/dz is p - onehot(y), so it is
-negative at the labels alone, the bias gradient is its mean over the batch, and dW is its product with the features.
+All rules except `joint` and `oracle` read the gradient of the last layer. For cross-entropy dL/dz is p - onehot(y),
+which is negative only at the labels. The bias gradient is its mean over the batch, and dW is its product with the
+features. With `joint` labels are optimised together with the pictures.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ Rule = Literal["idlg", "bias", "gi", "counts", "joint", "oracle"]
 
 
 def infer(rule: Rule, observed: Params, knowledge: Knowledge, target: int = 0) -> tuple[Tensor | None, str | None]:
-    """The labels (B,) of one target and what a reader must know of them; None where they are optimised (joint).
+    """Return the labels (B,) of one target and a note about their source; the labels are None for `joint`.
 
-    Labels that the attacker was given (`Knowledge.labels`) are taken, whatever the rule.
+    Labels that the attacker knows (`Knowledge.labels`) are used with every rule.
     """
     if knowledge.labels is not None:
         if knowledge.labels.ndim != 2 or knowledge.labels.shape[1] != knowledge.batch_size:
@@ -44,7 +45,7 @@ def infer(rule: Rule, observed: Params, knowledge: Knowledge, target: int = 0) -
 
 
 def last_layer(observed: Params, knowledge: Knowledge) -> tuple[Tensor, Tensor | None]:
-    """The gradient of the classifier's weight (K, D) and of its bias (K,), if it has one."""
+    """Return the gradient of the classifier's weight (K, D) and of its bias (K,), None without a bias."""
     name = classifier(knowledge.net, knowledge.classes)
     prefix = f"{name}." if name else ""
     if f"{prefix}weight" not in observed:
@@ -54,10 +55,11 @@ def last_layer(observed: Params, knowledge: Knowledge) -> tuple[Tensor, Tensor |
 
 
 def _by_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, str]:
-    """iDLG: the class whose row of dW sums lowest; exact for one example whose features are all non-negative.
+    """Return the class whose row of dW has the lowest sum (iDLG): exact for one example with non-negative features.
 
-    Features of both signs show in rows of both signs. Then the bias decides; where there is none, or a zero in it shows
-    that it was pruned, the row that points away from all others (dW_y . dW_c <= 0 for every other c).
+    Rows with entries of both signs show features of both signs; then the bias gradient decides. Without a bias, or if
+    a zero in its gradient shows that it was pruned, the label is the row that points away from all others:
+    dW_y . dW_c <= 0 for every other c.
     """
     one_sign = bool((((weight >= 0).all(1)) | ((weight <= 0).all(1))).all())
     if one_sign:
@@ -71,9 +73,9 @@ def _by_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, str]:
 
 
 def _by_bias(weight: Tensor, bias: Tensor | None, knowledge: Knowledge) -> tuple[Tensor, str]:
-    """The negative entries of the bias gradient; exact for one example.
+    """Return the classes with negative bias gradients: exact for one example.
 
-    A class may be there more than once, so what is left of B is shared out by `counts`.
+    A class can occur more than once in a batch, so larger batches use `counts`.
     """
     if bias is None:
         raise WrongInput("labels", "the rule bias needs a last layer that has a bias; take idlg or joint")
@@ -83,42 +85,43 @@ def _by_bias(weight: Tensor, bias: Tensor | None, knowledge: Knowledge) -> tuple
 
 
 def _by_smallest(weight: Tensor, knowledge: Knowledge) -> tuple[Tensor, str]:
-    """GI (Yin et al. 2021, Eq. 7): the B classes with the smallest min_j dW[c, j]. It cannot say a class twice."""
+    """Return the B classes with the smallest min_j dW[c, j] (GI, Yin et al. 2021, Eq. 7); no class occurs twice."""
     size = min(knowledge.batch_size, knowledge.classes)
-    found = weight.amin(1).topk(size, largest=False).indices.sort().values
+    labels = weight.amin(1).topk(size, largest=False).indices.sort().values
     missing = knowledge.batch_size - size
-    found = torch.cat([found, found[:1].expand(missing)])
-    return found, "labels: GI's rule (never finds a class twice)" if knowledge.batch_size > 1 else "labels: GI's rule"
+    labels = torch.cat([labels, labels[:1].expand(missing)])
+    return labels, "labels: GI's rule (never finds a class twice)" if knowledge.batch_size > 1 else "labels: GI's rule"
 
 
 def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
-    """Labels with repetition, (B,) in ascending order, from how negative each class is.
+    """Return labels with repetition, (B,) in ascending order, from the negative evidence of each class.
 
-    The lowest class is taken, one example's part is added to it, and so on B times. With a bias the evidence is
-    dL/db = mean p - n_c / B, so one example's part is 1 / B: exact where the mean probabilities of any two classes
-    differ by less than 1 / B. Without one, or where it was pruned, the evidence is dW along its main direction, and
-    the part is estimated from the classes that must be absent, for which it is mean p, taken as 1 / K.
+    B times the class with the lowest evidence is selected, and the part of one example is added to its evidence. With
+    a bias the evidence is dL/db = mean p - n_c / B, and the part of one example is 1 / B. This is exact if the mean
+    probabilities of any two classes differ by less than 1 / B. Without a bias, or if it was pruned, the evidence is dW
+    along its main direction. The part is then estimated from the classes that must be absent: their evidence is
+    mean p, taken as 1 / K.
     """
     classes = weight.shape[0]
-    if bias is not None and bool(bias.all()):  # a zero among them is the trace of pruning
+    if bias is not None and bool(bias.all()):  # a zero entry shows that the bias was pruned
         evidence, part = bias.clone(), bias.new_tensor(1 / size)
     else:
         evidence = _along_features(weight, bias)
         absent = evidence.topk(max(1, classes - size)).values.mean()
         part = torch.maximum(absent * classes, -evidence.min()) / size
-    found = []
+    labels = []
     for _ in range(size):
         lowest = evidence.argmin()
-        found.append(lowest)
+        labels.append(lowest)
         evidence[lowest] += part
-    return torch.stack(found).sort().values
+    return torch.stack(labels).sort().values
 
 
 def _along_features(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(K,): dW along its main direction, turned so that labels are negative.
+    """Return dW along its main direction, (K,), with the sign that makes the labels negative.
 
-    Which way that is says what is left of the bias gradient, else features that are nearly all of one sign (they are
-    then non-negative), else that few classes are labels and so lie furthest from zero.
+    The sign comes from the remaining bias gradient, if any entry is left. Otherwise features that are nearly all of one
+    sign are taken as non-negative. Otherwise the few classes that are labels are taken to be furthest from zero.
     """
     main = torch.linalg.svd(weight, full_matrices=False).Vh[0]
     evidence: Tensor = weight @ main
@@ -131,7 +134,7 @@ def _along_features(weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def labels_right(found: Tensor, truth: Tensor) -> int:
-    """How many of the true labels were found, each as often as it is there: the overlap of multisets.
+    """Return the number of correct labels: the size of the intersection of the two multisets.
 
     Example:
         >>> labels_right(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))

@@ -1,7 +1,7 @@
-"""Gradient matching as a problem: many trials, what was observed for each, and how a trial is compared with it.
+"""Gradient matching as a problem: N trials, the observed update of each, and the comparison of the two.
 
-Every engine answers the same question, `Evaluate`: the objective of N stacked trials and its gradient by what is
-optimised. An objective is written once, for tensors with any leading axes, so it serves one trial and N of them.
+Every engine implements `Evaluate`: the objective of N stacked trials and its gradient with respect to the variables.
+An objective accepts tensors with any leading axes, so the same code evaluates one trial or N.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from secateur.functional import evaluated
 from secateur.gpu.gradient_products import products
 from secateur.interfaces import Loss, Mask, Params
 
-Variables = Params  # what is optimised, N first: "inputs" (N, B, C, H, W) and, if they are too, "labels" (N, B, K)
+# The optimised tensors, N first: "inputs" (N, B, C, H, W) and, if labels are optimised too, "labels" (N, B, K).
+Variables = Params
 
 
 class Compared(NamedTuple):
-    """How the gradient of a trial lies to the observed one, over all matched entries; (...,) each."""
+    """Inner products of a trial's gradient g and the observed one g* over all matched entries; tensors are (...,)."""
 
     dot: Tensor  # <g, g*>
     trial: Tensor  # |g|^2
     observed: Tensor  # |g*|^2
-    gap: Tensor | None  # |g - g*|^2; None where the objective does not need it
-    statistics: Sequence[tuple[Tensor, Tensor]]  # mean and variance (..., C) of every BatchNorm's input, if wanted
+    gap: Tensor | None  # |g - g*|^2; None if the objective does not need it
+    statistics: Sequence[tuple[Tensor, Tensor]]  # mean and variance (..., C) of every BatchNorm's input, or empty
 
 
 class Objective(Protocol):
-    """What is minimised. Works entry by entry over any leading axes."""
+    """Objective function that is minimised; it works independently over any leading axes."""
 
     @property
     def needs_gap(self) -> bool:
-        """Whether it asks for |g - g*|^2 itself: near the end float32 cannot have it from the other three."""
+        """True if the objective needs |g - g*|^2; near the optimum float32 cannot derive it from the other products."""
         ...
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether it asks for the statistics of what BatchNorms are given."""
+        """True if the objective needs the statistics of the BatchNorm inputs."""
         ...
 
     def __call__(self, compared: Compared, variables: Variables, fixed: Params) -> tuple[Tensor, Tensor]:
-        """(...,) the whole, and the part that compares gradients, by which trials are judged.
+        """Return the total (...,) and its gradient-matching part (...,), which ranks the trials.
 
-        `fixed` holds what does not change within a step, e.g. the consensus of the seeds.
+        `fixed` holds tensors that are constant within a step, e.g. the consensus of the seeds.
         """
         ...
 
@@ -56,32 +57,32 @@ class Objective(Protocol):
 class Problem:
     """N trials of gradient matching on one network."""
 
-    net: nn.Module  # as `structure` gives it
-    sent: Params  # parameters and buffers, of all trials; with N first where `own_weights`
-    observed: Params  # (N, ...) by the names that are matched; a name that is missing is left out of the matching
+    net: nn.Module  # as returned by `structure`
+    sent: Params  # parameters and buffers, shared by all trials; N first if `own_weights`
+    observed: Params  # (N, ...) by parameter name; a name that is absent is not matched
     mask: Mask | None = None  # (N, ...): the entries of a trial's gradient that are compared; None: all
     own_weights: bool = False  # every trial has its own `sent`
     loss: Loss = nn.functional.cross_entropy
-    steps: int = 1  # local steps that are unrolled; observed is then (sent - received) / learning_rate
+    steps: int = 1  # unrolled local steps; observed is then (sent - received) / learning_rate
     learning_rate: float = 0.0
     step_batch: int | None = None
-    compression: Callable[[Params], Params] | None = None  # applied to the trial's gradient before it is compared
+    compression: Callable[[Params], Params] | None = None  # applied to the trial's gradient before the comparison
 
     @property
     def trials(self) -> int:
-        """N."""
+        """Number of trials, N."""
         return next(iter(self.observed.values())).shape[0]
 
     def take(self, rows: Tensor) -> Problem:
-        """Some of the trials."""
-        own = {name: value[rows] for name, value in self.sent.items()} if self.own_weights else self.sent
+        """Return the problem of the trials `rows`."""
+        sent = {name: value[rows] for name, value in self.sent.items()} if self.own_weights else self.sent
         mask = None if self.mask is None else {name: value[rows] for name, value in self.mask.items()}
         observed = {name: value[rows] for name, value in self.observed.items()}
-        return replace(self, sent=own, mask=mask, observed=observed)
+        return replace(self, sent=sent, mask=mask, observed=observed)
 
 
 class Evaluated(NamedTuple):
-    """One evaluation of N trials."""
+    """Evaluation of N trials: objective, matching loss and gradient."""
 
     total: Tensor  # (N,)
     matching: Tensor  # (N,)
@@ -93,21 +94,21 @@ Engine = Callable[[Problem, Objective], Evaluate]
 
 
 def structure(net: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
-    """A copy of `net` that draws nothing and keeps no running statistics; nothing of the sent model can change."""
+    """Return a deterministic copy of `net` without updates of running statistics; the sent model cannot change."""
     return evaluated(copy.deepcopy(net), batchnorm)
 
 
 def compared(
     problem: Problem, gradient: Mapping[str, Tensor], observed: Params, mask: Mask | None, needs_gap: bool = True
 ) -> Compared:
-    """Compare one trial's gradient, given whole, with what was observed for it (no leading axis)."""
+    """Compare the full gradient of one trial with its observed update (no leading axis)."""
     shown = dict(gradient) if problem.compression is None else problem.compression(dict(gradient))
     zero = next(iter(observed.values())).new_zeros(())
     dot, trial, target, gap = zero, zero, zero, zero if needs_gap else None
     for name, aim in observed.items():
         inside = None if mask is None else mask.get(name)
-        found = products(shown[name], aim, inside)
-        dot, trial, target = dot + found[0], trial + found[1], target + found[2]
+        terms = products(shown[name], aim, inside)
+        dot, trial, target = dot + terms[0], trial + terms[1], target + terms[2]
         if gap is not None:
             value = shown[name] if inside is None else shown[name] * inside
             gap = gap + (value - aim).square().sum()
@@ -115,22 +116,22 @@ def compared(
 
 
 class BatchNormInputs:
-    """Notes mean and variance of what every BatchNorm is given, while it is entered."""
+    """Context that records the mean and variance of the input of every BatchNorm."""
 
     def __init__(self, net: nn.Module, wanted: bool) -> None:
         self.modules = [module for module in net.modules() if isinstance(module, _BatchNorm)] if wanted else []
-        self.found: list[tuple[Tensor, Tensor]] = []
+        self.statistics: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> list[tuple[Tensor, Tensor]]:
-        self.found = []
-        self._hooks = [module.register_forward_pre_hook(self._note) for module in self.modules]
-        return self.found
+        self.statistics = []
+        self._hooks = [module.register_forward_pre_hook(self._record) for module in self.modules]
+        return self.statistics
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0]
         dims = [0, *range(2, x.ndim)]
-        self.found.append((x.mean(dims), x.var(dims, unbiased=False)))
+        self.statistics.append((x.mean(dims), x.var(dims, unbiased=False)))

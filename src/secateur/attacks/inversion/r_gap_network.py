@@ -1,4 +1,4 @@
-"""A network as the plain chain that R-GAP walks back: linear maps, each with an activation that can be undone."""
+"""Network as the chain of layers that R-GAP inverts: linear maps, each followed by an invertible activation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secateur.errors import WrongInput
 from secateur.functional import Noisy
 from secateur.interfaces import Knowledge, Params
 
-EDGE = 1e-15  # how near to the end of its range an activation is undone: perturbed updates point beyond it
+EDGE = 1e-15  # distance from the end of an activation's range: perturbed updates lead beyond the range
 
 
 def _unsoftplus(module: nn.Softplus, y: Tensor) -> Tensor:
@@ -44,12 +44,12 @@ ALLOWED = "Conv2d without bias, Linear, Flatten, LeakyReLU, ELU, Sigmoid, Tanh, 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One linear map of the chain and the activation after it; a Linear is a convolution of a picture of one pixel."""
+    """Linear map of the chain and the activation after it; a Linear is a convolution of a picture of one pixel."""
 
     name: str
     weight: Tensor  # (O, C, h, w)
-    bias: Tensor | None  # (O,); of a Linear only
-    shape: tuple[int, int, int]  # (C, H, W) of its input
+    bias: Tensor | None  # (O,); only for a Linear
+    shape: tuple[int, int, int]  # (C, H, W) of the input
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
@@ -57,7 +57,7 @@ class Layer:
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
-        """(O, H', W')."""
+        """Shape of the output, (O, H', W')."""
         geometry = zip(self.shape[1:], self.weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
         height, width = (
             (size + 2 * pad - by * (window - 1) - 1) // step + 1 for size, window, step, pad, by in geometry
@@ -65,18 +65,20 @@ class Layer:
         return self.weight.shape[0], height, width
 
     def undo(self, y: Tensor) -> Tensor:
-        """What the activation was given, where it gave y."""
+        """Return the input of the activation for its output y."""
         return INVERSES[type(self.activation)](self.activation, y)
 
     def slope(self, z: Tensor) -> Tensor:
-        """The activation's derivative."""
+        """Return the derivative of the activation at z."""
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
-            return torch.autograd.grad(self.activation(leaf.clone()).sum(), leaf)[0]  # a copy: it may work in place
+            return torch.autograd.grad(self.activation(leaf.clone()).sum(), leaf)[
+                0
+            ]  # a copy: the activation may work in place
 
 
 class Step(NamedTuple):
-    """One call of a module without children."""
+    """Call of a module without children: its input `given` and its output `gave`."""
 
     name: str
     module: nn.Module
@@ -85,7 +87,7 @@ class Step(NamedTuple):
 
 
 def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
-    """The layers in the order of the forward pass, in float64; refuses a network that is no such chain."""
+    """Return the layers in the order of the forward pass, in float64; refuse a network that is no such chain."""
     values = {name: value.double() if value.is_floating_point() else value for name, value in sent.items()}
     if noisy := [name for name, module in knowledge.net.named_modules() if isinstance(module, Noisy)]:
         raise _refused(f"{noisy[0]} is a sample of noise that the attacker does not have (precode)")
@@ -113,19 +115,19 @@ def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
 
 
 def _traced(knowledge: Knowledge, values: Params) -> tuple[list[Step], Tensor, Tensor]:
-    """Every step of a forward pass of noise in its order, the noise, and the output."""
+    """Return all module calls of a forward pass of noise in order, the noise, and the output."""
     device = next(iter(values.values())).device
     net = structure(knowledge.net, knowledge.batchnorm).to(device)
     probe = torch.randn(2, *knowledge.input_shape, generator=Generator().manual_seed(0), dtype=torch.double).to(device)
-    given: dict[nn.Module, Tensor] = {}
+    module_inputs: dict[nn.Module, Tensor] = {}
     steps: list[Step] = []
     names = {module: name for name, module in net.named_modules() if not list(module.children())}
 
     def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        given[module] = inputs[0].clone()  # a copy: activations may work in place
+        module_inputs[module] = inputs[0].clone()  # a copy: activations may work in place
 
     def leave(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        steps.append(Step(names[module], module, given[module], output.clone()))
+        steps.append(Step(names[module], module, module_inputs[module], output.clone()))
 
     hooks = [hook for m in names for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))]
     with torch.no_grad():
@@ -160,7 +162,7 @@ def _refused_convolution(module: nn.Conv2d) -> str | None:
 
 
 def _require_same(name: str, given: Tensor, before: Tensor) -> None:
-    """Between two modules a picture may change its shape and nothing else: a skip, a product or a pool shows here."""
+    """Refuse a module whose input differs from the output before it, except in shape: a skip, a product or a pool."""
     if given.numel() != before.numel() or not torch.equal(given.flatten(), before.flatten()):
         raise _refused(f"{name} is not what the module before it gave; skips cannot be undone")
 

@@ -1,13 +1,16 @@
-"""R-GAP's linear system: what a convolution was given, from what it gave and from the gradient of its weights.
+"""R-GAP's linear system: the input of a convolution from its output and the gradient of its weights.
 
-W x = z are the weight rows, sum_p k_p x_(p + offset) = gradient the gradient rows; padding is zero and left out of the
-unknowns, which is what padding rows say. The system of a 3 x 32 x 32 picture has 3072 unknowns and a structure: the
-gradient rows are the same for every channel, so its Gram matrix is I (x) G^T G + W^T W, and W^T W is the same for every
-picture. Both kinds of rows are weighed to the same norm, since gradients are often thousands of times smaller: CNN6's
-worst layer then has a condition number of 50 and not of 2500, and Cholesky's factor with two rounds of refinement on
-the rows themselves is as exact as an orthogonal factorisation, ten times faster, and the same on a GPU. Where rank is
-missing the eigenvectors give the shortest solution. An attacker may leave rows out whose right-hand side was dropped
-from the update (`Read`); each channel then has gradient rows of its own.
+The weight rows are W x = z, the gradient rows sum_p k_p x_(p + offset) = gradient. Padding is zero and not among the
+unknowns, which replaces R-GAP's padding rows. The system of a 3 x 32 x 32 picture has 3072 unknowns. The gradient rows
+are the same for every channel, so the Gram matrix is I (x) G^T G + W^T W. W^T W is the same for every picture.
+
+Both kinds of rows are scaled to the same norm, since gradients are often thousands of times smaller. CNN6's worst layer
+then has a condition number of 50 instead of 2500. A Cholesky factor with two rounds of refinement on the rows is then
+as exact as an orthogonal factorisation. It is ten times faster, and the same on a GPU. If rank is missing, the
+eigenvectors give the shortest solution.
+
+An attacker may leave out rows whose right-hand side was dropped from the update (`Read`). The gradient rows then differ
+between channels.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ from torch.nn.grad import conv2d_input
 
 from secateur.attacks.inversion.r_gap_network import Layer
 
-NOTHING = 1e-11  # of the largest eigenvalue; singular values below its root, 3e-6, count as missing rank
-LANCZOS = 20  # steps for each end of the spectrum
-ROUNDS = 20  # of refinement at most; a well-conditioned layer takes three
+NOTHING = 1e-11  # share of the largest eigenvalue; singular values below its root, 3e-6, count as missing rank
+LANCZOS = 20  # steps at each end of the spectrum
+ROUNDS = 20  # largest number of refinements; a well-conditioned layer takes three
 
 
 Apply = Callable[[Tensor], Tensor]
 
 
 class Read(NamedTuple):
-    """Which rows are equations; None: all of them."""
+    """Masks of the rows that are used as equations; None: all rows."""
 
     z: Tensor | None = None  # (O, H', W') bool: weight rows
     gradient: Tensor | None = None  # (O, C h w) bool
@@ -43,17 +46,17 @@ EVERY = Read()
 
 
 class Solved(NamedTuple):
-    """The least-squares solution and how far to trust it."""
+    """Least-squares solution with its residual, rank and condition number."""
 
     x: Tensor  # (C, H, W)
     residual: float  # |A x - b| / |b|
     rank: int
-    condition: float  # largest over smallest singular value that counts
+    condition: float  # largest over smallest singular value of the numerical rank
 
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """The rows of one layer; the gradient rows are multiplied by `weigh`."""
+    """Linear system A x = b of one layer; the gradient rows are multiplied by `weigh`."""
 
     layer: Layer
     k: Tensor  # (O, H', W'): dL/dz
@@ -61,14 +64,14 @@ class System:
     read: Read = EVERY
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A x: the weight rows (O, H', W') and the gradient rows (O, C h w)."""
+        """Return A x: the weight rows (O, H', W') and the gradient rows (O, C h w)."""
         layer = self.layer
         z = conv2d(x[None], layer.weight, None, layer.stride, layer.padding, layer.dilation)[0]
         gradient = self.weigh * (self.k.flatten(1) @ self._patches(x[None])[0].T)
         return only(z, self.read.z), only(gradient, self.read.gradient)
 
     def back(self, z: Tensor, gradient: Tensor) -> Tensor:
-        """A^T of both kinds of rows, (C, H, W)."""
+        """Return A^T times both kinds of rows, (C, H, W)."""
         z, gradient = only(z, self.read.z), only(gradient, self.read.gradient)
         patches = self.weigh * (gradient.T @ self.k.flatten(1))
         layer = self.layer
@@ -77,7 +80,7 @@ class System:
         return back(layer, z[None])[0] + folded
 
     def gradient_gram(self) -> Tensor:
-        """G^T G by channel, (C, H W, H W); where all rows are read every channel's is the same."""
+        """Return G^T G by channel, (C, H W, H W); if all rows are read, it is the same for all channels."""
         (channels, *sides), rows = self.layer.shape, self.read.gradient
         pixels = sides[0] * sides[1]
         single = torch.eye(pixels, dtype=self.k.dtype, device=self.k.device).view(pixels, 1, *sides)
@@ -85,9 +88,9 @@ class System:
         if rows is None:
             flat = g.flatten(1)
             return (flat @ flat.T).expand(channels, -1, -1)
-        each = rows.view(len(self.k), channels, -1).permute(1, 2, 0)  # (C, h w, O)
-        read = ((g * one).flatten(1) for one in each)
-        return torch.stack([one @ one.T for one in read])
+        masks = rows.view(len(self.k), channels, -1).permute(1, 2, 0)  # (C, h w, O)
+        read = ((g * mask).flatten(1) for mask in masks)
+        return torch.stack([part @ part.T for part in read])
 
     def _patches(self, x: Tensor) -> Tensor:
         layer = self.layer
@@ -95,19 +98,19 @@ class System:
 
 
 def only(values: Tensor, read: Tensor | None) -> Tensor:
-    """The values of the rows that are read, 0 elsewhere."""
+    """Return the values of the rows that are read, and 0 elsewhere."""
     return values if read is None else torch.where(read, values, 0)
 
 
 def back(layer: Layer, z: Tensor) -> Tensor:
-    """W^T z of a batch, (N, C, H, W)."""
+    """Return W^T z of a batch, (N, C, H, W)."""
     shape, geometry = (len(z), *layer.shape), (layer.stride, layer.padding, layer.dilation)
     x: Tensor = conv2d_input(shape, layer.weight, z, *geometry)  # type: ignore[no-untyped-call]
     return x
 
 
 def weight_gram(layer: Layer, read: Tensor | None = None) -> Tensor:
-    """W^T W, (unknowns, unknowns), of the weight rows that are read: all of them are the same for every picture."""
+    """Return W^T W, (unknowns, unknowns), of the weight rows that are read; without `read` it fits every picture."""
     size = layer.shape[0] * layer.shape[1] * layer.shape[2]
     single = torch.eye(size, dtype=layer.weight.dtype, device=layer.weight.device).view(size, *layer.shape)
     if layer.shape[1:] == (1, 1):
@@ -118,17 +121,17 @@ def weight_gram(layer: Layer, read: Tensor | None = None) -> Tensor:
 
 
 def solve(layer: Layer, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor, read: Read = EVERY) -> Solved:
-    """What the layer was given, by least squares; of the solutions that fit equally the shortest.
+    """Return the least-squares input of the layer; among equally good solutions the shortest.
 
     `z` (O, H', W') and `gradient` (O, C h w) are the right-hand sides, `gram` is the layer's `weight_gram`.
     """
-    own = System(layer, k, read=read).gradient_gram()
-    ratio = float(gram.diagonal().sum() / own.diagonal(dim1=1, dim2=2).sum())
+    gradient_gram = System(layer, k, read=read).gradient_gram()
+    ratio = float(gram.diagonal().sum() / gradient_gram.diagonal(dim1=1, dim2=2).sum())
     squared = ratio if math.isfinite(ratio) and ratio > 0 else 1.0
     system = System(layer, k, math.sqrt(squared), read)
-    channels, pixels = own.shape[:2]
+    channels, pixels = gradient_gram.shape[:2]
     full = gram.clone().view(channels, pixels, channels, pixels)
-    full.diagonal(dim1=0, dim2=2).add_(squared * own.permute(1, 2, 0))
+    full.diagonal(dim1=0, dim2=2).add_(squared * gradient_gram.permute(1, 2, 0))
     divide, rank, condition = _inverse(full.view(gram.shape))
     aim = only(z, read.z), system.weigh * only(gradient, read.gradient)
     x, residual = _refine(system, aim, divide)
@@ -136,7 +139,7 @@ def solve(layer: Layer, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor, re
 
 
 def _inverse(gram: Tensor) -> tuple[Apply, int, float]:
-    """What divides by a Gram matrix, its rank, and the condition number of what it is the Gram matrix of."""
+    """Return the function that applies the inverse of a Gram matrix A^T A, its rank, and the condition number of A."""
     largest = _largest(lambda v: gram @ v, gram)
     factor, failed = torch.linalg.cholesky_ex(gram)
     if not int(failed):
@@ -151,14 +154,14 @@ def _inverse(gram: Tensor) -> tuple[Apply, int, float]:
 
 
 def _largest(apply: Apply, like: Tensor) -> float:
-    """The largest eigenvalue of a positive matrix by Lanczos' method, re-orthogonalised, from a fixed start."""
+    """Return the largest eigenvalue of a positive matrix by re-orthogonalised Lanczos from a fixed start vector."""
     start = torch.randn(len(like), generator=Generator().manual_seed(0), dtype=like.dtype).to(like.device)
     basis = [start / start.norm()]
     images = []
     for _ in range(min(LANCZOS, len(like))):
         images.append(apply(basis[-1]))
         rest = images[-1]
-        for _ in range(2):  # once loses digits
+        for _ in range(2):  # one pass loses digits
             stacked = torch.stack(basis)
             rest = rest - stacked.T @ (stacked @ rest)
         if not float(rest.norm()) > 1e-12 * float(images[-1].norm()):
@@ -169,7 +172,7 @@ def _largest(apply: Apply, like: Tensor) -> float:
 
 
 def _refine(system: System, aim: tuple[Tensor, Tensor], divide: Apply) -> tuple[Tensor, float]:
-    """Solve, and again for what is left, while that halves the correction."""
+    """Solve, then solve for the remaining residual while every correction is at most half the one before."""
     x = torch.zeros(system.layer.shape, dtype=aim[0].dtype, device=aim[0].device)
     left, before = aim, math.inf
     for _ in range(ROUNDS):
@@ -184,7 +187,7 @@ def _refine(system: System, aim: tuple[Tensor, Tensor], divide: Apply) -> tuple[
 
 
 def _divided(v: Tensor, factor: Tensor) -> Tensor:
-    """(L L^T)^-1 v; `cholesky_solve` copies the factor first and takes ten times as long."""
+    """Return (L L^T)^-1 v; `cholesky_solve` copies the factor first and takes ten times as long."""
     lower = torch.linalg.solve_triangular(factor, v[:, None], upper=False)
     both: Tensor = torch.linalg.solve_triangular(factor.mT, lower, upper=True)
     return both[:, 0]

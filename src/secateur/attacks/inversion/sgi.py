@@ -22,12 +22,12 @@ from secateur.catalogue import method
 class SGI(GIPriPrune):
     """SGI (PriPrune, 2024, Algorithm 2): reads the pruning mask from the weights and matches (w - w_i) * mask.
 
-    Cosine and TV as IG, rate .01, 10 000 iterations, labels optimised with the picture. The trial's gradient is whole,
-    as the algorithm has it; adaptive=mask masks it too and recovers far more. A gradient shows no pruned weights; it is
-    matched as it is.
+    The objective is cosine and TV as in IG, with rate .01 and 10 000 iterations; labels are optimised with the picture.
+    The trial's gradient is not masked, as in the algorithm; adaptive=mask masks it too and recovers far more. A
+    gradient update shows no pruned weights and is matched unmasked.
 
-    follows=true leaves out, inside a federation, what was 0 in the client's last update: the server was there, and a
-    weight that was withheld and kept at home comes back with all that was saved up in it.
+    follows=true leaves out, inside a federation, weights that were 0 in the client's last update. A client keeps the
+    changes of a withheld weight, so its next upload also contains the changes of earlier rounds.
     """
 
     target: Literal["update", "unpruned"] = "unpruned"

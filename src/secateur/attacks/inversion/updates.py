@@ -1,6 +1,7 @@
-"""What a client sends and what a server makes of it: gradients, weights after local steps, batch statistics.
+"""Client updates and the gradients that a server derives from them: gradients, local steps, batch statistics.
 
-The sent model's tensors are never changed: gradients are taken of copies, and BatchNorm keeps no running statistics.
+The tensors of the sent model are never changed: gradients are computed on copies, and BatchNorm does not update its
+running statistics.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BatchNormMode = Literal["eval", "batch"]
 def gradient_update(
     net: nn.Module, state: Params, batch: Batch, batchnorm: BatchNormMode = "eval", loss: Loss = cross_entropy
 ) -> Gradient:
-    """The gradient of the batch's mean loss at `state`, BatchNorm by running (eval) or by the batch's statistics."""
+    """Return the gradient of the mean loss at `state`; BatchNorm uses running (eval) or batch statistics."""
     _refuse_empty(batch)
     fixed, params = _tensors(net, state, batchnorm)
     return Gradient(_gradient(fixed, params, state, batch, loss))
@@ -43,10 +44,10 @@ def weights_update(
     step_batch: int | None = None,
     loss: Loss = cross_entropy,
 ) -> Weights:
-    """The parameters after `steps` of plain gradient descent from `state`.
+    """Return the parameters after `steps` of plain gradient descent from `state`.
 
-    A step takes the next `step_batch` examples in order and again from the start, or all of them; BatchNorm's running
-    statistics stay those of the sent model.
+    A step takes the next `step_batch` examples in order, cyclically, or all of them. BatchNorm's running statistics
+    stay those of the sent model.
     """
     _refuse_empty(batch)
     fixed, params = _tensors(net, state, batchnorm)
@@ -58,9 +59,9 @@ def weights_update(
 
 
 def observed_gradient(view: ServerView, knowledge: Knowledge) -> Params:
-    """What is matched: a gradient as it is; of weights (sent - received) / learning rate, the sum over local steps.
+    """Return the gradient to match: the update itself, or (sent - received) / learning rate for weights.
 
-    What an update holds of frozen parameters says nothing and is left out.
+    For weights it is the sum of the gradients of the local steps. Frozen parameters of an update are left out.
     """
     _check_fits(knowledge.net, view)
     if isinstance(view.update, Gradient):
@@ -72,31 +73,31 @@ def observed_gradient(view: ServerView, knowledge: Knowledge) -> Params:
 
 
 def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchNormMode = "eval") -> Params:
-    """Mean and variance of every BatchNorm's input over the batch, `NAME.mean` and `NAME.var`: GI's strong attacker."""
+    """Return `NAME.mean` and `NAME.var` of every BatchNorm's input over the batch, which GI's strong attacker knows."""
     _refuse_empty(batch)
     fixed, params = _tensors(net, state, batchnorm)
     names: list[str] = []
-    with full_precision(), torch.no_grad(), BatchNormInputs(fixed, True) as noted, _Order(fixed, names):
+    with full_precision(), torch.no_grad(), BatchNormInputs(fixed, True) as statistics, _Order(fixed, names):
         functional_call(fixed, {**params, **_others(fixed, state)}, (batch.inputs,))
     return {
-        f"{name}.{what}": value
-        for name, pair in zip(names, noted, strict=True)
-        for what, value in zip(("mean", "var"), pair, strict=True)
+        f"{name}.{statistic}": value
+        for name, pair in zip(names, statistics, strict=True)
+        for statistic, value in zip(("mean", "var"), pair, strict=True)
     }
 
 
 def batchnorm_order(net: nn.Module, state: Params, input_shape: tuple[int, ...]) -> list[str]:
-    """The names of the BatchNorms as the forward meets them, which is the order of `Compared.statistics`."""
+    """Return the names of the BatchNorms in the order of their calls, which is the order of `Compared.statistics`."""
     fixed, params = _tensors(net, state, "eval")
     names: list[str] = []
-    two = next(iter(params.values())).new_zeros(2, *input_shape)
+    probe = next(iter(params.values())).new_zeros(2, *input_shape)
     with torch.no_grad(), _Order(fixed, names):
-        functional_call(fixed, {**params, **_others(fixed, state)}, (two,))
+        functional_call(fixed, {**params, **_others(fixed, state)}, (probe,))
     return names
 
 
 class _Order:
-    """Notes the names of the BatchNorms in the order in which they are called, while it is entered."""
+    """Context that records the names of the BatchNorms in the order of their calls."""
 
     def __init__(self, net: nn.Module, names: list[str]) -> None:
         self.modules = {name: module for name, module in net.named_modules() if isinstance(module, _BatchNorm)}
@@ -114,7 +115,7 @@ class _Order:
 
 
 def _tensors(net: nn.Module, state: Params, batchnorm: BatchNormMode) -> tuple[nn.Module, Params]:
-    """The structure that the client runs, and the parameters that it trains; frozen ones stay as they were sent."""
+    """Return the network that the client runs and the parameters that it trains; frozen ones stay as sent."""
     fixed = structure(net, batchnorm)
     names = tree.trained(fixed)
     if not names and any(True for _ in fixed.parameters()):
@@ -124,22 +125,22 @@ def _tensors(net: nn.Module, state: Params, batchnorm: BatchNormMode) -> tuple[n
 
 
 def _others(fixed: nn.Module, state: Params) -> Params:
-    """Frozen parameters and copies of buffers, so that no forward can write to the sent ones.
+    """Return frozen parameters and copies of buffers, so that no forward pass can write to the sent ones.
 
-    Buffers that are not saved come from the structure.
+    Non-persistent buffers come from the network.
     """
     frozen = {name: state[name].detach() for name, value in fixed.named_parameters() if not value.requires_grad}
-    return frozen | {name: state.get(name, own).detach().clone() for name, own in fixed.named_buffers()}
+    return frozen | {name: state.get(name, buffer).detach().clone() for name, buffer in fixed.named_buffers()}
 
 
 def _gradient(fixed: nn.Module, params: Params, state: Params, batch: Batch, loss: Loss) -> Params:
-    """In real float32 on a GPU too: with TF32 the closed form of R-GAP loses 85 dB."""
+    """Return the gradient in full float32 on a GPU too: with TF32 the closed form of R-GAP loses 85 dB."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
     with full_precision():
         outputs = functional_call(fixed, {**leaves, **_others(fixed, state)}, (batch.inputs,))
         if not outputs.requires_grad:
             raise WrongInput("model", "its answers do not depend on its parameters, so there is no gradient to send")
-        # zeros for a parameter that the forward does not use
+        # materialised as zeros for a parameter that the forward pass does not use
         grads = torch.autograd.grad(loss(outputs, batch.labels), list(leaves.values()), materialize_grads=True)
     return {name: grad.detach() for name, grad in zip(leaves, grads, strict=True)}
 
@@ -166,5 +167,5 @@ def _check_fits(net: nn.Module, view: ServerView) -> None:
 def _check_names(field: str, wanted: Mapping[str, tuple[int, ...]], values: Mapping[str, Tensor]) -> None:
     for name, shape in wanted.items():
         if name not in values or tuple(values[name].shape) != shape:
-            found = f"has shape {tuple(values[name].shape)}" if name in values else "is missing"
-            raise WrongInput(field, f"{name} {found}; the model needs shape {shape}")
+            problem = f"has shape {tuple(values[name].shape)}" if name in values else "is missing"
+            raise WrongInput(field, f"{name} {problem}; the model needs shape {shape}")

@@ -1,4 +1,4 @@
-"""BlindMI-Diff: members are what lies far from generated non-members."""
+"""BlindMI-Diff: an example is a member if its answers are far from those of generated non-members."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from secateur.errors import WrongInput
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
-# the squared widths of the 19 Gaussian kernels
+# Squared widths of the 19 Gaussian kernels.
 WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)
-SMALLEST = 1e-4  # distances below this one count as equal
-ROUNDING = 1e-12  # sums in another order differ by less, and this must not pass for a rise
+SMALLEST = 1e-4  # smaller distances count as equal
+ROUNDING = 1e-12  # sums in another order differ by less, which must not count as an increase
 
 
 def features(answers: Tensor, labels: Tensor) -> Tensor:
-    """(N, 3) the true label's probability and the two largest."""
+    """Return the probability of the true label and the two largest probabilities, (N, 3)."""
     p = answers.double()
     return torch.cat([p.gather(1, labels[:, None]), p.topk(2, 1).values], 1)
 
 
 def kernel(points: Tensor) -> Tensor:
-    """(..., n, d) points -> (..., n, n): the sum of 19 Gaussian kernels exp(-|x - y|^2 / (2 w))."""
+    """Return the sum of 19 Gaussian kernels exp(-|x - y|^2 / (2 w)), (..., n, n), of points (..., n, d)."""
     squares = (points.unsqueeze(-2) - points.unsqueeze(-3)).square().sum(-1)
     total = torch.zeros_like(squares)
     for width in WIDTHS:
@@ -38,42 +38,48 @@ def kernel(points: Tensor) -> Tensor:
 
 
 def mmd2(kernels: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
-    """(B, n, n) kernels and two sets as (B, n) zeros and ones -> (B,) MMD^2, the biased estimate, at least 1e-4.
+    """Return the biased estimate of MMD^2 between two sets, (B,), at least 1e-4; NaN if a set is empty.
 
-    NaN where a set is empty. The means over pairs inside, outside and across are one quadratic form.
+    The means over pairs inside, outside and across are one quadratic form.
+
+    Args:
+        kernels: (B, n, n) kernel values between all points.
+        inside: (B, n) zeros and ones, the first set.
+        outside: (B, n) zeros and ones, the second set.
     """
     weight = inside / inside.sum(1, keepdim=True) - outside / outside.sum(1, keepdim=True)
     return (weight.unsqueeze(1) @ kernels @ weight.unsqueeze(2)).flatten().clamp_min(SMALLEST)
 
 
 def compare(points: Tensor, generated: Tensor, size: int) -> Tensor:
-    """Decide (N, 3) points in batches of `size` by differential comparison with generated non-members: (N,) bool.
+    """Return the decisions (N,) bool for points (N, 3) by differential comparison with generated non-members.
 
-    In each batch all begin as members. One after the other is moved to the non-members where that strictly raises
-    MMD^2 between the two sets, until none moves; the last member of a batch stays. All batches step together.
+    Points are decided in batches of `size`; all points of a batch begin as members. In turn, a point is moved to the
+    non-members if that strictly increases MMD^2 between the two sets, until no point moves. The last member of a batch
+    stays. All batches are processed together.
     """
     batches = -(-len(points) // size)
     padded = pad(points, (0, 0, 0, batches * size - len(points))).view(batches, size, -1)
     kernels = kernel(torch.cat([padded, generated.expand(batches, -1, -1)], 1))  # (batches, size + G, size + G)
-    place = torch.arange(kernels.shape[1], device=points.device).expand(batches, -1)
+    position = torch.arange(kernels.shape[1], device=points.device).expand(batches, -1)
     filled = torch.full((batches, 1), size, device=points.device)
-    filled[-1] = len(points) - (batches - 1) * size  # what pads the last batch is in neither set
-    inside, outside = (place < filled).to(points), (place >= size).to(points)
+    filled[-1] = len(points) - (batches - 1) * size  # the padding of the last batch is in neither set
+    inside, outside = (position < filled).to(points), (position >= size).to(points)
     now, moved = mmd2(kernels, inside, outside), True
     while moved:
         moved = False
         for i in range(size):
-            one = inside * (place == i)
-            then = mmd2(kernels, inside - one, outside + one)
-            moves = then > now + ROUNDING  # never where there is nothing to move, or nothing would be left
+            point = inside * (position == i)
+            then = mmd2(kernels, inside - point, outside + point)
+            moves = then > now + ROUNDING  # False for NaN: no point to move, or no member would be left
             now = torch.where(moves, then, now)
-            inside, outside = inside - one * moves[:, None], outside + one * moves[:, None]
+            inside, outside = inside - point * moves[:, None], outside + point * moves[:, None]
             moved |= bool(moves.any())
     return inside[:, :size].reshape(-1)[: len(points)] > 0
 
 
 def sobel(images: Tensor) -> Tensor:
-    """(N, C, H, W) -> the same shape: the mean of the absolute horizontal and vertical Sobel slopes, per channel."""
+    """Return the mean of the absolute horizontal and vertical Sobel gradients per channel, (N, C, H, W)."""
     down = torch.tensor([[-1.0, -2.0, -1.0], [0.0, 0.0, 0.0], [1.0, 2.0, 1.0]]).to(images)
     channels = images.flatten(0, 1).unsqueeze(1)
     slopes = conv2d(pad(channels, (1, 1, 1, 1), mode="replicate"), torch.stack([down.T, down]).unsqueeze(1))
@@ -81,7 +87,7 @@ def sobel(images: Tensor) -> Tensor:
 
 
 def shuffled_columns(rows: Tensor, number: int, rng: Generator) -> Tensor:
-    """New rows whose columns are drawn each by itself: a column of bits is one with its mean as the probability."""
+    """Return new rows whose columns are drawn independently; a column of bits is 1 with its mean as the probability."""
     flat = rows.flatten(1)
     drawn = torch.randint(len(flat), (number, flat.shape[1]), generator=rng).to(rows.device)
     return flat.gather(0, drawn).view(number, *rows.shape[1:])
@@ -89,47 +95,47 @@ def shuffled_columns(rows: Tensor, number: int, rng: Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class BlindMI:
-    """The attack with its settings; `seed` stands for the generator it was fitted with."""
+    """BlindMI-Diff attack with its settings; `seed` is drawn by `fit`."""
 
     generated: int
     batch: int
     seed: int = 0
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Needs no shadow models: only takes its chance from the generator."""
+        """Draw the seed from `rng`; the attack needs no shadow models."""
         return replace(self, seed=int(torch.randint(2**62, (), generator=rng)))
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Decide every candidate; the score is the decision, 0 or 1, because the attack has no other output.
 
-        Candidates are sorted by content, equal ones decided once, so that their order does not matter.
+        Candidates are sorted by content and duplicates are decided once, so the result does not depend on their order.
         """
         inputs, labels = candidates.batch
         keys = [key + bytes(str(y), "ascii") for key, y in zip(content(inputs), labels.tolist(), strict=True)]
         rows = dict(zip(keys, range(len(keys)), strict=True))
-        places = {key: place for place, key in enumerate(sorted(rows))}
-        order = torch.tensor([rows[key] for key in places]).to(labels.device)
+        positions = {key: position for position, key in enumerate(sorted(rows))}
+        order = torch.tensor([rows[key] for key in positions]).to(labels.device)
         nonmembers = self._generate(candidates.batch.take(order))
         points = features(probabilities(box, inputs), labels)[order]
         anchors = features(probabilities(box, nonmembers.inputs), nonmembers.labels)
-        decided = compare(points, anchors, self.batch)[torch.tensor([places[key] for key in keys]).to(labels.device)]
+        decided = compare(points, anchors, self.batch)[torch.tensor([positions[key] for key in keys]).to(labels.device)]
         return Guesses(decided.double(), decided)
 
     def _generate(self, candidates: Batch) -> Batch:
-        """Inputs that no model was trained on, with the labels of the rows they were made from."""
+        """Return inputs that no model was trained on, with the labels of the rows they are derived from."""
         rng = torch.Generator().manual_seed(self.seed)
-        some = candidates.take(torch.randperm(candidates.size, generator=rng)[: self.generated].to(candidates.labels))
+        sample = candidates.take(torch.randperm(candidates.size, generator=rng)[: self.generated].to(candidates.labels))
         if candidates.inputs.ndim == 4:
-            return Batch(sobel(some.inputs), some.labels)
-        return Batch(shuffled_columns(candidates.inputs, some.size, rng), some.labels)
+            return Batch(sobel(sample.inputs), sample.labels)
+        return Batch(shuffled_columns(candidates.inputs, sample.size, rng), sample.labels)
 
 
 @method("attack", "blindmi", "samia_ppb", sees="probabilities", shadows="none")
 def blindmi(generated: int = 20, batch: int = 20) -> BlindMI:
     """Member unless moving it to generated non-members raises MMD^2 (samia_ppb 5.1, BlindMI-Diff-w).
 
-    `generated` non-members are queried: candidates' Sobel-filtered images, or for tabular data rows whose columns are
-    drawn each by itself. Candidates are decided in batches of `batch`.
+    `generated` non-members are queried: Sobel-filtered candidates, or for tabular data rows with independently drawn
+    columns. Candidates are decided in batches of `batch`.
     """
     if generated < 1 or batch < 2:
         raise WrongInput("attack blindmi", "generated must be at least 1 and batch at least 2")

@@ -1,4 +1,4 @@
-"""Label-only: a member keeps its label when it is turned, shifted or disturbed a little."""
+"""Label-only attack: the label of a member survives rotation, translation and small perturbations."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 RULES = ("logistic", "share")
-AT_ONCE = 4096  # rows: a turned copy of a CIFAR's candidates would be large
+AT_ONCE = 4096  # rows: a rotated copy of all CIFAR candidates would be large
 
 
 def rotated(images: Tensor, degrees: float) -> Tensor:
-    """(N, C, H, W) images turned about their centre, the border repeated."""
+    """Return images (N, C, H, W) rotated about their centre, with the border repeated."""
     height, width = images.shape[-2:]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    turn = torch.tensor([[[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]]).to(images)
-    grid = affine_grid(turn, [1, *images.shape[1:]], align_corners=False)
+    rotation = torch.tensor([[[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]]).to(images)
+    grid = affine_grid(rotation, [1, *images.shape[1:]], align_corners=False)
     grids = grid.expand(len(images), -1, -1, -1)
     return grid_sample(images, grids, padding_mode="border", align_corners=False)
 
 
 def shifted(images: Tensor, down: int, right: int) -> Tensor:
-    """(N, C, H, W) images moved by whole pixels, the border repeated."""
+    """Return images (N, C, H, W) moved by whole pixels, with the border repeated."""
     reach = max(abs(down), abs(right))
     wide = pad(images, (reach,) * 4, mode="replicate")
     height, width = images.shape[-2:]
@@ -40,7 +40,7 @@ def shifted(images: Tensor, down: int, right: int) -> Tensor:
 
 
 def shifts(distance: int) -> list[tuple[int, int]]:
-    """The 4d steps (down, right) with |down| + |right| = d.
+    """Return the 4d steps (down, right) with |down| + |right| = d.
 
     Example:
         >>> shifts(1)
@@ -52,30 +52,31 @@ def shifts(distance: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """The same small changes for every row of a table: values * scale + shift."""
+    """Perturbations that are the same for every row of a table: values * scale + shift."""
 
-    scale: Tensor  # (flips, D): -1 turns a bit over, together with its shift
+    scale: Tensor  # (flips, D): -1 flips a bit, together with its shift
     shift: Tensor  # (flips, D)
 
 
 def disturbance(rows: Tensor, flips: int, rate: float, noise: float, rng: Generator) -> Disturbance:
-    """Draw the changes: bits flip with the probability `rate`, other columns move by `noise` of their deviations.
+    """Draw perturbations: bits flip with probability `rate`, other columns get Gaussian noise.
 
-    A column with at most two different values in the attacker's own rows holds bits.
+    The noise has `noise` times the standard deviation of the column. A column with at most two different values in the
+    attacker's rows holds bits.
     """
     flat = rows.flatten(1).cpu()
     low, high = flat.amin(0), flat.amax(0)
     bits = ((flat == low) | (flat == high)).all(0)
-    turned = bits & (torch.rand(flips, flat.shape[1], generator=rng) < rate)
+    flipped = bits & (torch.rand(flips, flat.shape[1], generator=rng) < rate)
     moves = noise * flat.std(0, correction=0) * torch.randn(flips, flat.shape[1], generator=rng)
-    scale = torch.where(turned, -1.0, 1.0)
-    shift = torch.where(turned, low + high, torch.where(bits, 0.0, moves))
+    scale = torch.where(flipped, -1.0, 1.0)
+    shift = torch.where(flipped, low + high, torch.where(bits, 0.0, moves))
     return Disturbance(scale.to(rows), shift.to(rows))
 
 
 @dataclass(frozen=True)
 class LabelOnly:
-    """The attack with its settings, and after `fit` what it learnt from the attacker's models."""
+    """Label-only attack: its settings and, after `fit`, the weights and the threshold."""
 
     rotations: int
     degrees: float
@@ -89,27 +90,27 @@ class LabelOnly:
     threshold: float = 0.0
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Learn the threshold, and by the rule `logistic` the weight of each query, from shadows' own rows."""
-        own = sides(shadows, rng)
-        attack, rows = self, torch.cat([batch.inputs for _, batch, _ in own])
+        """Learn the threshold, and for the rule `logistic` the weight of each query, from the shadows' own rows."""
+        samples = sides(shadows, rng)
+        attack, rows = self, torch.cat([batch.inputs for _, batch, _ in samples])
         if rows.ndim != 4:
             changes = disturbance(rows, self.flips, self.rate, self.noise, rng)
             attack = replace(self, disturbance=changes)
-        kept = torch.cat([attack.correct(box, batch) for box, batch, _ in own])  # (N, queries)
-        truth = torch.cat([torch.full_like(batch.labels, truth, dtype=torch.bool) for _, batch, truth in own])
+        kept = torch.cat([attack.correct(box, batch) for box, batch, _ in samples])  # (N, queries)
+        truth = torch.cat([torch.full_like(batch.labels, truth, dtype=torch.bool) for _, batch, truth in samples])
         weights = torch.full_like(kept[0], 1 / kept.shape[1]) if self.rule == "share" else _logistic(kept, truth)
         votes = kept @ weights
         return replace(attack, weights=weights, threshold=best_threshold(votes[truth], votes[~truth]))
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
-        """Rank by the weighted share of queries that were answered with the true label."""
+        """Score by the weighted share of queries that were answered with the true label."""
         if self.weights is None:
             raise WrongInput("attack", "fit it on shadow models first")
         votes = self.correct(box, candidates.batch) @ self.weights
         return Guesses(votes, votes >= self.threshold)
 
     def correct(self, box: BlackBox, batch: Batch) -> Tensor:
-        """(N, queries): 1 where the label that the box answers is the true one."""
+        """Return (N, queries): 1 if the box answers the query with the true label, else 0."""
         parts = zip(*(torch.split(side, AT_ONCE) for side in batch), strict=True)
         return torch.cat([torch.stack(self._hits(box, *part), 1) for part in parts]).double()
 
@@ -117,7 +118,7 @@ class LabelOnly:
         return [box.predict(view).argmax(1) == labels for view in self.views(inputs)]
 
     def views(self, inputs: Tensor) -> Iterator[Tensor]:
-        """The inputs themselves, then each disturbed form of them."""
+        """Yield the inputs, then each perturbed form of the inputs."""
         yield inputs
         if self.disturbance is not None:
             flat = inputs.flatten(1)
@@ -143,10 +144,11 @@ def label_only(
 ) -> LabelOnly:
     """Member where disturbed copies keep the true label (augmentation attack, Choquette-Choo et al. 2021).
 
-    Sees only labels. Of an image it asks 2r + 1 `rotations`, in steps of `degrees`, and 4d + 1 `translations` by d
-    pixels (the image itself once). Of a row of a table it asks `flips` copies: bits turned over with the probability
-    `rate`, other columns moved by Gaussian noise of `noise` deviations; every row gets the same changes. `rule` is a
-    `logistic` regression on which answers were true, learnt from shadows as the threshold is, or just their `share`.
+    The attack sees only labels. For an image it queries 2r + 1 `rotations`, in steps of `degrees`, and 4d + 1
+    `translations` by d pixels. The image itself is queried once. For a row of a table it queries `flips` copies. Bits
+    flip with probability `rate`; other columns get Gaussian noise of `noise` deviations; all rows get the same changes.
+    The score is a `logistic` regression on the correctness of the answers, learnt from shadows like the threshold. With
+    `rule` `share` it is the share of correct answers.
     """
     if rule not in RULES:
         raise unknown("attack label-only rule", rule, RULES)

@@ -1,4 +1,4 @@
-"""Trains a network to tell members from non-members: the loop that every neural attack shares."""
+"""Training loop of the neural attacks: a binary classifier of members and non-members."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from secateur.errors import WrongInput
 from secateur.gpu.graphs import recorded
 from secateur.interfaces import Batch
 
-BYTE = 2**8  # a dropout mask takes 8 random bits, so that one draw of 64 makes eight
-HELD_OUT = 0.1  # of the rows, to stop on
+BYTE = 2**8  # an entry of a dropout mask takes 8 random bits, so that one draw of 64 bits serves eight
+HELD_OUT = 0.1  # share of the rows for early stopping
 WARM_UP = 3  # steps before a CUDA graph is captured
-RATES = 3  # learning rates, each a tenth of the one before
+RATES = 3  # number of learning rates, each a tenth of the one before
 
 Drop = Callable[[Tensor], Tensor]
 
 
 def keep(x: Tensor) -> Tensor:
-    """No dropout."""
+    """Return `x` unchanged: no dropout."""
     return x
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout whose masks come from a generator on the tensors' device, eight from one draw.
+    """Dropout whose mask comes from a generator on the tensors' device, eight entries from one draw.
 
-    So the rate is a multiple of 1/256, the nearest one (51/256 for .2), and the scale is that of the rounded rate.
+    The rate is rounded to the nearest multiple of 1/256 (51/256 for .2), and the scale is that of the rounded rate.
     """
 
     rate: float
     rng: Generator
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` with a share `rate` of its entries zero and the others scaled up."""
+        """Return `x` with a share `rate` of its entries zero and the others scaled up."""
         dropped = round(self.rate * BYTE)
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
         drawn = words.random_(-(2**63), None, generator=self.rng).view(torch.uint8)[: x.numel()]
-        mask = torch.ge(drawn.view(x.shape), dropped, out=torch.empty_like(x))  # twice as fast as by way of bool
+        mask = torch.ge(
+            drawn.view(x.shape), dropped, out=torch.empty_like(x)
+        )  # twice as fast as a conversion from bool
         return x * mask.mul_(BYTE / (BYTE - dropped))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the network is trained; the defaults are samia_ppb's (5.1.5), but for early stopping.
+    """Training settings; the defaults are samia_ppb's (5.1.5), except for early stopping.
 
-    The learning rate falls to a tenth after a half, and again after three quarters of the epochs. With
-    `early_stopping` it falls when the loss on held-out rows no longer does, training ends when it would fall a third
-    time, and the best weights are kept; `epochs` is then the most it may take.
+    The learning rate drops to a tenth after half of the epochs, and again after three quarters. With `early_stopping`
+    it drops when the loss on held-out rows stops decreasing. Training ends at the third such point, and the best
+    weights are restored; `epochs` is then an upper limit.
     """
 
     epochs: int = 100
@@ -63,7 +65,7 @@ class Schedule:
     weight_decay: float = 5e-4
     dropout: float = 0.2
     early_stopping: bool = True
-    patience: int = 10  # epochs without a better held-out loss before the rate falls; docs/notebook.md says why
+    patience: int = 10  # epochs without a better held-out loss before the rate drops; reasons in docs/notebook.md
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 2), ("patience", 1)):
@@ -77,14 +79,14 @@ class Schedule:
 
 
 def initialised(build: Callable[[], nn.Module], rng: Generator) -> nn.Module:
-    """A module whose weights come from `rng` alone."""
+    """Return a module whose initial weights depend on `rng` alone."""
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
         return build()
 
 
 def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -> int:
-    """Train `network(inputs, drop)` in place on rows labelled 1 = member, and return how many epochs it took.
+    """Train `network(inputs, drop)` in place on rows labelled 1 = member, and return the number of epochs.
 
     The held-out rows, the order of the others and the dropout masks come from `rng`.
     """
@@ -96,13 +98,13 @@ def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -
     rows = rows.take(order[held_out.size :])
     decay = schedule.weight_decay
     optimiser = SGD(network.parameters(), schedule.learning_rate, schedule.momentum, weight_decay=decay, fused=True)
-    falls = (schedule.epochs // 2, schedule.epochs * 3 // 4)
+    drop_epochs = (schedule.epochs // 2, schedule.epochs * 3 // 4)
     plateau, steps = _Plateau(network, schedule.patience), _Steps(network, optimiser, drop, schedule.batch_size)
     epoch = 0
     while epoch < schedule.epochs and plateau.count < RATES:
         _train_epoch(steps, rows, rng)
         epoch += 1
-        if plateau.reached(network, held_out) if held_out.size else epoch in falls:
+        if plateau.reached(network, held_out) if held_out.size else epoch in drop_epochs:
             optimiser.param_groups[0]["lr"] /= 10
             steps.renew()
     if held_out.size:
@@ -116,13 +118,13 @@ def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -
 
 @torch.no_grad()
 def logits(network: nn.Module, inputs: Tensor) -> Tensor:
-    """(N, 2) in eval mode, in batches."""
+    """Return the logits (N, 2) in eval mode, computed in batches."""
     network.eval()
     return torch.cat([network(part) for part in torch.split(inputs, 256)])
 
 
 class _Plateau:
-    """The best weights so far, and how often the loss on held-out rows has stopped falling."""
+    """Best weights so far, and the number of times that the held-out loss has stopped decreasing."""
 
     def __init__(self, network: nn.Module, patience: int) -> None:
         self.patience = patience
@@ -130,7 +132,7 @@ class _Plateau:
         self.waited = self.count = 0
 
     def reached(self, network: nn.Module, held_out: Batch) -> bool:
-        """Whether patience is out at the end of an epoch; the network then goes on from the best weights."""
+        """Return True if the patience is exhausted after an epoch; the network is then reset to the best weights."""
         loss = float(cross_entropy(logits(network, held_out.inputs), held_out.labels))
         self.waited += 1
         if loss < self.loss:
@@ -143,9 +145,9 @@ class _Plateau:
 
 
 class _Steps:
-    """Steps of the optimiser: one by one on a CPU, replayed from a CUDA graph on a GPU, where launches cost most.
+    """Optimiser steps: eager on a CPU, replayed from a CUDA graph on a GPU, where kernel launches dominate the time.
 
-    The first batches of a learning rate are stepped as they are, which is the warm-up that a graph needs.
+    The first batches of a learning rate are stepped eagerly, which is the warm-up that a graph needs.
     """
 
     def __init__(self, network: nn.Module, optimiser: SGD, drop: Drop, size: int) -> None:
@@ -153,12 +155,12 @@ class _Steps:
         self.renew()
 
     def renew(self) -> None:
-        """Forget the graph: it holds the learning rate it was captured with."""
+        """Discard the graph, because it contains the learning rate of its capture."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm = 0
 
     def step(self, rows: Batch) -> None:
-        """One step on a batch."""
+        """Step the optimiser on one batch."""
         if rows.size != self.size or not rows.inputs.is_cuda:
             self._step(rows)
             return
@@ -171,15 +173,15 @@ class _Steps:
             torch.cuda.current_stream().wait_stream(side)
             return
         if self.graph is None:
-            self.given = Batch(rows.inputs.clone(), rows.labels.clone())
+            self.static_batch = Batch(rows.inputs.clone(), rows.labels.clone())
             self.graph = torch.cuda.CUDAGraph()
             if isinstance(self.drop, Dropout):
                 self.graph.register_generator_state(self.drop.rng)
             self.optimiser.zero_grad(set_to_none=True)
             with recorded(self.graph, torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-                self._step(self.given)
-        self.given.inputs.copy_(rows.inputs)
-        self.given.labels.copy_(rows.labels)
+                self._step(self.static_batch)
+        self.static_batch.inputs.copy_(rows.inputs)
+        self.static_batch.labels.copy_(rows.labels)
         self.graph.replay()
 
     def _step(self, rows: Batch) -> None:
@@ -191,7 +193,7 @@ class _Steps:
 def _train_epoch(steps: _Steps, rows: Batch, rng: Generator) -> None:
     steps.network.train()
     batches = list(torch.split(torch.randperm(rows.size, generator=rng).to(rows.inputs.device), steps.size))
-    if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm needs two
+    if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm needs at least two rows
         batches[-2:] = [torch.cat(batches[-2:])]
-    for some in batches:
-        steps.step(rows.take(some))
+    for batch in batches:
+        steps.step(rows.take(batch))

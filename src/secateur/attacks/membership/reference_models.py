@@ -1,4 +1,4 @@
-"""The attacker's own models as references: who trained on what, what they say, and a threshold rehearsed on them."""
+"""Reference models of the attacker: their members, their answers, and a threshold tuned with them as targets."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from secateur.attacks.membership.thresholds import best_threshold
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 
-ROWS = 10_000  # of the attacker's own, over all its models: enough to place a threshold
-REHEARSALS = 16  # models tried as the target: more of them hardly move the threshold
+ROWS = 10_000  # rows of the attacker over all its models: enough to tune a threshold
+REHEARSALS = 16  # models that serve as the target: more hardly change the threshold
 
-Ask = Callable[[BlackBox, Batch], Tensor]  # what a model says of each example: (..., N)
-# (own (..., N), others (M, ..., N), inside (M, N)) -> (N,): high = member, NaN where the others cannot judge a row
+Ask = Callable[[BlackBox, Batch], Tensor]  # values of a model for each example: (..., N)
+# (own (..., N), others (M, ..., N), inside (M, N)) -> scores (N,): high = member, NaN if the others give no score
 Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class References:
-    """The attacker's models and what they say of their own rows."""
+    """Models of the attacker and their values for the rows of their pool."""
 
     models: InOut
     values: Tensor  # (M, ..., N) over the models' pool
     ask: Ask
-    disjoint: bool  # made from shadows that never saw the candidates
+    disjoint: bool  # True for shadows that never trained on the candidates
 
     @property
     def inside(self) -> Tensor:
-        """(M, N) bool, on the values' device."""
+        """Membership of the pool rows in the models, (M, N) bool, on the device of the values."""
         return self.models.membership.to(self.values.device)
 
     def of(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What the models say of examples, (M, ..., n), and who trained on them, (M, n).
+        """Return the models' values for examples, (M, ..., n), and the membership of the examples, (M, n).
 
-        Rows of the pool are looked up; others are asked, and no model trained on them.
+        Rows of the pool are looked up. Other rows are queried, and no model trained on them.
         """
         if ids is not None and not self.disjoint:
             rows = ids.to(self.values.device)
@@ -47,7 +47,7 @@ class References:
         return values, torch.zeros(len(values), batch.size, dtype=torch.bool, device=values.device)
 
     def way(self, name: str, mode: str, candidates: Candidates) -> tuple[str, str | None]:
-        """How the attack can run on these candidates, online or offline, and a note where it had to be offline."""
+        """Return the mode for these candidates, online or offline, and a note if `auto` had to be offline."""
         if not self.disjoint:
             _check_ids(candidates, self.models.pool.size)
         if mode == "offline":
@@ -59,13 +59,13 @@ class References:
         return "offline", f"{name} ran offline: none of the attacker's models trained on the candidates"
 
     def threshold(self, judge: Judge) -> float:
-        """The best threshold when each model in turn is the target and the others its references."""
+        """Return the best threshold when each model in turn is the target and the others are its references."""
         sides: dict[bool, list[Tensor]] = {True: [], False: []}
         for target in range(min(len(self.values), REHEARSALS)):
             rest = torch.arange(len(self.values), device=self.values.device) != target
             scores = judge(self.values[target], self.values[rest], self.inside[rest])
-            for truth, found in sides.items():
-                found.append(scores[(self.inside[target] == truth) & ~scores.isnan()])
+            for truth, side_scores in sides.items():
+                side_scores.append(scores[(self.inside[target] == truth) & ~scores.isnan()])
         members, nonmembers = torch.cat(sides[True]), torch.cat(sides[False])
         if not members.numel() or not nonmembers.numel():
             raise WrongInput("shadows", "cannot be tried on one another; give more models, with different members")
@@ -73,7 +73,7 @@ class References:
 
 
 def gather(shadows: Sequence[Shadow] | InOut, ask: Ask, rng: Generator) -> References:
-    """Ask every model of the attacker's about its own rows."""
+    """Query every model of the attacker on its own rows."""
     models = in_out_of(shadows, rng)
     if models.membership.shape != (len(models.boxes), models.pool.size):
         wanted = (len(models.boxes), models.pool.size)
@@ -83,10 +83,10 @@ def gather(shadows: Sequence[Shadow] | InOut, ask: Ask, rng: Generator) -> Refer
 
 
 def in_out_of(shadows: Sequence[Shadow] | InOut, rng: Generator) -> InOut:
-    """The in-out design of any models of the attacker's.
+    """Return the in-out design of the attacker's models.
 
-    For disjoint shadows it is a sample of their own rows. A row that several of them hold is known by its content,
-    and every model that did not train on a row is out for it.
+    For disjoint shadows the pool is a sample of their own rows. Rows that several shadows hold are identified by
+    content, and every model that did not train on a row is out for that row.
     """
     if isinstance(shadows, InOut):
         return shadows
@@ -100,18 +100,18 @@ def in_out_of(shadows: Sequence[Shadow] | InOut, rng: Generator) -> InOut:
 
 
 def sides(shadows: Sequence[Shadow] | InOut, rng: Generator) -> list[tuple[BlackBox, Batch, bool]]:
-    """Each model with a sample of its members (True), and again with one of its non-members (False)."""
+    """Return each model with a sample of its members (True), and again with one of its non-members (False)."""
     if isinstance(shadows, InOut):
         pairs = zip(shadows.boxes, shadows.membership.cpu(), strict=True)
-        asked = [(box, inside == truth, truth) for box, inside in pairs for truth in (True, False)]
-        whole = [(box, shadows.pool, side.nonzero()[:, 0], truth) for box, side, truth in asked]
+        masks = [(box, inside == truth, truth) for box, inside in pairs for truth in (True, False)]
+        sets = [(box, shadows.pool, side.nonzero()[:, 0], truth) for box, side, truth in masks]
     else:
         parts = [(s.box, s.members if truth else s.nonmembers, truth) for s in shadows for truth in (True, False)]
-        whole = [(box, part, torch.arange(part.size), truth) for box, part, truth in parts]
-    if not whole:
+        sets = [(box, part, torch.arange(part.size), truth) for box, part, truth in parts]
+    if not sets:
         raise WrongInput("shadows", "this attack needs at least one shadow model; none was given")
-    each = max(1, ROWS // len(whole))
-    picked = [(box, batch, _some(rows, each, rng), truth) for box, batch, rows, truth in whole]
+    number = max(1, ROWS // len(sets))
+    picked = [(box, batch, _sample(rows, number, rng), truth) for box, batch, rows, truth in sets]
     for truth, name in ((True, "members"), (False, "non-members")):
         if not sum(rows.numel() for _, _, rows, side in picked if side == truth):
             raise WrongInput("shadows", f"have no {name}; give models with members and non-members")
@@ -119,39 +119,42 @@ def sides(shadows: Sequence[Shadow] | InOut, rng: Generator) -> list[tuple[Black
 
 
 def content(inputs: Tensor) -> list[bytes]:
-    """A key of every row that depends on its values alone; sorting by it is as good as shuffling."""
+    """Return a key of every row that depends only on its values; sorting by the key is as good as shuffling."""
     rows = inputs.detach().cpu().contiguous().flatten(1).numpy()
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
 
 
 def average(values: Tensor, chosen: Tensor) -> Tensor:
-    """The mean over the models chosen for each example: (M, ..., N), (M, N) -> (..., N); NaN where there is none."""
+    """Return the mean over the models chosen for each example: (M, ..., N), (M, N) -> (..., N); NaN without a model."""
     weight = weights(chosen, values)
     return (values * weight).sum(0) / weight.sum(0)
 
 
 def weights(chosen: Tensor, values: Tensor) -> Tensor:
-    """(M, N) bool as zeros and ones that multiply (M, ..., N) values."""
+    """Return a mask (M, N) as zeros and ones that broadcast with values (M, ..., N)."""
     return chosen.view(len(chosen), *[1] * (values.ndim - 2), -1).to(values)
 
 
 @dataclass(frozen=True)
 class Least:
-    """How many models an attack needs: disjoint shadows, or in-out models."""
+    """Smallest number of models that an attack needs: disjoint shadows, or in-out models."""
 
     disjoint: int
     in_out: int
 
     def shortage(self, name: str, mode: str, shadows: int, in_out: int) -> str | None:
-        """Why so many are too few; None where they are enough. Where there are in-out models, they are used."""
+        """Return the reason why there are too few models; None if there are enough. In-out models take precedence."""
         if mode == "online" and not in_out:
             return f"{name} in mode online needs at least {self.in_out} in-out models; 0 given"
-        kind, there, least = ("in-out", in_out, self.in_out) if in_out else ("shadow", shadows, self.disjoint)
-        return f"{name} needs at least {least} {kind} models; {there} given" if there < least else None
+        kind, number, least = ("in-out", in_out, self.in_out) if in_out else ("shadow", shadows, self.disjoint)
+        return f"{name} needs at least {least} {kind} models; {number} given" if number < least else None
 
 
 def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -> None:
-    """Refuse fewer models than an attack needs; of in-out models each example must be in and out of half as many."""
+    """Refuse fewer models than an attack needs.
+
+    With in-out models each example must be in, and out of, at least half of the number needed.
+    """
     if not isinstance(shadows, InOut):
         if missing := least.shortage(name, "offline", len(shadows), 0):
             raise WrongInput("shadows", missing)
@@ -164,7 +167,7 @@ def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -
         raise WrongInput("shadows", f"{needed}; here one has only {fewest}")
 
 
-def _some(rows: Tensor, number: int, rng: Generator) -> Tensor:
+def _sample(rows: Tensor, number: int, rng: Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=rng)[:number]]
 
 

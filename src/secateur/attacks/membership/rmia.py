@@ -1,4 +1,4 @@
-"""RMIA: does the model favour this example more than it favours others of the population?"""
+"""RMIA: comparison of an example's likelihood ratio with the ratios of a population."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from secateur.errors import WrongInput, unknown
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
-FLOOR = 1e-300  # P(x) of an example that every model rules out
+FLOOR = 1e-300  # P(x) of an example with probability 0 in every model
 MODES = ("auto", "online", "offline")
-LEAST = Least(2, 4)  # one of the models is always the rehearsed target
+LEAST = Least(2, 4)  # one of the models is always the target
 
 
 def tempered(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """The true label's probability when the logits are divided by a temperature: p^(1/T), renormalised, in float64."""
+    """Return the probability of the true label at a temperature: p^(1/T), renormalised, in float64."""
     p = answers.double() ** (1 / temperature)
     return p.gather(1, labels[:, None]).squeeze(1) / p.sum(1)
 
 
 def ratio(own: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Tensor:
-    """P(x | f) / P(x) of each example, (N,); NaN where no model can tell P(x).
+    """Return P(x | f) / P(x) of each example, (N,); NaN if no model gives P(x).
 
-    Online P(x) is the mean of the in and the out models' averages; offline ((1 + a) P_out + (1 - a)) / 2, because P_in
-    is unknown and grows with P_out (Zarifzadeh et al. 2024).
+    Online P(x) is the mean of the averages of the in and the out models. Offline it is ((1 + a) P_out + (1 - a)) / 2,
+    because P_in is unknown and grows with P_out (Zarifzadeh et al. 2024).
     """
     out = average(others, ~inside)
     prior = (average(others, inside) + out) / 2 if way == "online" else ((1 + a) * out + (1 - a)) / 2
@@ -39,19 +39,23 @@ def ratio(own: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Te
 
 
 def dominance(ratios: Tensor, population: Tensor, gamma: float) -> Tensor:
-    """The share of the population whose ratio lies more than gamma times below each example's; O((n + m) log m).
+    """Return the share of the population whose ratio is more than gamma times below that of each example.
+
+    The cost is O((n + m) log m).
 
     Example:
         >>> dominance(torch.tensor([4.0, 1.0]), torch.tensor([0.5, 1.0, 2.0]), 2.0).tolist()
         [0.6666666666666666, 0.0]
     """
-    below = torch.searchsorted(population.sort().values, ratios / gamma, side="left")  # strictly below: ties lose
+    below = torch.searchsorted(
+        population.sort().values, ratios / gamma, side="left"
+    )  # strictly below: ties do not count
     return below.double() / population.numel()
 
 
 @dataclass(frozen=True)
 class Rmia:
-    """The attack with its settings, and after `fit` what it learnt from the attacker's models."""
+    """RMIA attack: its settings and, after `fit`, the reference models, population and thresholds."""
 
     mode: str
     gamma: float
@@ -59,27 +63,27 @@ class Rmia:
     temperature: float
     population: int
     references: References | None = None
-    rows: Tensor | None = None  # of the attacker's own pool: the population where none is given
-    thresholds: dict[str, float] | None = None  # of the ratio, by way: online, offline
+    rows: Tensor | None = None  # of the attacker's pool: the population if the candidates have none
+    thresholds: dict[str, float] | None = None  # of the ratio, by mode: online, offline
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Ask the models about their own rows, learn the thresholds from the answers and draw the population."""
+        """Query the models on their own rows, learn the thresholds from the answers and draw the population."""
         require_models("rmia", shadows, LEAST)
         known = gather(shadows, self._ask, rng)
-        someone_out = (~known.inside).any(0).nonzero().squeeze(1).cpu()
-        drawn = torch.randperm(len(someone_out), generator=rng)[: self.population]
-        ways = ("offline",) if known.disjoint else ("online", "offline")
-        thresholds = {way: known.threshold(self._judge(way)) for way in ways}
-        return replace(self, references=known, rows=someone_out[drawn], thresholds=thresholds)
+        out_rows = (~known.inside).any(0).nonzero().squeeze(1).cpu()
+        drawn = torch.randperm(len(out_rows), generator=rng)[: self.population]
+        modes = ("offline",) if known.disjoint else ("online", "offline")
+        thresholds = {mode: known.threshold(self._judge(mode)) for mode in modes}
+        return replace(self, references=known, rows=out_rows[drawn], thresholds=thresholds)
 
     def shortage(self, shadows: int, in_out: int) -> str | None:
-        """Why it cannot run with so many disjoint shadows and in-out models; None where it can."""
+        """Return the reason why there are too few disjoint shadows or in-out models; None if there are enough."""
         return LEAST.shortage("rmia", self.mode, shadows, in_out)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
-        """Rank by the share of the population that an example dominates, decide by its ratio's threshold.
+        """Score by the share of the population that an example dominates; decide by a threshold on its ratio.
 
-        The share never falls when the ratio rises, so the decision agrees with the ranking.
+        The share does not decrease with the ratio, so the decision agrees with the ranking.
         """
         if self.references is None or self.thresholds is None:
             raise WrongInput("attack", "fit it on shadow models first")
@@ -88,19 +92,22 @@ class Rmia:
         ratios = self._judge(way)(own, *self.references.of(candidates.batch, candidates.ids))
         shares = dominance(ratios, self._population(box, candidates.population, way), self.gamma)
         if len(shares) > 1 and bool((shares == shares[0]).all()):
-            alike = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"
-            note = alike if note is None else f"{note}; {alike}"
+            tied = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"
+            note = tied if note is None else f"{note}; {tied}"
         return Guesses(shares, ratios >= self.thresholds[way], note)
 
-    def _population(self, box: BlackBox, given: Batch | None, way: str) -> Tensor:
-        """The ratios of the population: no model trained on a given one, so that only offline P(z) is known of it."""
+    def _population(self, box: BlackBox, population: Batch | None, way: str) -> Tensor:
+        """Return the ratios of the population.
+
+        A population of the candidates is scored offline, because no model trained on it.
+        """
         known = self.references
         assert known is not None and self.rows is not None
-        if given is not None:
-            return self._judge("offline")(self._ask(box, given), *known.of(given))
+        if population is not None:
+            return self._judge("offline")(self._ask(box, population), *known.of(population))
         rows = self.rows.to(known.values.device)
-        asked = known.models.pool.take(self.rows.to(known.models.pool.labels.device))
-        return self._judge(way)(self._ask(box, asked), known.values[:, rows], known.inside[:, rows])
+        batch = known.models.pool.take(self.rows.to(known.models.pool.labels.device))
+        return self._judge(way)(self._ask(box, batch), known.values[:, rows], known.inside[:, rows])
 
     def _ask(self, box: BlackBox, batch: Batch) -> Tensor:
         return tempered(probabilities(box, batch.inputs), batch.labels, self.temperature)
@@ -115,10 +122,10 @@ def rmia(
 ) -> Rmia:
     """Member where P(x|f)/P(x) is gamma times that of much of the population (RMIA, Zarifzadeh et al. 2024).
 
-    Online (mode `auto` with in-out models) P(x) comes from models with and without the example; offline, as for
-    disjoint shadows, from those without it and `a`, and the result says that it ran so. The population is the one
-    given with the candidates, else at most `population` of the attacker's own rows. The decision's threshold is the
-    ratio that serves best when each of the attacker's models is the target once.
+    Online (mode `auto` with in-out models) P(x) comes from models with and without the example. Offline, as for
+    disjoint shadows, it comes from models without the example and from `a`; a note says so. The population is that of
+    the candidates, else at most `population` of the attacker's own rows. The decision threshold is the best ratio when
+    each of the attacker's models serves as the target once.
     """
     if mode not in MODES:
         raise unknown("attack rmia mode", mode, MODES)

@@ -1,4 +1,4 @@
-"""SAMIA: self-attention over the classes finds the threshold that fits an answer."""
+"""SAMIA: a transformer over the classes that learns a threshold for each answer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 128, 3
 
 
 class Encoder(nn.Module):
-    """A post-norm transformer layer: attention and a feed-forward block, each added to its input and normalised.
+    """Post-norm transformer layer: attention and a feed-forward block, each with a residual connection and LayerNorm.
 
-    Written out, because the library's layer draws its dropout one number at a time and guards a softmax that needs
-    no guard here. The tokens of all examples are rows of one matrix.
+    The layer of torch is slower: it draws dropout one number at a time and guards the softmax, which is not needed
+    here. The tokens of all examples are rows of one matrix.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Encoder(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor, tokens: int, drop: Drop) -> Tensor:
-        """(N tokens, 64) -> (N tokens, 64)."""
+        """Map tokens (N tokens, 64) to (N tokens, 64)."""
         x = self.attended(x + drop(self.output(self.attend(x, tokens, drop))))
         return self.normal(x + drop(self.narrow(drop(gelu(self.widen(x))))))  # type: ignore[no-any-return]
 
     def attend(self, x: Tensor, tokens: int, drop: Drop) -> Tensor:
-        """softmax(Q K^T / sqrt d) V in every head."""
+        """Return softmax(Q K^T / sqrt d) V of all heads."""
         size = WIDTH // HEADS
         parts = self.queries_keys_values(x).view(-1, tokens, 3, HEADS, size).permute(2, 0, 3, 1, 4)
         q, k, v = parts.reshape(3, -1, tokens, size).unbind()  # (N heads, tokens, size) each
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One token a class, (p_k, s_k, 1[y = k]), without positions; three encoder layers; two classes (Fig. 5)."""
+    """Transformer of Fig. 5: one token (p_k, s_k, 1[y = k]) a class without positions, three layers, two outputs."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         self.decide = nn.Linear(WIDTH, 2)
 
     def forward(self, x: Tensor, drop: Drop = keep) -> Tensor:
-        """(N, 3K) probabilities, sensitivities and one-hot labels -> (N, 2), non-member and member."""
+        """Return logits (N, 2), non-member and member, of probabilities, sensitivities and one-hot labels (N, 3K)."""
         tokens = self.scale(x).view(-1, 3, self.classes).transpose(1, 2).reshape(-1, 3)
         tokens = gelu(self.embed(tokens))
         for layer in self.layers:
@@ -79,14 +79,14 @@ class Transformer(nn.Module):
 class Samia(NetworkAttack):
     """A transformer tells members by probabilities, sensitivities and the true label (samia_ppb 4.2, SAMIA)."""
 
-    patience: int = 2  # what benchmarks/audit.py was measured with
+    patience: int = 2  # the value in the measurements of benchmarks/audit.py
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
-        """(N, 3K) p, s (Eq. 2) and the one-hot label, from 11 queries an example."""
+        """Return p, s (Eq. 2) and the one-hot label, (N, 3K), from 11 queries an example."""
         p = probabilities(box, batch.inputs)
-        moved = sensitivity(box, batch.inputs, rng, shared=True, answers=p)
-        return torch.cat([p, moved, one_hot(batch.labels, p.shape[1]).to(p)], 1)
+        sensitivities = sensitivity(box, batch.inputs, rng, shared=True, answers=p)
+        return torch.cat([p, sensitivities, one_hot(batch.labels, p.shape[1]).to(p)], 1)
 
     def network(self, features: int) -> nn.Module:
-        """The transformer of Fig. 5."""
+        """Return the transformer of Fig. 5."""
         return Transformer(features // 3)

@@ -1,8 +1,8 @@
-"""With whom an example is scored: under static BatchNorm its loss depends on its batch mates (mapp_fl 5.2).
+"""Batches for scoring: under static BatchNorm the loss of an example depends on its batch (mapp_fl 5.2).
 
-mixed   everyone asked about, and everyone known, shuffled together, in batches of one size: the rule
-apart   members in batches of their own, non-members in theirs: the statistics of a batch then tell membership
-fixed   every example by itself, normalised by statistics that were estimated on the attacker's own data
+mixed   all candidates and known examples shuffled together, in batches of one size (the default rule)
+apart   members and non-members in separate batches, so that the statistics of a batch reveal membership
+fixed   each example independently, normalised by statistics estimated on the attacker's own data
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from secateur.inference import answering
 from secateur.interfaces import Params
 
 RULES = ("mixed", "apart", "fixed")
-SIZE = 128  # of a scoring batch: that of training
-AT_ONCE = 16  # batches that are stacked on a GPU
+SIZE = 128  # of a scoring batch: as in training
+AT_ONCE = 16  # number of batches stacked on a GPU
 
 Answer = Callable[[Tensor], Tensor]  # inputs -> (N, K) probabilities, in batches of one size
 
@@ -32,9 +32,10 @@ Answer = Callable[[Tensor], Tensor]  # inputs -> (N, K) probabilities, in batche
 def scorer(
     net: nn.Module, state: Params, device: torch.device | str, size: int = SIZE, stacked: bool | None = None
 ) -> Answer:
-    """A model that answers in batches of exactly `size`, in the order given: the last is filled up by those before.
+    """Return a function that answers in batches of exactly `size`, in order of the inputs.
 
-    `stacked` asks about many batches at once, each by its own statistics; None: on a GPU.
+    The last batch is filled up with the inputs before it. `stacked` evaluates many batches at once, each with its own
+    statistics; None: only on a GPU.
     """
     device = torch.device(device)
     answer = answering(net, state, device, size)
@@ -52,7 +53,7 @@ def scorer(
 
 
 def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> Answer:
-    """Logits of many batches at once: launching the kernels of each takes longer than they run."""
+    """Return a function for the logits of many batches at once: launches of single batches would dominate the time."""
     function = Functional(net, training=False, device=device)
     params, others = split(net, tree.to(state, device))
     tensors = params | others
@@ -60,18 +61,18 @@ def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> 
     @torch.no_grad()
     def answer(inputs: Tensor) -> Tensor:
         batches = inputs.reshape(-1, min(size, len(inputs)), *inputs.shape[1:])
-        each = vmap(lambda part: function(tensors, part))
+        forward = vmap(lambda part: function(tensors, part))
         with full_precision(device):
-            given = torch.cat([each(some) for some in torch.split(batches, AT_ONCE)]).flatten(0, 1)
-        if not given.isfinite().all():
+            logits = torch.cat([forward(stack) for stack in torch.split(batches, AT_ONCE)]).flatten(0, 1)
+        if not logits.isfinite().all():
             raise NotFinite
-        return given
+        return logits
 
     return answer
 
 
 def mixing(answer: Answer, rng: Generator) -> Answer:
-    """The same, shuffled first: whoever is asked about together is mixed."""
+    """Return `answer` with shuffled inputs, so that all examples of a call are mixed; the output order is unchanged."""
 
     def mixed(inputs: Tensor) -> Tensor:
         order = torch.randperm(len(inputs), generator=rng).to(inputs.device)
@@ -81,33 +82,33 @@ def mixing(answer: Answer, rng: Generator) -> Answer:
 
 
 def together(answer: Answer, parts: Sequence[Tensor], rule: str, rng: Generator) -> list[Tensor]:
-    """(n, K) probabilities of each part under a rule: parts are mixed, or answered apart (also where it is `fixed`)."""
+    """Return the probabilities (n, K) of each part: parts are mixed by the rule `mixed`, else answered separately."""
     if rule not in RULES:
         raise unknown("batches", rule, RULES)
     if rule != "mixed":
         return [answer(part) for part in parts]
-    found = mixing(answer, rng)(torch.cat(list(parts)))
-    return list(found.split_with_sizes([len(part) for part in parts]))
+    answers = mixing(answer, rng)(torch.cat(list(parts)))
+    return list(answers.split_with_sizes([len(part) for part in parts]))
 
 
 def is_static(net: nn.Module) -> bool:
-    """Whether a network normalises by the batch's own statistics when it is asked."""
+    """Return True if a network normalises by batch statistics in eval mode (static BatchNorm)."""
     return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in net.modules())
 
 
 @torch.no_grad()
 def settled(net: nn.Module, state: Params, reference: Tensor, size: int = SIZE) -> tuple[nn.Module, Params]:
-    """The network with statistics that stay: the means over batches of `reference` (as HeteroFL estimates them)."""
-    made = copy.deepcopy(net).to(reference.device)
-    made.load_state_dict(dict(state))
-    for name, module in list(made.named_modules()):
+    """Return the network with fixed statistics, the means over batches of `reference` (as HeteroFL estimates them)."""
+    fixed = copy.deepcopy(net).to(reference.device)
+    fixed.load_state_dict(dict(state))
+    for name, module in list(fixed.named_modules()):
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             new = type(module)(module.num_features, module.eps, momentum=cast(float, None), affine=module.affine)
             new.load_state_dict(module.state_dict(), strict=False)
-            parent, _, own = name.rpartition(".")
-            setattr(made.get_submodule(parent), own, new.to(reference))
-    made.train()
-    whole = len(reference) // size * size or len(reference)
-    for part in torch.split(reference[:whole], size):
-        made(part)
-    return made.eval(), tree.state_of(made)
+            parent, _, child = name.rpartition(".")
+            setattr(fixed.get_submodule(parent), child, new.to(reference))
+    fixed.train()
+    rows = len(reference) // size * size or len(reference)  # full batches only, if there are any
+    for part in torch.split(reference[:rows], size):
+        fixed(part)
+    return fixed.eval(), tree.state_of(fixed)

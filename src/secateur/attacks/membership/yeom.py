@@ -1,4 +1,4 @@
-"""Yeom: a member's loss is lower than that of the members one knows; and who is asked, as MaPP-FL asks it."""
+"""Yeom's attack by a loss threshold from known members, and the candidates of MaPP-FL's evaluation."""
 
 from __future__ import annotations
 
@@ -22,40 +22,43 @@ from secateur.interfaces import BlackBox, Candidates, Guesses, InOut, Shadow
 from secateur.metrics.membership import AT_ONCE, Estimate
 
 THRESHOLDS = ("mean", "tuned", "class")
-MOST = 5000  # members asked about, and as many non-members (mapp_fl 3.2)
+MOST = 5000  # candidate members, and as many non-members (mapp_fl 3.2)
 FEWEST = 3  # known members
 
 
 @dataclass(frozen=True)
 class Yeom:
-    """The attack, and after `fit` the thresholds of log p_y by class."""
+    """Yeom attack and, after `fit`, the thresholds of log p_y by class."""
 
     way: str
     thresholds: Tensor | None = None  # (K,)
     note: str | None = None
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Learn from known members and others: the attacker's own models', or the target's own as a shadow of it."""
+        """Learn the thresholds from members and non-members of shadow models.
+
+        A target with known members may serve as its own shadow.
+        """
         return self.learn(*shadow_features(shadows, negative_cross_entropy))
 
     def learn(self, values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> Self:
-        """The thresholds that follow from what is known: (N,) log p_y, labels and membership."""
+        """Learn the thresholds from known examples: log p_y (N,), labels and membership."""
         if self.way == "class" and bool(torch.isin(labels[is_member], labels[~is_member]).any()):
             thresholds, missing = class_thresholds(values, labels, is_member, classes)
             note = f"global threshold for the classes {missing}: none known on both sides" if missing else None
             return replace(self, thresholds=thresholds, note=note)
         inside, outside = values[is_member], values[~is_member]
-        one = float(inside.mean()) if self.way == "mean" else best_threshold(inside, outside)
-        note = "global threshold: no class is known on both sides" if self.way == "class" else None  # of a few known
-        return replace(self, thresholds=values.new_full((classes,), one), note=note)
+        threshold = float(inside.mean()) if self.way == "mean" else best_threshold(inside, outside)
+        note = "global threshold: no class is known on both sides" if self.way == "class" else None
+        return replace(self, thresholds=values.new_full((classes,), threshold), note=note)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
-        """Rank by the loss, decide by the threshold."""
+        """Score by the loss; decide by the threshold."""
         labels = candidates.batch.labels
         return self.decide(negative_cross_entropy(probabilities(box, candidates.batch.inputs), labels), labels)
 
     def decide(self, values: Tensor, labels: Tensor) -> Guesses:
-        """The same for (N,) log p_y: of one model, or their mean over several of a client's updates."""
+        """Return the guesses for log p_y (N,): of one model, or the mean over several updates of a client."""
         if self.thresholds is None:
             raise WrongInput("attack", "fit it on shadow models first")
         limit = self.thresholds[labels]
@@ -66,8 +69,8 @@ class Yeom:
 def yeom(threshold: str = "mean") -> Yeom:
     """Member where the loss is below the mean loss of known members (Yeom et al. 2018; mapp_fl Eq. 2).
 
-    `threshold` is `mean`, or `tuned`: the one that tells known members from known others best, or `class`: one tuned
-    for each class. In an audit the shadows' members stand for the known ones; in a federation they are the client's.
+    `threshold` is `mean`; or `tuned`, the best one between known members and known non-members; or `class`, one tuned
+    for each class. In an audit the known members are those of the shadows, in a federation those of the client.
     """
     if threshold not in THRESHOLDS:
         raise unknown("attack yeom threshold", threshold, THRESHOLDS)
@@ -75,9 +78,9 @@ def yeom(threshold: str = "mean") -> Yeom:
 
 
 def mean_advantage(known: Tensor, members: Tensor, others: Tensor, rng: Generator, resamples: int = 1000) -> Estimate:
-    """The mean threshold's advantage, 2 (accuracy - 1/2), with a 95 % bootstrap interval (mapp_fl Eq. 4).
+    """Return the advantage of the mean threshold, 2 (accuracy - 1/2), with a 95 % bootstrap interval (mapp_fl Eq. 4).
 
-    Known members are resampled too: where they are few, the threshold is the larger part of the chance.
+    Known members are resampled too: if they are few, the threshold contributes most of the variance.
     """
     noise = Generator(known.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
 
@@ -98,10 +101,10 @@ def mean_advantage(known: Tensor, members: Tensor, others: Tensor, rng: Generato
 
 
 def over_knowledge(inside: Tensor, outside: Tensor, known: int, rng: Generator, draws: int = 200) -> Estimate:
-    """The mean threshold's advantage over draws of who is known, with the range of 95 % of them.
+    """Return the mean advantage of the mean threshold over draws of the known members, with their 95 % range.
 
-    Three known members make a threshold that depends much on who they are; an interval over the candidates alone does
-    not show it. `inside` and `outside` are (N,) log p_y.
+    A threshold from three known members depends strongly on the draw; an interval over the candidates alone does not
+    show that. `inside` and `outside` are log p_y, (N,).
     """
     drawn = torch.stack([torch.randperm(len(inside), generator=rng)[:known] for _ in range(draws)])
     chosen = inside[drawn.to(inside.device)]
@@ -112,24 +115,24 @@ def over_knowledge(inside: Tensor, outside: Tensor, known: int, rng: Generator, 
     return Estimate(float(advantages.mean()), low, high)
 
 
-# Who is asked (mapp_fl 3.2) --------------------------------------------------------------------------------------
+# Known members and candidates (mapp_fl 3.2) ------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Trial:
-    """Rows: those whose membership the attacker knows, and those it is asked about, as many inside as outside."""
+    """Rows whose membership the attacker knows, and candidate rows, as many members as non-members."""
 
     known: Tensor
-    own: Tensor  # the attacker's own data, outside; of it so many are known as are known inside
+    own: Tensor  # the attacker's own data, non-members
     members: Tensor
     nonmembers: Tensor
 
     @property
     def known_outside(self) -> Tensor:
-        """What the attacker knows to be outside where it needs both sides."""
+        """Rows of known non-members, as many as known members."""
         return self.own[: len(self.known)]
 
 
 def known_count(size: int, printed: bool = False) -> int:
-    """How many of a training set's rows the attacker knows: 1 %, at least 3; as the paper prints it, at most 3.
+    """Return the number of known members of a training set: 1 %, at least 3; as printed in the paper, at most 3.
 
     Example:
         >>> known_count(17020), known_count(120), known_count(17020, printed=True)
@@ -139,10 +142,10 @@ def known_count(size: int, printed: bool = False) -> int:
 
 
 def trial(rows: Tensor, outside: Tensor, rng: Generator, *, printed: bool = False, whole: bool = False) -> Trial:
-    """Draw who is known and who is asked; `whole` asks about known members too, as the paper does.
+    """Draw the known rows and the candidates; with `whole` known members are candidates too, as in the paper.
 
-    Half of what is outside is the attacker's own, and the other half it is asked about. Raises WrongInput where the
-    sets are too small for the rule.
+    One half of `outside` is the attacker's own data, the other half are candidates. Raise WrongInput if the sets are
+    too small for the rule.
     """
     number, half = known_count(len(rows), printed), len(outside) // 2
     left = len(rows) - (0 if whole else number)

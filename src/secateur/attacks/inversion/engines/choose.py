@@ -1,4 +1,4 @@
-"""Which engine takes a problem: by the device, the network, the number of trials and what the engines can do."""
+"""Choice of the engine for a problem, by device, network, number of trials and the limits of the engines."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from secateur.attacks.inversion.problem import Evaluate, Objective, Problem
 from secateur.errors import WrongInput, unknown
 
 ENGINES = ("plain", "stacked", "layerwise")
-SMALL = (
-    1_000_000  # parameters below which a CPU gains by vmap: 1.4 times on ResNet18-w16, but a loss of half on ResNet18
-)
-TINY = 200_000  # below which a GPU prefers vmap to the layer-wise batch, if there are MANY trials: CNN6, LeNet
+# Number of parameters below which vmap is faster on a CPU: 1.4 times on ResNet18-w16, but half the speed on ResNet18.
+SMALL = 1_000_000
+# Number of parameters below which vmap is faster on a GPU than the layer-wise batch with MANY trials: CNN6, LeNet.
+TINY = 200_000
 MANY = 64
-CHUNK = 32  # trials that a CPU takes together: more are no faster and need more memory
+CHUNK = 32  # trials of one vmap call on a CPU: more are no faster and need more memory
 
 
 class Choice(NamedTuple):
-    """An engine's name and why it was taken."""
+    """Name of the chosen engine and the reason for the choice."""
 
     name: str
     reason: str
 
 
 def engine_for(problem: Problem, objective: Objective, device: torch.device | str, name: str = "auto") -> Evaluate:
-    """The engine of that name, or the one that `choose` takes, for this problem."""
+    """Return the engine called `name`, set up for this problem; "auto" takes the result of `choose`."""
     chunk = CHUNK if torch.device(device).type == "cpu" else None
     engines: dict[str, Callable[[], Evaluate]] = {
         "plain": lambda: plain(problem, objective),
@@ -41,7 +41,7 @@ def engine_for(problem: Problem, objective: Objective, device: torch.device | st
 
 
 def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> Choice:
-    """The engine that is likely the fastest here, or the one asked for if it can do it (WrongInput otherwise)."""
+    """Return the engine that is probably the fastest, or the requested one; raise WrongInput if it cannot be used."""
     if name not in ("auto", *ENGINES):
         raise unknown("engine", name, ("auto", *ENGINES))
     if name == "plain":
