@@ -1,4 +1,4 @@
-"""Secateur measures what a compressed neural network gives away about its training data."""
+"""Secateur: measurements of the training data that a compressed neural network leaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from secateur.experiments.prune import load_pruned
 
 __all__ = ["Federated", "Inversion", "Report", "WrongInput", "audit", "federate", "invert", "load_pruned"]
-_HOMES = {
+_MODULES = {
     "Federated": "api.federate",
     "Inversion": "api.invert",
     "Report": "api.audit",
@@ -25,9 +25,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that the command line starts at once."""
-    if name not in _HOMES:
+    """Import a public name at its first use, so that the command line starts fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'secateur' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"secateur.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"secateur.{_MODULES[name]}"), name)

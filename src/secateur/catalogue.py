@@ -1,7 +1,7 @@
-"""`@method` makes a method known; everything that lists methods reads it from here.
+"""Catalogue of methods: `@method` registers a method, and every list of methods is read from this module.
 
-A package (or module) listed in `PACKAGES` is imported whole the first time its kind is asked for, so that adding a
-method touches its own file and its test and nothing else. No module in it may import Triton; kernels are in gpu/.
+The first request for a kind imports all modules of its package in `PACKAGES`. A new method therefore changes only its
+file and its test. No module in these packages may import Triton; kernels are in gpu/.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = {
     "dataset": "secateur.data",
     "study": "secateur.studies",
 }
-OTHERS = {  # attacks of the other kind, which a user may well ask for
+OTHERS = {  # attacks of the other kind, which users easily confuse
     "attack": ("inversion", "attacks updates; use secateur invert"),
     "inversion": ("attack", "attacks trained models; use secateur audit, or --membership in secateur federate"),
 }
@@ -42,7 +42,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Method:
-    """One method: what makes it, and what a list says of it."""
+    """Catalogue entry of a method: its factory, and the facts that a list shows."""
 
     kind: str
     name: str
@@ -52,7 +52,7 @@ class Method:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring."""
+        """The first line of the factory's docstring."""
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
 
     @property
@@ -64,14 +64,14 @@ class Method:
         return {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def __call__(self, **arguments: Any) -> Any:
-        """Make it, refusing hyper-parameters that it does not have."""
+        """Create the method; raise WrongInput for unknown hyper-parameters."""
         for name in arguments:
             if name not in self.defaults:
                 raise unknown(f"{self.kind} {self.name}", name, self.defaults or ["(no hyper-parameters)"])
         return self.make(**arguments)
 
     def describe(self) -> dict[str, Any]:
-        """What `secateur list` prints."""
+        """Return the row that `secateur list` prints."""
         row = {"name": self.name, "summary": self.summary, "paper": self.paper, "defaults": self.defaults}
         return row | {key: value() if callable(value) else value for key, value in self.info.items()}
 
@@ -81,7 +81,10 @@ _loaded: set[str] = set()
 
 
 def method(kind: str, name: str, paper: str, **info: Any) -> Callable[[T], T]:
-    """Make a function or a dataclass known under `name`; `info` is shown by `list` (callables are called then)."""
+    """Register a function or a dataclass under `name`.
+
+    `secateur list` shows `info`; its callables are called at that time.
+    """
     if kind not in _known:
         raise unknown("kind", kind, _known)
 
@@ -97,7 +100,7 @@ def method(kind: str, name: str, paper: str, **info: Any) -> Callable[[T], T]:
 
 
 def methods(kind: str) -> dict[str, Method]:
-    """All methods of a kind by name, in alphabetical order."""
+    """Return all methods of a kind by name, in alphabetical order."""
     if kind not in _known:
         raise unknown("kind", kind, _known)
     if kind not in _loaded:
@@ -109,7 +112,7 @@ def methods(kind: str) -> dict[str, Method]:
 
 
 def find(kind: str, name: str) -> Method:
-    """One method, or an error that names the nearest known one."""
+    """Return a method by name; the error for an unknown name suggests the nearest known one."""
     known = methods(kind)
     if name not in known:
         other = OTHERS.get(kind)
@@ -121,7 +124,7 @@ def find(kind: str, name: str) -> Method:
 
 @dataclass(frozen=True)
 class Choice:
-    """A method by name with the hyper-parameters that differ from its defaults; as text `name:key=value:key=value`."""
+    """Method name with the hyper-parameters that differ from the defaults; as text `name:key=value:key=value`."""
 
     kind: str
     name: str
@@ -129,11 +132,11 @@ class Choice:
 
     @property
     def method(self) -> Method:
-        """The catalogue's entry."""
+        """The entry in the catalogue."""
         return find(self.kind, self.name)
 
     def make(self) -> Any:
-        """The method itself."""
+        """Create the method with these hyper-parameters."""
         return self.method(**dict(self.arguments))
 
     def __str__(self) -> str:
@@ -142,7 +145,7 @@ class Choice:
 
 
 def split(text: str) -> list[str]:
-    """A choice's text as its name and its `key=value` parts.
+    """Split the text of a choice into its name and its `key=value` parts.
 
     Example:
         >>> split("ggl:generator=module:function:iterations=3")
@@ -153,12 +156,12 @@ def split(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Defense:
-    """One defense, or several that act together: `ppb+adv`."""
+    """Defense of one part, or of several that act together: `ppb+adv`."""
 
     parts: tuple[Choice, ...]
 
     def acting_on(self, place: str) -> Choice | None:
-        """The part that acts on a place, if there is one."""
+        """Return the part whose `acts_on` equals `place`, or None."""
         return next((part for part in self.parts if part.method.info["acts_on"] == place), None)
 
     def __str__(self) -> str:
@@ -166,22 +169,22 @@ class Defense:
 
 
 def users_own(field: str, reference: str) -> Callable[..., Any]:
-    """The user's function that `module:function` names; the module may lie in the current folder."""
+    """Import the user's function named by `module:function`; the module may be in the current folder."""
     module, _, function = reference.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that a user's file never hides an installed module
     try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's own code raises
+        target = getattr(importlib.import_module(module), function)
+    except Exception as error:  # the user's code may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); give module:function") from error
-    if not inspect.isroutine(found) and not inspect.isclass(found):
-        raise WrongInput(field, f"{reference} is {type(found).__name__}; it must be a function")
-    return found
+    if not inspect.isroutine(target) and not inspect.isclass(target):
+        raise WrongInput(field, f"{reference} is {type(target).__name__}; it must be a function")
+    return target
 
 
 def name_of(choice: str) -> str:
-    """The name of a method that is written with its settings.
+    """Return the method name of a choice that is written with its settings.
 
     Example:
         >>> name_of("samia:epochs=4")

@@ -1,8 +1,8 @@
-"""A network as a function of its tensors and of its chance: nothing inside draws, nothing of the given net changes.
+"""Networks as pure functions of their tensors and their noise: no random draws inside, and no change to the module.
 
-Dropout is the chance inside a network, and so is the normal noise of modules that are `Noisy`. A dry forward asks which
-noise a batch needs, the caller draws it from a generator of its own, and the forward takes it in the same order. So one
-lane and many stacked lanes see equal noise.
+The noise is that of dropout and the normal noise of `Noisy` modules. A dry forward pass lists the noise that a batch
+needs. The caller draws this noise from a generator, and the real forward pass consumes the noise in the same order.
+One lane and many stacked lanes therefore use equal noise.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ WHOLE_CHANNELS = {F.dropout: False, F.dropout1d: True, F.dropout2d: True, F.drop
 
 
 class Ask(NamedTuple):
-    """What one dropout, or one noisy module, of a forward needs."""
+    """Noise that one dropout, or one noisy module, of a forward pass needs."""
 
     shape: Size
-    rate: float | None  # of a dropout; None: standard normal noise
+    rate: float | None  # dropout probability; None: standard normal noise
     dtype: torch.dtype
 
     def draw(self, rng: Generator) -> Tensor:
-        """Zero with probability `rate`, else 1 / (1 - rate), or normal noise, on the generator's device."""
+        """Draw dropout factors or normal noise on the generator's device.
+
+        A dropout factor is 0 with probability `rate`, else 1 / (1 - rate).
+        """
         if self.rate is None:
             return torch.randn(self.shape, generator=rng, device=rng.device, dtype=self.dtype)
         keep = torch.rand(self.shape, generator=rng, device=rng.device) >= self.rate
@@ -42,9 +45,9 @@ class Ask(NamedTuple):
 
 
 class Noisy(nn.Module):
-    """A module that takes normal noise from outside: its buffer `noise` (rows, size), which is never saved.
+    """Module that reads normal noise from its buffer `noise` (rows, size), which is never saved.
 
-    Zeros, as it is made, stand for no noise; who runs the network gives more, in place of the buffer.
+    The initial zeros mean no noise. The caller of the network replaces the buffer to add noise.
     """
 
     noise: Tensor
@@ -55,7 +58,7 @@ class Noisy(nn.Module):
 
 
 def noise_asks(net: nn.Module, rows: int) -> dict[str, Ask]:
-    """The buffers of the noisy modules of a network, each with what a batch of so many rows needs there."""
+    """Return the noise that a batch of `rows` rows needs, by name of the noisy module's buffer."""
     modules = {name: module for name, module in net.named_modules() if isinstance(module, Noisy)}
     return {
         f"{name}.noise".lstrip("."): Ask(Size([rows, module.noise.shape[-1]]), None, module.noise.dtype)
@@ -64,13 +67,16 @@ def noise_asks(net: nn.Module, rows: int) -> dict[str, Ask]:
 
 
 def noise_of(net: nn.Module, rows: int, rng: Generator) -> Params:
-    """Noise for a batch, to be laid over the network's tensors; empty where nothing in it is noisy."""
-    own = dict(net.named_buffers())
-    return {name: ask.draw(rng).to(own[name].device) for name, ask in noise_asks(net, rows).items()}
+    """Draw the noise of a batch, by buffer name; empty if the network has no noisy module.
+
+    The caller replaces the network's buffers with these tensors.
+    """
+    buffers = dict(net.named_buffers())
+    return {name: ask.draw(rng).to(buffers[name].device) for name, ask in noise_asks(net, rows).items()}
 
 
 class _Dropouts(TorchFunctionMode):
-    """Answers every dropout of a forward with `answer(inputs, ask)`."""
+    """Torch function mode that replaces every dropout of a forward pass by `answer(inputs, ask)`."""
 
     def __init__(self, answer: Callable[[Tensor, Ask], Tensor]) -> None:
         super().__init__()
@@ -92,8 +98,8 @@ class _Dropouts(TorchFunctionMode):
 
 
 @contextmanager
-def _own_draws_forbidden(device: torch.device) -> Iterator[None]:
-    """Refuse a network that draws other than by dropout, and leave the global generators as they were."""
+def _other_draws_forbidden(device: torch.device) -> Iterator[None]:
+    """Raise WrongInput if a network draws other than by dropout; restore the global generators."""
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         before = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cuda)]
@@ -105,49 +111,49 @@ def _own_draws_forbidden(device: torch.device) -> Iterator[None]:
 
 
 class Functional:
-    """`net`'s structure as a function `(tensors, inputs, noise) -> outputs`; BatchNorm updates the given tensors."""
+    """Function `(tensors, inputs, noise) -> outputs` with the structure of `net`; BatchNorm updates `tensors`."""
 
     def __init__(self, net: nn.Module, *, training: bool, device: torch.device | str) -> None:
         self.structure = copy.deepcopy(net).to(device).train(training)
         self.noisy = list(noise_asks(net, 0))
 
     def __call__(self, tensors: Params, inputs: Tensor, noise: Sequence[Tensor] = ()) -> Tensor:
-        """The outputs; `noise` holds one tensor for each of `asks`, or is empty."""
-        given = iter(noise)
+        """Return the outputs; `noise` holds one tensor per entry of `asks`, or is empty."""
+        draws = iter(noise)
         if noise:
-            tensors = tensors | {name: next(given) for name in self.noisy}
-        with _Dropouts(lambda x, _: x * next(given)) if noise else nullcontext():
+            tensors = tensors | {name: next(draws) for name in self.noisy}
+        with _Dropouts(lambda x, _: x * next(draws)) if noise else nullcontext():
             outputs: Tensor = functional_call(self.structure, tensors, (inputs,))
         return outputs
 
     @torch.no_grad()
     def asks(self, tensors: Params, inputs: Tensor) -> list[Ask]:
-        """Which noise a batch of this shape needs: of noisy modules, then of dropouts in the order of the forward."""
+        """List the noise that a batch of this shape needs: of noisy modules, then of dropouts in forward order."""
         asked: list[Ask] = list(noise_asks(self.structure, len(inputs)).values())
 
         def note(x: Tensor, ask: Ask) -> Tensor:
             asked.append(ask)
             return x
 
-        with _own_draws_forbidden(inputs.device), _Dropouts(note):
+        with _other_draws_forbidden(inputs.device), _Dropouts(note):
             functional_call(self.structure, tree.clone(tensors), (inputs,))
         return asked
 
 
 def split(net: nn.Module, state: Params) -> tuple[Params, Params]:
-    """The tensors of a state that are trained, and all others that the network has: buffers, frozen parameters."""
-    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    """Split a state into the trained tensors and all others: buffers and frozen parameters."""
+    current = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     for name, tensor in net.state_dict().items():
         if name not in state or state[name].shape != tensor.shape:
-            found = f"has shape {tuple(state[name].shape)}" if name in state else "is missing"
-            raise WrongInput("weights", f"{name} {found}; the model needs shape {tuple(tensor.shape)}")
+            problem = f"has shape {tuple(state[name].shape)}" if name in state else "is missing"
+            raise WrongInput("weights", f"{name} {problem}; the model needs shape {tuple(tensor.shape)}")
     trained = {name for name, value in net.named_parameters() if value.requires_grad}
-    tensors = {name: state.get(name, value).detach() for name, value in own.items()}
+    tensors = {name: state.get(name, value).detach() for name, value in current.items()}
     return {n: t for n, t in tensors.items() if n in trained}, {n: t for n, t in tensors.items() if n not in trained}
 
 
 def joined(net: nn.Module, tensors: Params) -> Params:
-    """A state_dict of contiguous copies: every name that the net saves; names of one tensor get equal copies."""
+    """Return a state_dict of contiguous copies; names that share one tensor get equal copies."""
     first = {id(value): name for name, value in reversed([*net.named_parameters(), *net.named_buffers()])}
     saved = net.state_dict(keep_vars=True)
     plain = torch.contiguous_format
@@ -155,18 +161,21 @@ def joined(net: nn.Module, tensors: Params) -> Params:
 
 
 def classifier(net: nn.Module, classes: int) -> str:
-    """The name of the last nn.Linear in the module order that gives `classes` numbers."""
-    found: list[str] = [
+    """Return the name of the last nn.Linear, in module order, with `classes` outputs."""
+    matches: list[str] = [
         name for name, m in net.named_modules() if isinstance(m, nn.Linear) and m.out_features == classes
     ]
-    if not found:
+    if not matches:
         message = f"has no nn.Linear with {classes} outputs, so labels cannot be read from its gradient"
         raise WrongInput("model", f"{message}; optimise them with the picture (labels: joint) or give them")
-    return found[-1]
+    return matches[-1]
 
 
 def evaluated(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
-    """The module itself, changed so that it draws nothing and keeps no running statistics."""
+    """Change the module in place so that it draws nothing and updates no running statistics; return it.
+
+    If `batchnorm` is "batch", BatchNorm normalises by the statistics of the batch.
+    """
     copied.eval()
     if batchnorm == "batch":
         for module in copied.modules():

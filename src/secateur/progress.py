@@ -1,4 +1,4 @@
-"""How far long work is: bars with the time left on a terminal, one line per stage elsewhere; always on stderr."""
+"""Progress of long work on stderr: bars with the time left on a terminal, one line per stage elsewhere."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-_shown: list[Progress] = []  # the display of the outermost; a terminal has room for one, and inner bars join it
+_shown: list[Progress] = []  # the outermost display; a terminal shows one, and inner bars join it
 
 
 class Advance(Protocol):
-    """Moves a bar on."""
+    """Function that advances a bar."""
 
     def __call__(self, steps: int, said: str | None = None) -> None:
-        """So many steps more; `said` stands before the bar from now on."""
+        """Advance by `steps`; `said` replaces the description before the bar."""
         ...
 
 
 @contextmanager
 def progress(description: str, total: int | None = None, rate: bool = False) -> Iterator[Advance]:
-    """Show work of `total` steps (None: unknown); yields a function that advances by a number of steps.
+    """Show work of `total` steps (None: unknown); yield a function that advances by a number of steps.
 
-    `rate` shows the steps a second too.
+    `rate` also shows the steps per second.
 
     Example:
         >>> with progress("shadows", 5) as advance:
         ...     for _ in range(5):
         ...         advance(1)
     """
-    if not _shown and not sys.stderr.isatty():  # while bars are shown, stderr is rich's and denies being a terminal
+    if not _shown and not sys.stderr.isatty():  # rich replaces stderr while bars are shown, and isatty() is then False
         print(description if total is None else f"{description} ({total})", file=sys.stderr, flush=True)
         yield lambda steps, said=None: None
         return
@@ -49,7 +49,7 @@ def _rate() -> ProgressColumn:
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """Steps a second, of the work that asks for it."""
+        """Column of the steps per second, for tasks with `rate`."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
@@ -68,7 +68,7 @@ def _display() -> Iterator[Progress]:
     from rich.table import Column
 
     console = Console(stderr=True)
-    text = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # the only one that a line may cut
+    text = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # the only column that may wrap
     bar, left = BarColumn(bar_width=max(4, console.width // 8)), TimeRemainingColumn()
     with Progress(text, bar, MofNCompleteColumn(), _rate(), left, console=console) as bars:
         _shown.append(bars)

@@ -1,4 +1,4 @@
-"""Where every draw begins: generators derived from a seed and the name of what they are for."""
+"""Random generators, each derived from a seed and the labels of its purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 
 def derive(seed: int, *labels: str | int | float | None) -> torch.Generator:
-    """A CPU generator for one purpose: the same seed and labels give the same draws, whatever else is drawn.
+    """Return a CPU generator for one purpose.
+
+    Equal seeds and labels give equal draws, independent of all other draws.
 
     Example:
         >>> a, b = derive(0, "shadow", 1), derive(0, "shadow", 1)

@@ -1,4 +1,4 @@
-"""Arithmetic on Params and Mask: dictionaries of tensors by parameter name."""
+"""Operations on Params and Mask: dictionaries of tensors by parameter name."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from secateur.interfaces import Mask, Params
 
 
 def params_of(net: nn.Module) -> Params:
-    """Copies of a module's parameters."""
+    """Return copies of a module's parameters."""
     return {name: value.detach().clone() for name, value in net.named_parameters()}
 
 
 def trained(net: nn.Module) -> list[str]:
-    """The names of the parameters that are trained, and so sent: not those that are frozen (requires_grad=False)."""
+    """Return the names of the trained parameters, which are also those sent; frozen ones have requires_grad=False."""
     return [name for name, value in net.named_parameters() if value.requires_grad]
 
 
 def state_of(net: nn.Module) -> Params:
-    """Copies of a module's parameters and of those buffers that are saved with it."""
+    """Return copies of a module's parameters and of its saved buffers."""
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
 def clone(tree: Mapping[str, Tensor]) -> Params:
-    """A copy that shares nothing."""
+    """Return a copy that shares no memory."""
     return {name: value.detach().clone() for name, value in tree.items()}
 
 
 def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Params:
-    """The same on a device."""
+    """Return the tensors on a device."""
     return {name: value.to(device) for name, value in tree.items()}
 
 
 def stack(trees: Sequence[Mapping[str, Tensor]]) -> Params:
-    """Many trees as one with a leading axis."""
+    """Stack many trees into one with a leading axis."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 def masked(tree: Mapping[str, Tensor], mask: Mask) -> Params:
-    """The tree with the entries that the mask drops set to exactly zero; names without a mask are kept whole."""
+    """Return the tree with dropped entries set to exactly zero; tensors without a mask are unchanged."""
     return {name: torch.where(mask[name], value, 0) if name in mask else value for name, value in tree.items()}
 
 
 def apply_mask(net: nn.Module, mask: Mask) -> nn.Module:
-    """Set what the mask drops to zero in the module itself, and return it."""
+    """Set the entries that the mask drops to zero, in place; return the module."""
     with torch.no_grad():
         for name, value in net.named_parameters():
             if name in mask:
@@ -55,11 +55,11 @@ def apply_mask(net: nn.Module, mask: Mask) -> nn.Module:
 
 
 def kept(mask: Mask) -> float:
-    """The share of entries that a mask keeps, over the tensors it names."""
+    """Return the fraction of entries that a mask keeps, over the tensors it names."""
     total = sum(value.numel() for value in mask.values())
     return sum(int(value.sum()) for value in mask.values()) / total if total else 1.0
 
 
 def count(tree: Mapping[str, Tensor]) -> int:
-    """How many numbers a tree holds."""
+    """Return the number of entries of a tree."""
     return sum(value.numel() for value in tree.values())

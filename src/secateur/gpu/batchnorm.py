@@ -1,6 +1,6 @@
-"""BatchNorm of many users whose batches lie in one: each user's rows are normalised by themselves.
+"""BatchNorm of many users in one batch: the rows of each user are normalised separately.
 
-What is normalised is (users, places, channels), as channels_last pictures lie in memory.
+Inputs are (users, positions, channels), the memory order of channels_last pictures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from secateur.gpu.triton_loader import loaded
 
 
 class Moments(NamedTuple):
-    """By user and channel, (users, C)."""
+    """Statistics by user and channel, (users, C)."""
 
     mean: Tensor
     var: Tensor  # biased
@@ -27,9 +27,10 @@ class Moments(NamedTuple):
 def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, skip: Tensor | None = None, relu: bool = False
 ) -> tuple[Tensor, Moments]:
-    """(x - mean) / sqrt(var + eps) * weight + bias, plus a skip; of that the ReLU.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias, and the statistics.
 
-    Weight and bias are (C,), or (users, C) where each user has its own.
+    Weight and bias are (C,), or (users, C) if they differ by user. `skip` is added to the output; `relu` then applies
+    the ReLU.
     """
     if kernels := _kernels_for(x):
         out, moments = kernels.normalised(x, weight, bias, eps, skip, relu)
@@ -43,15 +44,15 @@ def normalised(
 
 
 def returned(g: Tensor, x: Tensor, moments: Moments, relu: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with respect to x, and for each user to weight and bias, (users, C), of g, that of the output.
+    """Return the gradients by x, and by weight and bias of each user, (users, C).
 
-    The first is scale * (g - mean(g) - z mean(g z)) for the normalised z. `relu` is the bias where the output went
-    through ReLU.
+    `g` is the gradient by the output. The gradient by x is scale * (g - mean(g) - z mean(g z)) for the normalised z.
+    `relu` is the bias if the output passed through ReLU, else None.
     """
     mean, _, inverse, scale = moments
     if kernels := _kernels_for(x):
-        found: tuple[Tensor, Tensor, Tensor] = kernels.returned(g, x, mean, inverse, scale, relu)
-        return found
+        gradients: tuple[Tensor, Tensor, Tensor] = kernels.returned(g, x, mean, inverse, scale, relu)
+        return gradients
     z = x - mean[:, None]
     g = g if relu is None else g * (torch.addcmul(relu.expand_as(mean)[:, None], z, scale[:, None]) > 0)
     z.mul_(inverse[:, None])

@@ -1,6 +1,7 @@
-"""Passes over the tensors of many clients, (lanes, ...) each.
+"""Elementwise operations on the tensors of many clients, each (lanes, ...); a lane is a client.
 
-On a GPU a round waits for its memory: what operations of torch do in several passes, or in slow ones, is one kernel.
+On a GPU the memory limits the speed of a round. Work for which torch needs several passes, or slow ones, is therefore
+one kernel.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -19,17 +20,17 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from secateur.gpu.triton_loader import loaded
 
-_STEPPED = (torch.float32, torch.float64)  # of which one fma is torch's step
+_STEPPED = (torch.float32, torch.float64)  # dtypes for which one fma equals torch's step
 
 
 def rows_at(held: Tensor, places: Tensor) -> Tensor:
-    """(lanes, ...) the rows of (rows, ...) at these places (lanes,)."""
+    """Return the rows of `held` (rows, ...) at the indices `places` (lanes,), as (lanes, ...)."""
     kernels = _kernels_for(held)
     return held.index_select(0, places) if kernels is None else kernels.rows_at(held, places)
 
 
 def put_rows(held: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Write (lanes, ...) rows to these places (lanes,); of several at one place any is left."""
+    """Write `rows` (lanes, ...) to the indices `places` (lanes,); for a repeated index any one row remains."""
     if kernels := _kernels_for(held):
         kernels.put_rows(held, places, rows)
     else:
@@ -37,18 +38,18 @@ def put_rows(held: Tensor, places: Tensor, rows: Tensor) -> None:
 
 
 def copies(value: Tensor, count: int, keep: Tensor | None = None) -> Tensor:
-    """(count, ...) copies of a tensor, 0 where it is not kept; no `keep`: all is."""
+    """Return copies of a tensor, (count, ...), 0 where `keep` is False; None keeps all."""
     value = value if keep is None else torch.where(keep, value, 0)
     if kernels := _kernels_for(value):
-        found: Tensor = kernels.copies(value, count)
-        return found
+        stacked: Tensor = kernels.copies(value, count)
+        return stacked
     return value.expand(count, *value.shape).clone(memory_format=torch.contiguous_format)
 
 
 def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool = False) -> None:
-    """Add the sum of (lanes, ...) values, or of their squares, by weights (lanes,).
+    """Add to `total` the sum of values (lanes, ...), or of their squares, weighted by `weights` (lanes,).
 
-    Who weighs 0 adds nothing, whatever the values are: 0 * NaN is NaN, and not summed.
+    A lane of weight 0 adds nothing, even if its values are NaN: 0 * NaN is NaN, and NaN is not summed.
     """
     if total.is_contiguous() and (kernels := _kernels_for(total)):
         kernels.add_weighted(total, values, weights, squared)
@@ -58,42 +59,49 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool =
 
 
 def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
-    """(lanes,) whether all entries of (lanes, ...) tensors are finite, and the bytes of those that are not 0.
+    """Return per lane (lanes,) True if all entries are finite, and the bytes of the non-zero entries.
 
-    Of those with True their squares. Sums tell: a NaN or an infinity does not leave one.
+    `parts` holds tensors (lanes, ...); a tensor with the flag True is squared first. Finiteness is read from the sum:
+    a NaN or an infinity makes the sum non-finite.
     """
     if kernels := _kernels_for(*(value for value, _ in parts)):
-        found: tuple[Tensor, Tensor] = kernels.looked(parts)
-        return found
+        summary: tuple[Tensor, Tensor] = kernels.looked(parts)
+        return summary
     rows = [(value.square() if squared else value).reshape(len(value), -1) for value, squared in parts]
     sizes = [torch.count_nonzero(row, 1) * row.element_size() for row in rows]
     return torch.stack([row.sum(1).isfinite() for row in rows]).all(0), torch.stack(sizes).sum(0)
 
 
 def mixed(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = None) -> Tensor:
-    """(lanes, ...) the values where this is said, else the others (...), which are the same for all; or of one lane.
+    """Return `values` (lanes, ...) where `where` is True, else `others` (...), which all lanes share.
 
-    It is 0 where all lanes alike do not keep it (...); no `keep`: all is kept.
+    The result is 0 where `keep` (...), shared too, is False; None keeps all. A single lane without its axis also works.
     """
-    given = [where, values, others] if keep is None else [where, values, others, keep]
-    if values.ndim > others.ndim and (kernels := _kernels_for(*given)):
-        found: Tensor = kernels.mixed(where, values, others, keep)
-        return found
-    either = torch.where(where, values, others)
-    return either if keep is None else torch.where(keep, either, 0)
+    tensors = [where, values, others] if keep is None else [where, values, others, keep]
+    if values.ndim > others.ndim and (kernels := _kernels_for(*tensors)):
+        result: Tensor = kernels.mixed(where, values, others, keep)
+        return result
+    chosen = torch.where(where, values, others)
+    return chosen if keep is None else torch.where(keep, chosen, 0)
 
 
 def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
-    """(lanes, ...) the values with zeros but where this is said, unless it is not `both`; and with zeros there."""
+    """Return the values (lanes, ...) with zeros outside `where`, and the values with zeros inside `where`.
+
+    Without `both`, the first result is not computed; the second result takes its slot.
+    """
     if kernels := _kernels_for(where, values):
-        found: tuple[Tensor, Tensor] = kernels.parted(where, values, both)
-        return found
+        halves: tuple[Tensor, Tensor] = kernels.parted(where, values, both)
+        return halves
     outside = torch.where(where, 0, values)
     return torch.where(where, values, 0) if both else outside, outside
 
 
 def erase(where: Tensor, values: Tensor) -> None:
-    """Set (lanes, ...) values to 0 where this is said, for all lanes alike (...) or for each; or those of one."""
+    """Set values (lanes, ...) to 0 where `where` is True, in place.
+
+    `where` is (lanes, ...), or (...) for all lanes. A single lane without its axis also works.
+    """
     kernels = _kernels_for(where, values) if values.is_contiguous() and values.ndim else None
     if kernels is None:
         values.masked_fill_(where, 0)
@@ -102,7 +110,7 @@ def erase(where: Tensor, values: Tensor) -> None:
 
 
 def descend(values: Sequence[Tensor], slopes: Sequence[Tensor], rate: float, dropped: Sequence[Tensor | None]) -> None:
-    """A step of -rate * slopes in place, and 0 where a tensor is dropped, as `erase` has it; None: nowhere."""
+    """Add -rate * slopes in place, then `erase` the entries where `dropped` is True; None drops nothing."""
     others = []
     for value, slope, drop in zip(values, slopes, dropped, strict=True):
         fits = value.is_contiguous() and value.ndim and value.dtype in _STEPPED
@@ -118,10 +126,10 @@ def descend(values: Sequence[Tensor], slopes: Sequence[Tensor], rate: float, dro
 
 
 def both(where: Tensor, keep: Tensor, inverted: bool = False) -> Tensor:
-    """(...) where this is said, or `inverted` where it is not, and kept; of one client, and under vmap of many."""
+    """Return `where & keep` (...), or `~where & keep` if `inverted`; for one client, or for many under vmap."""
     if where.is_cuda and keep.is_cuda:
-        found: Tensor = torch.ops.secateur.both(where, keep, inverted)
-        return found
+        result: Tensor = torch.ops.secateur.both(where, keep, inverted)
+        return result
     return _both(where, keep, inverted)
 
 
@@ -130,29 +138,29 @@ def _both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
 
 
 def _all_both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
-    """(lanes, ...) of (lanes, ...) each."""
+    """Compute `both` for stacked masks (lanes, ...)."""
     if kernels := _kernels_for(where, keep):
-        found: Tensor = kernels.both(where, keep, inverted)
-        return found
+        result: Tensor = kernels.both(where, keep, inverted)
+        return result
     return ~where & keep if inverted else where & keep
 
 
 def _stacked_both(
     info: Any, dims: tuple[int | None, ...], where: Tensor, keep: Tensor, inverted: bool
 ) -> tuple[Tensor, int]:
-    """Under vmap the many are lanes of one call."""
-    first, second = (in_lanes(each, dim, info.batch_size) for each, dim in zip((where, keep), dims, strict=False))
+    """Run `both` under vmap: the mapped axis becomes the lanes of one call."""
+    first, second = (in_lanes(mask, dim, info.batch_size) for mask, dim in zip((where, keep), dims, strict=False))
     return _all_both(first, second, inverted), 0
 
 
 def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
-    """(n,) tensors without their signs end to end, and -1 where they are not kept; no `keeps`: all are.
+    """Return the absolute values of all tensors, concatenated to (n,), and -1 where `keeps` is False.
 
-    Of one client, and under vmap of many.
+    An empty `keeps` keeps all. The tensors belong to one client, or to many under vmap.
     """
     if all(value.is_cuda for value in values):
-        found: Tensor = torch.ops.secateur.magnitudes(list(values), list(keeps))
-        return found
+        result: Tensor = torch.ops.secateur.magnitudes(list(values), list(keeps))
+        return result
     return _magnitudes(values, keeps)
 
 
@@ -161,10 +169,10 @@ def _magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
 
 
 def _all_magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
-    """(lanes, N) of (lanes, ...) each."""
+    """Compute `magnitudes` for stacked tensors (lanes, ...), as (lanes, N)."""
     if kernels := _kernels_for(*values, *keeps):
-        found: Tensor = kernels.magnitudes(values, keeps)
-        return found
+        result: Tensor = kernels.magnitudes(values, keeps)
+        return result
     sizes = torch.cat([value.flatten(1) for value in values], 1).abs()
     return torch.where(torch.cat([keep.flatten(1) for keep in keeps], 1), sizes, -1) if keeps else sizes
 
@@ -172,16 +180,16 @@ def _all_magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor
 def _stacked(
     info: Any, dims: tuple[list[int | None], ...], values: list[Tensor], keeps: list[Tensor]
 ) -> tuple[Tensor, int]:
-    """Under vmap the many are lanes of one call."""
-    own, kept = (
-        [in_lanes(each, dim, info.batch_size) for each, dim in zip(*pair, strict=True)]
+    """Run `magnitudes` under vmap: the mapped axis becomes the lanes of one call."""
+    stacked, kept = (
+        [in_lanes(tensor, dim, info.batch_size) for tensor, dim in zip(*pair, strict=True)]
         for pair in ((values, dims[0]), (keeps, dims[1]))
     )
-    return _all_magnitudes(own, kept), 0
+    return _all_magnitudes(stacked, kept), 0
 
 
 def in_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
-    """(count, ...) of what vmap gives to a rule: the many first, or the same for all, which then share its memory."""
+    """Return an argument of a vmap rule as (count, ...): the mapped axis first, or an expanded view if unmapped."""
     return value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
@@ -195,7 +203,7 @@ torch.library.register_vmap("secateur::both", _stacked_both, lib=_library)
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
-    """The kernels, where these are plain tensors on a GPU that has them."""
+    """Return the kernels if all tensors are plain GPU tensors and the kernels run, else None."""
     if not all(tensor.is_cuda for tensor in tensors) or any(map(is_functorch_wrapped_tensor, tensors)):
         return None
     return _kernels()

@@ -1,7 +1,8 @@
-"""Triton kernels of client_ops.py: every one passes over the memory once.
+"""Triton kernels of client_ops.py: each kernel passes over the memory once.
 
-All tensors are rows, one a lane, whose entries lie end to end; a stride of 0 is one row that all lanes share. Flags are
-read by four where rows are that far apart: were it sixteen, as bytes could be, threads would read their floats apart.
+Every tensor is one contiguous row per lane; a stride of 0 is one row that all lanes share. Masks are bytes, called
+flags here, and are read four at a time if the row stride is a multiple of four. Reads of sixteen bytes would be
+possible, but would make each thread's reads of floats non-contiguous.
 """
 
 # ruff: noqa: ANN001, ANN202
@@ -16,12 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096  # entries of a program
+BLOCK = 4096  # entries per program
 
 
 @triton.jit
 def _copied(source, into, of, to, n, source_stride, into_stride, OF: tl.constexpr, TO: tl.constexpr, B: tl.constexpr):
-    """OF and TO: lanes read and write rows of these numbers, else each its own."""
+    """Copy rows. If OF (or TO), lanes read (or write) the rows at the indices `of` (or `to`), else their own rows."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     first = tl.load(of + lane).to(tl.int64) if OF else lane
     second = tl.load(to + lane).to(tl.int64) if TO else lane
@@ -31,27 +32,27 @@ def _copied(source, into, of, to, n, source_stride, into_stride, OF: tl.constexp
 
 @triton.jit
 def _added(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: tl.constexpr):
-    """What weighs 0 is not read, and so adds nothing whatever it is."""
+    """Add weighted lanes to the total. Lanes of weight 0 are not read, so that even NaN adds nothing."""
     at = tl.program_id(0) * B + tl.arange(0, B)
-    found = tl.load(total + at, mask=at < n)
+    acc = tl.load(total + at, mask=at < n)
     row = values + at
     for lane in range(0, lanes):
         weight = tl.load(weights + lane)
-        value = tl.load(row, mask=at < tl.where(weight != 0, n, 0), other=0).to(found.dtype)
-        found += weight * (value * value if SQUARED else value)
+        value = tl.load(row, mask=at < tl.where(weight != 0, n, 0), other=0).to(acc.dtype)
+        acc += weight * (value * value if SQUARED else value)
         row += stride
-    tl.store(total + at, found, mask=at < n)
+    tl.store(total + at, acc, mask=at < n)
 
 
 @triton.jit
-def _looked(values, astray, sizes, n, stride, into_stride, SIZE: tl.constexpr, SQUARED: tl.constexpr, B: tl.constexpr):
-    """Whether the sum of a program's entries is not finite, and the bytes of those that are not 0."""
+def _looked(values, bad, sizes, n, stride, into_stride, SIZE: tl.constexpr, SQUARED: tl.constexpr, B: tl.constexpr):
+    """Store 1 if the sum of a program's entries is not finite, and the bytes of the non-zero entries."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     value = tl.load(values + lane * stride + at, mask=at < n, other=0)
     value = value * value if SQUARED else value
     into = lane * into_stride + tl.program_id(0)
     finite = tl.abs(tl.sum(value, 0)) < float("inf")
-    tl.store(astray + into, tl.where(finite, 0, 1))
+    tl.store(bad + into, tl.where(finite, 0, 1))
     tl.store(sizes + into, tl.sum((value != 0).to(tl.int32), 0) * SIZE)
 
 
@@ -64,10 +65,10 @@ def _mixed(
     chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     value = tl.load(values + lane * stride + at, mask=at < n)
     other = tl.load(others + at, mask=at < n)
-    found = tl.where(chosen, value, other)
+    result = tl.where(chosen, value, other)
     if MASKED:
-        found = tl.where(tl.load(keep + lane * kept_fours * KEPT_W + at, mask=at < n, other=0) != 0, found, 0.0)
-    tl.store(into + lane * n + at, found, mask=at < n)
+        result = tl.where(tl.load(keep + lane * kept_fours * KEPT_W + at, mask=at < n, other=0) != 0, result, 0.0)
+    tl.store(into + lane * n + at, result, mask=at < n)
 
 
 @triton.jit(do_not_specialize=["fours"])
@@ -85,29 +86,32 @@ def _erased(where, values, n, fours, stride, W: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     row = values + lane * stride + at
-    tl.store(row, tl.where(chosen, 0.0, tl.load(row, mask=at < n)), mask=at < n)  # parts of a sector are no faster
+    tl.store(row, tl.where(chosen, 0.0, tl.load(row, mask=at < n)), mask=at < n)  # partial sectors: no faster
 
 
 @triton.jit(do_not_specialize=["fours"])
 def _descended(
     where, values, slopes, n, fours, stride, slope_stride, W: tl.constexpr, STEP: tl.constexpr, B: tl.constexpr
 ):
-    """One fma, which nvcc makes of torch's value + alpha * slope too. STEP is a constant: an argument is a float32."""
+    """Step by one fma, to which nvcc compiles torch's value + alpha * slope too.
+
+    STEP is a constant, because Triton passes a float argument as float32.
+    """
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     row = values + lane * stride + at
     value = tl.load(row, mask=at < n)
     slope = tl.load(slopes + lane * slope_stride + at, mask=at < n)
-    found = tl.fma(tl.full((B,), STEP, value.dtype), slope, value)
-    tl.store(row, tl.where(chosen, 0.0, found), mask=at < n)
+    result = tl.fma(tl.full((B,), STEP, value.dtype), slope, value)
+    tl.store(row, tl.where(chosen, 0.0, result), mask=at < n)
 
 
 @triton.jit
 def _joined(where, keep, into, n, stride, keep_stride, INVERTED: tl.constexpr, B: tl.constexpr):
-    """All of these are bytes, so that threads may read sixteen."""
+    """Combine two masks. All tensors are bytes, so that a thread may read sixteen at once."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
-    said = tl.load(where + lane * stride + at, mask=at < n, other=0)
-    chosen = said == 0 if INVERTED else said != 0
+    flag = tl.load(where + lane * stride + at, mask=at < n, other=0)
+    chosen = flag == 0 if INVERTED else flag != 0
     kept = tl.load(keep + lane * keep_stride + at, mask=at < n, other=0) != 0
     tl.store(into + lane * n + at, (chosen & kept).to(tl.uint8), mask=at < n)
 
@@ -115,125 +119,125 @@ def _joined(where, keep, into, n, stride, keep_stride, INVERTED: tl.constexpr, B
 @triton.jit(do_not_specialize=["fours"])
 def _sized(values, keep, into, n, stride, into_stride, fours, W: tl.constexpr, MASKED: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
-    found = tl.abs(tl.load(values + lane * stride + at, mask=at < n))
+    result = tl.abs(tl.load(values + lane * stride + at, mask=at < n))
     if MASKED:
-        found = tl.where(tl.load(keep + lane * fours * W + at, mask=at < n, other=0) != 0, found, -1.0)
-    tl.store(into + lane * into_stride + at, found, mask=at < n)
+        result = tl.where(tl.load(keep + lane * fours * W + at, mask=at < n, other=0) != 0, result, -1.0)
+    tl.store(into + lane * into_stride + at, result, mask=at < n)
 
 
 def rows_at(held: Tensor, places: Tensor) -> Tensor:
-    """(lanes, ...) the rows of these numbers."""
+    """Return the rows at these indices, (lanes, ...)."""
     into = held.new_empty(len(places), *held.shape[1:])
     _copy(held, into, len(places), of=places)
     return into
 
 
 def put_rows(held: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Write the rows to these numbers; of equal numbers any one is left."""
+    """Write the rows to these indices; for a repeated index any one row remains."""
     _copy(rows, held, len(places), to=places)
 
 
 def copies(value: Tensor, count: int) -> Tensor:
-    """(count, ...) copies."""
+    """Return copies, (count, ...)."""
     into = value.new_empty(count, *value.shape)
     _copy(value.expand_as(into), into, count)
     return into
 
 
 def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool) -> None:
-    """Add the lanes' values by their weights, or the squares of them."""
+    """Add the lanes' values, or their squares, times the lanes' weights to `total`."""
     (rows, stride), n = _rows(values), total.numel()
-    weights, block = weights.to(total.dtype).contiguous(), BLOCK // 4  # so many programs as fill a GPU
+    weights, block = weights.to(total.dtype).contiguous(), BLOCK // 4  # smaller blocks: enough programs to fill a GPU
     if n:
         with torch.cuda.device_of(total):
             _added[(triton.cdiv(n, block),)](total, rows, weights, n, stride, len(weights), squared, block)
 
 
 def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
-    """(lanes,) whether all entries are finite, or their squares, and the bytes of those that are not 0."""
+    """Return per lane True if all entries, or their squares, are finite, and the bytes of the non-zero ones."""
     numbers = [value[0].numel() for value, _ in parts]
     programs = [triton.cdiv(n, BLOCK) for n in numbers]
-    found = parts[0][0].new_empty(2, len(parts[0][0]), sum(programs), dtype=torch.int32)
-    places = zip(*(each.split(programs, 1) for each in found), strict=True)
-    for (value, squared), n, into in zip(parts, numbers, places, strict=True):
+    counts = parts[0][0].new_empty(2, len(parts[0][0]), sum(programs), dtype=torch.int32)
+    outputs = zip(*(count.split(programs, 1) for count in counts), strict=True)
+    for (value, squared), n, into in zip(parts, numbers, outputs, strict=True):
         rows, stride = _rows(value)
-        _each(_looked, value, rows, *into, n, stride, found.shape[2], value.element_size(), squared)
-    astray, sizes = found.sum(2)
-    return astray == 0, sizes
+        _run_lanes(_looked, value, rows, *into, n, stride, counts.shape[2], value.element_size(), squared)
+    nonfinite, sizes = counts.sum(2)
+    return nonfinite == 0, sizes
 
 
 def mixed(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None) -> Tensor:
-    """(lanes, ...) the values where this is said, else the others, which are the same for all; 0 where not kept."""
+    """Return the values (lanes, ...) where `where` is True, else the shared `others`; 0 where not kept."""
     into = values.new_empty(values.shape)
     (flags, *fours), (rows, stride) = _flags(where), _rows(values)
     kept, *kept_fours = (flags, 0, 1) if keep is None else _flags(keep.expand_as(values))
-    given = (flags, rows, others.contiguous(), kept, into, others.numel(), stride)
-    _each(_mixed, into, *given, *fours, *kept_fours, keep is not None)
+    arguments = (flags, rows, others.contiguous(), kept, into, others.numel(), stride)
+    _run_lanes(_mixed, into, *arguments, *fours, *kept_fours, keep is not None)
     return into
 
 
 def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
-    """(lanes, ...) the values with zeros but where this is said, unless it is not `both`; and with zeros there."""
+    """Return the values (lanes, ...) with zeros outside `where` (only with `both`), and with zeros inside."""
     outside = values.new_empty(values.shape)
     inside = torch.empty_like(outside) if both else outside
     (flags, *fours), (rows, stride) = _flags(where), _rows(values)
-    _each(_parted, outside, flags, rows, inside, outside, outside[0].numel(), fours[0], stride, fours[1], both)
+    _run_lanes(_parted, outside, flags, rows, inside, outside, outside[0].numel(), fours[0], stride, fours[1], both)
     return inside, outside
 
 
 def erase(where: Tensor, values: Tensor) -> None:
-    """Set the values to 0 where this is said, which may be shared."""
+    """Set the values to 0 where `where` is True; all lanes may share `where`."""
     flags, fours, wide = _flags(where.expand_as(values))
-    _each(_erased, values, flags, values, values[0].numel(), fours, values.stride(0), wide)
+    _run_lanes(_erased, values, flags, values, values[0].numel(), fours, values.stride(0), wide)
 
 
 def descend(values: Tensor, slopes: Tensor, rate: float, where: Tensor) -> None:
-    """A step of -rate * slopes, and 0 where this is said, which may be shared."""
+    """Add -rate * slopes in place, and set entries to 0 where `where` is True; all lanes may share `where`."""
     (flags, fours, wide), (rows, stride) = _flags(where.expand_as(values)), _rows(slopes)
-    _each(_descended, values, flags, values, rows, values[0].numel(), fours, values.stride(0), stride, wide, -rate)
+    _run_lanes(_descended, values, flags, values, rows, values[0].numel(), fours, values.stride(0), stride, wide, -rate)
 
 
 def both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
-    """(lanes, ...) where this is said, or not where it is `inverted`, and kept."""
+    """Return `where & keep` (lanes, ...), or `~where & keep` if `inverted`."""
     into = torch.empty(where.shape, dtype=torch.bool, device=where.device)
     (rows, stride), (kept, keep_stride) = _rows(where), _rows(keep)
-    _each(_joined, into, rows, kept, into.view(torch.uint8), into[0].numel(), stride, keep_stride, inverted)
+    _run_lanes(_joined, into, rows, kept, into.view(torch.uint8), into[0].numel(), stride, keep_stride, inverted)
     return into
 
 
 def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
-    """(lanes, N) the tensors without their signs end to end, -1 where they are not kept."""
+    """Return the absolute values of all tensors, concatenated to (lanes, N), and -1 where they are not kept."""
     sizes = [value[0].numel() for value in values]
     into = values[0].new_empty(len(values[0]), sum(sizes))
     for i, part in enumerate(into.split(sizes, 1)):
         rows, stride = _rows(values[i])
         keep, *fours = _flags(keeps[i]) if keeps else (rows, 0, 1)
-        _each(_sized, part, rows, keep, part, sizes[i], stride, part.stride(0), *fours, bool(keeps))
+        _run_lanes(_sized, part, rows, keep, part, sizes[i], stride, part.stride(0), *fours, bool(keeps))
     return into
 
 
 def _copy(source: Tensor, into: Tensor, lanes: int, of: Tensor | None = None, to: Tensor | None = None) -> None:
     (rows, stride), (target, into_stride) = _rows(source), _rows(into)
-    numbers = [rows if each is None else each.contiguous() for each in (of, to)]
-    given = (rows, target, *numbers, into[0].numel(), stride, into_stride, of is not None, to is not None)
-    _each(_copied, into[:1].expand(lanes, *into.shape[1:]), *given)
+    indices = [rows if index is None else index.contiguous() for index in (of, to)]
+    arguments = (rows, target, *indices, into[0].numel(), stride, into_stride, of is not None, to is not None)
+    _run_lanes(_copied, into[:1].expand(lanes, *into.shape[1:]), *arguments)
 
 
-def _each(kernel, like: Tensor, *given: object) -> None:
-    """Run a kernel over every lane's entries."""
+def _run_lanes(kernel, like: Tensor, *arguments: object) -> None:
+    """Run a kernel over the entries of every lane of a tensor shaped as `like`."""
     if like.numel():
         with torch.cuda.device_of(like):
-            kernel[triton.cdiv(like[0].numel(), BLOCK), len(like)](*given, BLOCK)
+            kernel[triton.cdiv(like[0].numel(), BLOCK), len(like)](*arguments, BLOCK)
 
 
 def _flags(value: Tensor) -> tuple[Tensor, int, int]:
-    """The same of flags, the distance as a multiple of four where it is one, and that four."""
+    """Return the rows of a mask, their stride in units of `wide`, and `wide`: 4 if it divides the stride, else 1."""
     rows, stride = _rows(value)
     wide = 4 if stride % 4 == 0 else 1
     return rows, stride // wide, wide
 
 
 def _rows(value: Tensor) -> tuple[Tensor, int]:
-    """A tensor whose rows' entries lie end to end, and how far apart the rows are."""
+    """Return the tensor with contiguous rows, and the stride between rows; masks become uint8."""
     value = value if value[0].is_contiguous() else value.contiguous()
     return value.view(torch.uint8) if value.dtype == torch.bool else value, value.stride(0)

@@ -1,7 +1,7 @@
-"""How a trial's gradient lies to the observed one: the products of both, which on a GPU are one pass each way.
+"""Products of a trial's gradient with the observed gradient; on a GPU one pass forward and one pass backward.
 
-Operations of torch write down every product before it is summed, and every summand of the slope: a large layer's
-gradient is read and written ten times over.
+Operations of torch store every product before the sum, and every summand of the slope. They read and write the gradient
+of a large layer ten times.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from secateur.gpu.triton_loader import loaded
 
 
 def products(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """() <value, aim>, |value|^2 and |aim|^2, the value where the mask says that it is compared; of one trial."""
+    """Return the scalars <value, aim>, |value|^2 and |aim|^2 of one trial; the mask selects entries of the value."""
     if _kernels_for(value, aim) is not None:
-        found: Tensor = _Products.apply(value, aim, mask)  # type: ignore[no-untyped-call]
-        return found[0], found[1], found[2]
+        scalars: Tensor = _Products.apply(value, aim, mask)  # type: ignore[no-untyped-call]
+        return scalars[0], scalars[1], scalars[2]
     return _plainly(value, aim, mask)
 
 
@@ -34,7 +34,7 @@ def _plainly(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, T
 
 
 class _Products(Function):
-    """(3,) of a trial; the aim is a constant."""
+    """Autograd function of the three products of a trial, (3,); the aim is a constant."""
 
     @staticmethod
     def forward(value: Tensor, aim: Tensor, mask: Tensor | None) -> Tensor:
@@ -52,13 +52,13 @@ class _Products(Function):
     def vmap(info: Any, dims: Any, value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
         lanes = _lanes(info.batch_size, dims, value, aim, mask)
         if kernels := _kernels_of_many(lanes):
-            found: Tensor = kernels.summed(*lanes)
-            return found, 0
-        return torch.vmap(lambda *one: torch.stack(_plainly(*one)), _dims(lanes))(*lanes), 0
+            result: Tensor = kernels.summed(*lanes)
+            return result, 0
+        return torch.vmap(lambda *trial: torch.stack(_plainly(*trial)), _dims(lanes))(*lanes), 0
 
 
 class _Pulled(Function):
-    """The slope by the value, of slopes (3,) of its products: linear in the value and in these."""
+    """Autograd function of the slope by the value for slopes (3,) of the products; linear in value and slopes."""
 
     @staticmethod
     def forward(value: Tensor, aim: Tensor, mask: Tensor | None, slopes: Tensor) -> Tensor:
@@ -81,14 +81,14 @@ class _Pulled(Function):
     ) -> tuple[Tensor, int]:
         lanes = _lanes(info.batch_size, dims, value, aim, mask, slopes)
         if kernels := _kernels_of_many(lanes):
-            found: Tensor = kernels.pulled(*lanes)
-            return found, 0
+            result: Tensor = kernels.pulled(*lanes)
+            return result, 0
         return torch.vmap(_slope, _dims(lanes))(*lanes), 0
 
 
 def _slope(value: Tensor, aim: Tensor, mask: Tensor | None, slopes: Tensor) -> Tensor:
-    found = slopes[0] * aim + 2 * slopes[1] * value
-    return found if mask is None else found * mask
+    slope = slopes[0] * aim + 2 * slopes[1] * value
+    return slope if mask is None else slope * mask
 
 
 def _lanes(count: int, dims: Any, *values: Tensor | None) -> list[Any]:
@@ -96,12 +96,15 @@ def _lanes(count: int, dims: Any, *values: Tensor | None) -> list[Any]:
 
 
 def _dims(lanes: list[Any]) -> tuple[int | None, ...]:
-    return tuple(None if each is None else 0 for each in lanes)
+    return tuple(None if lane is None else 0 for lane in lanes)
 
 
 def _kernels_of_many(lanes: list[Any]) -> ModuleType | None:
-    """Of an outer vmap or grad tensors have no memory of their own: torch's operations then go level by level."""
-    wrapped = any(each is not None and is_functorch_wrapped_tensor(each) for each in lanes)
+    """Return the kernels, or None inside an outer vmap or grad.
+
+    Tensors of an outer transform have no plain memory; torch's operations unwrap them level by level.
+    """
+    wrapped = any(lane is not None and is_functorch_wrapped_tensor(lane) for lane in lanes)
     return None if wrapped else _kernels_for(*lanes[:2])
 
 
@@ -114,7 +117,7 @@ def _kernels_for(*tensors: Tensor) -> ModuleType | None:
 def _kernels() -> ModuleType | None:
     def probe(kernels: ModuleType) -> None:
         with _DisableFuncTorch():
-            some = torch.zeros(1, 4, device="cuda")
-            kernels.pulled(some, some, None, kernels.summed(some, some, None))
+            zeros = torch.zeros(1, 4, device="cuda")
+            kernels.pulled(zeros, zeros, None, kernels.summed(zeros, zeros, None))
 
     return loaded("secateur.gpu.gradient_products_kernels", probe, "gradient matching")

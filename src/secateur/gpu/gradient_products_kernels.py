@@ -1,4 +1,4 @@
-"""Triton kernels of gradient_products.py: a pass over the gradients of many trials, (lanes, n) each."""
+"""Triton kernels of gradient_products.py: one pass over the gradients of many trials, each (lanes, n)."""
 
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -10,29 +10,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, STRETCH = 1024, 8192  # entries at once, and of a program
+BLOCK, STRETCH = 1024, 8192  # entries per loop step, and entries per program
 
 
 @triton.jit
-def _taken(value, aim, mask, at, n, lane, MASKED: tl.constexpr):
-    """Some entries of both, the first 0 where they are not compared."""
-    one = tl.load(value + lane * n + at, mask=at < n, other=0)
+def _loaded(value, aim, mask, at, n, lane, MASKED: tl.constexpr):
+    """Load entries of the value, 0 where they are not compared, and of the aim."""
+    entries = tl.load(value + lane * n + at, mask=at < n, other=0)
     if MASKED:
-        one = tl.where(tl.load(mask + lane * n + at, mask=at < n, other=0) != 0, one, 0.0)
-    return one, tl.load(aim + lane * n + at, mask=at < n, other=0)
+        entries = tl.where(tl.load(mask + lane * n + at, mask=at < n, other=0) != 0, entries, 0.0)
+    return entries, tl.load(aim + lane * n + at, mask=at < n, other=0)
 
 
 @triton.jit
 def _summed(value, aim, mask, out, n, MASKED: tl.constexpr, L: tl.constexpr, B: tl.constexpr):
-    """Over a stretch of entries, into (lanes, stretches, 3)."""
+    """Sum the three products over a stretch of entries, into (lanes, stretches, 3)."""
     lane = tl.program_id(1).to(tl.int64)
     dot = tl.zeros((B,), dtype=tl.float32)
     trial, target = dot, dot
     for step in range(0, L, B):
-        one, other = _taken(value, aim, mask, tl.program_id(0) * L + step + tl.arange(0, B), n, lane, MASKED)
-        dot += one * other
-        trial += one * one
-        target += other * other
+        entries, aims = _loaded(value, aim, mask, tl.program_id(0) * L + step + tl.arange(0, B), n, lane, MASKED)
+        dot += entries * aims
+        trial += entries * entries
+        target += aims * aims
     into = out + (lane * tl.num_programs(0) + tl.program_id(0)) * 3
     tl.store(into, tl.sum(dot, 0))
     tl.store(into + 1, tl.sum(trial, 0))
@@ -42,31 +42,31 @@ def _summed(value, aim, mask, out, n, MASKED: tl.constexpr, L: tl.constexpr, B: 
 @triton.jit
 def _pulled(value, aim, mask, slopes, out, n, MASKED: tl.constexpr, B: tl.constexpr):
     lane, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * B + tl.arange(0, B)
-    one, other = _taken(value, aim, mask, at, n, lane, MASKED)
-    found = tl.load(slopes + lane * 3) * other + 2 * tl.load(slopes + lane * 3 + 1) * one
+    entries, aims = _loaded(value, aim, mask, at, n, lane, MASKED)
+    slope = tl.load(slopes + lane * 3) * aims + 2 * tl.load(slopes + lane * 3 + 1) * entries
     if MASKED:
-        found = tl.where(tl.load(mask + lane * n + at, mask=at < n, other=0) != 0, found, 0.0)
-    tl.store(out + lane * n + at, found, mask=at < n)
+        slope = tl.where(tl.load(mask + lane * n + at, mask=at < n, other=0) != 0, slope, 0.0)
+    tl.store(out + lane * n + at, slope, mask=at < n)
 
 
 def summed(value: Tensor, aim: Tensor, mask: Tensor | None) -> Tensor:
-    """(lanes, 3) <value, aim>, |value|^2 and |aim|^2 of each lane, the value where it is compared."""
+    """Return <value, aim>, |value|^2 and |aim|^2 of each lane, (lanes, 3); the mask selects the compared values."""
     lanes, n = len(value), value[0].numel()
     out = value.new_empty(lanes, triton.cdiv(n, STRETCH), 3)
     with torch.cuda.device_of(value):
-        _summed[out.shape[1], lanes](*_given(value, aim, mask), out, n, mask is not None, STRETCH, BLOCK)
+        _summed[out.shape[1], lanes](*_pointers(value, aim, mask), out, n, mask is not None, STRETCH, BLOCK)
     return out.sum(1)
 
 
 def pulled(value: Tensor, aim: Tensor, mask: Tensor | None, slopes: Tensor) -> Tensor:
-    """What slopes (lanes, 3) of these come to at the values."""
+    """Return the slope by the value for slopes (lanes, 3) of the three products."""
     out, n = torch.empty_like(value, memory_format=torch.contiguous_format), value[0].numel()
     with torch.cuda.device_of(value):
         grid = triton.cdiv(n, BLOCK), len(value)
-        _pulled[grid](*_given(value, aim, mask), slopes.contiguous(), out, n, mask is not None, BLOCK)
+        _pulled[grid](*_pointers(value, aim, mask), slopes.contiguous(), out, n, mask is not None, BLOCK)
     return out
 
 
-def _given(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _pointers(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     value = value.contiguous()
     return value, aim.contiguous(), value if mask is None else mask.contiguous().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""When memory runs out, half as many trials go together."""
+"""Recovery from a lack of memory: half as many trials at once, and memory freed between federations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FULL = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def halving(run: Callable[[Tensor], T], rows: Tensor) -> list[T]:
-    """Run on all rows together, or, as memory runs out, on half as many at a time, down to one; the parts in order."""
-    size, start, said = len(rows), 0, False
+    """Run on all rows at once, and on half as many whenever memory runs out, down to one; return the parts in order."""
+    size, start, warned = len(rows), 0, False
     parts: list[T] = []
     while start < len(rows):
         try:
@@ -30,29 +30,30 @@ def halving(run: Callable[[Tensor], T], rows: Tensor) -> list[T]:
         else:
             start += size
             continue
-        # Only here, where the error is forgotten, are the tensors of the failed run free.
+        # Only here, after the error is released, are the tensors of the failed run free.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         failed = min(size, len(rows) - start)
         size = (failed + 1) // 2
-        if not said:
+        if not warned:
             log.warning("memory ran out with %d trials at once; going on with %d or fewer", failed, size)
-            said = True
+            warned = True
     return parts
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether it says that there is no more memory, on a GPU or on a CPU."""
+    """Return True if the error reports a lack of memory, on a GPU or on a CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
 
 
 def let_go(device: torch.device) -> None:
-    """Free what the federation before this one held: it and its observers hold each other, so it is not gone by itself.
+    """Free the memory of the previous federation, which reference counting does not free.
 
-    Its clients' states may fill half of the memory, and nothing else makes the collector look in time.
+    A federation and its observers refer to each other. The clients' states may fill half of the memory, and nothing
+    else starts the garbage collector in time.
     """
     gc.collect()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Tensors end to end in a row, and apart again: many operations on small tensors become one."""
+"""Packing of tensors into one row, and unpacking: many operations on small tensors become one."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from torch._C._functorch import (
 
 
 class Layout(NamedTuple):
-    """How tensors lie in a row."""
+    """Layout of tensors in a row."""
 
     sizes: tuple[int, ...]
-    slots: tuple[int, ...]  # their sizes with the gaps behind them
-    short: tuple[tuple[int, int], ...]  # of those with a gap: which, and its size
-    shapes: tuple[tuple[int, Size], ...]  # of those that are not flat: which, and its shape
+    slots: tuple[int, ...]  # sizes including the gaps after the tensors
+    short: tuple[tuple[int, int], ...]  # tensors with a gap: index and size
+    shapes: tuple[tuple[int, Size], ...]  # tensors that are not flat: index and shape
 
 
 def layout(values: Sequence[Tensor], aligned: int = 1) -> Layout:
-    """Each begins at a multiple of `aligned` entries."""
+    """Return the layout in which every tensor starts at a multiple of `aligned` entries."""
     return _layout(tuple([value.shape for value in values]), aligned)
 
 
-@cache  # on a GPU whatever is done for each of many small tensors takes longer than a kernel
+@cache  # host work for each of many small tensors takes longer than a kernel on a GPU
 def _layout(shapes: tuple[Size, ...], aligned: int) -> Layout:
     sizes = tuple(shape.numel() for shape in shapes)
     return Layout(
         sizes,
         tuple(size + -size % aligned for size in sizes),
-        tuple((place, size) for place, size in enumerate(sizes) if size % aligned),
-        tuple((place, shape) for place, shape in enumerate(shapes) if len(shape) != 1),
+        tuple((index, size) for index, size in enumerate(sizes) if size % aligned),
+        tuple((index, shape) for index, shape in enumerate(shapes) if len(shape) != 1),
     )
 
 
 def joined(values: Sequence[Tensor], laid: Layout) -> Tensor:
-    """(n,) tensors in a row, anything in the gaps.
+    """Pack tensors into a row, (n,); the gaps hold arbitrary values.
 
-    cat takes a GPU five times as long where sizes differ much, but it knows transforms.
+    torch.cat takes five times as long on a GPU if sizes differ much, but supports transforms of torch.func.
     """
     if transformed(values) or any(value.requires_grad for value in values):
         gaps = [slot - size for slot, size in zip(laid.slots, laid.sizes, strict=True)]
@@ -56,24 +56,24 @@ def joined(values: Sequence[Tensor], laid: Layout) -> Tensor:
 
 
 def apart(row: Tensor, laid: Layout) -> list[Tensor]:
-    """The tensors in a row, as views."""
+    """Unpack the tensors of a row, as views."""
     tracked = is_functorch_wrapped_tensor(row) or row.requires_grad
-    # Else nobody has the row itself, and autograd need not know who shares its memory.
+    # Else nothing refers to the row itself, and autograd need not track the shared memory.
     parts = list((torch.split_with_sizes if tracked else torch.unsafe_split_with_sizes)(row, laid.slots))
-    for place, size in laid.short:
-        parts[place] = parts[place][:size]
-    for place, shape in laid.shapes:
-        parts[place] = torch.reshape(parts[place], shape)
+    for index, size in laid.short:
+        parts[index] = parts[index][:size]
+    for index, shape in laid.shapes:
+        parts[index] = torch.reshape(parts[index], shape)
     return parts
 
 
 def transformed(values: Sequence[Tensor]) -> bool:
-    """Whether one of them belongs to a transform of torch.func."""
+    """Return True if a tensor belongs to a transform of torch.func."""
     return peek_interpreter_stack() is not None and any(map(is_functorch_wrapped_tensor, values))
 
 
 def have_slopes(values: Sequence[Tensor]) -> bool:
-    """Whether a gradient is asked of one of them, by autograd or by torch.func."""
+    """Return True if a tensor requires a gradient, by autograd or by torch.func."""
     return any(map(_has_slope, values)) if transformed(values) else any([value.requires_grad for value in values])
 
 

@@ -1,7 +1,7 @@
-"""Real float32 on a GPU: by leaving its tensor cores alone, or by asking them three times.
+"""Full float32 precision on a GPU: without tensor cores, or with three TF32 products per product.
 
-TF32 keeps ten bits of a factor and errs by 9 % in the sensitivity at eps = 1e-3; float32 without it is 11 times slower.
-A float32 is the sum of two TF32 numbers up to its last bits, so three products of TF32 make one of float32.
+TF32 keeps ten bits of a factor. Its error in the sensitivity at eps = 1e-3 is 9 %. float32 without TF32 is 11 times
+slower. A float32 is the sum of two TF32 numbers up to its last bits, so three TF32 products give one float32 product.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-LOST_BITS = 13  # of a float32's 23, in TF32
+LOST_BITS = 13  # mantissa bits of a float32's 23 that TF32 drops
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Let products be taken in TF32, or not, and put it back afterwards."""
+    """Allow or forbid TF32 products inside the context, and restore the setting afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     try:
@@ -32,19 +32,22 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 @contextmanager
 def full_precision(device: torch.device | str = "cpu") -> Iterator[None]:
-    """Real float32 for all that is called inside; on a GPU the layers of a network take three TF32 products each."""
+    """Compute in full float32 inside the context; on a GPU each layer of a network uses three TF32 products."""
     with tf32(False), ThreeProducts() if torch.device(device).type == "cuda" else nullcontext():
         yield
 
 
 class ThreeProducts(TorchFunctionMode):
-    """Takes each convolution and linear layer of float32 as x_h w_h + x_h w_l + x_l w_h, and leaves 2^-21."""
+    """Torch function mode that computes convolutions and linear layers of float32 as x_h w_h + x_h w_l + x_l w_h.
+
+    The relative error is about 2^-21.
+    """
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        grouped = args[6:] not in ((), (1,))  # then the two outputs below could not be told apart
+        grouped = args[6:] not in ((), (1,))  # then the two outputs below could not be separated
         if func not in (F.conv2d, F.linear) or kwargs or grouped or args[0].dtype != torch.float32:
             return func(*args, **kwargs)
         with tf32(True):
@@ -60,9 +63,9 @@ def _three_products(func: Any, inputs: Tensor, weight: Tensor, bias: Tensor | No
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Give x as a TF32 number next to it and what is left, exactly (Veltkamp's splitting; Dekker 1971).
+    """Split x exactly into the nearest TF32 number and the remainder (Veltkamp's splitting; Dekker 1971).
 
-    By arithmetic, since vmap has no rule for reading a float's bits; for |x| up to 1e34.
+    The split uses arithmetic, because vmap has no rule for reading a float's bits. It holds for |x| up to 1e34.
     """
     scaled = x * float((1 << LOST_BITS) + 1)
     high = scaled - (scaled - x)

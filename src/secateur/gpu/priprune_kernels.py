@@ -1,7 +1,7 @@
-"""Triton kernels of PriPrune's turn: each is one pass over a weight tensor of all clients.
+"""Triton kernels of PriPrune's client update: each kernel is one pass over a weight tensor of all clients.
 
-Tensors are (lanes, size), a lane a client. What all lanes share is (1, size), and its flag, APART or OWN, is then 0.
-Masks are int8. priprune_ops.py launches them.
+Tensors are (lanes, size); a lane is a client. A tensor that all lanes share is (1, size), and its flag, APART or OWN,
+is 0. Masks are int8. priprune_ops.py launches the kernels.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -15,7 +15,10 @@ import triton.language as tl
 
 @triton.jit
 def _place(size, lanes, BLOCK: tl.constexpr):
-    """A program's lane, where that begins, its entries and which exist; the lanes of an entry run side by side."""
+    """Return a program's lane, the lane's offset, the program's entries and their bounds mask.
+
+    Programs of the same entries in different lanes are adjacent.
+    """
     program = tl.program_id(0)
     lane = program % lanes
     entry = program // lanes * BLOCK + tl.arange(0, BLOCK)
@@ -31,17 +34,17 @@ def _get(values, start, entry, inside):
 def reload(
     received, saved, withheld, keep, out, size, lanes, APART: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The weights withheld last in their place among those received; 0 where the base pruned."""
+    """Store the received weights, with those last withheld restored from `saved`; 0 where the base pruned."""
     _, start, entry, inside = _place(size, lanes, BLOCK)
-    was = _get(withheld, start, entry, inside) != 0
-    value = tl.where(was, _get(saved, start, entry, inside), _get(received, start * APART, entry, inside))
+    hidden = _get(withheld, start, entry, inside) != 0
+    value = tl.where(hidden, _get(saved, start, entry, inside), _get(received, start * APART, entry, inside))
     kept = _get(keep, start * OWN, entry, inside) != 0
     tl.store(out + start + entry, tl.where(kept, value, 0.0), mask=inside)
 
 
 @triton.jit
 def draw(weight, logits, noise, out, size, lanes, BLOCK: tl.constexpr):
-    """The weights times 1 - v for the hard sample v of Eq. 18; an a that is not a number leaves none."""
+    """Store the weights times 1 - v for the hard sample v of Eq. 18; a NaN in a gives NaN."""
     _, start, entry, inside = _place(size, lanes, BLOCK)
     odds = _get(logits, start, entry, inside) + _get(noise, start, entry, inside)
     share = tl.where(odds > 0, 0.0, tl.where(odds == odds, 1.0, odds))
@@ -52,7 +55,7 @@ def draw(weight, logits, noise, out, size, lanes, BLOCK: tl.constexpr):
 def magnitude(
     gradient, keep, out, size, lanes, OWN: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The sum of |g| of what is kept over a stretch of entries, into (stretches, lanes)."""
+    """Sum |g| of the kept entries over a stretch of entries, into (stretches, lanes)."""
     program = tl.program_id(0)
     start = (program % lanes).to(tl.int64) * size
     total = tl.zeros((BLOCK,), dtype=gradient.dtype.element_ty)
@@ -66,9 +69,10 @@ def magnitude(
 
 @triton.jit
 def _slope(a, noise, weight, pull, steep, kept, tau, privacy, sharing):
-    """Of `objective` in a: in L_acc the soft sample's s (1 - s) / tau, in L_pri and L_sha those of alpha.
+    """Return the slope of `objective` in a: L_acc by the soft sample's s (1 - s) / tau, L_pri and L_sha by alpha.
 
-    All are taken of -|x|, where nothing overflows and no digit is lost. `pull` is the slope of L_acc in w (1 - v).
+    All exponentials are of -|x|, so that nothing overflows and no digit is lost. `pull` is the slope of L_acc in
+    w (1 - v).
     """
     s = tl.exp(-tl.abs((a + noise) / tau))
     accuracy = weight * pull * (s / ((1 + s) * (1 + s))) / tau
@@ -85,17 +89,17 @@ def learn(
     size, lanes, sharing, rate, OWN: tl.constexpr, LAST: tl.constexpr,
     BETA_1: tl.constexpr, BETA_2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step of Adam on a; `numbers` (lanes, 4): tau, L_pri's factor of |g|, Adam's rate and its second bias.
+    """Make one step of Adam on a; `numbers` (lanes, 4): tau, L_pri's factor of |g|, Adam's rate, its second bias.
 
-    LAST: the weights' step too, and what of them is sent, withheld and saved.
+    LAST also makes the step of the weights, and stores the sent values, the withheld mask and the saved values.
     """
     lane, start, entry, inside = _place(size, lanes, BLOCK)
     number = numbers + 4 * lane
     kept = _get(keep, start * OWN, entry, inside) != 0
     a, w = _get(logits, start, entry, inside), _get(weight, start, entry, inside)
-    chance, force = _get(noise, start, entry, inside), _get(pull, start, entry, inside)
+    draws, force = _get(noise, start, entry, inside), _get(pull, start, entry, inside)
     steep = tl.abs(_get(gradient, start, entry, inside))
-    slope = _slope(a, chance, w, force, steep, kept, tl.load(number), tl.load(number + 1), sharing)
+    slope = _slope(a, draws, w, force, steep, kept, tl.load(number), tl.load(number + 1), sharing)
     mean, square = _get(first, start, entry, inside), _get(second, start, entry, inside)
     mean += (slope - mean) * (1 - BETA_1)
     square = BETA_2 * square + (1 - BETA_2) * slope * slope
@@ -105,15 +109,15 @@ def learn(
     tl.store(new_second + start + entry, square, mask=inside)
     if LAST:
         w -= rate * _get(last, start, entry, inside)
-        held = kept & (a > 0)  # alpha > 1 - alpha
-        tl.store(values + start + entry, tl.where(held, 0.0, tl.where(kept, w, 0.0)), mask=inside)
-        tl.store(withheld + start + entry, held.to(tl.int8), mask=inside)
-        tl.store(saved + start + entry, tl.where(held, w, 0.0), mask=inside)
+        hold = kept & (a > 0)  # alpha > 1 - alpha
+        tl.store(values + start + entry, tl.where(hold, 0.0, tl.where(kept, w, 0.0)), mask=inside)
+        tl.store(withheld + start + entry, hold.to(tl.int8), mask=inside)
+        tl.store(saved + start + entry, tl.where(hold, w, 0.0), mask=inside)
 
 
 @triton.jit
 def descend(weight, gradient, keep, out, size, lanes, rate, OWN: tl.constexpr, BLOCK: tl.constexpr):
-    """One step of SGD of what is kept."""
+    """Make one step of SGD on the kept entries."""
     _, start, entry, inside = _place(size, lanes, BLOCK)
     kept = _get(keep, start * OWN, entry, inside) != 0
     slope = tl.where(kept, _get(gradient, start, entry, inside), 0.0)

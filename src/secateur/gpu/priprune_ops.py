@@ -1,7 +1,7 @@
-"""The passes of PriPrune's turn as operators whose rule for vmap makes lanes of the clients: one launch for all.
+"""Operators of PriPrune's client update; under vmap the clients are lanes, with one launch for all of them.
 
-Written in Triton, which torch's CUDA builds bring along: import this file only where there is a tensor on a GPU.
-Every tensor is (lanes, ...), or (1, ...) where all lanes share it; one that is alone has one lane.
+The kernels need Triton, which comes with torch's CUDA builds: import this file only if a tensor is on a GPU. Every
+tensor is (lanes, ...), or (1, ...) if all lanes share the tensor. A single client is one lane.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -17,43 +17,43 @@ from torch import Tensor
 from secateur.gpu import priprune_kernels as kernels
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
 
-BLOCK, STRETCH = 1024, 16_384  # entries of a program, and of one that adds them up
+BLOCK, STRETCH = 1024, 16_384  # entries per program, and per program that sums
 
 
 def reload(received: Tensor, saved: Tensor, withheld: Tensor, keep: Tensor) -> Tensor:
-    """The weights at which a turn begins."""
+    """Return the weights at which a client's update starts."""
     saved, withheld = _by_lane(saved, withheld, beside=(received, keep))
     out, (received, keep) = torch.empty_like(saved), (received.contiguous(), keep.contiguous())
-    given = received, saved, withheld.view(torch.int8), keep.view(torch.int8), out
-    _launch(kernels.reload, out, *given, APART=_own(received), OWN=_own(keep))
+    tensors = received, saved, withheld.view(torch.int8), keep.view(torch.int8), out
+    _launch(kernels.reload, out, *tensors, APART=_varies(received), OWN=_varies(keep))
     return out
 
 
 def draw(weight: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
-    """The weights times 1 - v for the hard sample v of Eq. 18."""
-    given = _by_lane(weight, logits, noise)
-    out = torch.empty_like(given[0])
-    _launch(kernels.draw, out, *given, out)
+    """Return the weights times 1 - v for the hard sample v of Eq. 18."""
+    tensors = _by_lane(weight, logits, noise)
+    out = torch.empty_like(tensors[0])
+    _launch(kernels.draw, out, *tensors, out)
     return out
 
 
 def magnitude(gradient: Tensor, keep: Tensor) -> Tensor:
-    """(lanes,) the sum of |g| of what is kept."""
+    """Return the sum of |g| over the kept entries, (lanes,)."""
     (gradient,), keep = _by_lane(gradient, beside=(keep,)), keep.contiguous()
     lanes, size = len(gradient), gradient[0].numel()
     out = gradient.new_empty(-(-size // STRETCH), lanes)
     if out.numel():
-        how = {"OWN": _own(keep), "STRETCH": STRETCH, "BLOCK": BLOCK}
+        options = {"OWN": _varies(keep), "STRETCH": STRETCH, "BLOCK": BLOCK}
         with torch.cuda.device_of(gradient):
-            kernels.magnitude[(out.numel(),)](gradient, keep.view(torch.int8), out, size, lanes, **how)
+            kernels.magnitude[(out.numel(),)](gradient, keep.view(torch.int8), out, size, lanes, **options)
     return out.sum(0)
 
 
 def descend(weight: Tensor, gradient: Tensor, keep: Tensor, rate: float) -> Tensor:
-    """One step of SGD of what is kept."""
+    """Make one step of SGD on the kept entries; return the weights."""
     (weight, gradient), keep = _by_lane(weight, gradient, beside=(keep,)), keep.contiguous()
     out = torch.empty_like(weight)
-    _launch(kernels.descend, out, weight, gradient, keep.view(torch.int8), out, scalars=(rate,), OWN=_own(keep))
+    _launch(kernels.descend, out, weight, gradient, keep.view(torch.int8), out, scalars=(rate,), OWN=_varies(keep))
     return out
 
 
@@ -69,13 +69,13 @@ def learn(
     numbers: Tensor,
     sharing: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of Adam on a: a and its two moments. `numbers` (lanes, 4) as the kernel says."""
+    """Make one step of Adam on a; return a and its two moments. See the kernel for `numbers` (lanes, 4)."""
     parts = logits, first, second, noise, weight, pull, gradient, numbers
-    *given, numbers = _by_lane(*parts, beside=(keep,))
-    made = tuple(torch.empty_like(given[0]) for _ in range(3))
-    nothing = given[0]
-    _learn(given, keep, numbers, nothing, made, (nothing,) * 3, (sharing, 0.0), LAST=False)
-    return made  # type: ignore[return-value]
+    *inputs, numbers = _by_lane(*parts, beside=(keep,))
+    outputs = tuple(torch.empty_like(inputs[0]) for _ in range(3))
+    unused = inputs[0]
+    _learn(inputs, keep, numbers, unused, outputs, (unused,) * 3, (sharing, 0.0), LAST=False)
+    return outputs  # type: ignore[return-value]
 
 
 def end(
@@ -92,68 +92,71 @@ def end(
     sharing: float,
     rate: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same, the weights' own step, and of them what is sent, what is withheld, and what is saved."""
+    """Make the last step of `learn`, and the step of the weights.
+
+    Return a, its two moments, the sent values, the withheld mask and the saved values.
+    """
     parts = logits, first, second, noise, weight, pull, gradient, numbers, last
-    *given, numbers, last = _by_lane(*parts, beside=(keep,))
-    made, like = tuple(torch.empty_like(given[0]) for _ in range(3)), given[4]
-    left = torch.empty_like(like), torch.empty_like(like, dtype=torch.bool), torch.empty_like(like)
-    values, withheld, saved = left
+    *inputs, numbers, last = _by_lane(*parts, beside=(keep,))
+    outputs, like = tuple(torch.empty_like(inputs[0]) for _ in range(3)), inputs[4]
+    sent = torch.empty_like(like), torch.empty_like(like, dtype=torch.bool), torch.empty_like(like)
+    values, withheld, saved = sent
     into = values, withheld.view(torch.int8), saved
-    _learn(given, keep, numbers, last, made, into, (sharing, rate), LAST=True)
-    return *made, *left  # type: ignore[return-value]
+    _learn(inputs, keep, numbers, last, outputs, into, (sharing, rate), LAST=True)
+    return *outputs, *sent  # type: ignore[return-value]
 
 
 def _learn(
-    given: list[Tensor],
+    inputs: list[Tensor],
     keep: Tensor,
     numbers: Tensor,
     last: Tensor,
-    made: tuple[Tensor, ...],
-    left: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
+    sent: tuple[Tensor, ...],
     scalars: tuple[float, float],
     LAST: bool,
 ) -> None:
     keep, adam = keep.contiguous(), {"BETA_1": BETA_1, "BETA_2": BETA_2, "EPSILON": EPSILON}
-    tensors = *given, keep.view(torch.int8), numbers, last, *made, *left
-    _launch(kernels.learn, made[0], *tensors, scalars=scalars, OWN=_own(keep), LAST=LAST, **adam)
+    tensors = *inputs, keep.view(torch.int8), numbers, last, *outputs, *sent
+    _launch(kernels.learn, outputs[0], *tensors, scalars=scalars, OWN=_varies(keep), LAST=LAST, **adam)
 
 
 def _by_lane(*tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> list[Tensor]:
-    """As they lie in memory, lane after lane; those beside them may be shared."""
+    """Return the tensors contiguous, with one row per lane; tensors in `beside` may be shared and are not expanded."""
     lanes = max(map(len, tensors + beside))
     return [tensor.expand(lanes, *tensor.shape[1:]).contiguous() for tensor in tensors]
 
 
-def _own(tensor: Tensor) -> int:
+def _varies(tensor: Tensor) -> int:
     return int(len(tensor) > 1)
 
 
-def _launch(kernel: Any, out: Tensor, *tensors: Tensor, scalars: tuple[float, ...] = (), **how: float) -> None:
+def _launch(kernel: Any, out: Tensor, *tensors: Tensor, scalars: tuple[float, ...] = (), **options: float) -> None:
     if out.numel():
         lanes, size = len(out), out[0].numel()
         with torch.cuda.device_of(out):
-            kernel[(lanes * -(-size // BLOCK),)](*tensors, size, lanes, *scalars, BLOCK=BLOCK, **how)
+            kernel[(lanes * -(-size // BLOCK),)](*tensors, size, lanes, *scalars, BLOCK=BLOCK, **options)
 
 
 def _stacked(name: str) -> Callable[..., tuple[Any, Any]]:
-    """Under vmap the many are more lanes of one call."""
+    """Return the vmap rule of an operator: the mapped axis becomes more lanes of one call."""
 
     def outside(value: Any, dim: int | None) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value[None] if dim is None else value.movedim(dim, 0)  # (many or 1, lanes or 1, ...)
 
-    def rule(info: Any, dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
-        many = [outside(value, dim) for value, dim in zip(given, dims, strict=True)]
+    def rule(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        many = [outside(value, dim) for value, dim in zip(arguments, dims, strict=True)]
         lanes = max(value.shape[1] for value in many if isinstance(value, Tensor))
-        if lanes > 1:  # of another vmap
+        if lanes > 1:  # lanes of an outer vmap
             sizes = info.batch_size, lanes
             many = [value.expand(*sizes, *value.shape[2:]) if isinstance(value, Tensor) else value for value in many]
         rows = (value.flatten(0, 1) if isinstance(value, Tensor) else value for value in many)
-        found = getattr(torch.ops.secateur, name)(*rows)
-        if isinstance(found, Tensor):
-            return found.unflatten(0, (info.batch_size, lanes)), 0
-        return tuple(value.unflatten(0, (info.batch_size, lanes)) for value in found), (0,) * len(found)
+        result = getattr(torch.ops.secateur, name)(*rows)
+        if isinstance(result, Tensor):
+            return result.unflatten(0, (info.batch_size, lanes)), 0
+        return tuple(value.unflatten(0, (info.batch_size, lanes)) for value in result), (0,) * len(result)
 
     return rule
 

@@ -1,6 +1,6 @@
-"""Selection by rank on a GPU: of many tensors and many lanes at once, and no number is read back.
+"""Selection by rank on a GPU: many tensors and many lanes at once, without a copy to the host.
 
-Written in Triton, which torch's CUDA builds bring along: import this file only where there is a tensor on a GPU.
+The kernels need Triton, which comes with torch's CUDA builds: import this file only if a tensor is on a GPU.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -24,46 +24,51 @@ from secateur.gpu.select_launch import Gathered, Task, select, select_narrowly, 
 
 Ranks = tuple[tuple[int, ...], ...]
 Places = tuple[Tensor, Tensor]
-EACH = 8192  # entries of a program
-VECTOR = 4  # entries that a thread reads at once where segments begin at a multiple
+EACH = 8192  # entries per program
+VECTOR = 4  # entries that a thread reads at once if all segments start at a multiple of it
 
 
 def bands(values: Tensor, lengths: tuple[int, ...], ranks: Tensor | Ranks, magnitudes: bool = False) -> Tensor:
-    """(lanes, N) int8: how many of its segment's ranks an entry of (lanes, N) float32 lies below.
+    """Return the band of every entry of `values` (lanes, N) float32, (lanes, N) int8.
 
-    `lengths` are the segments', N together; `ranks` say of each how many of its largest entries are meant, one number
-    or two, rising: (segments, 1 or 2), or a tensor (lanes or 1, segments, 1 or 2) of numbers that only the device
-    knows. Of equal entries the earlier counts as larger. So band 0 are the largest, band 1 those between two ranks.
-    `magnitudes`: entries are ranked without their signs.
+    The band is the number of its segment's ranks that an entry lies below. Band 0 holds the largest entries, and band 1
+    those between two ranks. Among equal entries the earlier counts as larger.
+
+    Args:
+        values: entries of all segments, (lanes, N).
+        lengths: segment lengths, which sum to N.
+        ranks: per segment one or two increasing counts k, where k means the k largest entries. (segments, 1 or 2), or
+            a tensor on the device, (lanes or 1, segments, 1 or 2).
+        magnitudes: rank the absolute values.
     """
     aligned = 1 if any(length % VECTOR for length in lengths) else VECTOR
     return _selected(values, _places(lengths, aligned, values.device), ranks, magnitudes, False, aligned)
 
 
 def kept(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int) -> Tensor:
-    """(lanes, N): the entries whose magnitudes lie between their segment's two ranks, zeros in place of the others.
+    """Return the entries whose magnitudes lie between their segment's two ranks, and 0 elsewhere, (lanes, N).
 
-    Every segment begins at a multiple of `aligned` entries, which N is too; what lies between becomes 0.
+    Every segment starts at a multiple of `aligned` entries, and N is such a multiple. The gaps become 0.
     """
     return _selected(values, _places(lengths, aligned, values.device), ranks, True, True, aligned)
 
 
 def kept_of(tensors: Sequence[Tensor], laid: Layout, ranks: Ranks) -> Tensor:
-    """(N,): the same of tensors, in a row where each begins at a multiple of VECTOR entries."""
+    """Return `kept` of tensors, packed into a row (N,) in which each starts at a multiple of VECTOR entries."""
     device = tensors[0].device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    # A graph would copy addresses from memory of the host that is long gone, and AMD's kernels reckon them in 32 bits.
+    # A graph would copy addresses from freed host memory, and AMD's kernels compute addresses in 32 bits.
     capturing = stream is not None and torch.cuda.is_current_stream_capturing()
     if not capturing and torch.version.hip is None and peek_interpreter_stack() is None:
         tensors = [tensor.contiguous() for tensor in tensors]
         addresses = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
         if not np.bitwise_or.reduce(addresses) % (4 * VECTOR):
-            # They are read where they lie: to join them first takes longer than a kernel, host and device.
+            # The tensors are read in place: packing them first takes longer than a kernel, on host and device.
             return _gathered(laid.sizes, ranks, device, stream)(addresses)[0]
     return kept(joined(tensors, laid)[None], laid.sizes, ranks, VECTOR)[0]
 
 
-@lru_cache(64)  # each has memory of the device
+@lru_cache(64)  # each entry holds device memory
 def _gathered(lengths: tuple[int, ...], ranks: Ranks, device: torch.device, stream: object) -> Gathered:
     slots = [-(-length // VECTOR) * VECTOR for length in lengths]
     table, _ = _places(lengths, VECTOR, device)
@@ -74,21 +79,21 @@ def _gathered(lengths: tuple[int, ...], ranks: Ranks, device: torch.device, stre
 def _selected(
     values: Tensor, places: Places, ranks: Tensor | Ranks, magnitudes: bool, kept: bool, aligned: int
 ) -> Tensor:
-    """Tensors of a transform go to the operator, which has a rule for vmap; others save the way there."""
+    """Select by the operator for tensors of a transform, as it has a rule for vmap; else call `_select` directly."""
     if not isinstance(ranks, Tensor):
         ranks = _ranks(ranks, values.device)
-    given = (values, *places, ranks, magnitudes, kept, VECTOR if aligned % VECTOR == 0 else 1)
-    found: Tensor = (torch.ops.secateur.select if transformed((values, ranks)) else _select)(*given)
-    return found
+    arguments = (values, *places, ranks, magnitudes, kept, VECTOR if aligned % VECTOR == 0 else 1)
+    result: Tensor = (torch.ops.secateur.select if transformed((values, ranks)) else _select)(*arguments)
+    return result
 
 
-# Both are kept for good: a captured graph reads them whenever it is replayed.
+# Both caches keep their tensors forever: a captured graph reads them at every replay.
 @cache
 def _places(lengths: tuple[int, ...], aligned: int, device: torch.device) -> Places:
-    """What a program is to do, (programs, 7) int64; and (segments,) zeros: none lies behind its place.
+    """Return the table of programs, (programs, 7) int64, and the segments' shifts in memory, (segments,) zeros.
 
-    A program's segment, where it starts, its entries, its entries with the gap behind them; and of its segment how many
-    programs it has, its length, its first program.
+    The columns are the program's segment, its start, its number of entries, and that number with the gap. Then
+    follow its segment's number of programs, length and first program.
     """
     rows: list[tuple[int, ...]] = []
     start = 0
@@ -101,7 +106,7 @@ def _places(lengths: tuple[int, ...], aligned: int, device: torch.device) -> Pla
         ]
         start += slot
     with _DisableFuncTorch():
-        # Copied, which waits, where torch.zeros would not: the next to read them may be another stream.
+        # A copy waits, and torch.zeros would not: the next reader may be on another stream.
         table = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, COLUMNS.value)
         return table, torch.tensor([0] * len(lengths), dtype=torch.int64, device=device)
 
@@ -123,9 +128,9 @@ def _select(
 
 
 def _stacked(
-    info: Any, dims: tuple[int | None, ...], values: Tensor, table: Tensor, shifts: Tensor, ranks: Tensor, *how: int
+    info: Any, dims: tuple[int | None, ...], values: Tensor, table: Tensor, shifts: Tensor, ranks: Tensor, *options: int
 ) -> tuple[Tensor, int]:
-    """Under vmap the many are more lanes of one call."""
+    """Run the operator under vmap: the mapped axis becomes more lanes of one call."""
     many = [
         tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
         for tensor, dim in ((values, dims[0]), (ranks, dims[3]))
@@ -134,8 +139,8 @@ def _stacked(
     rows = many[0].expand(info.batch_size, -1, -1).flatten(0, 1)
     if many[1].shape[:2] != (1, 1):
         many[1] = many[1].expand(info.batch_size, lanes, -1, -1)
-    found: Tensor = torch.ops.secateur.select(rows, table, shifts, many[1].flatten(0, 1), *how)
-    return found.unflatten(0, (info.batch_size, lanes)), 0
+    result: Tensor = torch.ops.secateur.select(rows, table, shifts, many[1].flatten(0, 1), *options)
+    return result.unflatten(0, (info.batch_size, lanes)), 0
 
 
 _library = torch.library.Library("secateur", "FRAGMENT")

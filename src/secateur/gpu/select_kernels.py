@@ -1,16 +1,16 @@
-"""The kernels of select.py: a segmented radix select.
+"""Triton kernels of select.py: a segmented radix select.
 
-The tensors lie in a row, each a segment, and every lane (a user, a client) has such a row; or they lie anywhere, and
-only the result is a row. Of each segment two ranks are looked for. Four steps count the digits of the entries that may
-still be the one of a rank, from the highest digit down; whichever program is the last of its segment then finds the
-digit where the rank lies. Where more entries are equal to that one than are wanted, they are counted program by
-program, since ties go by position; and at last every entry is told its band.
+Every lane (a user, a client) has one row of tensors, each a segment. The tensors may also be anywhere in memory, and
+only the result is a row. Two ranks are searched per segment. Four steps, from the highest digit down, count the digits
+of the entries that can still be at a rank. The last program of a segment then finds the digit of the rank. If more
+entries equal the bound than are selected, every program counts them, because ties are ordered by position. The last
+kernel writes the band of every entry.
 
-The first two digits are counted in shared memory, where fewer bins are faster; later so few entries are left that each
-is added by itself, and their digits may be longer.
+The first two digits are counted in shared memory, where fewer bins are faster. Later few entries are left: each is
+added by an atomic operation, and digits may be longer.
 
-Of very many entries one rank is looked for among those near it (select_launch.py): `narrow` takes them out, and `count`
-goes through all of them only in lanes where it is not there.
+For very many entries, one rank is searched among the entries near it (select_launch.py). `narrow` extracts these, and
+`count` searches all entries only in lanes where the rank is not among them.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -21,19 +21,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BINS = tl.constexpr(512)  # of the longest digit
+BINS = tl.constexpr(512)  # for the longest digit
 LOWEST = tl.constexpr(-(2**31))  # the sign bit alone
 INFINITY = tl.constexpr(0x7F800000)
-FEW, LEAST = tl.constexpr(64), tl.constexpr(1024)  # up to one entry in FEW, or up to LEAST, are added one by one
-COUNTS = tl.constexpr(1024)  # of earlier programs, added up at once
+FEW, LEAST = tl.constexpr(64), tl.constexpr(1024)  # up to one entry in FEW, or up to LEAST, are added by atomics
+COUNTS = tl.constexpr(1024)  # counts of earlier programs that are summed at once
 COLUMNS = tl.constexpr(7)  # of the table
 
 
 @triton.jit
 def _place(table, shifts, entries, WIDE: tl.constexpr):
-    """This program's segment, where its entries begin and where in the row, how many they are, and with the gap behind.
+    """Return the program's segment, the offsets of its entries in memory and in the row, and its two sizes.
 
-    A tensor that lies elsewhere is read over its end, but never out of the WIDE entries that its last one is among.
+    The sizes are the number of entries without and with the gap behind them. A tensor outside the row is read past its
+    end, but never past the group of WIDE entries that contains its last entry.
     """
     row = table + tl.program_id(0).to(tl.int64) * COLUMNS
     segment, start = tl.load(row), tl.program_id(1).to(tl.int64) * entries + tl.load(row + 1)
@@ -44,24 +45,28 @@ def _place(table, shifts, entries, WIDE: tl.constexpr):
 
 @triton.jit
 def _keys(values, at, slot, MAGNITUDES: tl.constexpr, TILE: tl.constexpr):
-    """Some entries, and as keys: int32 to be read as unsigned, in the order of the values; NaN equals infinity."""
+    """Load entries; return them, their keys and their offsets.
+
+    Keys are int32, read as unsigned, and ordered as the values; NaN equals infinity.
+    """
     offsets = at + tl.arange(0, TILE)
-    found = tl.load(values + offsets, mask=offsets < slot, other=0.0)
-    bits = found.to(tl.int32, bitcast=True)
+    entries = tl.load(values + offsets, mask=offsets < slot, other=0.0)
+    bits = entries.to(tl.int32, bitcast=True)
     if MAGNITUDES:
         keys = tl.minimum(bits & 0x7FFFFFFF, INFINITY) << 1
     else:
         bits = tl.where((bits & 0x7FFFFFFF) > INFINITY, INFINITY, bits)
         bits = tl.where(bits == LOWEST, 0, bits)  # -0 equals 0
         keys = tl.where(bits < 0, ~bits, bits ^ LOWEST)
-    return found, keys, offsets
+    return entries, keys, offsets
 
 
 @triton.jit
 def _begin(rank, length):
-    """A rank's state: the bound as far as it is known, how many of those alike up to there are meant, how many are.
+    """Return the initial state of a rank: the known digits of its bound, and two counts.
 
-    Settled where these two are equal: then the entries from the bound on are meant. Of no entries the bound is above
+    The counts are of entries that share the known digits: first how many are selected, then how many there are. The
+    rank is settled if both are equal; then all entries from the bound up are selected. For rank 0 the bound is above
     all keys.
     """
     left = tl.maximum(tl.minimum(rank.to(tl.int32), length), 0)
@@ -70,7 +75,7 @@ def _begin(rank, length):
 
 @triton.jit
 def _descend(counted, bound, left, SHIFT: tl.constexpr, DIGITS: tl.constexpr):
-    """The state one digit further."""
+    """Return the state of a rank with one more digit."""
     counts = tl.load(counted + tl.arange(0, DIGITS))
     total = tl.sum(counts, 0)
     from_here = total - tl.cumsum(counts, 0) + counts  # entries of this digit or a larger one
@@ -102,21 +107,21 @@ def count(
     TILE: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """One digit of both ranks, a and b. Where they have the same bound so far, its digits are counted once, for a.
+    """Find one digit of both ranks, a and b. If their bounds are equal so far, digits are counted once, for a.
 
-    AGAIN: only in lanes where it is wanted.
+    AGAIN restricts the search to the lanes with a flag in `wanted`.
     """
     segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
-    place = lane * segments + segment
-    own = table + tl.program_id(0).to(tl.int64) * COLUMNS
-    length = tl.load(own + 5).to(tl.int32)
-    state, row, bins = found + place * 6, counted + place * 2 * BINS, tl.arange(0, DIGITS)
+    index = lane * segments + segment
+    program_row = table + tl.program_id(0).to(tl.int64) * COLUMNS
+    length = tl.load(program_row + 5).to(tl.int32)
+    state, row, bins = found + index * 6, counted + index * 2 * BINS, tl.arange(0, DIGITS)
     if FIRST:
-        given = ranks + lane * stride + segment * RANKS
-        a, a_left, a_alike = _begin(tl.load(given), length)
-        # One rank alone: the second is that of everything, and settled.
-        b, b_left, b_alike = _begin(tl.load(given + 1) if RANKS == 2 else length, length)
+        rank_row = ranks + lane * stride + segment * RANKS
+        a, a_left, a_alike = _begin(tl.load(rank_row), length)
+        # With one rank, the second rank selects all entries and is settled.
+        b, b_left, b_alike = _begin(tl.load(rank_row + 1) if RANKS == 2 else length, length)
     else:
         a, a_left, a_alike = tl.load(state), tl.load(state + 1), tl.load(state + 2)
         b, b_left, b_alike = tl.load(state + 3), tl.load(state + 4), tl.load(state + 5)
@@ -150,10 +155,10 @@ def count(
                     tl.atomic_add(spots, 1, mask=inside & (((keys ^ a) & known) == 0), sem="relaxed")
                 if alone:
                     tl.atomic_add(spots + BINS, 1, mask=inside & (((keys ^ b) & known) == 0), sem="relaxed")
-        # All counts of this program are made before it says that it is done, and the last one sees those of the others.
+        # The barrier completes this program's counts before it reports; the last program sees the counts of all.
         tl.debug_barrier()
-        done = counted + lanes * segments * 2 * BINS + place
-        if tl.atomic_add(done, 1, sem="acq_rel") == tl.load(own + 4).to(tl.int32) - 1:
+        done = counted + lanes * segments * 2 * BINS + index
+        if tl.atomic_add(done, 1, sem="acq_rel") == tl.load(program_row + 4).to(tl.int32) - 1:
             if b_open:
                 source = row + tl.where(shared, 0, BINS)
                 b, b_left, b_alike = _descend(source, b, b_left, SHIFT, DIGITS)
@@ -174,9 +179,9 @@ def count(
 def narrow(
     values, table, shifts, bounds, numbers, near, entries, room, WIDE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """A lane's entries between its two bounds, in any order; how many lie above both, at one, between, at the other.
+    """Extract a lane's entries between its two bounds, in any order.
 
-    What there is no room for is only counted.
+    Count the entries above both bounds, at the upper, between, and at the lower. Entries beyond `room` are not stored.
     """
     _segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
@@ -212,7 +217,7 @@ def ties(
     WIDE: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """How many entries of a program equal a bound, of bounds where not all of them are meant."""
+    """Count the entries of a program that equal a bound, if not all such entries are selected."""
     segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state = found + (lane * segments + segment) * 6
@@ -231,7 +236,7 @@ def ties(
 
 @triton.jit
 def _earlier(equal, first, split):
-    """The ties in earlier programs of the segment, where they matter."""
+    """Return the number of ties in earlier programs of the segment; 0 if ties do not matter."""
     total = 0
     if split:
         for at in range(first, tl.program_id(0), COUNTS):
@@ -242,7 +247,7 @@ def _earlier(equal, first, split):
 
 @triton.jit
 def _meant(keys, inside, bound, left, seen, split):
-    """Which entries of a tile a rank means, and how many ties were met by then."""
+    """Return a mask of the entries of a tile that a rank selects, and the number of ties so far."""
     meant = (keys ^ LOWEST) >= (bound ^ LOWEST)
     if split:
         equal = inside & (keys == bound)
@@ -266,7 +271,7 @@ def mark(
     WIDE: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Every entry's band: how many of the ranks it lies below; or the entry itself in band 1, else 0."""
+    """Store the band of every entry: the number of ranks that it lies below. KEPT stores entries of band 1, else 0."""
     segment, origin, start, here, slot = _place(table, shifts, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state, row = found + (lane * segments + segment) * 6, equal + lane * tl.num_programs(0)

@@ -1,9 +1,9 @@
-"""Triton kernels of stacked_layers.py: convolutions as products of matrices that are never written down.
+"""Triton kernels of stacked_layers.py: convolutions as products of matrices that are never stored.
 
-Pictures are rows (lanes, P, C): a lane's places, picture by picture and line by line, by channels. Around a place lie
-h * w * C inputs, tap by tap; they are gathered where a product needs them. Filters are (lanes, h * w * C, F) there: one
-pass over the weights lays them so, or one back, that reads and writes memory in runs. Sizes and channels are known when
-a kernel is made, so that no place is found by dividing.
+Pictures are (lanes, P, C): a lane's positions, picture by picture and line by line, by channels. Every position has
+h * w * C inputs around it, tap by tap, which a product gathers when it needs them. Filters are (lanes, h * w * C, F).
+One pass converts weights to filters, or back, and reads and writes contiguous memory. Sizes and channels are
+compile-time constants, so that no position is computed by a division at run time.
 """
 
 # ruff: noqa: ANN001, ANN202
@@ -19,16 +19,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-INPUTS, OUTPUTS = 32, 128  # most of a tile; it has as many places as were fastest on an H200
-PROGRAMS = 4096  # that share the gradient of the filters: many for each of a GPU's processors
-SIDE, MOVED = 64, 2048  # most of a side, and about how many weights, of a tile that is laid otherwise
+INPUTS, OUTPUTS = 32, 128  # largest sides of a tile; its positions are those that were fastest on an H200
+PROGRAMS = 4096  # for the gradient of the filters: many per multiprocessor of a GPU
+SIDE, MOVED = 64, 2048  # largest side, and approximate number of weights, of a transposed tile
 
 
 @triton.jit
 def _around(
     x, p, k, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr
 ):  # fmt: skip
-    """Inputs k, a row, of the places p, a column; 0 outside of the picture."""
+    """Load inputs k, a row, of the positions p, a column; 0 outside the picture."""
     tap = k // C
     down, right = tap // w - h // 2, tap % w - w // 2
     line, column = (p // W) % H + down, p % W + right
@@ -63,7 +63,7 @@ def _by_filters(
     g, x, out, P, F, stretch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
     EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Over a stretch of places, into (stretches, lanes, K, F)."""
+    """Sum the gradient of the filters over a stretch of positions, into (stretches, lanes, K, F)."""
     K: tl.constexpr = h * w * C
     lane = tl.program_id(2).to(tl.int64)
     tiles = tl.cdiv(F, N)
@@ -82,9 +82,9 @@ def _by_filters(
 
 @triton.jit
 def _by_tap(
-    given, out, stride, C, F, T: tl.constexpr, BACK: tl.constexpr, R: tl.constexpr, N: tl.constexpr
+    source, out, stride, C, F, T: tl.constexpr, BACK: tl.constexpr, R: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """(F, C, T) of lanes that lie `stride` apart to (T, C, F), or back: one side runs along k, the other along o."""
+    """Transpose (F, C, T) of lanes `stride` apart to (T, C, F), or BACK; k and o are contiguous on one side each."""
     K = C * T
     lane = tl.program_id(2).to(tl.int64)
     k = tl.program_id(0) * R + tl.arange(0, R)
@@ -92,17 +92,17 @@ def _by_tap(
     inside = (k < K)[:, None] & (o < F)[None, :]
     by_filter = o[None, :] * K + k[:, None]
     by_tap = (k % T * C + k // T)[:, None] * F + o[None, :]
-    given += lane * stride
+    source += lane * stride
     out += lane * K * F
     if BACK:
-        tl.store(out + by_filter, tl.load(given + by_tap, mask=inside), mask=inside)
+        tl.store(out + by_filter, tl.load(source + by_tap, mask=inside), mask=inside)
     else:
-        tl.store(out + by_tap, tl.load(given + by_filter, mask=inside), mask=inside)
+        tl.store(out + by_tap, tl.load(source + by_filter, mask=inside), mask=inside)
 
 
 @triton.jit
 def _turned(weight, out, stride, Q, T: tl.constexpr, R: tl.constexpr, N: tl.constexpr):
-    """(Q, T) of lanes that lie `stride` apart to (T, Q), the last tap first: so a filter is turned."""
+    """Transpose (Q, T) of lanes `stride` apart to (T, Q), the last tap first, which rotates a filter by 180 degrees."""
     lane = tl.program_id(1).to(tl.int64)
     q, tap = (tl.program_id(0) * R + tl.arange(0, R))[:, None], tl.arange(0, N)[None, :]
     inside = (q < Q) & (tap < T)
@@ -111,15 +111,15 @@ def _turned(weight, out, stride, Q, T: tl.constexpr, R: tl.constexpr, N: tl.cons
 
 
 def by_tap(weight: Tensor) -> Tensor:
-    """(lanes, h * w * C, F) of weight (lanes, F, C, h, w)."""
-    weight = _lying(weight)
+    """Return weight (lanes, F, C, h, w) as filters (lanes, h * w * C, F)."""
+    weight = _contiguous_lanes(weight)
     (lanes, F, C), taps = weight.shape[:3], prod(weight.shape[3:])
-    return _laid(weight, weight.new_empty(lanes, taps * C, F), C, F, taps, back=False)
+    return _transposed(weight, weight.new_empty(lanes, taps * C, F), C, F, taps, back=False)
 
 
 def turned(weight: Tensor) -> Tensor:
-    """(lanes, h * w * F, C) of weight (lanes, F, C, h, w): filters that lead back from the outputs to the inputs."""
-    weight = _lying(weight)
+    """Return weight (lanes, F, C, h, w) as filters (lanes, h * w * F, C) from the outputs back to the inputs."""
+    weight = _contiguous_lanes(weight)
     (lanes, F, C), taps = weight.shape[:3], prod(weight.shape[3:])
     out = weight.new_empty(lanes, taps * F, C)
     N = triton.next_power_of_2(taps)
@@ -129,56 +129,59 @@ def turned(weight: Tensor) -> Tensor:
     return out
 
 
-def as_weights(found: Tensor, taps: Sequence[int]) -> Tensor:
-    """(lanes, F, C, h, w) of found (lanes, h * w * C, F): they lie as the weights do, so all that follows is fast."""
-    lanes, K, F = found.shape
+def as_weights(filters: Tensor, taps: Sequence[int]) -> Tensor:
+    """Return filters (lanes, h * w * C, F) as weights (lanes, F, C, h, w), in the memory order of the weights."""
+    lanes, K, F = filters.shape
     C = K // prod(taps)
-    return _laid(found, found.new_empty(lanes, F, C, *taps), C, F, prod(taps), back=True)
+    return _transposed(filters, filters.new_empty(lanes, F, C, *taps), C, F, prod(taps), back=True)
 
 
-def _laid(given: Tensor, out: Tensor, C: int, F: int, taps: int, back: bool) -> Tensor:
+def _transposed(source: Tensor, out: Tensor, C: int, F: int, taps: int, back: bool) -> Tensor:
     N = _tile(F, SIDE)
     R = _tile(taps * C, max(SIDE, MOVED // N))
-    grid = triton.cdiv(taps * C, R), triton.cdiv(F, N), len(given)
-    with torch.cuda.device_of(given):
-        _by_tap[grid](given, out, given.stride(0), C, F, taps, back, R, N)
+    grid = triton.cdiv(taps * C, R), triton.cdiv(F, N), len(source)
+    with torch.cuda.device_of(source):
+        _by_tap[grid](source, out, source.stride(0), C, F, taps, back, R, N)
     return out
 
 
-def _lying(weight: Tensor) -> Tensor:
-    """As it is where every lane's lie in one run; lanes may be apart, or all the same."""
+def _contiguous_lanes(weight: Tensor) -> Tensor:
+    """Return the weights with every lane contiguous; lanes may have any stride, also 0."""
     return weight if weight[0].is_contiguous() else weight.contiguous()
 
 
 def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """(lanes, P, F) of x (lanes, P, C), pictures of `size`, with filters (lanes, taps * C, F) and bias (lanes, F)."""
+    """Convolve x (lanes, P, C), pictures of `size`, with filters (lanes, taps * C, F); return (lanes, P, F).
+
+    The bias is (lanes, F).
+    """
     (lanes, P, C), (_, K, F) = x.shape, filters.shape
     out = x.new_empty(lanes, P, F)
     N = _tile(F, OUTPUTS)
-    places, warps = (64, 2) if N > 16 else (128, 4)
-    grid = triton.cdiv(P, places), triton.cdiv(F, N), lanes
-    given = x, filters, filters if bias is None else bias, out, P, F, *size, C, *taps
+    positions, warps = (64, 2) if N > 16 else (128, 4)
+    grid = triton.cdiv(P, positions), triton.cdiv(F, N), lanes
+    arguments = x, filters, filters if bias is None else bias, out, P, F, *size, C, *taps
     with torch.cuda.device_of(x):
-        _convolved[grid](*given, bias is not None, _exact(), places, N, _tile(K, INPUTS), num_warps=warps)
+        _convolved[grid](*arguments, bias is not None, _exact(), positions, N, _tile(K, INPUTS), num_warps=warps)
     return out
 
 
 def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """(lanes, F, C, h, w) the gradient of the filters by g, that of what `convolved` made of x."""
+    """Return the gradient of the weights, (lanes, F, C, h, w), from the gradient g of the output of `convolved`."""
     (lanes, P, F), C = g.shape, x.shape[2]
-    K, places = C * taps[0] * taps[1], 64
+    K, positions = C * taps[0] * taps[1], 64
     R, N = _tile(K, INPUTS), _tile(F, OUTPUTS // 2)
     tiles = triton.cdiv(K, R) * triton.cdiv(F, N)
-    steps = triton.cdiv(P, places)
-    stretch = places * triton.cdiv(steps, max(1, min(steps, PROGRAMS // (lanes * tiles))))
+    steps = triton.cdiv(P, positions)
+    stretch = positions * triton.cdiv(steps, max(1, min(steps, PROGRAMS // (lanes * tiles))))
     out = x.new_empty(triton.cdiv(P, stretch), lanes, K, F)
     with torch.cuda.device_of(x):
-        _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), places, N, R)
+        _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), positions, N, R)
     return as_weights(out.sum(0) if len(out) > 1 else out[0], taps)
 
 
 def _tile(size: int, most: int) -> int:
-    """A power of 2 from 16, the least of a product."""
+    """Return a tile's side: a power of 2, at least 16, the minimum of tl.dot, and at most `most`."""
     width: int = max(16, min(most, triton.next_power_of_2(size)))
     return width
 

@@ -1,4 +1,4 @@
-"""Kernels written in Triton, where they run."""
+"""Loading of Triton kernels on machines that can run them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ log = logging.getLogger(__name__)
 
 
 def loaded(name: str, probe: Callable[[ModuleType], object], slower: str) -> ModuleType | None:
-    """The module of this name, tried once by `probe`; None where operations of torch must do the same.
+    """Import a module of kernels and test it once by `probe`; return None if operations of torch must be used.
 
-    Torch brings Triton along with CUDA, but not the C compiler that it needs. Where that is missing, what is `slower`
-    without it is said.
+    Torch comes with Triton for CUDA, but not with the C compiler that Triton needs. If the test fails, a warning names
+    the work that is `slower` without the kernels.
     """
     try:
         kernels = import_module(name)

@@ -1,7 +1,7 @@
-"""Triton kernels of `Flow`: a GPU's memory is passed over once where operations of torch would pass four times.
+"""Triton kernels of `Flow`: one pass over the GPU's memory where operations of torch need four.
 
-Gradients are (K, P, C): features, places of the batch, channels, as channels_last pictures lie in memory. What the
-features share, slopes and normalised inputs (P, C), is loaded once for some of them.
+Gradients are (K, P, C): features, positions in the batch, channels, the memory order of channels_last pictures. Slopes
+and normalised inputs (P, C) are shared by all features, and loaded once for several features.
 """
 
 # ruff: noqa: ANN001, ANN202
@@ -17,10 +17,10 @@ from torch import Tensor
 from secateur.gpu.jacobian.flows import Thin
 
 Parts = tuple[Tensor, *tuple[Tensor | Thin, ...]]
-FEATURES, PLACES, CHANNELS = 8, 8, 64  # of a tile
-WARPS = 4  # that share one
-STRETCH = 128  # places that one program adds up
-SIZES = ["K", "P", "height", "width"]  # alike to a compiled kernel; by C it knows how rows lie in memory
+FEATURES, PLACES, CHANNELS = 8, 8, 64  # size of a tile
+WARPS = 4  # per tile
+STRETCH = 128  # positions that one program sums
+SIZES = ["K", "P", "height", "width"]  # not specialised; C is, as it gives the memory layout
 
 
 @triton.jit
@@ -28,9 +28,9 @@ def _tile(
     first, second, slope, k, p, c, K, P, C, height, width,
     TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """(features, places, channels) of the sum of the parts times the slope, where it lies, and what is inside.
+    """Load a tile of the sum of the parts times the slope, with its offsets and its bounds mask.
 
-    The second part has values at every so many places down and right.
+    The tile is (features, positions, channels). The second part has values at every DOWN-th and RIGHT-th position.
     """
     inside = (k < K)[:, None, None] & (p < P)[None, :, None] & (c < C)[None, None, :]
     shared = p[:, None] * C + c[None, :]
@@ -56,9 +56,9 @@ def _tile(
 
 @triton.jit
 def _where(K, C, G: tl.constexpr, W: tl.constexpr):
-    """The features and channels of this program and its place among the rest.
+    """Return the features and channels of this program, and its index along the positions.
 
-    Programs of other features come next to each other, as they load the same slopes and normalised inputs.
+    Programs that differ only in features are adjacent, because they load the same slopes and normalised inputs.
     """
     groups, widths = tl.cdiv(K, G), tl.cdiv(C, W)
     program = tl.program_id(0)
@@ -73,7 +73,7 @@ def _sums(
     TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, KEEP: tl.constexpr,
     STRETCH: tl.constexpr, G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Over a stretch of places: the sums of g and of g x, into (2, stretches, K, C); g itself where it is kept."""
+    """Sum g and g x over a stretch of positions, into (2, stretches, K, C); KEEP stores g too."""
     k, c, stretch = _where(K, C, G, W)
     total = tl.zeros((G, R, W), dtype=tl.float32)
     along = tl.zeros((G, R, W), dtype=tl.float32)
@@ -99,7 +99,10 @@ def _written(
     TWO: tl.constexpr, SLOPE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, CENTRED: tl.constexpr,
     G: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the parts times the slope; centred: less mean(g) and x mean(g x), which are in (2, K, C)."""
+    """Store the sum g of the parts times the slope.
+
+    CENTRED subtracts mean(g) and x mean(g x); `means` (2, K, C) holds the two means.
+    """
     k, c, row = _where(K, C, G, W)
     p = row * R + tl.arange(0, R)
     value, at, inside, shared, inside_shared = _tile(
@@ -116,22 +119,25 @@ def _written(
 
 
 def summed(parts: Parts, slope: Tensor) -> Tensor:
-    """(K B, C, H, W): the sum of the parts times the slope."""
+    """Return the sum of the parts times the slope, (K B, C, H, W)."""
     return _write(parts, _like(slope, parts[0], len(slope)), None, None, len(slope))
 
 
 def centred(parts: Parts, slope: Tensor | None, normal: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
-    """(K B, C, H, W): g - mean(g) - x mean(g x), where g is the sum of the parts times the slope; g, if it is kept."""
+    """Return g - mean(g) - x mean(g x), (K B, C, H, W), and g itself if `keep`, else None.
+
+    g is the sum of the parts times the slope.
+    """
     shared = None if slope is None else _like(slope, parts[0], len(normal))
     (K, P, C), (G, R, W) = _sizes(parts[0], len(normal)), _tiles(parts[0])
     second, steps = _second(parts)
     whole = torch.empty_like(parts[0], memory_format=torch.channels_last) if keep else None
     stretches = triton.cdiv(P, STRETCH)
     sums = torch.empty(2, stretches, K, C, device=normal.device)
-    given = [parts[0] if each is None else each for each in (shared, normal, whole)]
+    optional = [parts[0] if tensor is None else tensor for tensor in (shared, normal, whole)]
     with torch.cuda.device_of(normal):
         _sums[stretches * triton.cdiv(C, W) * triton.cdiv(K, G),](
-            parts[0], second, *given, sums, K, P, C, *normal.shape[2:],
+            parts[0], second, *optional, sums, K, P, C, *normal.shape[2:],
             len(parts) == 2, slope is not None, *steps, keep, STRETCH, G, R, W, num_warps=WARPS,
         )  # fmt: skip
     if whole is not None:
@@ -143,28 +149,28 @@ def _write(parts: Parts, slope: Tensor | None, normal: Tensor | None, means: Ten
     out = torch.empty_like(parts[0], memory_format=torch.channels_last)
     (K, P, C), (G, R, W) = _sizes(out, batch), _tiles(out)
     second, steps = _second(parts)
-    given = [out if each is None else each for each in (slope, normal, means)]
+    optional = [out if tensor is None else tensor for tensor in (slope, normal, means)]
     with torch.cuda.device_of(out):
         _written[triton.cdiv(P, R) * triton.cdiv(C, W) * triton.cdiv(K, G),](
-            parts[0], second, *given, out, K, P, C, *out.shape[2:],
+            parts[0], second, *optional, out, K, P, C, *out.shape[2:],
             len(parts) == 2, slope is not None, *steps, normal is not None, G, R, W, num_warps=WARPS,
         )  # fmt: skip
     return out
 
 
 def _second(parts: Parts) -> tuple[Tensor, tuple[int, ...]]:
-    """The last part and at every how many places, down and right, it has a value."""
+    """Return the values of the last part, and their spacing down and right."""
     last = parts[-1]
     return (last.values, last.steps) if isinstance(last, Thin) else (last, (1, 1))
 
 
 def _like(slope: Tensor, part: Tensor, batch: int) -> Tensor:
-    """(batch, C, H, W)."""
+    """Expand the slope to (batch, C, H, W), channels_last."""
     return slope.expand(batch, *part.shape[1:]).contiguous(memory_format=torch.channels_last)
 
 
 def _sizes(part: Tensor, batch: int) -> tuple[int, int, int]:
-    """K, P and C."""
+    """Return K, P and C."""
     return len(part) // batch, batch * part.shape[2] * part.shape[3], part.shape[1]
 
 

@@ -1,8 +1,8 @@
-"""How the layers of a network take the gradients of many features back, each by what it alone knows.
+"""Rules by which the layers of a network propagate the gradients of many features backward.
 
-A rule runs a layer on the batch and returns its output and the way back. What has no rule goes by torch.func.
-A layer's settings are its module's; its tensors are asked for, as those that were sent count. What only the way back
-needs is made there, once: a GPU waits for the host while the batch goes forward, and no longer afterwards.
+A rule runs a layer on the batch and returns its output and its backward function. Layers without a rule use torch.func.
+A rule reads the layer's settings from the module, but its tensors from `sent`, because the sent tensors count. Tensors
+for the backward pass only are computed there, once. The host is the bottleneck of the forward pass, not afterwards.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from secateur.gpu.jacobian.convolutions import Geometry, by_input, from_one_chan
 from secateur.gpu.jacobian.flows import Flow, Shared, Thin, laid_out, parted
 
 Pool = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
-Back = Callable[[Flow], Sequence[Flow]]  # of the output -> of every input
-Sent = Callable[[Any], Any]  # a tensor of the module, or None -> what was sent for it
-Rule = Callable[[Any, Tensor, Sent], tuple[Tensor, Back] | None]  # None: this one is out of the ordinary
+Back = Callable[[Flow], Sequence[Flow]]  # flow at the output -> flow at every input
+Sent = Callable[[Any], Any]  # a tensor of the module, or None -> the tensor that was sent for it
+Rule = Callable[[Any, Tensor, Sent], tuple[Tensor, Back] | None]  # None: the rule does not support this layer
 
 
 def convolution(module: nn.Conv2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
-    """By the transposed convolution or its like; no gradient of a weight is ever taken."""
+    """Propagate through a convolution by `by_input`; no gradient by a weight is ever computed."""
     if x.ndim != 4 or isinstance(module.padding, str) or module.padding_mode != "zeros":
         return None
     weight, size = laid_out(sent(module.weight)), x.shape[2:]
@@ -50,51 +50,58 @@ def convolution(module: nn.Conv2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back]
 
 
 def linear(module: nn.Linear, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
-    """By the weights' transpose."""
+    """Propagate through a linear layer by the transposed weights."""
     weight = sent(module.weight)
     return F.linear(x, weight, sent(module.bias)), lambda flow: [Flow((flow.whole() @ weight,))]
 
 
 def batchnorm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
-    """A factor a channel; by the batch's own statistics also what the means and the deviations answer."""
+    """Propagate through BatchNorm by one factor per channel.
+
+    If the batch's statistics are used, the terms of the mean and the deviation are added.
+    """
     shape = 1, -1, *[1] * (x.ndim - 2)
     mean, var, weight = sent(module.running_mean), sent(module.running_var), sent(module.weight)
-    own = mean is None
-    found, centre, factor = torch.native_batch_norm(x, weight, sent(module.bias), mean, var, own, 0.0, module.eps)
-    output = laid_out(found)  # some versions forget the layout
+    of_batch = mean is None
+    bias, eps = sent(module.bias), module.eps
+    normalised, centre, factor = torch.native_batch_norm(x, weight, bias, mean, var, of_batch, 0.0, eps)
+    output = laid_out(normalised)  # some versions of torch lose the layout
 
     @cache
     def slope() -> Tensor:
-        inverse = factor if own else torch.rsqrt(var + module.eps)
+        inverse = factor if of_batch else torch.rsqrt(var + module.eps)
         return (inverse if weight is None else inverse * weight).view(shape).to(x.dtype)
 
     @cache
     def normal() -> Tensor:
         return laid_out((x - centre.view(shape)) * factor.view(shape)).to(x.dtype)
 
-    if not own:
+    if not of_batch:
         return output, lambda flow: [flow.scaled(slope())]
     return output, lambda flow: [Flow((flow.centred(normal()),), slope())]
 
 
 def relu(module: nn.ReLU, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
-    """Where it is on."""
+    """Propagate through ReLU where the output is positive."""
     output = F.relu(x)
     slope = cache(lambda: (output > 0).to(x.dtype))
     return output, lambda flow: [flow.scaled(slope())]
 
 
 def activation(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
-    """By the slope at every place."""
+    """Propagate through an elementwise activation by its slope at every entry."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        output = module(leaf.clone())  # a copy: it may work in place
+        output = module(leaf.clone())  # a copy, as the module may work in place
         (slope,) = torch.autograd.grad(output.sum(), leaf)
     return output.detach(), lambda flow: [flow.scaled(slope)]
 
 
 def pool(module: Pool, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
-    """To the largest place of every window, or to all alike, where windows tile the picture."""
+    """Propagate to the maximum of every window, or evenly to all its entries.
+
+    None if the windows do not tile the picture.
+    """
     output = module(x)
     if x.ndim != 4 or not isinstance(output, Tensor):
         return None
@@ -116,9 +123,9 @@ def pool(module: Pool, x: Tensor, sent: Sent) -> tuple[Tensor, Back] | None:
 
 
 def flatten(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
-    """To where every number was."""
+    """Propagate through a flattening by the inverse reshape."""
     output: Tensor = module(x)
-    shape, single = x.shape[1:], output.ndim == 2 and output.shape[1] == x.shape[1]  # places of a picture
+    shape, single = x.shape[1:], output.ndim == 2 and output.shape[1] == x.shape[1]  # one position per channel
 
     def back(flow: Flow) -> Sequence[Flow]:
         if single and (lone := flow.lone()):
@@ -129,32 +136,35 @@ def flatten(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
 
 
 def identity(module: nn.Module, x: Tensor, sent: Sent) -> tuple[Tensor, Back]:
-    """As it is: also a dropout, as the network is evaluated."""
+    """Propagate unchanged; also for dropout, as the network is in evaluation mode."""
     return x, lambda flow: [flow]
 
 
 def by_vjp(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Back]:
-    """Any function of tensors: its own derivative, for many gradients at once."""
+    """Propagate through any function of tensors by torch.func.vjp, for many gradients at once."""
 
-    def copied(*given: Tensor) -> Tensor:
-        return call(*map(plain_copy, given))
+    def copied(*tensors: Tensor) -> Tensor:
+        return call(*map(plain_copy, tensors))
 
     output, pull = vjp(copied, *inputs)  # type: ignore[misc]
 
     def back(flow: Flow) -> Sequence[Flow]:
-        found = vmap(pull)(parted(flow.whole(), len(output)))
-        return [Flow((laid_out(value.flatten(0, 1)),)) for value in found]
+        gradients = vmap(pull)(parted(flow.whole(), len(output)))
+        return [Flow((laid_out(value.flatten(0, 1)),)) for value in gradients]
 
     return output, back
 
 
 def plain_copy(x: Tensor) -> Tensor:
-    """A copy for a function of the user's, which may change it, or ask for a view that no channels_last tensor has."""
+    """Return a contiguous copy for a user's function.
+
+    The function may change its input, or request a view that a channels_last tensor does not have.
+    """
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def added(first: Tensor, second: Tensor) -> tuple[Tensor, Back]:
-    """To both; the sum of what came is taken once for the two."""
+    """Propagate to both summands; the full gradient is computed once for the two."""
 
     def back(flow: Flow) -> Sequence[Flow]:
         plain = flow.slope is None and len(flow.parts) == 1
@@ -164,10 +174,10 @@ def added(first: Tensor, second: Tensor) -> tuple[Tensor, Back]:
 
 
 def _tiles(module: nn.MaxPool2d | nn.AvgPool2d, window: tuple[int, int]) -> bool:
-    """Whether its windows are of this size, and lie side by side."""
+    """Return True if the windows have this size and tile the picture."""
     wanted = {"kernel_size": window, "stride": window, "padding": (0, 0), "dilation": (1, 1)}
-    found = {name: getattr(module, name, right) for name, right in wanted.items()}
-    pairs = {name: (size, size) if isinstance(size, int) else tuple(size) for name, size in found.items()}
+    settings = {name: getattr(module, name, right) for name, right in wanted.items()}
+    pairs = {name: (size, size) if isinstance(size, int) else tuple(size) for name, size in settings.items()}
     return pairs == wanted and getattr(module, "divisor_override", None) is None
 
 
