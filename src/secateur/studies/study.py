@@ -46,7 +46,7 @@ class Study:
     shadows: int | None = None  # None: the scale's
 
     def conduct(
-        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+        self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run the audit into `out`, and return the table."""
         from secateur.config import Audit, read
@@ -56,8 +56,8 @@ class Study:
         for text in overrides or []:
             if text.partition("=")[0] in ("protocol", "adaptive"):
                 raise WrongInput("set", f"{text!r} would make this another study; {entry.name} has its own protocol")
-        changes = {field: value for field, value in given.items() if value is not None and field != "images"}
-        config = read(Audit, None, settings(self, scale, given) | changes, overrides)  # an audit has no pictures
+        changes = {field: value for field, value in options.items() if value is not None and field != "images"}
+        config = read(Audit, None, settings(self, scale, options) | changes, overrides)  # an audit has no pictures
         rows = run_audit(config, out)
         lines, findings = self.tabulate(Found(rows, load_figures(out)))
         facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": config.data, "model": config.model}
@@ -132,23 +132,23 @@ FULL = Scale(
 SCALES = {"tiny": (TINY, TINY), "small": (SMALL_TABLES, SMALL_IMAGES), "full": (FULL, FULL)}  # of tables, of images
 
 
-def reproduce(name: str, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path) -> Table:
-    """Run a study into `out`, write its table there, and return the table; `given` and `overrides` change fields."""
+def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> Table:
+    """Run a study into `out`, write its table there, and return the table; `options` and `overrides` change fields."""
     entry = find("study", name)
-    table: Table = entry.make().conduct(entry, scale, given, overrides, out)
+    table: Table = entry.make().conduct(entry, scale, options, overrides, out)
     write(out / "table.md", table.markdown().encode())
     write(out / "table.jsonl", table.jsonl().encode())
     return table
 
 
-def settings(study: Study, scale: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings(study: Study, scale: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a study's audit at a scale, on the data and model given, or else the scale's."""
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    data = given.get("data") or {"tiny": "digits", "small": "location", "full": "cifar10"}[scale]
+    data = options.get("data") or {"tiny": "digits", "small": "location", "full": "cifar10"}[scale]
     table = _is_table(data)
     images = {"tiny": "digits-cnn", "small": "resnet18-w16", "full": study.model}[scale]
-    model = given.get("model") or ("mlp" if table else images)
+    model = options.get("model") or ("mlp" if table else images)
     size = SCALES[scale][0 if table else 1]
     values: dict[str, Any] = {
         "data": data,

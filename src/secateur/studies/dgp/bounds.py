@@ -113,12 +113,12 @@ def _loss(training: Training, model: Params, batch: Batch) -> float:
     return total / batch.size
 
 
-def convergence(found: Seen) -> tuple[list[Line], list[Finding]]:
+def convergence(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return one line per theorem and training, and verdicts: the theorems hold, and their bounds are not vacuous."""
     lines: list[Line] = []
     holds: dict[str, Estimate | None] = {}
     tighter: dict[str, Estimate | None] = {}
-    for course, measures in found.courses.get("bounds", {}).items():
+    for course, measures in results.courses.get("bounds", {}).items():
         for name, title in BOUNDS.items():
             check, case = _checked(measures, name), f"{title}, {course.defense}"
             if check.bound == 0:  # everything is sent, so there is no residual

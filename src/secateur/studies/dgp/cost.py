@@ -131,9 +131,9 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
+def table3(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Table 3: MB of one upload and one download, as encoded and as the paper counts."""
-    costs = found.courses.get("cost", {})
+    costs = results.courses.get("cost", {})
     lines = []
     for course, measures in costs.items():
         size = mean(measures["bytes"])
@@ -156,12 +156,12 @@ def table3(found: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def table4(found: Seen) -> tuple[list[Line], list[Finding]]:
+def table4(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
 
     PRECODE acts on the model, so that its cost is in the gradients, which take longer.
     """
-    costs = found.courses.get("cost", {})
+    costs = results.courses.get("cost", {})
     lines = []
     for course, measures in costs.items():
         paper = TABLE_4.get(course.model, {}).get(base(course.defense))

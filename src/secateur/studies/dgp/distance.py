@@ -62,7 +62,7 @@ class Distanced:
 
 def _compare(exposure: Exposure, group: range) -> Result:
     """Return, per target, the distance of the sent update and Proposition 1 at IG's reconstruction."""
-    attack, client, found = exposure.config.attacks[0], exposure.client, []
+    attack, client, by_target = exposure.config.attacks[0], exposure.client, []
     for number, reconstruction in zip(group, exposure.reconstructed(attack, client, group)[0], strict=True):
         truth, rng = exposure.targets[number], chance_of(exposure.bench.seed, attack)[0]
         assert isinstance(truth, Batch)
@@ -79,19 +79,19 @@ def _compare(exposure: Exposure, group: range) -> Result:
             ).values
             values |= {"fitted": cosine_distance(sent, of_guess), "reached": cosine_distance(gradient, of_guess)}
             values |= {"violated": float(bound.violated), "violated_by_sent": float(bool(bound.violated_by_sent))}
-        found.append(values)
-    return Result(data={"targets": found})
+        by_target.append(values)
+    return Result(data={"targets": by_target})
 
 
-def fig1(found: Seen) -> tuple[list[Line], list[Finding]]:
+def fig1(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 1: quality by relative distance, and how often Proposition 1 is violated."""
-    targets = _targets(found)
+    targets = _targets(results)
     lines = []
     for defense in dict.fromkeys(key[0] for key in targets):
         measures = [values for key, values in targets.items() if key[0] == defense]
-        cell = next(cell for cell in found.places if cell.defense == defense)
+        cell = next(cell for cell in results.places if cell.defense == defense)
         cells: Cells = {"relative distance": _mean(measures, "relative_distance")}
-        cells |= {name: mean(found.of(cell, name)) for name in QUALITY}
+        cells |= {name: mean(results.of(cell, name)) for name in QUALITY}
         cells |= {title: _mean(measures, name) for name, title in TITLES.items()}
         cells |= {f"{title} broken": _broken(measures, name) for name, title in FORMS.items()}
         cells |= {"epsilon": _epsilon(measures, "reached"), "Theorem 1 prints": _theorem_1(measures)}
@@ -109,10 +109,10 @@ def fig1(found: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def _targets(found: Seen) -> dict[tuple[str, int, int], Values]:
+def _targets(results: Seen) -> dict[tuple[str, int, int], Values]:
     """Return all measures of every target, by defense, seed and number."""
     targets: dict[tuple[str, int, int], Values] = {}
-    for row in found.rows:
+    for row in results.rows:
         if row.value is None:
             continue
         if row.extra.get("study") == "theory":

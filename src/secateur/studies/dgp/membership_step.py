@@ -135,9 +135,9 @@ class Meeting:
         return labels | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
 
 
-def membership(found: Seen) -> tuple[list[Line], list[Finding]]:
+def membership(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return one line per defense and attack, and per defense the verdict that it hides members."""
-    audit = Found([row for row in found.rows if not row.extra])
+    audit = Found([row for row in results.rows if not row.extra])
     lines, findings = [], []
     bare = Model("none", 0.0, "none", None)
     for model in audit.models:

@@ -28,85 +28,85 @@ Paper = Callable[[Cell], str]
 Cases = dict[str, Estimate | None]
 
 
-def table1(found: Seen) -> tuple[list[Line], list[Finding]]:
+def table1(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return the privacy rows of Table 1 (and Fig. 3), with the claims of Section 6.2."""
-    return privacy_lines(found, by_column), [*claims(found), *knowing_claims(found)]
+    return privacy_lines(results, by_column), [*claims(results), *knowing_claims(results)]
 
 
-def table2(found: Seen) -> list[Line]:
+def table2(results: Seen) -> list[Line]:
     """Return the privacy rows of Table 2."""
 
     def paper(cell: Cell) -> str:
         k = shares(cell.defense)
         return of_network(_pair(TABLE_2.get((*k, cell.attack)) if k else None), cell.model)
 
-    return privacy_lines(found, paper)
+    return privacy_lines(results, paper)
 
 
-def table2_claims(found: Seen) -> list[Finding]:
+def table2_claims(results: Seen) -> list[Finding]:
     """Judge that Rob depends on k1 + k2, and IG on p = k1 / k2."""
-    by_total, by_ratio = _rising(found, "rob", sum), _rising(found, "ig", lambda k: k[0] / k[1])
+    by_total, by_ratio = _rising(results, "rob", sum), _rising(results, "ig", lambda k: k[0] / k[1])
     return [
         judge("a larger k1 + k2 protects better against Rob, at every step", by_total, "every", unit=""),
         judge("a larger p = k1 / k2 protects better against IG, at every step", by_ratio, "every", unit=""),
     ]
 
 
-def models(paper_data: str, found: Seen) -> tuple[list[Line], list[Finding]]:
+def models(paper_data: str, results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Table 5 or 6: IG and Rob on more networks."""
 
     def paper(cell: Cell) -> str:
         return _pair(TABLE_5_6.get((paper_data, cell.attack, cell.model, cell.defense)))
 
     cases: Cases = {}
-    for cell in found.select(defense="dgp"):
-        cases |= hidden(found, cell, cell._replace(defense="none"), case(found, cell))
+    for cell in results.select(defense="dgp"):
+        cases |= hidden(results, cell, cell._replace(defense="none"), case(results, cell))
     protects = judge(f"DGP protects every network under Rob and IG{FAR}", cases, "every", HIDDEN, unit="")
-    return privacy_lines(found, paper), [protects, *knowing_claims(found)]
+    return privacy_lines(results, paper), [protects, *knowing_claims(results)]
 
 
 table5, table6 = partial(models, "cifar10"), partial(models, "cifar100")
 
 
-def gallery(found: Seen) -> tuple[list[Line], list[Finding]]:
+def gallery(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return the scores of the pictures of Figs. 5 to 9, which the page shows; judge if DGP hides most."""
     cases: Cases = {}
-    for cell in found.select(defense="dgp"):
-        for other in found.places:
+    for cell in results.select(defense="dgp"):
+        for other in results.places:
             if other._replace(defense=cell.defense) == cell and other != cell:
-                cases |= hidden(found, cell, other, f"{case(found, cell)}, {other.defense}")
-    labels = [labels_claim(found)] if any(cell.attack == "ggl" for cell in found.places) else []
+                cases |= hidden(results, cell, other, f"{case(results, cell)}, {other.defense}")
+    labels = [labels_claim(results)] if any(cell.attack == "ggl" for cell in results.places) else []
     best = judge("DGP protects better than every other defense", cases, "every", unit="")
-    return privacy_lines(found, lambda cell: ""), [best, *labels, *knowing_claims(found)]
+    return privacy_lines(results, lambda cell: ""), [best, *labels, *knowing_claims(results)]
 
 
-def privacy_lines(found: Seen, paper: Paper) -> list[Line]:
+def privacy_lines(results: Seen, paper: Paper) -> list[Line]:
     """Return a line for each client: scores of the plain attacker, and of the best one that knows of the defense."""
     lines = []
-    for cell in found.places:
-        labels = {"attack": cell.attack, "defense": title(cell)} | differing(found, cell)
-        knowing = found.knowing(cell)
-        cells: Cells = {name: mean(found.of(cell, name)) for name in MEASURES}
+    for cell in results.places:
+        labels = {"attack": cell.attack, "defense": title(cell)} | differing(results, cell)
+        knowing = results.knowing(cell)
+        cells: Cells = {name: mean(results.of(cell, name)) for name in MEASURES}
         if cell.attack == "rob":
-            cells |= {f"{name}_{end}": mean(found.of(cell, f"{name}_{end}")) for name, end in EXTREMES}
-        cells["label_accuracy"] = mean(found.of(cell, "label_accuracy"))
+            cells |= {f"{name}_{end}": mean(results.of(cell, f"{name}_{end}")) for name, end in EXTREMES}
+        cells["label_accuracy"] = mean(results.of(cell, "label_accuracy"))
         cells["adaptive"] = knowing.adaptive if knowing else ""
         if knowing is not None:
-            cells |= {f"adaptive {name}": mean(found.of(knowing, name)) for name in MEASURES}
-        lines.append(Line(labels, cells, paper(cell), _mark(found, cell, knowing), RECOVERED))
+            cells |= {f"adaptive {name}": mean(results.of(knowing, name)) for name in MEASURES}
+        lines.append(Line(labels, cells, paper(cell), _mark(results, cell, knowing), RECOVERED))
     return lines
 
 
-def _mark(found: Seen, cell: Cell, knowing: Cell | None) -> str:
+def _mark(results: Seen, cell: Cell, knowing: Cell | None) -> str:
     """Return the mark of a client whose defense loses to an attacker that knows of it."""
-    lost = hidden(found, cell, knowing, "").values()
+    lost = hidden(results, cell, knowing, "").values()
     return PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
 
 
-def left_out_lines(found: Seen) -> list[Line]:
+def left_out_lines(results: Seen) -> list[Line]:
     """Return a line for each setting that could not be measured."""
     lines = []
-    for row in found.left_out:
+    for row in results.left_out:
         labels = {"defense": row.defense or "none", "model": row.model, "reason": row.note or ""}
         lines.append(Line(labels, {}, part=LEFT_OUT))
     return lines
@@ -117,10 +117,10 @@ def title(cell: Cell) -> str:
     return f"{cell.defense} ({cell.against} pictures)" if cell.against else cell.defense
 
 
-def differing(found: Seen, cell: Cell) -> dict[str, str]:
+def differing(results: Seen, cell: Cell) -> dict[str, str]:
     """Return the labels in which the clients of a study differ, beside attack and defense."""
     names = ("model", "data", "batch_size", "labels", "stage")
-    return {name: str(getattr(cell, name)) for name in names if len({getattr(x, name) for x in found.places}) > 1}
+    return {name: str(getattr(cell, name)) for name in names if len({getattr(x, name) for x in results.places}) > 1}
 
 
 def by_column(cell: Cell) -> str:
@@ -149,77 +149,77 @@ def shares(defense: str) -> tuple[float, float] | None:
     return part.make().shares if part is not None and part.name == "dgp" else None
 
 
-def claims(found: Seen) -> list[Finding]:
+def claims(results: Seen) -> list[Finding]:
     """Judge the claims of Section 6.2 about plain attackers."""
     every, passive, shut = ("r-gap", "ig", "gi", "rob"), ("ig", "gi"), ("soteria", "noise", "top-k", "outpost", "dgp")
     open_to_rob = [("ats", "used"), ("soteria", ""), ("precode", ""), ("noise", "")]
-    seen = {d: mean(found.of(cell, "cw_ssim")) for d, a in open_to_rob if (cell := _client(found, "rob", d, a))}
+    seen = {d: mean(results.of(cell, "cw_ssim")) for d, a in open_to_rob if (cell := _client(results, "rob", d, a))}
     return [
-        _hides("DGP protects under every attack", found, [(attack, "dgp", "none") for attack in every], HIDDEN),
+        _hides("DGP protects under every attack", results, [(attack, "dgp", "none") for attack in every], HIDDEN),
         judge(f"ATS, Soteria, PRECODE and noise fail under Rob: CW-SSIM above {OPEN:g}", seen, "every", OPEN, ""),
-        _hides("Top-k and Outpost withstand Rob", found, [("rob", d, "none") for d in ("top-k", "outpost")], HIDDEN),
+        _hides("Top-k and Outpost withstand Rob", results, [("rob", d, "none") for d in ("top-k", "outpost")], HIDDEN),
         _hides(
             "Top-k and Outpost are vulnerable to IG and GI, where DGP protects better",
-            found,
+            results,
             [(attack, "dgp", d) for attack in passive for d in ("top-k", "outpost")],
         ),
-        _hides("all defenses but ATS withstand R-GAP", found, [("r-gap", d, "none") for d in shut], HIDDEN),
+        _hides("all defenses but ATS withstand R-GAP", results, [("r-gap", d, "none") for d in shut], HIDDEN),
     ]
 
 
-def _hides(claim: str, found: Seen, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
+def _hides(claim: str, results: Seen, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
     """Judge if one defense hides more than the other, by at least `bound`; `pairs` are (attack, one, other)."""
     cases: Cases = {}
     for attack, one, other in pairs:
-        first, second = (_client(found, attack, defense) for defense in (one, other))
-        cases |= hidden(found, first, second, f"{attack}, {one}, {other}")
+        first, second = (_client(results, attack, defense) for defense in (one, other))
+        cases |= hidden(results, first, second, f"{attack}, {one}, {other}")
     return judge(claim + (FAR if bound else ""), cases, "every", bound, unit="")
 
 
-def _client(found: Seen, attack: str, defense: str, against: str = "") -> Cell | None:
+def _client(results: Seen, attack: str, defense: str, against: str = "") -> Cell | None:
     """Return the client of the untrained model whose labels are inferred, if it was attacked."""
-    cells = found.select(attack=attack, defense=defense, against=against, labels="inferred", stage="untrained")
+    cells = results.select(attack=attack, defense=defense, against=against, labels="inferred", stage="untrained")
     return next(cells, None)
 
 
-def _rising(found: Seen, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
+def _rising(results: Seen, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
     """Return how much more each setting of DGP hides than the one before it."""
-    ranks = [(order(k), cell) for cell in found.select(attack=attack, defense="dgp") if (k := shares(cell.defense))]
+    ranks = [(order(k), cell) for cell in results.select(attack=attack, defense="dgp") if (k := shares(cell.defense))]
     cases: Cases = {}
     for (low, one), (high, two) in pairwise(sorted(ranks, key=lambda pair: pair[0])):
-        cases |= hidden(found, two, one, f"{low:.3g} to {high:.3g}")
+        cases |= hidden(results, two, one, f"{low:.3g} to {high:.3g}")
     return cases
 
 
-def labels_claim(found: Seen) -> Finding:
+def labels_claim(results: Seen) -> Finding:
     """Judge the second reason of Section 4.1: pruning the largest entries hides the label."""
     right: Cases = {
-        case(found, cell): combine(lambda share: 0.5 - share, found.of(cell, "label_accuracy"))
-        for cell in found.select(defense="dgp")
+        case(results, cell): combine(lambda share: 0.5 - share, results.of(cell, "label_accuracy"))
+        for cell in results.select(defense="dgp")
     }
     return judge("DGP hides the label: less than half of the labels are found", right, "every")
 
 
-def knowing_claims(found: Seen) -> list[Finding]:
+def knowing_claims(results: Seen) -> list[Finding]:
     """Judge if each defense hides as much from an attacker that knows of it; the paper does not ask this."""
     findings = []
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
         cases: Cases = {}
-        for cell in found.select(defense=defense):
-            cases |= hidden(found, found.knowing(cell), cell, case(found, cell))
+        for cell in results.select(defense=defense):
+            cases |= hidden(results, results.knowing(cell), cell, case(results, cell))
         if any(case is not None for case in cases.values()):
             claim = f"{defense} hides as much from an attacker who knows of it, within {SAME:g} (not in the paper)"
             findings.append(judge(claim, cases, "every", -SAME, unit=""))
     return findings
 
 
-def hidden(found: Seen, one: Cell | None, other: Cell | None, name: str) -> Cases:
+def hidden(results: Seen, one: Cell | None, other: Cell | None, name: str) -> Cases:
     """Return how much less is seen of one client than of another: LPIPS is higher, CW-SSIM lower."""
-    lpips, cw_ssim = found.less(one, other, "lpips"), found.less(other, one, "cw_ssim")
+    lpips, cw_ssim = results.less(one, other, "lpips"), results.less(other, one, "cw_ssim")
     return {f"{name}, LPIPS": lpips, f"{name}, CW-SSIM": cw_ssim}
 
 
-def case(found: Seen, cell: Cell) -> str:
+def case(results: Seen, cell: Cell) -> str:
     """Return the client's name among the cases of a claim."""
     settings = [cell.defense] if ":" in cell.defense else []
-    return ", ".join([cell.attack, *differing(found, cell).values(), *settings])
+    return ", ".join([cell.attack, *differing(results, cell).values(), *settings])

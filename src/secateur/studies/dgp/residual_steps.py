@@ -117,43 +117,43 @@ class Silence:
         return f"user {self.user} broadcasts nothing"
 
 
-def aligned(found: Seen) -> tuple[list[Line], list[Finding]]:
+def aligned(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return the table of ADGP against attackers, which the paper leaves to future work."""
     cases: Cases = {}
-    for cell in found.select(defense="adgp"):
+    for cell in results.select(defense="adgp"):
         other = cell._replace(defense="dgp")
-        cases |= hidden(found, cell, other, case(found, cell))
-    courses = _trainings(found)
+        cases |= hidden(results, cell, other, case(results, cell))
+    courses = _trainings(results)
     honest, dgp = courses.get(f"adgp{FEEDBACK}"), courses.get(f"dgp{FEEDBACK}")
     lied = next((course for name, course in courses.items() if str(Silence()) in name), None)
-    cost, harm = _change(found, honest, dgp, "test_accuracy"), _change(found, lied, honest, "test_accuracy")
+    cost, harm = _change(results, honest, dgp, "test_accuracy"), _change(results, lied, honest, "test_accuracy")
     claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
-    return privacy_lines(found, lambda cell: "") + overheard_lines(found) + accuracy_lines(found), [
-        *overheard_claims(found),
+    return privacy_lines(results, lambda cell: "") + overheard_lines(results) + accuracy_lines(results), [
+        *overheard_claims(results),
         judge(claim, cases, "every", -SAME, unit=""),
         judge("ADGP is as accurate as DGP (at most 1 point less)", {"accuracy": cost}, "every", -0.01),
         judge(
             "one user that lies does no harm (at most 1 point; not in the paper)", {"accuracy": harm}, "every", -0.01
         ),
-        *knowing_claims(found),
+        *knowing_claims(results),
     ]
 
 
-def residual(found: Seen) -> tuple[list[Line], list[Finding]]:
+def residual(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return the table of an empty against a trained residual, with the entries that error feedback holds back."""
     cases: Cases = {}
-    for cell in found.places:
+    for cell in results.places:
         if cell.defense.endswith(FEEDBACK):
             empty = cell._replace(defense=cell.defense.removesuffix(FEEDBACK))
-            cases |= hidden(found, cell, empty, empty.defense)
-    courses = _trainings(found)
+            cases |= hidden(results, cell, empty, empty.defense)
+    courses = _trainings(results)
     dgp, top_k = courses.get(f"dgp{FEEDBACK}"), courses.get(f"top-k{FEEDBACK}")
     released = next((course for name, course in courses.items() if "release=" in name), None)
-    starved = {"residual": _change(found, dgp, top_k, "residual_mean")}
-    fewer = {"never sent": _change(found, dgp, released, "never_sent")}
-    gain = {"accuracy": _change(found, released, dgp, "test_accuracy")}
+    starved = {"residual": _change(results, dgp, top_k, "residual_mean")}
+    fewer = {"never sent": _change(results, dgp, released, "never_sent")}
+    gain = {"accuracy": _change(results, released, dgp, "test_accuracy")}
     mine = "(not in the paper)"
-    lines = privacy_lines(found, lambda cell: "") + accuracy_lines(found) + _held(found)
+    lines = privacy_lines(results, lambda cell: "") + accuracy_lines(results) + _held(results)
     return lines, [
         judge(f"a residual from training hides more than an empty one {mine}", cases, "every", unit=""),
         judge(f"error feedback holds back more under DGP than under Top-k {mine}", starved, "every", unit=""),
@@ -184,18 +184,18 @@ def _kept(path: Path, tensors: Params) -> Path:
     return path
 
 
-def overheard_lines(found: Seen) -> list[Line]:
+def overheard_lines(results: Seen) -> list[Line]:
     """Return a line for each run: the accuracy of labels guessed from the broadcast."""
     lines = []
-    for course, measures in found.courses.get("overheard", {}).items():
+    for course, measures in results.courses.get("overheard", {}).items():
         cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
         lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=LISTENED))
     return lines
 
 
-def overheard_claims(found: Seen) -> list[Finding]:
+def overheard_claims(results: Seen) -> list[Finding]:
     """Judge if the broadcast hides the labels."""
-    courses = found.courses.get("overheard", {})
+    courses = results.courses.get("overheard", {})
     cases: Cases = {}
     for course, measures in courses.items():
         right, chance = mean(measures["label_accuracy"]), mean(measures["label_chance"])
@@ -206,10 +206,10 @@ def overheard_claims(found: Seen) -> list[Finding]:
     return [judge(claim, cases, "every", -0.05)] if cases else []
 
 
-def _held(found: Seen) -> list[Line]:
+def _held(results: Seen) -> list[Line]:
     """Return lines of the residual's norm beside Lemma 1's bound, and of the entries that were never sent."""
     lines = []
-    for course, measures in found.courses.get("training", {}).items():
+    for course, measures in results.courses.get("training", {}).items():
         if FEEDBACK not in course.defense:
             continue
         never = combine(lambda part, whole: part / whole, measures["never_sent"], measures["entries"])
@@ -221,14 +221,14 @@ def _held(found: Seen) -> list[Line]:
     return lines
 
 
-def _trainings(found: Seen) -> dict[str, Course]:
+def _trainings(results: Seen) -> dict[str, Course]:
     """Return the trainings by their defense."""
-    return {course.defense: course for course in found.courses.get("training", {})}
+    return {course.defense: course for course in results.courses.get("training", {})}
 
 
-def _change(found: Seen, one: Course | None, other: Course | None, metric: str) -> Estimate | None:
+def _change(results: Seen, one: Course | None, other: Course | None, metric: str) -> Estimate | None:
     """Return a metric of one training less that of the other."""
     if one is None or other is None:
         return None
-    courses = found.courses["training"]
+    courses = results.courses["training"]
     return combine(sub, courses[one].get(metric, {}), courses[other].get(metric, {}))

@@ -163,5 +163,5 @@ def base(defense: str) -> str:
     return name_of(defense.partition("+")[0])
 
 
-def _value(found: Estimate | None) -> float:
-    return -math.inf if found is None else found.value
+def _value(average: Estimate | None) -> float:
+    return -math.inf if average is None else average.value

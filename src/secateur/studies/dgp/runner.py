@@ -40,22 +40,22 @@ class UpdateStudy:
     intervals: str = ""  # describes the table's intervals; empty: they are over examples or seeds
 
     def conduct(
-        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+        self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run all steps for every seed into the folder `out`, and return the table."""
         steps, others = chosen(self.steps, overrides or [])
         size = scale_of(scale, others)
-        steps = merged(steps, size, given)
-        asked = read(Invert, None, {name: given.get(name) for name in ("seeds", "device")})
-        device, datasets = device_of(asked), load_all(steps, size, given)
+        steps = merged(steps, size, options)
+        asked = read(Invert, None, {name: options.get(name) for name in ("seeds", "device")})
+        device, datasets = device_of(asked), load_all(steps, size, options)
         torch.set_num_threads(size.threads)
-        replaced = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
+        replaced = {name: str(options[name]) for name in ("data", "model", "images") if options.get(name) is not None}
         config = {"study": entry.name, "scale": scale} | asdict(size) | replaced | {"seeds": asked.seeds}
         config |= {} if steps == self.steps else {"steps": [repr(step) for step in steps]}
         try:
             with open_run(out, "study", config, device=str(device), seeds=asked.seeds) as run:
                 for seed in asked.seeds:
-                    setting = Setting(run, size, given, datasets, seed)
+                    setting = Setting(run, size, options, datasets, seed)
                     for step in steps:
                         step(setting)
                 rows = run.rows
@@ -68,11 +68,11 @@ class UpdateStudy:
         return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
 
 
-def merged(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> tuple[Step, ...]:
+def merged(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any]) -> tuple[Step, ...]:
     """Return the steps without duplicates: steps whose stand-in network and data set are equal are one step."""
     kept: dict[str, Step] = {}
     for step in steps:
-        model, data = stand_in(step.model, scale, given), given.get("data") or scale.data[step.data]
+        model, data = stand_in(step.model, scale, options), options.get("data") or scale.data[step.data]
         kept.setdefault(repr(replace(step, model=model, data=data)), step)  # type: ignore[type-var]
     return tuple(kept.values())
 

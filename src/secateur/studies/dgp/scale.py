@@ -149,12 +149,12 @@ class Setting:
         self.run.add([Row(**(labels | {"extra": extra}), metric="left_out", value=None, note=reason)])
 
 
-def stand_in(paper: str, scale: Scale, given: Mapping[str, Any]) -> str | None:
+def stand_in(paper: str, scale: Scale, options: Mapping[str, Any]) -> str | None:
     """Return the stand-in for a network of the paper; None if the scale skips it. A user's model replaces all."""
-    return given.get("model") or scale.models.get(paper)
+    return options.get("model") or scale.models.get(paper)
 
 
-def load_all(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> dict[str, Dataset]:
+def load_all(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any]) -> dict[str, Dataset]:
     """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
 
     A data set without a test part gets a fifth of its rows as test part.
@@ -162,14 +162,14 @@ def load_all(steps: Sequence[Step], scale: Scale, given: Mapping[str, Any]) -> d
     by_paper: dict[str, Dataset] = {}
     loaded: dict[str, Dataset] = {}
     for step in steps:
-        name = given.get("data") or scale.data[step.data]
+        name = options.get("data") or scale.data[step.data]
         if name not in loaded:
-            data = load(name, given.get("data_folder"), True)
+            data = load(name, options.get("data_folder"), True)
             check_pictures(data)
             data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
             untested = data.train_size == len(data.inputs)
             loaded[name] = replace(data, train_size=int((1 - TESTED) * len(data.inputs))) if untested else data
         data = by_paper[step.data] = loaded[name]
-        if (model := stand_in(step.model, scale, given)) is not None:
+        if (model := stand_in(step.model, scale, options)) is not None:
             check(create(model, data.input_shape, data.classes, derive(0, "check")), data.input_shape, data.classes)
     return by_paper

@@ -129,16 +129,16 @@ def schedule_of(scale: Scale, model: str) -> Schedule:
     return SCHEDULES["paper-lenet" if model == "lenet-zhu" else "paper"]
 
 
-def history_rows(labels: dict[str, Any], made: Collaborated, tested: int) -> list[Row]:
+def history_rows(labels: dict[str, Any], trained: Collaborated, tested: int) -> list[Row]:
     """Return rows with each epoch's accuracy, with Wilson's interval, and the other measures of the last epoch."""
-    rows, last = [], made.history[-1]
-    extra = labels["extra"] | {"epochs": len(made.history)}
-    for epoch in made.history:
+    rows, last = [], trained.history[-1]
+    extra = labels["extra"] | {"epochs": len(trained.history)}
+    for epoch in trained.history:
         labelled = labels | {"extra": extra | {"epoch": epoch["epoch"]}}
         rows.append(Row(**labelled, metric="test_accuracy", **share_of(epoch["test_accuracy"], tested)._asdict()))
     labelled = labels | {"extra": extra | {"epoch": last["epoch"]}}
     rows += [Row(**labelled, metric=name, value=last[name]) for name in LAST if name in last]
-    seconds = sum(epoch["seconds"] for epoch in made.history) / len(made.history)
+    seconds = sum(epoch["seconds"] for epoch in trained.history) / len(trained.history)
     return [*rows, Row(**labelled, metric="epoch_seconds", value=seconds, timing=True)]
 
 

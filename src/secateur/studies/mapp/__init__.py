@@ -39,7 +39,7 @@ def _large(scale: Scale) -> list[Case]:
 @method("study", "mapp-fig1", PAPER, scales=SIZES)
 def fig1() -> MappStudy:
     """Advantage against dataset size by model size, and accuracy against advantage (mapp_fl, Fig. 1)."""
-    return MappStudy(_widths, lambda found, scale: complexity(found, scale.smallest))
+    return MappStudy(_widths, lambda results, scale: complexity(results, scale.smallest))
 
 
 @method("study", "mapp-fig3", PAPER, scales=SIZES)
@@ -63,7 +63,7 @@ def table2() -> MappStudy:
 @method("study", "mapp-table3", PAPER, scales=SIZES)
 def table3() -> MappStudy:
     """Correlation of dataset size and advantage by model size, over fresh draws of sizes (mapp_fl, Table 3)."""
-    return MappStudy(_widths, lambda found, scale: correlations(found, scale.smallest))
+    return MappStudy(_widths, lambda results, scale: correlations(results, scale.smallest))
 
 
 @method("study", "mapp-table4", PAPER, scales=SIZES)
@@ -104,4 +104,4 @@ def with_defenses() -> MappStudy:
 
 
 def _of(tabulate: Callable[[Seen], Tabulated]) -> Callable[[Seen, Scale], Tabulated]:
-    return lambda found, scale: tabulate(found)
+    return lambda results, scale: tabulate(results)

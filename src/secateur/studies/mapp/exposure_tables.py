@@ -30,13 +30,13 @@ from secateur.studies.table import Cells, Line
 ASKED = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
 
 
-def correlations(found: Seen, smallest: int) -> Tabulated:
+def correlations(results: Seen, smallest: int) -> Tabulated:
     """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
     lines, cases = [], {}
-    for federation in found.federations:
-        result = exposure_correlation(points(found, federation), smallest)
+    for federation in results.federations:
+        result = exposure_correlation(points(results, federation), smallest)
         cases[federation.model] = None if result is None else _turned(result.r)
-        data = found.rows[0].dataset
+        data = results.rows[0].dataset
         paper = TABLE_3.get((data, federation.model))
         labels = {"network": federation.model, "parameters": PARAMETERS.get(federation.model, "")}
         lines.append(Line(labels, _correlated(result), "" if paper is None else f"{paper:.2f}"))
@@ -44,39 +44,43 @@ def correlations(found: Seen, smallest: int) -> Tabulated:
     return lines, [judge(claim, cases, "every", unit="")]
 
 
-def complexity(found: Seen, smallest: int) -> Tabulated:
+def complexity(results: Seen, smallest: int) -> Tabulated:
     """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
-    lines, findings = correlations(found, smallest)
-    order = sorted(found.federations, key=lambda federation: federation.unit)
-    for line, federation in zip(lines, found.federations, strict=True):
-        line.cells.update(summary(found, federation))
+    lines, findings = correlations(results, smallest)
+    order = sorted(results.federations, key=lambda federation: federation.unit)
+    for line, federation in zip(lines, results.federations, strict=True):
+        line.cells.update(summary(results, federation))
     pairs = list(pairwise(order))
     return lines, [
         *findings,
         judge(
             "the advantage rises with the model's size (Fig. 1b)",
-            {f"{b.model} over {a.model}": less(found, b, a, exposed) for a, b in pairs},
+            {f"{b.model} over {a.model}": less(results, b, a, exposed) for a, b in pairs},
         ),
         judge(
             "the clients' accuracy rises with the model's size (Fig. 1b)",
-            {f"{b.model} over {a.model}": less(found, b, a, accurate) for a, b in pairs},
+            {f"{b.model} over {a.model}": less(results, b, a, accurate) for a, b in pairs},
         ),
     ]
 
 
-def attackers(found: Seen) -> Tabulated:
+def attackers(results: Seen) -> Tabulated:
     """Return a table of the methods under stronger attackers, to test their ranking (not in the paper)."""
     lines = []
-    ways = [way for way in found.ways if way.batches == YEOM.batches and way.updates == 1]
-    for federation in found.federations:
+    ways = [way for way in results.ways if way.batches == YEOM.batches and way.updates == 1]
+    for federation in results.federations:
         for way in ways:
-            cells: Cells = {"client_advantage": mean(clients(found, federation, "advantage", way))}
+            cells: Cells = {"client_advantage": mean(clients(results, federation, "advantage", way))}
             for metric in ("auc", "tpr_at_fpr_0.01"):
-                cells[metric] = mean(clients(found, federation, metric, way))
-            cells["client_accuracy"] = mean(accurate(found, federation))
+                cells[metric] = mean(clients(results, federation, metric, way))
+            cells["client_accuracy"] = mean(accurate(results, federation))
             lines.append(Line({"rule": federation.title, "network": federation.model, "attack": way.attack}, cells))
-    mapp = next((each for each in found.federations if each.submodels == "mapp-fl"), None)
-    others = [each for each in found.federations if each != mapp and each.submodels in ("heterofl", "none")]
+    mapp = next((federation for federation in results.federations if federation.submodels == "mapp-fl"), None)
+    others = [
+        federation
+        for federation in results.federations
+        if federation != mapp and federation.submodels in ("heterofl", "none")
+    ]
 
     def over(metric: str, compared: list[Way]) -> Cases:
         """Return the metric of the other rules minus that of MaPP-FL."""
@@ -84,7 +88,7 @@ def attackers(found: Seen) -> Tabulated:
             return {}
         return {
             f"{way.attack}: {other.title} {other.unit}": combine(
-                sub, *(clients(found, each, metric, way) for each in (other, mapp))
+                sub, *(clients(results, federation, metric, way) for federation in (other, mapp))
             )
             for way in compared
             for other in others
@@ -94,7 +98,7 @@ def attackers(found: Seen) -> Tabulated:
     # A threshold does not change the scores: all of Yeom's thresholds share one AUC.
     ranked = [way for way in ways if way == YEOM or way not in thresholds]
     stronger: Cases = {
-        f"{federation.title} {federation.unit}": _over(found, federation, ways) for federation in found.federations
+        f"{federation.title} {federation.unit}": _over(results, federation, ways) for federation in results.federations
     }
     return lines, [
         judge(
@@ -110,38 +114,38 @@ def attackers(found: Seen) -> Tabulated:
     ]
 
 
-def joined(found: Seen) -> Tabulated:
+def joined(results: Seen) -> Tabulated:
     """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
     lines = [
-        Line({"rule": federation.submodels, "defense": federation.defense}, summary(found, federation))
-        for federation in found.federations
+        Line({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
+        for federation in results.federations
     ]
-    defended = [each for each in found.federations if each.defense != "none"]
-    bare = {each: found.other(each, defense="none") for each in defended}
+    defended = [federation for federation in results.federations if federation.defense != "none"]
+    bare = {federation: results.other(federation, defense="none") for federation in defended}
     return lines, [
         judge(
             "a defense on top exposes sub-model clients less (not in the paper)",
-            {each.title: less(found, bare[each], each, exposed) for each in defended},
+            {federation.title: less(results, bare[federation], federation, exposed) for federation in defended},
         ),
         judge(
             "and it costs the server accuracy (not in the paper)",
-            {each.title: less(found, bare[each], each, served) for each in defended},
+            {federation.title: less(results, bare[federation], federation, served) for federation in defended},
         ),
     ]
 
 
-def asked(found: Seen) -> list[Line]:
+def asked(results: Seen) -> list[Line]:
     """Return one line per mode of Yeom's attack: batches in which examples are scored, and number of updates."""
-    ways = [way for way in found.ways if way.attack == "yeom"]
+    ways = [way for way in results.ways if way.attack == "yeom"]
     lines, senders = (
         [],
-        [sender for sender in found.federations if sender.submodels != "local"],
+        [sender for sender in results.federations if sender.submodels != "local"],
     )  # clients that send updates are attacked in all modes
     for way in ways if len(ways) > 1 else []:
         cells: Cells = {
-            "client_advantage": _overall([clients(found, sender, "advantage", way) for sender in senders]),
-            "server_advantage": _overall([found.server(sender, "advantage", way) for sender in senders]),
-            "client_auc": _overall([clients(found, sender, "auc", way) for sender in senders]),
+            "client_advantage": _overall([clients(results, sender, "advantage", way) for sender in senders]),
+            "server_advantage": _overall([results.server(sender, "advantage", way) for sender in senders]),
+            "client_auc": _overall([clients(results, sender, "auc", way) for sender in senders]),
         }
         labels = {"scoring batches": way.batches, "updates": str(way.updates)}
         lines.append(Line(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
@@ -155,12 +159,12 @@ def _overall(measures: list[Measure]) -> Estimate | None:
     return mean({seed: average_on_same([measure[seed] for measure in known]) for seed in sorted(seeds)})
 
 
-def _over(found: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:
+def _over(results: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:
     """Return LiRA's AUC minus Yeom's, for the average client."""
     lira = next((way for way in ways if way.attack == "lira"), None)
     if lira is None:
         return None
-    return combine(lambda a, b: a - b, *(clients(found, federation, "auc", way) for way in (lira, YEOM)))
+    return combine(lambda a, b: a - b, *(clients(results, federation, "auc", way) for way in (lira, YEOM)))
 
 
 def _correlated(result: Correlation | None) -> Cells:

@@ -45,127 +45,131 @@ from secateur.studies.table import Cells, Line
 INDEPENDENT = ":coupling=independent"
 
 
-def methods(found: Seen) -> Tabulated:
+def methods(results: Seen) -> Tabulated:
     """Return Table 5 and Fig. 4: every channel rule with two large clients."""
     lines = [
         Line(
             {"rule": federation.title, "network": federation.model},
-            summary(found, federation),
+            summary(results, federation),
             str(TABLE_5.get((federation.submodels, federation.model), "")),
             whose(federation),
         )
-        for federation in found.federations
+        for federation in results.federations
     ]
-    return lines, method_claims(found)
+    return lines, method_claims(results)
 
 
-def method_claims(found: Seen) -> list[Finding]:
+def method_claims(results: Seen) -> list[Finding]:
     """Judge the paper's claims about its rules at two large clients."""
-    rules = {f.submodels: f for f in found.federations if f.defense == "none" and f.submodels not in ("none", "local")}
-    small, large = averaged(found)
-    local = next((f for f in found.federations if f.submodels == "local"), None)
+    rules = {
+        f.submodels: f for f in results.federations if f.defense == "none" and f.submodels not in ("none", "local")
+    }
+    small, large = averaged(results)
+    local = next((f for f in results.federations if f.submodels == "local"), None)
     mapp, hetero, dropout = (rules.get(name) for name in ("mapp-fl", "heterofl", "fdropout"))
     resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
     findings = [
         judge(
             "MaPP-FL's clients are less exposed than HeteroFL's",
-            {"average client": less(found, hetero, mapp, exposed)},
+            {"average client": less(results, hetero, mapp, exposed)},
         ),
         judge(
             f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)",
-            {"average client": less(found, mapp, hetero, accurate)},
+            {"average client": less(results, mapp, hetero, accurate)},
             bound=-NEAR,
         ),
         judge(
             f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)",
-            {"average client": less(found, dropout, mapp, exposed)},
+            {"average client": less(results, dropout, mapp, exposed)},
             bound=-LITTLE,
         ),
         judge(
             "FDropout's clients are less accurate than MaPP-FL's",
-            {"average client": less(found, mapp, dropout, accurate)},
+            {"average client": less(results, mapp, dropout, accurate)},
         ),
         judge(
             "fixed channel sets make more accurate clients than resampled ones",
             {
-                f"{fixed} over {new}": less(found, rules.get(fixed), rules.get(new), accurate)
+                f"{fixed} over {new}": less(results, rules.get(fixed), rules.get(new), accurate)
                 for new, fixed in resampled
             },
             "every",
         ),
         judge(
             f"every rule's server is about as accurate as FedAvg with the large model (at most {100 * NEAR:g} less)",
-            {name: less(found, rule, large, served) for name, rule in rules.items()},
+            {name: less(results, rule, large, served) for name, rule in rules.items()},
             bound=-NEAR,
         ),
         judge(
-            "FedAvg with the small model exposes clients less", {"average client": less(found, large, small, exposed)}
+            "FedAvg with the small model exposes clients less", {"average client": less(results, large, small, exposed)}
         ),
-        judge("FedAvg with the small model costs the server accuracy", {"server": less(found, large, small, served)}),
+        judge("FedAvg with the small model costs the server accuracy", {"server": less(results, large, small, served)}),
         judge(
             "MaPP-FL's small clients are more accurate than alone",
-            {"average client": less(found, mapp, local, small_accurate)},
+            {"average client": less(results, mapp, local, small_accurate)},
         ),
     ]
     return [finding for finding in findings if finding.measured != "not measured here"]
 
 
-def methods_and_clients(found: Seen) -> Tabulated:
+def methods_and_clients(results: Seen) -> Tabulated:
     """Return Table 5 as `methods` does, and Table 2 of the rules that it shows."""
     shown = ("none", "local", "mapp-fl")
-    lines, findings = methods(found)
-    more, others = by_client(Seen([row for row in found.rows if row.extra.get("submodels") in shown]))
+    lines, findings = methods(results)
+    more, others = by_client(Seen([row for row in results.rows if row.extra.get("submodels") in shown]))
     clients = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
     return [*lines, *clients], [*findings, *others]
 
 
-def by_client(found: Seen) -> Tabulated:
+def by_client(results: Seen) -> Tabulated:
     """Return Table 2: client by client, two of them large."""
     lines = []
-    sizes = found.sizes(found.federations[0])
+    sizes = results.sizes(results.federations[0])
     first = sizes[min(sizes)]
     for client in sorted(first):
         cells: Cells = {}
-        for federation in found.federations:
+        for federation in results.federations:
             name = f"{federation.title} ({federation.unit})"
-            cells[f"{name} accuracy"] = mean(found.client(federation, client, "test_accuracy"))
-            cells[f"{name} advantage"] = mean(found.client(federation, client, "advantage", YEOM))
+            cells[f"{name} accuracy"] = mean(results.client(federation, client, "test_accuracy"))
+            cells[f"{name} advantage"] = mean(results.client(federation, client, "advantage", YEOM))
         labels = {"client": str(client), "data size": str(first[client])}
         lines.append(Line(labels, cells, _table2(first[client], client)))
     lines += [
         Line(
             {"rule": federation.title, "network": federation.model},
-            summary(found, federation),
+            summary(results, federation),
             _server2(federation),
             whose(federation),
             part="Server and average client",
         )
-        for federation in found.federations
+        for federation in results.federations
     ]
-    mapp = next((f for f in found.federations if f.submodels == "mapp-fl"), None)
-    local = next((f for f in found.federations if f.submodels == "local"), None)
-    small, large = averaged(found)
+    mapp = next((f for f in results.federations if f.submodels == "mapp-fl"), None)
+    local = next((f for f in results.federations if f.submodels == "local"), None)
+    small, large = averaged(results)
     gains: Cases = {}
     if mapp is not None and local is not None:
-        alone = found.clients(local, "test_accuracy", small=True)
+        alone = results.clients(local, "test_accuracy", small=True)
         for client in sorted(next(iter(alone.values()), {})):
-            pair = [found.client(federation, client, "test_accuracy") for federation in (mapp, local)]
+            pair = [results.client(federation, client, "test_accuracy") for federation in (mapp, local)]
             gains[f"client {client}"] = combine(sub, *pair)
     return lines, [
         judge("every small client does better with MaPP-FL than alone", gains, "every"),
         judge(
             "small clients gain 13.5 points over training alone (at least 10 here)",
-            {"average": less(found, mapp, local, small_accurate)},
+            {"average": less(results, mapp, local, small_accurate)},
             bound=0.10,
         ),
         judge(
             "FedAvg's server is exposed most with the large model",
-            {"server": less(found, large, small, server_exposed)},
+            {"server": less(results, large, small, server_exposed)},
         ),
-        judge("MaPP-FL exposes the server less than FedAvg does", {"server": less(found, large, mapp, server_exposed)}),
+        judge(
+            "MaPP-FL exposes the server less than FedAvg does", {"server": less(results, large, mapp, server_exposed)}
+        ),
         judge(
             "MaPP-FL's server is more accurate than FedAvg's with the small model",
-            {"server": less(found, mapp, small, served)},
+            {"server": less(results, mapp, small, served)},
         ),
     ]
 
@@ -189,7 +193,7 @@ def _server2(federation: Federation) -> str:
     return "" if pair is None else str(Printed(*pair, None, None))
 
 
-def by_large(found: Seen) -> Tabulated:
+def by_large(results: Seen) -> Tabulated:
     """Return Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
 
     The paper's numbers and claims are those of zeroed cells; federations that keep them have lines of their own.
@@ -197,30 +201,32 @@ def by_large(found: Seen) -> Tabulated:
     lines = [
         Line(
             {"large clients": str(federation.large), "rule": federation.title},
-            summary(found, federation),
-            str(TABLE_4.get((_data(found), federation.large, federation.submodels), ""))
+            summary(results, federation),
+            str(TABLE_4.get((_data(results), federation.large, federation.submodels), ""))
             if federation.uncovered == "zero"
             else "",
         )
-        for federation in sorted(found.federations, key=lambda federation: federation.large)
+        for federation in sorted(results.federations, key=lambda federation: federation.large)
     ]
-    zeroed = [federation for federation in found.federations if federation.uncovered == "zero"]
+    zeroed = [federation for federation in results.federations if federation.uncovered == "zero"]
     mapp = {federation.large: federation for federation in zeroed if federation.submodels == "mapp-fl"}
 
     def over(name: str, measure: Callable[[Seen, Federation], Measure]) -> Cases:
         """Return MaPP-FL's measure less another rule's."""
         return {
-            f"{large} large": less(found, own, found.other(own, submodels=name), measure) for large, own in mapp.items()
+            f"{large} large": less(results, federation, results.other(federation, submodels=name), measure)
+            for large, federation in mapp.items()
         }
 
     def under(name: str, measure: Callable[[Seen, Federation], Measure]) -> Cases:
         """Return another rule's measure less MaPP-FL's."""
         return {
-            f"{large} large": less(found, found.other(own, submodels=name), own, measure) for large, own in mapp.items()
+            f"{large} large": less(results, results.other(federation, submodels=name), federation, measure)
+            for large, federation in mapp.items()
         }
 
     all_small = mapp.get(0)
-    hetero = None if all_small is None else found.other(all_small, submodels="heterofl")
+    hetero = None if all_small is None else results.other(all_small, submodels="heterofl")
     return lines, [
         judge("MaPP-FL's clients are less exposed than HeteroFL's", under("heterofl", exposed)),
         judge("MaPP-FL's clients are more accurate than FDropout's", over("fdropout", accurate)),
@@ -239,7 +245,7 @@ def by_large(found: Seen) -> Tabulated:
             {
                 "average client": None
                 if all_small is None
-                else combine(sub, accurate(found, all_small), served(found, all_small))
+                else combine(sub, accurate(results, all_small), served(results, all_small))
             },
         ),
         judge(
@@ -247,24 +253,24 @@ def by_large(found: Seen) -> Tabulated:
             {
                 "average client": None
                 if hetero is None
-                else combine(sub, served(found, hetero), accurate(found, hetero))
+                else combine(sub, served(results, hetero), accurate(results, hetero))
             },
             bound=-NEAR,
         ),
     ]
 
 
-def _data(found: Seen) -> str:
-    return next((row.dataset for row in found.rows), "")
+def _data(results: Seen) -> str:
+    return next((row.dataset for row in results.rows), "")
 
 
-def coupled(found: Seen) -> Tabulated:
+def coupled(results: Seen) -> Tabulated:
     """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
     lines, cases = [], {}
-    for federation in found.federations:
+    for federation in results.federations:
         rule, apart = federation.submodels.removesuffix(INDEPENDENT), federation.submodels.endswith(INDEPENDENT)
         labels = {"rule": rule, "inputs and outputs": "independent" if apart else "layer by layer"}
-        lines.append(Line(labels, summary(found, federation), str(TABLE_6.get((rule, apart), ""))))
+        lines.append(Line(labels, summary(results, federation), str(TABLE_6.get((rule, apart), ""))))
         if apart:
-            cases[rule] = less(found, found.other(federation, submodels=rule), federation, accurate)
+            cases[rule] = less(results, results.other(federation, submodels=rule), federation, accurate)
     return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]

@@ -67,14 +67,14 @@ class Seen:
     @cached_property
     def ends(self) -> dict[tuple[Federation, str, Way | None], list[Row]]:
         """The rows of the clients' and servers' last models, by federation, metric and attack."""
-        found: dict[tuple[Federation, str, Way | None], list[Row]] = {}
+        ends: dict[tuple[Federation, str, Way | None], list[Row]] = {}
         for row in self.rows:
             if "scope" in row.extra:
                 way = None
                 if row.attack is not None:
                     way = Way(row.attack, row.extra.get("batches", MIXED), row.extra.get("updates", 1))
-                found.setdefault((federation_of(row), row.metric, way), []).append(row)
-        return found
+                ends.setdefault((federation_of(row), row.metric, way), []).append(row)
+        return ends
 
     @cached_property
     def federations(self) -> list[Federation]:
@@ -95,32 +95,32 @@ class Seen:
         self, federation: Federation, metric: str, way: Way | None = None, small: bool = False
     ) -> dict[int, Clients]:
         """Return the metric of every client, or of those with smaller models, by seed and client."""
-        found: dict[int, Clients] = {}
+        by_seed: dict[int, Clients] = {}
         for row in self.ends.get((federation, metric, way), ()):
             if row.extra["scope"] == "client" and row.value is not None and not (small and row.extra["rate"] == 1):
-                found.setdefault(row.seed, {})[row.extra["client"]] = estimate(row)
-        return found
+                by_seed.setdefault(row.seed, {})[row.extra["client"]] = estimate(row)
+        return by_seed
 
     def average(self, federation: Federation, metric: str, way: Way | None = None, small: bool = False) -> Measure:
         """Return the metric of the average client, by seed.
 
         Accuracies of all clients are on the same test examples; attacks ask about each client's own members.
         """
-        found, pooled = self.clients(federation, metric, way, small), average if way else average_on_same
-        return {seed: pooled(list(clients.values())) for seed, clients in found.items()}
+        by_seed, pooled = self.clients(federation, metric, way, small), average if way else average_on_same
+        return {seed: pooled(list(clients.values())) for seed, clients in by_seed.items()}
 
     def client(self, federation: Federation, client: int, metric: str, way: Way | None = None) -> Measure:
         """Return the metric of one client, by seed."""
-        found = self.clients(federation, metric, way)
-        return {seed: clients[client] for seed, clients in found.items() if client in clients}
+        by_seed = self.clients(federation, metric, way)
+        return {seed: clients[client] for seed, clients in by_seed.items() if client in clients}
 
     def sizes(self, federation: Federation) -> dict[int, dict[int, int]]:
         """Return the number of examples that each client holds, by seed and client."""
-        found: dict[int, dict[int, int]] = {}
+        sizes: dict[int, dict[int, int]] = {}
         for row in self.ends.get((federation, "test_accuracy", None), ()):
             if row.extra["scope"] == "client":
-                found.setdefault(row.seed, {})[row.extra["client"]] = row.extra["data_size"]
-        return found
+                sizes.setdefault(row.seed, {})[row.extra["client"]] = row.extra["data_size"]
+        return sizes
 
     def other(self, federation: Federation, **changes: Any) -> Federation | None:
         """Return the federation that differs by these changes alone, if there is one."""
@@ -141,24 +141,24 @@ def estimate(row: Row) -> Estimate:
     return Estimate(row.value or 0.0, low, high, row.note)
 
 
-def points(found: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[int, float]]:
+def points(results: Seen, federation: Federation, way: Way = YEOM) -> list[tuple[int, float]]:
     """Return (dataset size, advantage) of every client of every seed."""
-    sizes: Mapping[int, Mapping[int, int]] = found.sizes(federation)
+    sizes: Mapping[int, Mapping[int, int]] = results.sizes(federation)
     return [
         (sizes[seed][client], value.value)
-        for seed, clients in found.clients(federation, "advantage", way).items()
+        for seed, clients in results.clients(federation, "advantage", way).items()
         for client, value in clients.items()
     ]
 
 
-def summary(found: Seen, federation: Federation, way: Way = YEOM) -> Cells:
+def summary(results: Seen, federation: Federation, way: Way = YEOM) -> Cells:
     """Return the accuracy and advantage of the server and of the average client."""
     alone = name_of(federation.submodels) == "local"
     cells: Cells = {
-        "server_accuracy": None if alone else mean(found.server(federation, "test_accuracy")),
-        "server_advantage": None if alone else mean(found.server(federation, "advantage", way)),
-        "client_accuracy": mean(clients(found, federation, "test_accuracy")),
-        "client_advantage": mean(clients(found, federation, "advantage", way)),
+        "server_accuracy": None if alone else mean(results.server(federation, "test_accuracy")),
+        "server_advantage": None if alone else mean(results.server(federation, "advantage", way)),
+        "client_accuracy": mean(clients(results, federation, "test_accuracy")),
+        "client_advantage": mean(clients(results, federation, "advantage", way)),
     }
     return cells
 
@@ -168,46 +168,46 @@ def whose(federation: Federation) -> str:
     return "the average of its small clients" if name_of(federation.submodels) == "local" else ""
 
 
-def clients(found: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
+def clients(results: Seen, federation: Federation, metric: str, way: Way | None = None) -> Measure:
     """Return the metric of the average client; of clients that train alone only the small ones, as in the paper."""
-    return found.average(federation, metric, way, small=name_of(federation.submodels) == "local")
+    return results.average(federation, metric, way, small=name_of(federation.submodels) == "local")
 
 
-def averaged(found: Seen) -> tuple[Federation | None, Federation | None]:
+def averaged(results: Seen) -> tuple[Federation | None, Federation | None]:
     """Return FedAvg with the smallest and with the largest network."""
-    plain = sorted((f for f in found.federations if f.submodels == "none"), key=lambda f: f.unit)
+    plain = sorted((f for f in results.federations if f.submodels == "none"), key=lambda f: f.unit)
     return (plain[0], plain[-1]) if len(plain) > 1 else (None, plain[0] if plain else None)
 
 
 def less(
-    found: Seen, one: Federation | None, other: Federation | None, what: Callable[[Seen, Federation], Measure]
+    results: Seen, one: Federation | None, other: Federation | None, what: Callable[[Seen, Federation], Measure]
 ) -> Estimate | None:
     """Return one federation's measure less the other's."""
     if one is None or other is None:
         return None
-    return combine(sub, what(found, one), what(found, other))
+    return combine(sub, what(results, one), what(results, other))
 
 
-def exposed(found: Seen, federation: Federation) -> Measure:
+def exposed(results: Seen, federation: Federation) -> Measure:
     """Return the average client's advantage."""
-    return clients(found, federation, "advantage", YEOM)
+    return clients(results, federation, "advantage", YEOM)
 
 
-def accurate(found: Seen, federation: Federation) -> Measure:
+def accurate(results: Seen, federation: Federation) -> Measure:
     """Return the average client's accuracy."""
-    return clients(found, federation, "test_accuracy")
+    return clients(results, federation, "test_accuracy")
 
 
-def small_accurate(found: Seen, federation: Federation) -> Measure:
+def small_accurate(results: Seen, federation: Federation) -> Measure:
     """Return the average accuracy of the clients with smaller models."""
-    return found.average(federation, "test_accuracy", small=True)
+    return results.average(federation, "test_accuracy", small=True)
 
 
-def served(found: Seen, federation: Federation) -> Measure:
+def served(results: Seen, federation: Federation) -> Measure:
     """Return the server's accuracy."""
-    return found.server(federation, "test_accuracy")
+    return results.server(federation, "test_accuracy")
 
 
-def server_exposed(found: Seen, federation: Federation) -> Measure:
+def server_exposed(results: Seen, federation: Federation) -> Measure:
     """Return the server's advantage."""
-    return found.server(federation, "advantage", YEOM)
+    return results.server(federation, "advantage", YEOM)

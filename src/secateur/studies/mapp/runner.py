@@ -60,17 +60,17 @@ class MappStudy:
     attacks: tuple[str, ...] = ("yeom",)
 
     def conduct(
-        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+        self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run all federations for every seed into `out`, and return the table."""
         size = scale_of(scale, overrides)
-        if given.get("model") is not None:
+        if options.get("model") is not None:
             raise WrongInput("model", "studies of mapp_fl have networks of their own widths; leave it out")
         cases = self.cases(size)
         repeats = size.draws if cases[0].fresh else size.repeats
-        options = {"seeds": given.get("seeds") or repeats, "device": given.get("device")}
-        settings = read(Federate, None, {name: value for name, value in options.items() if value is not None})
-        device, data = device_of(settings), loaded(size, given)
+        fields = {"seeds": options.get("seeds") or repeats, "device": options.get("device")}
+        settings = read(Federate, None, {name: value for name, value in fields.items() if value is not None})
+        device, data = device_of(settings), loaded(size, options)
         size = settled(size, data)
         torch.set_num_threads(size.threads)
         facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": data.name, "rounds": size.rounds}
@@ -78,11 +78,13 @@ class MappStudy:
         kept = plain(facts | asdict(size) | {"attacks": self.attacks, "seeds": settings.seeds})
         with page_afterwards(out), open_run(out, "study", kept, device=str(device), seeds=settings.seeds) as run:
             Hall(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(cases, settings.seeds)
-        found = Seen(run.rows)
-        lines, findings = self.tabulate(found, size)
+        results = Seen(run.rows)
+        lines, findings = self.tabulate(results, size)
         facts |= {"augmentation": "crop and flip" if size.augment else "none"}
         facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
-        return Table(entry.summary, facts, [*lines, *asked(found)], findings, ONE if len(settings.seeds) == 1 else MANY)
+        return Table(
+            entry.summary, facts, [*lines, *asked(results)], findings, ONE if len(settings.seeds) == 1 else MANY
+        )
 
 
 class Job(NamedTuple):
@@ -157,8 +159,8 @@ class Hall:
 
     def _depends(self, job: Job) -> dict[str, Any]:
         """Return all that the rows of a federation depend on; federations stacked with it do not count."""
-        own = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
-        return depends_of(job, self.data) | own | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
+        settings = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
+        return depends_of(job, self.data) | settings | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
 
     def _groups(self, jobs: Sequence[Job], missing: Sequence[int]) -> list[list[int]]:
         """Return the stacks by their first job; clients that train alone end at different times, so are not stacked."""
@@ -169,20 +171,20 @@ class Hall:
     def _measured(self, key: str, jobs: Sequence[Job]) -> list[Result]:
         """Run some federations, stacked if there are several; after a kill they resume by their common key."""
         exposers = [self._exposer(job) for job in jobs]
-        made: list[SubmodelFederation] = []
+        federations: list[SubmodelFederation] = []
         for job, exposer in zip(jobs, exposers, strict=True):
-            watching, beside = [(exposer.pace(job.terms), exposer)], made[0] if made else None
-            made.append(
+            watching, beside = [(exposer.pace(job.terms), exposer)], federations[0] if federations else None
+            federations.append(
                 SubmodelFederation(
                     job.net, self.data, job.terms, job.seed, self.device, observers=watching, beside=beside
                 )
             )
-        each: list[Any] = [Alone(made[0])] if jobs[0].alone else made
-        whole = each[0] if len(jobs) == 1 else Together(made)
+        trainings: list[Any] = [Alone(federations[0])] if jobs[0].alone else federations
+        whole = trainings[0] if len(jobs) == 1 else Together(federations)
         stories = [exposer.story for exposer in exposers]
         with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
-            follow(self.run.folder, key, whole, Stories(stories), self._teller(made, exposers, advance))
-        return [Result(one.model(), story.plain()) for one, story in zip(each, stories, strict=True)]
+            follow(self.run.folder, key, whole, Stories(stories), self._teller(federations, exposers, advance))
+        return [Result(one.model(), story.plain()) for one, story in zip(trainings, stories, strict=True)]
 
     def _add(self, job: Job, result: Result) -> None:
         """Add the rows and figures of a federation to the run, and a row of its seconds."""
@@ -201,15 +203,15 @@ class Hall:
         )
 
     def _teller(
-        self, made: Sequence[SubmodelFederation], exposers: Sequence[Exposer], advance: Callable[..., None]
+        self, federations: Sequence[SubmodelFederation], exposers: Sequence[Exposer], advance: Callable[..., None]
     ) -> Callable[[Any], None]:
         """Return a callback that adds a round's measures to each story, and attacks in the last round."""
         shown = 0
 
         def tell(done: Round | Rounds) -> None:
             nonlocal shown
-            each = done.each if isinstance(done, Rounds) else [done]
-            for federation, exposer, one in zip(made, exposers, each, strict=True):
+            rounds = done.each if isinstance(done, Rounds) else [done]
+            for federation, exposer, one in zip(federations, exposers, rounds, strict=True):
                 exposer.story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
                 if done.number == self.scale.rounds:
                     exposer.finish(federation)

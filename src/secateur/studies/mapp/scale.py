@@ -136,9 +136,9 @@ def _allowed(key: str) -> tuple[Callable[[Any], bool], str]:
     return lambda value: type(value) is int and value >= 1, "a whole number from 1"
 
 
-def loaded(scale: Scale, given: Mapping[str, Any]) -> Dataset:
+def loaded(scale: Scale, options: Mapping[str, Any]) -> Dataset:
     """Load the data of a study; a data set without a test part gets a fifth of its rows as test part."""
-    data = load(given.get("data") or scale.data, given.get("data_folder"), True)
+    data = load(options.get("data") or scale.data, options.get("data_folder"), True)
     check_pictures(data)
     data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
     if data.train_size < len(data.inputs):

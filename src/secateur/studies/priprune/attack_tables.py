@@ -17,50 +17,50 @@ CERTAIN = 0.5  # a correlation above which two measures agree
 Cases = dict[str, Estimate | None]
 
 
-def fig3(found: Seen) -> tuple[list[Line], list[Finding]]:
+def fig3(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 3: GI against SGI by base pruning and rate, with dense and with masked broadcast."""
     findings = []
     for broadcast in ("dense", "masked"):
         cases: Cases = {
-            f"{federation.base} {federation.rate:g}": found.apart(
-                found.course(federation, NMI, SGI), found.course(federation, NMI, GI)
+            f"{federation.base} {federation.rate:g}": results.apart(
+                results.course(federation, NMI, SGI), results.course(federation, NMI, GI)
             )
-            for federation in found.select(broadcast=broadcast)
+            for federation in results.select(broadcast=broadcast)
         }
         claim = f"SGI infers more than GI at every rate of every base pruning, {broadcast} broadcast"
         findings.append(judge(claim, cases, "every", unit=""))
-    return marked(found), [*findings, _falls(found, SGI), agree(found, SGI)]
+    return marked(results), [*findings, _falls(results, SGI), agree(results, SGI)]
 
 
-def figa1(found: Seen) -> tuple[list[Line], list[Finding]]:
+def figa1(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Fig. A1: the classic attack on pruned models, by pruning rate."""
     not_above: Cases = {
         f"{federation.base} {federation.rate:g}": combine(
-            lambda above: -above, {seed: _above(found, federation, seed) for seed in _seeds(found, federation)}
+            lambda above: -above, {seed: _above(results, federation, seed) for seed in _seeds(results, federation)}
         )
-        for federation in found.select()
+        for federation in results.select()
         if federation.rate > 0
     }
     claim = "the classic GI attack fails from low pruning rates on: its NMI is not above chance"
-    return lines(found), [judge(claim, not_above, "every", bound=-LITTLE, unit=""), _falls(found, GI)]
+    return lines(results), [judge(claim, not_above, "every", bound=-LITTLE, unit=""), _falls(results, GI)]
 
 
-def figa2(found: Seen) -> tuple[list[Line], list[Finding]]:
+def figa2(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Fig. A2: NMI and PSNR by pruning rate, and their agreement."""
-    return lines(found), [_falls(found, GI), _falls(found, GI, PSNR, "PSNR"), agree(found, GI)]
+    return lines(results), [_falls(results, GI), _falls(results, GI, PSNR, "PSNR"), agree(results, GI)]
 
 
-def figa3(found: Seen) -> tuple[list[Line], list[Finding]]:
+def figa3(results: Seen) -> tuple[list[Line], list[Finding]]:
     """Return Fig. A3: scores of the pictures by pruning rate and base pruning; the page shows the pictures."""
-    return lines(found), [_falls(found, SGI), _falls(found, SGI, "ssim", "SSIM")]
+    return lines(results), [_falls(results, SGI), _falls(results, SGI, "ssim", "SSIM")]
 
 
-def agree(found: Seen, attack: str) -> Finding:
+def agree(results: Seen, attack: str) -> Finding:
     """Judge that NMI and PSNR are correlated over federations, with one pair per federation and seed."""
     pairs = []
-    for federation in found.courses:
-        for seed, nmi in found.over(federation, NMI, attack).items():
-            if seed in (psnr := found.over(federation, PSNR, attack)):
+    for federation in results.courses:
+        for seed, nmi in results.over(federation, NMI, attack).items():
+            if seed in (psnr := results.over(federation, PSNR, attack)):
                 pairs.append((nmi.value, psnr[seed].value))
     r = correlation(pairs) if len(pairs) > 1 else None
     claim = f"NMI and PSNR agree: their correlation over federations is above {CERTAIN:g}"
@@ -69,49 +69,49 @@ def agree(found: Seen, attack: str) -> Finding:
     return judge(claim, {f"r over {len(pairs)} federations": r}, "every", CERTAIN, unit="")
 
 
-def marked(found: Seen) -> list[Line]:
+def marked(results: Seen) -> list[Line]:
     """Return the lines, with a mark where GI and SGI are the same attack."""
-    table = lines(found)
+    table = lines(results)
     for number, line in enumerate(table):
-        federation = _federation(found, number)
-        gi, sgi = (found.course(federation, NMI, name) for name in (GI, SGI))
+        federation = _federation(results, number)
+        gi, sgi = (results.course(federation, NMI, name) for name in (GI, SGI))
         if gi and gi == sgi:
             table[number] = Line(line.labels, line.cells, line.paper, "GI and SGI are the same here")
     return table
 
 
-def _federation(found: Seen, line: int) -> Federation:
+def _federation(results: Seen, line: int) -> Federation:
     """Return the federation of a line."""
-    owners = [federation for federation in found.courses for _ in attackers(found, federation)]
+    owners = [federation for federation in results.courses for _ in attackers(results, federation)]
     return owners[line]
 
 
-def _falls(found: Seen, attack: str, metric: str = NMI, name: str = "NMI") -> Finding:
+def _falls(results: Seen, attack: str, metric: str = NMI, name: str = "NMI") -> Finding:
     """Judge that a measure falls from each pruning rate to the next higher one."""
     cases: Cases = {}
-    for group in _by_rate(found):
+    for group in _by_rate(results):
         for low, high in pairwise(group):
             case = f"{low.base}, {low.broadcast}, {low.rate:g} to {high.rate:g}"
-            cases[case] = found.apart(found.course(low, metric, attack), found.course(high, metric, attack))
+            cases[case] = results.apart(results.course(low, metric, attack), results.course(high, metric, attack))
     return judge(f"{name} falls with the pruning rate, in most steps", cases, unit="")
 
 
-def _by_rate(found: Seen) -> list[Sequence[Federation]]:
+def _by_rate(results: Seen) -> list[Sequence[Federation]]:
     """Group the federations that differ only in the pruning rate, ordered by rate."""
     groups: dict[Federation, list[Federation]] = {}
-    for federation in found.courses:
+    for federation in results.courses:
         groups.setdefault(federation._replace(rate=0.0), []).append(federation)
     return [sorted(group, key=lambda federation: federation.rate) for group in groups.values()]
 
 
-def _seeds(found: Seen, federation: Federation) -> list[int]:
-    return list(found.over(federation, NMI, GI))
+def _seeds(results: Seen, federation: Federation) -> list[int]:
+    return list(results.over(federation, NMI, GI))
 
 
-def _above(found: Seen, federation: Federation, seed: int) -> Estimate:
+def _above(results: Seen, federation: Federation, seed: int) -> Estimate:
     """Return NMI minus its chance level, for one seed."""
-    course, chance = found.course(federation, NMI, GI), found.course(federation, "nmi_256_chance", GI)
+    course, chance = results.course(federation, NMI, GI), results.course(federation, "nmi_256_chance", GI)
     of_seed = {key: value for key, value in course.items() if key[0] == seed}
-    apart = found.apart(of_seed, chance)
+    apart = results.apart(of_seed, chance)
     assert apart is not None
     return apart

@@ -50,7 +50,7 @@ class Seen:
     @cached_property
     def courses(self) -> dict[Federation, dict[tuple[str, str | None], Course]]:
         """Every measure of every federation, and of every attack on it, over the rounds; in the order of the runs."""
-        found: dict[Federation, dict[tuple[str, str | None], Course]] = {}
+        courses: dict[Federation, dict[tuple[str, str | None], Course]] = {}
         for row in self.rows:
             if not is_federated(row) or row.value is None or not math.isfinite(row.value):
                 continue
@@ -60,9 +60,9 @@ class Seen:
             if (row.attack is None) != (client is None):  # bytes of one client; several attacked ones pooled
                 continue
             attack = None if row.attack is None else attack_of(row.attack)
-            course = found.setdefault(federation_of(row), {}).setdefault((row.metric, attack), {})
+            course = courses.setdefault(federation_of(row), {}).setdefault((row.metric, attack), {})
             course[row.seed, row.extra["round"], -1 if client is None else client] = row.value
-        return found
+        return courses
 
     def course(self, federation: Federation, metric: str, attack: str | None = None) -> Course:
         """Return one measure over the rounds."""
@@ -143,21 +143,23 @@ def silent(federation: Federation) -> str:
     return ""
 
 
-def lines(found: Seen, paper: Paper = silent, chosen: Sequence[Federation] | None = None, part: str = "") -> list[Line]:
+def lines(
+    results: Seen, paper: Paper = silent, chosen: Sequence[Federation] | None = None, part: str = ""
+) -> list[Line]:
     """Return a line for each federation and attack: the last accuracy, and the leakage of the attacked updates."""
-    wanted = list(found.courses if chosen is None else chosen)
-    attacks = dict.fromkeys(attack for federation in wanted for attack in found.attacks(federation))
+    wanted = list(results.courses if chosen is None else chosen)
+    attacks = dict.fromkeys(attack for federation in wanted for attack in results.attacks(federation))
     table = []
     for federation in wanted:
-        for attack in attackers(found, federation):
+        for attack in attackers(results, federation):
             labels = told(federation, wanted) | ({"attack": str(attack)} if len(attacks) > 1 else {})
-            table.append(Line(labels, _cells(found, federation, attack), paper(federation), part=part))
+            table.append(Line(labels, _cells(results, federation, attack), paper(federation), part=part))
     return table
 
 
-def attackers(found: Seen, federation: Federation) -> list[str | None]:
+def attackers(results: Seen, federation: Federation) -> list[str | None]:
     """Return the attacks that have a line: None, for one line, if the federation was not attacked."""
-    return [*found.attacks(federation)] or [None]
+    return [*results.attacks(federation)] or [None]
 
 
 def told(federation: Federation, among: Sequence[Federation]) -> dict[str, str]:
@@ -176,17 +178,17 @@ def told(federation: Federation, among: Sequence[Federation]) -> dict[str, str]:
     }
 
 
-def _cells(found: Seen, federation: Federation, attack: str | None) -> Cells:
-    cells: Cells = {"test_accuracy": mean(found.last(federation, ACCURACY))}
-    cells |= {"accuracy over rounds": curve(found.course(federation, ACCURACY))}
+def _cells(results: Seen, federation: Federation, attack: str | None) -> Cells:
+    cells: Cells = {"test_accuracy": mean(results.last(federation, ACCURACY))}
+    cells |= {"accuracy over rounds": curve(results.course(federation, ACCURACY))}
     for title, metric in {"NMI": NMI, "NMI by chance": CHANCE, "PSNR": PSNR, "loss of the attack": LOSS}.items():
-        cells[title] = mean(found.over(federation, metric, attack)) if attack else None
-    cells |= {"NMI over rounds": curve(found.course(federation, NMI, attack)) if attack else None}
-    if withheld := found.course(federation, WITHHELD):
-        cells |= {"withheld": mean(found.last(federation, WITHHELD)), "withheld over rounds": curve(withheld)}
+        cells[title] = mean(results.over(federation, metric, attack)) if attack else None
+    cells |= {"NMI over rounds": curve(results.course(federation, NMI, attack)) if attack else None}
+    if withheld := results.course(federation, WITHHELD):
+        cells |= {"withheld": mean(results.last(federation, WITHHELD)), "withheld over rounds": curve(withheld)}
     return cells | {
-        "MB up": megabytes(found, federation, "bytes_up"),
-        "MB down": megabytes(found, federation, "bytes_down"),
+        "MB up": megabytes(results, federation, "bytes_up"),
+        "MB down": megabytes(results, federation, "bytes_down"),
     }
 
 
@@ -197,9 +199,9 @@ def curve(course: Course) -> str:
     return sparkline(values[:: max(1, len(values) // CURVE)])
 
 
-def megabytes(found: Seen, federation: Federation, metric: str) -> Estimate | None:
+def megabytes(results: Seen, federation: Federation, metric: str) -> Estimate | None:
     """Return the megabytes that all clients sent or received."""
-    sums = mean(found.last(federation, metric))
+    sums = mean(results.last(federation, metric))
     return None if sums is None else Estimate(sums.value / 1e6, sums.low / 1e6, sums.high / 1e6)
 
 

@@ -49,22 +49,22 @@ class FederatedStudy:
     also: Also | None = None  # a further measurement of every federation
 
     def conduct(
-        self, entry: Method, scale: str, given: Mapping[str, Any], overrides: list[str] | None, out: Path
+        self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
     ) -> Table:
         """Run all federations for every seed into the folder `out`, and return the table."""
         given_parts = [text for text in overrides or [] if _key(text) in PARTS]
         size = scale_of(scale, [text for text in overrides or [] if text not in given_parts])
         only = {_key(text): text.partition("=")[2] for text in given_parts}
-        asked = read(Federate, None, {name: given.get(name) for name in ("seeds", "device")})
+        asked = read(Federate, None, {name: options.get(name) for name in ("seeds", "device")})
         steps, device = chosen(self.steps(size), only), device_of(asked)
-        setting = Setting(size, given, asked.seeds, tuple(step.data for step in steps))
+        setting = Setting(size, options, asked.seeds, tuple(step.data for step in steps))
         torch.set_num_threads(size.threads)
         ready = [federations for step in steps for federations in setting.configs(step)]
         if not ready:
             raise WrongInput("data", f"nothing of {entry.name} is run on this data set; give another")
         for federations in ready:
             check_federate(federations.config, federations.data, device)
-        replaced = {name: str(given[name]) for name in ("data", "model", "images") if given.get(name) is not None}
+        replaced = {name: str(options[name]) for name in ("data", "model", "images") if options.get(name) is not None}
         settings = {"study": entry.name, "scale": scale} | asdict(size) | replaced | {"seeds": asked.seeds}
         settings |= {"only": only} if only else {}
         with (

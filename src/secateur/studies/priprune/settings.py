@@ -87,18 +87,18 @@ class Setting:
         return paper == like or like not in self.needed
 
     def _fields(self, step: Federations, place: Place, data: Dataset) -> dict[str, Any]:
-        scale, given = self.scale, self.given
+        scale, options = self.scale, self.given
         rounds, attacked, victims = scale.rounds, scale.attacked, scale.victims
         if step.brief:
             rounds, attacked, victims = scale.brief_rounds, scale.brief_attacked, scale.brief_victims
         by_writer = place.clients is None and data.writers is not None
         attacks = [f"{name}:iterations={scale.iterations}:learning_rate={scale.attack_rate:g}" for name in step.attacks]
         return {
-            "data": given.get("data") or place.data,
-            "model": given.get("model") or step.model or place.model,
-            "data_folder": given.get("data_folder"),
-            "device": given.get("device"),
-            "images": given.get("images"),
+            "data": options.get("data") or place.data,
+            "model": options.get("model") or step.model or place.model,
+            "data_folder": options.get("data_folder"),
+            "device": options.get("device"),
+            "images": options.get("images"),
             "examples": scale.examples,
             "threads": scale.threads,
             "seeds": self.seeds,

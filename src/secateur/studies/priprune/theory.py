@@ -106,8 +106,8 @@ def _federations(
 def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
     """Return the function from a figure's rows to a part for each of its axes, and its findings."""
 
-    def table(found: Seen) -> tuple[list[Line], list[Finding]]:
-        known = updates(found.rows)
+    def table(results: Seen) -> tuple[list[Line], list[Finding]]:
+        known = updates(results.rows)
         drawn = {axis: list(curves(known, axis)) for axis in axes}
         lines = [line for along in drawn.values() for curve in along for line in _lines(curve)]
         return lines, [finding for axis, along in drawn.items() for finding in _findings(axis, along)]

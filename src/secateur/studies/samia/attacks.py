@@ -30,43 +30,44 @@ LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too 
 Cases = dict[str, Estimate | None]
 
 
-def risk_by_accuracy(found: Found) -> tuple[list[Line], list[Finding]]:
+def risk_by_accuracy(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 7: attack accuracy against prediction accuracy."""
     drop = {
-        model: combine(sub, *(found.of(m, "test_accuracy") for m in (model.source, model))) for model in found.pruned
+        model: combine(sub, *(results.of(m, "test_accuracy") for m in (model.source, model)))
+        for model in results.pruned
     }
     near = [model for model, change in drop.items() if change is not None and change.value <= CLOSE]
     worse = [model for model, change in drop.items() if change is not None and change.value > 0]
-    lines = sorted(_risk_lines(found), key=lambda line: -line.cells["test_accuracy"].value)  # type: ignore[union-attr]
+    lines = sorted(_risk_lines(results), key=lambda line: -line.cells["test_accuracy"].value)  # type: ignore[union-attr]
     similar = f"at a prediction accuracy within {100 * CLOSE:g} points of the original's, most pruned models leak more"
-    findings = _paired(found, similar, near)
-    findings += _paired(found, "most models that predict worse than the original still leak more", worse)
+    findings = _paired(results, similar, near)
+    findings += _paired(results, "most models that predict worse than the original still leak more", worse)
     leaky, other = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
     claim = "L1 unstructured and slimming leak more than L1 and L2 structured at similar accuracy"
-    findings.append(judge(f"{claim} (SAMIA)", _against(found, leaky, other)))
+    findings.append(judge(f"{claim} (SAMIA)", _against(results, leaky, other)))
     claim = "L1 structured leaks least of the four at similar accuracy"
-    findings.append(judge(f"{claim} (SAMIA)", _against(found, (*leaky, "l2-structured"), ("l1-structured",))))
+    findings.append(judge(f"{claim} (SAMIA)", _against(results, (*leaky, "l2-structured"), ("l1-structured",))))
     return lines, findings
 
 
-def risk_by_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
+def risk_by_sparsity(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 8: attack accuracy against sparsity."""
-    least = min((model.sparsity for model in found.pruned), default=0.0)
-    low = [model for model in found.pruned if model.sparsity == least]
+    least = min((model.sparsity for model in results.pruned), default=0.0)
+    low = [model for model in results.pruned if model.sparsity == least]
     claim = f"at a low sparsity ({least:g}) pruning always raises the risk"
-    return _risk_lines(found), _paired(found, claim, low, every=True)
+    return _risk_lines(results), _paired(results, claim, low, every=True)
 
 
-def gaps(found: Found) -> tuple[list[Line], list[Finding]]:
+def gaps(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 9: the gaps against attack accuracy."""
     lines = []
-    for model in found.models:
-        cells: Cells = {name: mean(found.of(model, name)) for name in (*GAPS, "sensitivity_gap")}
-        cells |= {f"samia {name}": mean(found.of(model, name, "samia")) for name in ("attack_accuracy", "auc")}
+    for model in results.models:
+        cells: Cells = {name: mean(results.of(model, name)) for name in (*GAPS, "sensitivity_gap")}
+        cells |= {f"samia {name}": mean(results.of(model, name, "samia")) for name in ("attack_accuracy", "auc")}
         lines.append(Line({"model": model.title}, cells))
     findings = []
     for name in GAPS:
-        rises = {m.title: combine(sub, found.of(m, name), found.of(m.source, name)) for m in found.pruned}
+        rises = {m.title: combine(sub, results.of(m, name), results.of(m.source, name)) for m in results.pruned}
         findings.append(judge(f"pruning increases the {_words(name)} in most settings", rises, unit=""))
     for name in GAPS:
         for measure in ("attack_accuracy", "auc"):
@@ -77,36 +78,38 @@ def gaps(found: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings
 
 
-def compared(found: Found) -> tuple[list[Line], list[Finding]]:
+def compared(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
     lines = []
-    for model in found.models:
-        for attack in found.attacks:
-            accuracy = found.of(model, "attack_accuracy", attack)
+    for model in results.models:
+        for attack in results.attacks:
+            accuracy = results.of(model, "attack_accuracy", attack)
             cells: Cells = {"attack_accuracy": mean(accuracy)}
-            cells |= {name: mean(found.of(model, name, attack)) for name in ("auc", "tpr_at_fpr_0.01")}
-            if model in found.pruned:
+            cells |= {name: mean(results.of(model, name, attack)) for name in ("auc", "tpr_at_fpr_0.01")}
+            if model in results.pruned:
                 for title, before in (("this attack", attack), ("Conf", "conf")):
-                    original = found.of(model.source, "attack_accuracy", before)
+                    original = results.of(model.source, "attack_accuracy", before)
                     cells[f"change from {title} on the original"] = combine(sub, accuracy, original)
             numbers = ("attack_accuracy", "auc")
-            lines.append(Line({"model": model.title, "attack": attack}, cells, _authors(found, model, attack, numbers)))
+            lines.append(
+                Line({"model": model.title, "attack": attack}, cells, _authors(results, model, attack, numbers))
+            )
     findings = []
     for measure in ("attack_accuracy", "auc"):
-        leads = {model.title: _lead(found, model, measure) for model in found.pruned}
+        leads = {model.title: _lead(results, model, measure) for model in results.pruned}
         unit = "points" if measure == "attack_accuracy" else ""
         findings.append(judge(f"SAMIA has the highest {_words(measure)} in most cases", leads, unit=unit))
-    return lines, findings + _paired(found, "pruned models leak more than the original", found.pruned)
+    return lines, findings + _paired(results, "pruned models leak more than the original", results.pruned)
 
 
-def unknown_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
+def unknown_sparsity(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
     lines: list[Line] = []
     kept: Cases = {}
     gained: Cases = {}
-    for models in _families(found):
+    for models in _families(results):
         for target in models:
-            row = {shadow: _knowing(found, target, shadow) for shadow in models}
+            row = {shadow: _knowing(results, target, shadow) for shadow in models}
             cells = {f"shadows {m.sparsity:g}, attack_accuracy": mean(row[m]) for m in models}
             lines.append(Line({"pruner": models[-1].pruner, "target's sparsity": f"{target.sparsity:g}"}, {**cells}))
             for shadow in models:
@@ -121,11 +124,11 @@ def unknown_sparsity(found: Found) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
+def unknown(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Table 1: the attack accuracy lost in random experiments."""
     lines, losses, left = [], [], []
-    for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in found.rows if row.attack}):
-        known, guessed = _experiment(found, seed, number)
+    for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in results.rows if row.attack}):
+        known, guessed = _experiment(results, seed, number)
         loss = combine(_loss, known[1], guessed[1])
         assert loss is not None
         losses.append(loss.value)
@@ -133,7 +136,7 @@ def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
         labels = {"experiment": f"{seed}.{number}", "target": known[0], "shadows": guessed[0]}
         cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1]), "loss": loss}
         lines.append(Line(labels, {**cells}))
-    average, setting = mean_of(losses), (found.rows[0].dataset, found.rows[0].model)
+    average, setting = mean_of(losses), (results.rows[0].dataset, results.rows[0].model)
     paper = TABLE_1.get(setting)
     printed = "" if paper is None else f"{100 * paper:.2f}%"
     all_cells: Cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
@@ -145,35 +148,35 @@ def unknown(found: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings
 
 
-def _risk_lines(found: Found) -> list[Line]:
+def _risk_lines(results: Found) -> list[Line]:
     """Return a line for each model: its accuracy, the attacks, and their change from the original."""
     lines = []
-    for model in found.models:
-        cells: Cells = {"test_accuracy": mean(found.of(model, "test_accuracy"))}
+    for model in results.models:
+        cells: Cells = {"test_accuracy": mean(results.of(model, "test_accuracy"))}
         for attack in ATTACKS:
-            cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
-        if model in found.pruned:
+            cells |= {f"{attack} {name}": mean(results.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
+        if model in results.pruned:
             pairs = {"SAMIA from Conf on the original": ("samia", "conf")}
             pairs |= {f"{attack} on both": (attack, attack) for attack in ATTACKS}
             for title, pair in pairs.items():
-                cells[f"change, {title}"] = _pairing(found, model, *pair, "attack_accuracy")
-        paper = "; ".join(filter(None, (_authors(found, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
+                cells[f"change, {title}"] = _pairing(results, model, *pair, "attack_accuracy")
+        paper = "; ".join(filter(None, (_authors(results, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
         lines.append(Line({"model": model.title}, cells, paper))
     return lines
 
 
-def _pairing(found: Found, model: Model, after: str, before: str, metric: str) -> Estimate | None:
+def _pairing(results: Found, model: Model, after: str, before: str, metric: str) -> Estimate | None:
     """Return an attack's metric on the pruned model less another's on the original."""
-    return combine(sub, found.of(model, metric, after), found.of(model.source, metric, before))
+    return combine(sub, results.of(model, metric, after), results.of(model.source, metric, before))
 
 
-def _paired(found: Found, claim: str, models: Iterable[Model], every: bool = False) -> list[Finding]:
+def _paired(results: Found, claim: str, models: Iterable[Model], every: bool = False) -> list[Finding]:
     """Judge a claim under each pairing of attacks; only the same attack on both shows the effect of pruning."""
     models = list(models)
     return [
         judge(
             f"{claim} ({title})",
-            {model.title: _pairing(found, model, after, before, metric) for model in models},
+            {model.title: _pairing(results, model, after, before, metric) for model in models},
             "every" if every else "most",
             unit="" if metric == "auc" else "points",
         )
@@ -181,15 +184,15 @@ def _paired(found: Found, claim: str, models: Iterable[Model], every: bool = Fal
     ]
 
 
-def _against(found: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
+def _against(results: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
     """Return SAMIA's accuracy on models of some pruners less that of others of about equal prediction accuracy."""
-    accuracy = {model: found.of(model, "test_accuracy") for model in found.pruned}
+    accuracy = {model: results.of(model, "test_accuracy") for model in results.pruned}
     cases: Cases = {}
-    for one in (model for model in found.pruned if model.pruner in leaky):
-        for two in (model for model in found.pruned if model.pruner in other):
+    for one in (model for model in results.pruned if model.pruner in leaky):
+        for two in (model for model in results.pruned if model.pruner in other):
             apart = combine(sub, accuracy[one], accuracy[two])
             if apart is not None and abs(apart.value) <= CLOSE:
-                pair = (found.of(model, "attack_accuracy", "samia") for model in (one, two))
+                pair = (results.of(model, "attack_accuracy", "samia") for model in (one, two))
                 cases[f"{one.title} over {two.title}"] = combine(sub, *pair)
     return cases
 
@@ -198,32 +201,32 @@ def _words(metric: str) -> str:
     return "AUC" if metric == "auc" else metric.replace("_", " ").replace("gap size", "gap (size)")
 
 
-def _lead(found: Found, model: Model, measure: str) -> Estimate | None:
+def _lead(results: Found, model: Model, measure: str) -> Estimate | None:
     """Return SAMIA's measure less that of the best other attack."""
-    others = [found.of(model, measure, attack) for attack in found.attacks if attack != "samia"]
+    others = [results.of(model, measure, attack) for attack in results.attacks if attack != "samia"]
     best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
-    return combine(sub, found.of(model, measure, "samia"), best)
+    return combine(sub, results.of(model, measure, "samia"), best)
 
 
-def _authors(found: Found, model: Model, attack: str, metrics: Iterable[str]) -> str:
+def _authors(results: Found, model: Model, attack: str, metrics: Iterable[str]) -> str:
     """Return the numbers of the authors' code in the same setting, of one seed, if known."""
-    setting = (found.rows[0].dataset, model.pruner, model.sparsity, model.defense)
+    setting = (results.rows[0].dataset, model.pruner, model.sparsity, model.defense)
     known = [(metric, AUTHORS_CODE.get((*setting, attack, metric))) for metric in metrics]
     numbers = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known if value is not None]
     return f"authors' code: {', '.join(numbers)}" if numbers else ""
 
 
-def _families(found: Found) -> list[list[Model]]:
+def _families(results: Found) -> list[list[Model]]:
     """Return the models of each pruner by sparsity, the original first."""
-    pruners = dict.fromkeys(model.pruner for model in found.pruned)
-    families = [[model for model in found.pruned if model.pruner == name] for name in pruners]
+    pruners = dict.fromkeys(model.pruner for model in results.pruned)
+    families = [[model for model in results.pruned if model.pruner == name] for name in pruners]
     return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in families]
 
 
-def _knowing(found: Found, target: Model, shadow: Model) -> Measure:
+def _knowing(results: Found, target: Model, shadow: Model) -> Measure:
     """Return SAMIA's accuracy on a target, learnt from shadows of another compression."""
     guess = {"attacker_pruner": shadow.pruner, "attacker_sparsity": shadow.sparsity}
-    return found.of(target, "attack_accuracy", "samia", **guess)
+    return results.of(target, "attack_accuracy", "samia", **guess)
 
 
 def _spared(known: float, unknown: float) -> float:
@@ -236,9 +239,9 @@ def _loss(known: float, unknown: float) -> float:
     return (known - unknown) / known
 
 
-def _experiment(found: Found, seed: int, number: int) -> tuple[tuple[str, Measure], tuple[str, Measure]]:
+def _experiment(results: Found, seed: int, number: int) -> tuple[tuple[str, Measure], tuple[str, Measure]]:
     """Return the title and accuracy by shadows like the target, then by shadows as drawn; both may be the same."""
-    rows = [row for row in found.rows if row.metric == "attack_accuracy" and row.value is not None]
+    rows = [row for row in results.rows if row.metric == "attack_accuracy" and row.value is not None]
     drawn = [row for row in rows if (row.seed, row.extra.get("experiment")) == (seed, number)]
     sides = []
     for row in (drawn[0], drawn[-1]):

@@ -20,76 +20,76 @@ UNITS = {"confidence": "points", "sensitivity": ""}
 CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the paper gives no number
 
 
-def histograms(found: Found) -> tuple[list[Line], list[Finding]]:
+def histograms(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
     findings = [
         judge(
             f"pruning makes the {name} gap between members and non-members larger",
-            {model.title: _gap_change(found, name, model, model.source) for model in found.pruned},
+            {model.title: _gap_change(results, name, model, model.source) for model in results.pruned},
             unit=UNITS[name],
         )
         for name in QUANTITIES
     ]
-    return _histogram_lines(found), findings
+    return _histogram_lines(results), findings
 
 
-def histograms_defended(found: Found) -> tuple[list[Line], list[Finding]]:
+def histograms_defended(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
     findings = []
     for name in QUANTITIES:
-        changes = {model.title: _gap_change(found, name, basic, model) for basic, model in _defended(found)}
+        changes = {model.title: _gap_change(results, name, basic, model) for basic, model in _defended(results)}
         claim = f"PPB makes the {name} gap smaller than Basic's (Fig. 14 against Fig. 1)"
         findings.append(judge(claim, changes, unit=UNITS[name]))
-    return _histogram_lines(found), findings
+    return _histogram_lines(results), findings
 
 
-def by_class(found: Found) -> tuple[list[Line], list[Finding]]:
+def by_class(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 4: the means of members and non-members by class."""
     findings = []
     for name in QUANTITIES:
-        classes = {model: _divergences(found, name, model) for model in found.models}
-        larger = {model.title: _class_change(classes[model], classes[model.source]) for model in found.pruned}
+        classes = {model: _divergences(results, name, model) for model in results.models}
+        larger = {model.title: _class_change(classes[model], classes[model.source]) for model in results.pruned}
         claim = f"the divergence of {name} by class is increased after pruning"
         findings.append(judge(claim, larger, unit=UNITS[name]))
         claim = f"the divergence of {name} differs among classes (needs three seeds: the first picks two classes)"
-        spreads = {model.title: _spread(classes[model]) for model in found.pruned}
+        spreads = {model.title: _spread(classes[model]) for model in results.pruned}
         findings.append(judge(claim, spreads, unit=UNITS[name]))
-    return _class_lines(found), findings
+    return _class_lines(results), findings
 
 
-def by_class_defended(found: Found) -> tuple[list[Line], list[Finding]]:
+def by_class_defended(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 15: the means of members and non-members by class, with PPB."""
     findings = []
     for name in QUANTITIES:
         smaller, nearer = {}, {}
-        for basic, ppb in _defended(found):
-            original, before, after = (_divergences(found, name, model) for model in (ppb.source, basic, ppb))
+        for basic, ppb in _defended(results):
+            original, before, after = (_divergences(results, name, model) for model in (ppb.source, basic, ppb))
             smaller[ppb.title] = _class_change(before, after)
             nearer[ppb.title] = _class_change(_apart(before, original), _apart(after, original))
         claim = f"PPB decreases the divergence of {name} by class (Fig. 15 against Fig. 4)"
         findings.append(judge(claim, smaller, unit=UNITS[name]))
         claim = f"with PPB the divergence of {name} is close to the original's: nearer to it than Basic's"
         findings.append(judge(claim, nearer, unit=UNITS[name]))
-    return _class_lines(found), findings
+    return _class_lines(results), findings
 
 
-def utility(found: Found) -> tuple[list[Line], list[Finding]]:
+def utility(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Fig. 6: prediction accuracy by pruner and sparsity."""
-    accuracy = {model: found.of(model, "test_accuracy") for model in found.models}
+    accuracy = {model: results.of(model, "test_accuracy") for model in results.models}
     lines, changes = [], {}
     for model, measure in accuracy.items():
         cells: Cells = {"test_accuracy": mean(measure)}
-        if model in found.pruned:
+        if model in results.pruned:
             changes[model] = combine(sub, measure, accuracy[model.source])
             cells["change from the original"] = changes[model]
         lines.append(Line({"model": model.title}, cells))
-    ends = _ends(found.pruned)
+    ends = _ends(results.pruned)
     low = {model.title: changes[model] for model, _ in ends}
     falls = {model.pruner: combine(sub, accuracy[model], accuracy[high]) for model, high in ends if model != high}
     loose = {
         f"{model.title} over {other.title}": combine(sub, accuracy[model], accuracy[other])
-        for model in found.pruned
-        for other in found.pruned
+        for model in results.pruned
+        for other in results.pruned
         if model.pruner == "l1-unstructured" != other.pruner and model.sparsity == other.sparsity
     }
     claim = (
@@ -119,42 +119,42 @@ def _sparsity(model: Model) -> float:
     return model.sparsity
 
 
-def _defended(found: Found) -> list[tuple[Model, Model]]:
+def _defended(results: Found) -> list[tuple[Model, Model]]:
     """Return pairs of the Basic model and the defended model, for each defended model."""
-    return [(model._replace(defense="basic"), model) for model in found.pruned if model.defense != "basic"]
+    return [(model._replace(defense="basic"), model) for model in results.pruned if model.defense != "basic"]
 
 
-def _gap_change(found: Found, name: str, larger: Model, smaller: Model) -> Estimate | None:
-    return combine(sub, found.of(larger, GAPS[name]), found.of(smaller, GAPS[name]))
+def _gap_change(results: Found, name: str, larger: Model, smaller: Model) -> Estimate | None:
+    return combine(sub, results.of(larger, GAPS[name]), results.of(smaller, GAPS[name]))
 
 
-def _histogram_lines(found: Found) -> list[Line]:
+def _histogram_lines(results: Found) -> list[Line]:
     lines = []
-    for model in found.models:
+    for model in results.models:
         for name in QUANTITIES:
-            drawn = found.drawn(model, "histogram", name)
+            drawn = results.drawn(model, "histogram", name)
             cells: Cells = {
                 side: mean_of([figure[field] for figure in drawn.values()])
                 for side, field in (("members' mean", "member_mean"), ("non-members' mean", "nonmember_mean"))
             }
-            cells["gap"] = mean(found.of(model, f"{name}_gap"))
+            cells["gap"] = mean(results.of(model, f"{name}_gap"))
             first = next(iter(drawn.values()))
             cells |= {f"{side}, histogram": sparkline(first[side]) for side in ("members", "nonmembers")}
             lines.append(Line({"model": model.title, "quantity": name}, cells))
     return lines
 
 
-def _class_lines(found: Found) -> list[Line]:
+def _class_lines(results: Found) -> list[Line]:
     lines = []
     for name in QUANTITIES:
-        drawn = {model: found.drawn(model, "classes", name) for model in found.models}
-        classes = len(next(iter(drawn[found.models[0]].values()))["members"])
+        drawn = {model: results.drawn(model, "classes", name) for model in results.models}
+        classes = len(next(iter(drawn[results.models[0]].values()))["members"])
         for label in range(classes):
             cells: Cells = {}
             for model, figures in drawn.items():
                 for side in ("members", "nonmembers"):
                     cells[f"{model.title}, {side}"] = _mean_known(values[side][label] for values in figures.values())
-                gaps = _divergences(found, name, model).values()
+                gaps = _divergences(results, name, model).values()
                 cells[f"{model.title}, divergence"] = _mean_known(values[label] for values in gaps)
             lines.append(Line({"quantity": name, "class": str(label)}, cells))
     return lines
@@ -168,7 +168,7 @@ def _mean_known(values: Iterable[float | None]) -> Estimate | None:
 Divergences = dict[int, list[float | None]]  # by seed and class
 
 
-def _divergences(found: Found, name: str, model: Model) -> Divergences:
+def _divergences(results: Found, name: str, model: Model) -> Divergences:
     """Return members minus non-members by seed and class; for sensitivity the absolute value."""
     size = abs if name == "sensitivity" else float
     return {
@@ -176,7 +176,7 @@ def _divergences(found: Found, name: str, model: Model) -> Divergences:
             None if inside is None or outside is None else size(inside - outside)
             for inside, outside in zip(figure["members"], figure["nonmembers"], strict=True)
         ]
-        for seed, figure in found.drawn(model, "classes", name).items()
+        for seed, figure in results.drawn(model, "classes", name).items()
     }
 
 

@@ -27,13 +27,13 @@ LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structure
 Cases = dict[str, Estimate | None]
 
 
-def non_adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
+def non_adaptive(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
-    ppb = {pruner: _best(found, pruner, "ppb") for pruner in _pruners(found)}
-    near: Cases = {pruner: _room(found, model, "attack_accuracy") for pruner, model in ppb.items()}
-    ranked: Cases = {pruner: _room(found, model, "auc") for pruner, model in ppb.items()}
-    cost: Cases = {p: _less(found, model, _basic(found, p), "test_accuracy", None) for p, model in ppb.items()}
-    return _lines(found), [
+    ppb = {pruner: _best(results, pruner, "ppb") for pruner in _pruners(results)}
+    near: Cases = {pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()}
+    ranked: Cases = {pruner: _room(results, model, "auc") for pruner, model in ppb.items()}
+    cost: Cases = {p: _less(results, model, _basic(results, p), "test_accuracy", None) for p, model in ppb.items()}
+    return _lines(results), [
         judge(f"PPB brings the attack accuracy to around 50 % (at most {100 * AROUND:g} points above)", near, "every"),
         judge(
             f"and the ranking too: AUC at most {AROUND:g} above guessing (not the paper's measure)",
@@ -45,20 +45,20 @@ def non_adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
             f"at that, PPB costs little prediction accuracy (at most {100 * LITTLE:g} points)", cost, "every", -LITTLE
         ),
         judge(
-            "ADV lowers the attack accuracy for L1 unstructured and slimming", _protects(found, "adv", LOOSE), "every"
+            "ADV lowers the attack accuracy for L1 unstructured and slimming", _protects(results, "adv", LOOSE), "every"
         ),
-        judge("PPB brings it lower than ADV for L1 and L2 structured", _rivals(found, "adv", "ppb", STRICT), "every"),
-        judge("DP hardly balances: PPB brings the attack accuracy lower", _rivals(found, "dp-sgd", "ppb"), "every"),
+        judge("PPB brings it lower than ADV for L1 and L2 structured", _rivals(results, "adv", "ppb", STRICT), "every"),
+        judge("DP hardly balances: PPB brings the attack accuracy lower", _rivals(results, "dp-sgd", "ppb"), "every"),
     ]
 
 
-def adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
+def adaptive(results: Found) -> tuple[list[Line], list[Finding]]:
     """Return Figs. 18 and 19: the attacker's shadow models are fine-tuned with the victim's defense."""
     claim = "PPB lowers the {} of adaptive attacks below Basic's"
     best = [
         judge(
             f"PPB protects best for L1 and L2 structured: better than {name}",
-            _rivals(found, key, "ppb", STRICT),
+            _rivals(results, key, "ppb", STRICT),
             "every",
         )
         for name, key in (("ADV", "adv"), ("DP", "dp-sgd"))
@@ -66,16 +66,16 @@ def adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
     two = [
         judge(
             f"{name} is one of the best two for L1 unstructured and slimming: better than DP",
-            _rivals(found, "dp-sgd", key, LOOSE),
+            _rivals(results, "dp-sgd", key, LOOSE),
             "every",
         )
         for name, key in (("PPB", "ppb"), ("ADV", "adv"))
     ]
-    return _lines(found), [
-        judge(claim.format("attack accuracy"), _protects(found, "ppb", _pruners(found)), "every"),
+    return _lines(results), [
+        judge(claim.format("attack accuracy"), _protects(results, "ppb", _pruners(results)), "every"),
         judge(
             f"{claim.format('AUC')} (not the paper's measure)",
-            _protects(found, "ppb", _pruners(found), "auc"),
+            _protects(results, "ppb", _pruners(results), "auc"),
             "every",
             unit="",
         ),
@@ -84,11 +84,11 @@ def adaptive(found: Found) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def marks(found: Found, model: Model) -> list[str]:
+def marks(results: Found, model: Model) -> list[str]:
     """Return the reasons why the paper omits a point from its figure."""
     basic = model._replace(defense="basic")
     useful, leaks = (
-        [mean(found.of(victim, *metric)) for victim in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
+        [mean(results.of(victim, *metric)) for victim in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
     )
     reasons = []
     if useful[0] and useful[1] and useful[0].value < USEFUL * useful[1].value:
@@ -98,60 +98,60 @@ def marks(found: Found, model: Model) -> list[str]:
     return reasons
 
 
-def _lines(found: Found) -> list[Line]:
+def _lines(results: Found) -> list[Line]:
     lines = []
-    for model in found.models:
-        cells: Cells = {"test_accuracy": mean(found.of(model, "test_accuracy"))}
-        for attack in found.attacks:
-            cells |= {f"{attack} {name}": mean(found.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
-        if (epsilon := mean(found.of(model, "epsilon"))) is not None:
+    for model in results.models:
+        cells: Cells = {"test_accuracy": mean(results.of(model, "test_accuracy"))}
+        for attack in results.attacks:
+            cells |= {f"{attack} {name}": mean(results.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
+        if (epsilon := mean(results.of(model, "epsilon"))) is not None:
             cells["epsilon of fine-tuning"] = f"{epsilon.value:.3g}"
-        left_out = "; ".join(marks(found, model)) if model in found.pruned else ""
+        left_out = "; ".join(marks(results, model)) if model in results.pruned else ""
         lines.append(Line({"model": model.title}, cells, mark=f"left out by the paper: {left_out}" if left_out else ""))
     return lines
 
 
-def _pruners(found: Found) -> list[str]:
-    return list(dict.fromkeys(model.pruner for model in found.pruned))
+def _pruners(results: Found) -> list[str]:
+    return list(dict.fromkeys(model.pruner for model in results.pruned))
 
 
-def _best(found: Found, pruner: str, defense: str) -> Model:
+def _best(results: Found, pruner: str, defense: str) -> Model:
     """Return a defense's useful model of least attack accuracy; Basic's model if none is useful."""
-    defended = [model for model in found.pruned if model.pruner == pruner and name_of(model.defense) == defense]
-    useful = [model for model in defended if TOO_INACCURATE not in marks(found, model)]
-    best = lowest((model, found.of(model, *ATTACK)) for model in useful)
-    return best[0] if best else _basic(found, pruner)
+    defended = [model for model in results.pruned if model.pruner == pruner and name_of(model.defense) == defense]
+    useful = [model for model in defended if TOO_INACCURATE not in marks(results, model)]
+    best = lowest((model, results.of(model, *ATTACK)) for model in useful)
+    return best[0] if best else _basic(results, pruner)
 
 
-def _basic(found: Found, pruner: str) -> Model:
-    return next(model for model in found.pruned if model.pruner == pruner)._replace(defense="basic")
+def _basic(results: Found, pruner: str) -> Model:
+    return next(model for model in results.pruned if model.pruner == pruner)._replace(defense="basic")
 
 
-def _room(found: Found, model: Model, metric: str) -> Estimate | None:
+def _room(results: Found, model: Model, metric: str) -> Estimate | None:
     """Return how far SAMIA is below the upper limit for guessing."""
-    return combine(lambda value: GUESSING + AROUND - value, found.of(model, metric, "samia"))
+    return combine(lambda value: GUESSING + AROUND - value, results.of(model, metric, "samia"))
 
 
-def _less(found: Found, model: Model, other: Model, metric: str, attack: str | None = "samia") -> Estimate | None:
+def _less(results: Found, model: Model, other: Model, metric: str, attack: str | None = "samia") -> Estimate | None:
     """Return the measure of one model minus that of another."""
     if model == other:
         return Estimate(0.0, 0.0, 0.0)
-    return combine(sub, found.of(model, metric, attack), found.of(other, metric, attack))
+    return combine(sub, results.of(model, metric, attack), results.of(other, metric, attack))
 
 
-def _protects(found: Found, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:
+def _protects(results: Found, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:
     """Return, per pruner, the attack's measure on Basic minus that on the defense."""
     return {
-        pruner: _less(found, _basic(found, pruner), _best(found, pruner, defense), metric)
+        pruner: _less(results, _basic(results, pruner), _best(results, pruner, defense), metric)
         for pruner in pruners
-        if pruner in _pruners(found)
+        if pruner in _pruners(results)
     }
 
 
-def _rivals(found: Found, rival: str, defense: str, pruners: Iterable[str] = (*LOOSE, *STRICT)) -> Cases:
+def _rivals(results: Found, rival: str, defense: str, pruners: Iterable[str] = (*LOOSE, *STRICT)) -> Cases:
     """Return, per pruner, the attack accuracy on the rival defense minus that on the defense."""
     return {
-        pruner: _less(found, _best(found, pruner, rival), _best(found, pruner, defense), "attack_accuracy")
+        pruner: _less(results, _best(results, pruner, rival), _best(results, pruner, defense), "attack_accuracy")
         for pruner in pruners
-        if pruner in _pruners(found)
+        if pruner in _pruners(results)
     }
