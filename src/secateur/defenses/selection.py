@@ -70,10 +70,10 @@ def kept_between(grads: Params, top: float, bottom: float) -> Params:
     values = list(grads.values())
     if not _by_kernel(*values) or have_slopes(values):
         return end_to_end(rule, grads)[0]
-    from secateur.gpu.select import VECTOR, kept_of
+    from secateur.gpu.select import VECTOR, kept
 
     packing = layout(values, VECTOR)
-    row = kept_of(values, packing, ranks_of(packing.sizes, top, bottom))
+    row = kept(joined(values, packing)[None], packing.sizes, ranks_of(packing.sizes, top, bottom), VECTOR)[0]
     return dict(zip(grads, apart(row, packing), strict=True))
 
 

@@ -1,16 +1,12 @@
 """Triton kernels of select.py: a segmented radix select.
 
-Every lane (a user, a client) has one row of tensors, each a segment. The tensors may also be anywhere in memory, and
-only the result is a row. Two ranks are searched per segment. Four steps, from the highest digit down, count the digits
-of the entries that can still be at a rank. The last program of a segment then finds the digit of the rank. If more
-entries equal the bound than are selected, every program counts them, because ties are ordered by position. The last
-kernel writes the band of every entry.
+Every lane (a user, a client) has one row of tensors, each a segment. Two ranks are searched per segment. Four steps,
+from the highest digit down, count the digits of the entries that can still be at a rank. The last program of a segment
+then finds the digit of the rank. If more entries equal the bound than are selected, every program counts them, because
+ties are ordered by position. The last kernel writes the band of every entry.
 
 The first two digits are counted in shared memory, where fewer bins are faster. Later few entries are left: each is
 added by an atomic operation, and digits may be longer.
-
-For very many entries, one rank is searched among the entries near it (select_launch.py). `narrow` extracts these, and
-`count` searches all entries only in lanes where the rank is not among them.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -30,17 +26,12 @@ COLUMNS = tl.constexpr(7)  # of the table
 
 
 @triton.jit
-def _place(table, shifts, entries, WIDE: tl.constexpr):
-    """Return the program's segment, the offsets of its entries in memory and in the row, and its two sizes.
-
-    The sizes are the number of entries without and with the gap behind them. A tensor outside the row is read past its
-    end, but never past the group of WIDE entries that contains its last entry.
-    """
+def _place(table, entries, WIDE: tl.constexpr):
+    """Return the program's segment, the offset of its entries, and their number without and with the gap behind."""
     row = table + tl.program_id(0).to(tl.int64) * COLUMNS
     segment, start = tl.load(row), tl.program_id(1).to(tl.int64) * entries + tl.load(row + 1)
-    origin, start = tl.multiple_of(start + tl.load(shifts + segment), WIDE), tl.multiple_of(start, WIDE)
     here, slot = tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
-    return segment, origin, start, here, tl.multiple_of(slot, WIDE)
+    return segment, tl.multiple_of(start, WIDE), here, tl.multiple_of(slot, WIDE)
 
 
 @triton.jit
@@ -89,29 +80,23 @@ def _descend(counted, bound, left, SHIFT: tl.constexpr, DIGITS: tl.constexpr):
 def count(
     values,
     table,
-    shifts,
     ranks,
     counted,
     found,
-    wanted,
     entries,
     segments,
     stride,
     SHIFT: tl.constexpr,
     DIGITS: tl.constexpr,
     FIRST: tl.constexpr,
-    AGAIN: tl.constexpr,
     RANKS: tl.constexpr,
     MAGNITUDES: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Find one digit of both ranks, a and b. If their bounds are equal so far, digits are counted once, for a.
-
-    AGAIN restricts the search to the lanes with a flag in `wanted`.
-    """
-    segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
+    """Find one digit of both ranks, a and b. If their bounds are equal so far, digits are counted once, for a."""
+    segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     index = lane * segments + segment
     program_row = table + tl.program_id(0).to(tl.int64) * COLUMNS
@@ -126,17 +111,14 @@ def count(
         a, a_left, a_alike = tl.load(state), tl.load(state + 1), tl.load(state + 2)
         b, b_left, b_alike = tl.load(state + 3), tl.load(state + 4), tl.load(state + 5)
     a_open, b_open = a_left < a_alike, b_left < b_alike
-    asked = FIRST | a_open | b_open
-    if AGAIN:
-        asked = asked & (tl.load(wanted + lane) != 0)
-    if asked:
+    if FIRST | a_open | b_open:
         shared = b_open & (FIRST | (a_open & (a == b)))
         alone, known = b_open ^ shared, -(DIGITS << SHIFT)
         few = tl.maximum(length // FEW, LEAST)
         if FIRST | (a_open & (a_alike > few)) | (alone & (b_alike > few)):
             a_counts, b_counts = tl.zeros((DIGITS,), tl.int32), tl.zeros((DIGITS,), tl.int32)
             for at in range(0, here, TILE):
-                _, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, TILE)
+                _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, TILE)
                 digits, inside = (keys >> SHIFT) & (DIGITS - 1), offsets < here
                 if FIRST:
                     a_counts += tl.histogram(digits, DIGITS, mask=inside)
@@ -149,7 +131,7 @@ def count(
             tl.atomic_add(row + BINS + bins, b_counts, mask=b_counts > 0, sem="relaxed")
         else:
             for at in range(0, here, PART):
-                _, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, PART)
+                _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
                 spots, inside = row + ((keys >> SHIFT) & (DIGITS - 1)), offsets < here
                 if a_open:
                     tl.atomic_add(spots, 1, mask=inside & (((keys ^ a) & known) == 0), sem="relaxed")
@@ -175,40 +157,10 @@ def count(
             tl.store(done, 0)
 
 
-@triton.jit(do_not_specialize=["entries", "room"])
-def narrow(
-    values, table, shifts, bounds, numbers, near, entries, room, WIDE: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """Extract a lane's entries between its two bounds, in any order.
-
-    Count the entries above both bounds, at the upper, between, and at the lower. Entries beyond `room` are not stored.
-    """
-    _segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
-    lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
-    a, b = tl.load(bounds + lane * 6) ^ LOWEST, tl.load(bounds + lane * 6 + 3) ^ LOWEST
-    above = 0
-    first = 0
-    second = 0
-    for at in range(0, here, TILE):
-        value, keys, offsets = _keys(values + origin, at, slot, False, TILE)
-        keys, inside = keys ^ LOWEST, offsets < here
-        above += tl.sum((inside & (keys > a)).to(tl.int32), 0)
-        first += tl.sum((inside & (keys == a)).to(tl.int32), 0)
-        second += tl.sum((inside & (keys == b) & (keys < a)).to(tl.int32), 0)
-        between = inside & (keys > b) & (keys < a)
-        met = between.to(tl.int32)
-        spots = tl.atomic_add(numbers + 2 * lanes + lane, tl.sum(met, 0), sem="relaxed") + tl.cumsum(met, 0) - 1
-        tl.store(near + lane * room + spots, value, mask=between & (spots < room))
-    tl.atomic_add(numbers + lane, above, sem="relaxed")
-    tl.atomic_add(numbers + lanes + lane, first, sem="relaxed")
-    tl.atomic_add(numbers + 3 * lanes + lane, second, sem="relaxed")
-
-
 @triton.jit(do_not_specialize=["entries", "segments"])
 def ties(
     values,
     table,
-    shifts,
     found,
     equal,
     entries,
@@ -218,7 +170,7 @@ def ties(
     PART: tl.constexpr,
 ):
     """Count the entries of a program that equal a bound, if not all such entries are selected."""
-    segment, origin, _start, here, slot = _place(table, shifts, entries, WIDE)
+    segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state = found + (lane * segments + segment) * 6
     a, b = tl.load(state), tl.load(state + 3)
@@ -226,7 +178,7 @@ def ties(
         a_ties = 0
         b_ties = 0
         for at in range(0, here, PART):
-            _, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, PART)
+            _, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
             a_ties += tl.sum(((keys == a) & (offsets < here)).to(tl.int32), 0)
             b_ties += tl.sum(((keys == b) & (offsets < here)).to(tl.int32), 0)
         row = equal + lane * tl.num_programs(0) + tl.program_id(0)
@@ -260,7 +212,6 @@ def _meant(keys, inside, bound, left, seen, split):
 def mark(
     values,
     table,
-    shifts,
     found,
     equal,
     result,
@@ -272,7 +223,7 @@ def mark(
     PART: tl.constexpr,
 ):
     """Store the band of every entry: the number of ranks that it lies below. KEPT stores entries of band 1, else 0."""
-    segment, origin, start, here, slot = _place(table, shifts, entries, WIDE)
+    segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state, row = found + (lane * segments + segment) * 6, equal + lane * tl.num_programs(0)
     a, a_left, a_split = tl.load(state), tl.load(state + 1), tl.load(state + 1) < tl.load(state + 2)
@@ -280,7 +231,7 @@ def mark(
     first = tl.load(table + tl.program_id(0).to(tl.int64) * COLUMNS + 6).to(tl.int32)
     a_seen, b_seen = _earlier(row, first, a_split), _earlier(row + lanes * tl.num_programs(0), first, b_split)
     for at in range(0, slot, PART):
-        value, keys, offsets = _keys(values + origin, at, slot, MAGNITUDES, PART)
+        value, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
         above, a_seen = _meant(keys, offsets < here, a, a_left, a_seen, a_split)
         down_to, b_seen = _meant(keys, offsets < here, b, b_left, b_seen, b_split)
         if KEPT:
