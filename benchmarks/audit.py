@@ -73,6 +73,7 @@ class Bench:
 
     def train(self, stage: str, recipe: Recipe, pruned: bool) -> None:
         """Train, or prune and fine-tune, all six; the reference takes as many epochs as each of ours did."""
+        announce(stage)
         starts = [copy.deepcopy(net) for net in self.nets]
 
         def ours() -> dict[int, Fitted]:
@@ -97,7 +98,7 @@ class Bench:
                 net = tree.apply_mask(copy.deepcopy(starts[i]), self.masks[i])
                 plain.fit(net, *batches, len(fitted[i].history), self.masks[i])
 
-        self.seconds[stage] = own, timed(reference)[0]
+        self.note(stage, own, timed(reference)[0])
         for i, net in enumerate(self.nets):
             net.load_state_dict(fitted[i].state)
 
@@ -124,14 +125,18 @@ class Bench:
             scores = fitted.score(boxes[0], candidates).scores
             return float(auc(roc(scores.double(), is_member)))
 
+        announce("threshold attacks")
         own, areas = timed(lambda: {name: run(name) for name in THRESHOLDS})
         classes = self.data.classes
         each = [lambda n=name: plain.threshold_attack(n, self.nets, self.sides, classes) for name in THRESHOLDS]
-        self.seconds["threshold attacks"] = own, sum(timed(work)[0] for work in each)
+        self.note("threshold attacks", own, sum(timed(work)[0] for work in each))
+        announce(f"SAMIA, {epochs} of {EPOCHS} epochs")
         self._samia(shadows, boxes[0], candidates, is_member, epochs)
+        announce("SAMIA, early stopping")
         stopped, areas["samia"] = timed(lambda: run("samia"))
-        self.seconds["SAMIA, early stopping"] = stopped, self.seconds["SAMIA, 100 epochs"][1]
+        self.note("SAMIA, early stopping", stopped, self.seconds["SAMIA, 100 epochs"][1])
         if full:
+            announce("the AUC of SAMIA by the whole schedule")
             areas["samia, 100 epochs"] = run("samia", early_stopping=False)
         return areas
 
@@ -157,7 +162,18 @@ class Bench:
             own.append(timed(lambda e=epoch, o=one: train(network, rows, o, derive(self.seed, "epoch", e)))[0])
             reference.append(timed(lambda: plain.samia_epoch(net, optimiser, plain_rows, plain_victim))[0])
             print(f"SAMIA epoch {epoch + 1}: {own[-1]:.2f} s, reference {reference[-1]:.2f} s", file=sys.stderr)
-        self.seconds["SAMIA, 100 epochs"] = asking + EPOCHS * median(own), plain_asking + EPOCHS * median(reference)
+        plain_seconds = plain_asking + EPOCHS * median(reference)
+        self.note("SAMIA, 100 epochs", asking + EPOCHS * median(own), plain_seconds)
+
+    def note(self, stage: str, own: float, reference: float) -> None:
+        """Keep and print a stage's CPU seconds, ours and the plain reference's."""
+        self.seconds[stage] = own, reference
+        print(f"{stage:24}{own:10.1f}{reference:10.1f}{own / reference:8.3f}", flush=True)
+
+
+def announce(stage: str) -> None:
+    """Say what is measured next."""
+    print(f"measuring {stage} ...", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -171,13 +187,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)  # the reference draws from the global generator
+    print(f"{'CPU seconds':24}{'secateur':>10}{'plain':>10}{'ratio':>8}", flush=True)
     bench = Bench(given.data, given.seed)
     bench.train("train", Recipe(epochs=50), pruned=False)
     bench.train("prune and fine-tune", Recipe(epochs=25), pruned=True)
     areas = bench.attack(given.full, given.epochs)
-    print(f"{'CPU seconds':24}{'secateur':>10}{'plain':>10}{'ratio':>8}")
-    for stage, (own, reference) in bench.seconds.items():
-        print(f"{stage:24}{own:10.1f}{reference:10.1f}{own / reference:8.3f}")
     print("AUC: " + ", ".join(f"{name} {area:.4f}" for name, area in areas.items()))
     if given.json:
         given.json.write_text(json.dumps({"seconds": bench.seconds, "auc": areas, "seed": given.seed}, indent=1))

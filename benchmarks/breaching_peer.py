@@ -110,10 +110,12 @@ def main() -> None:
     peer = Peer(problem, load(environment(arguments.folder)))
     pictures, cpu, wall = [], [], []
     for target in range(len(problem["labels"])):
+        print(f"breaching: target {target + 1} of {len(problem['labels'])} ...", file=sys.stderr, flush=True)
         before = time.process_time(), time.perf_counter()
         pictures.append(peer.reconstruct(target))
         cpu.append(time.process_time() - before[0])
         wall.append(time.perf_counter() - before[1])
+        print(f"breaching: {cpu[-1]:.2f} CPU seconds, {wall[-1]:.2f} s", file=sys.stderr, flush=True)
         torch.save({"pictures": torch.stack(pictures), "cpu": cpu, "wall": wall}, arguments.out)
 
 

@@ -23,6 +23,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PAS
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -222,9 +223,14 @@ def main() -> None:
     }
     rows = []
     for case in (Case(model, arguments.device, arguments.repeats) for model in arguments.models):
-        for row in (row for name, part in parts.items() if name not in arguments.skip for row in part(case)):
-            rows.append(row)
-            print({key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()})
+        for name in (name for name in parts if name not in arguments.skip):
+            print(f"measuring {name} of {case.model} on {case.device} ...", file=sys.stderr, flush=True)
+            for row in parts[name](case):
+                rows.append(row)
+                shown = {
+                    key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()
+                }
+                print(shown, flush=True)
     if arguments.json:
         machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
         head = {"device": arguments.device, "machine": machine, "torch": torch.__version__, "threads": 1}

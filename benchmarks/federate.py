@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -287,15 +288,15 @@ def main() -> None:
     given = parser.parse_args()
     if "attacks" in given.what and given.device == "cpu":
         raise SystemExit("attacks are measured on a GPU: --device cuda")
-    found = [row for what in given.what if what != "engines" for row in _rows(what, given)]
-    for row in found:
-        print(
-            ", ".join(
-                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
-            )
+    found = []
+    for row in (row for what in given.what if what != "engines" for row in _rows(what, given)):
+        parts = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
         )
-    if given.json is not None and found:
-        given.json.write_text(json.dumps(found, indent=2))
+        print(", ".join(parts), flush=True)
+        found.append(row)
+        if given.json is not None:
+            given.json.write_text(json.dumps(found, indent=2))
     if "engines" in given.what:
         beside = given.json if given.json is None or not found else given.json.with_suffix(".engines.json")
         told = [] if beside is None else ["--json", str(beside)]
@@ -304,16 +305,27 @@ def main() -> None:
 
 
 def _rows(what: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What was asked for, measured."""
-    gpu = given.device == "cuda"
+    """Measure what was asked for, and announce each measurement before it begins."""
+    for name, measure in _measurements(what, given):
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        yield measure()
+
+
+def _measurements(what: str, given: argparse.Namespace) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    gpu, count, model = given.device == "cuda", given.rounds, given.model
     if what == "attacks":
-        yield attacks_on_gpu(given.rounds, given.model)
+        yield f"{count} iterations of attacks on {model}", partial(attacks_on_gpu, count, model)
     elif what == "submodels" and gpu:
-        yield from (submodels_on_gpu(rule, given.rounds, n) for rule in given.rules for n in given.together)
+        for rule, together in product(given.rules, given.together):
+            name = f"{count} rounds of {together} sub-model federation(s), {rule}"
+            yield name, partial(submodels_on_gpu, rule, count, together)
     elif gpu:
-        yield from (on_gpu(base, own, given.rounds, given.model) for base in given.bases for own in given.defenses)
+        for base, own in product(given.bases, given.defenses):
+            name = f"{count} rounds of {model}, base pruning {base}, defense {own}"
+            yield name, partial(on_gpu, base, own, count, model)
     else:
-        yield submodels_on_cpu(given.repeats) if what == "submodels" else on_cpu(given.repeats)
+        measure = submodels_on_cpu if what == "submodels" else on_cpu
+        yield f"{given.repeats} rounds of {what} and of a plain loop", partial(measure, given.repeats)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,17 @@ PEER = Path(__file__).with_name("pfl_peer.py")
 
 def measured(engine: str, clients: int, rounds: int) -> dict[str, Any]:
     """One federation in a process of its own."""
+    announce(f"{rounds} rounds of {clients} clients, engine {engine}")
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
         found = _line([__file__, "--one", engine, str(clients), str(rounds), folder])
         whole = time.monotonic() - begun
     return {"engine": engine, "clients": clients, "rounds": rounds, "whole_seconds": whole} | found
+
+
+def announce(work: str) -> None:
+    """Say what is measured next."""
+    print(f"measuring {work} ...", file=sys.stderr, flush=True)
 
 
 def _line(command: list[str]) -> dict[str, Any]:
@@ -68,13 +74,14 @@ def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
 
     Federation.rounds = timed  # type: ignore[method-assign]
     from secateur.cli import main
+    from secateur.runs.folder import load_rows
 
     counts = ["--rounds", str(rounds), "--clients", str(clients), "--per-round", str(clients), "--engine", engine]
     sys.stdout = sys.stderr
     if main(["federate", *SETTINGS, *counts, "--out", str(folder / "run")]):
         raise SystemExit(1)
-    rows = [json.loads(line) for line in (folder / "run" / "results.jsonl").read_text().splitlines()]
-    up = next(row["value"] for row in rows if row["metric"] == "bytes_up" and row["client"] is None)
+    rows = load_rows(folder / "run")
+    up = next(row.value for row in rows if row.metric == "bytes_up" and row.extra["client"] is None)
     wall, cpu = (min(each) for each in zip(*(spent[1:] or spent), strict=True))
     found = {"first_round_seconds": spent[0][0], "round_seconds": wall, "server_cpu_seconds": cpu}
     found |= {"server_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
@@ -122,10 +129,13 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if given.nodes:
         from deployed import deployed
 
-        yield from (deployed(nodes, given.rounds + 1) for nodes in given.nodes)
+        for nodes in given.nodes:
+            announce(f"{given.rounds + 1} rounds deployed to {nodes} supernodes")
+            yield deployed(nodes, given.rounds + 1)
     if given.peer:
         folder = [] if given.peer_folder is None else ["--folder", given.peer_folder]
         for work, clients in (("mapp", 10), *(("digits", clients) for clients in given.clients)):
+            announce(f"pfl-research on {work}, {clients} clients")
             yield _line([str(PEER), "--work", work, "--clients", str(clients), *folder])
 
 

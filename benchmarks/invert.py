@@ -173,10 +173,12 @@ def against_breaching(case: Case, budget: float, rounds: int, folder: Path | Non
     guess = our_rate(case, 4) / len(case.views)
     iterations = max(4, int(budget * guess / 3))
     theirs, ours = [], []
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         length = max(8, int(iterations * len(case.views) / 3))
         theirs.append(length / case.theirs(length, 1, folder)["cpu"][0])
         ours.append(our_rate(case, iterations))
+        told = f"turn {number} of {rounds}: ours {ours[-1]:.4g}, breaching {theirs[-1]:.4g} trial-iterations a second"
+        print(told, file=sys.stderr, flush=True)
     row = {"model": case.model, "targets": len(case.views), "ours": median(ours), "breaching": median(theirs)}
     return row | {"ratio": median(a / b for a, b in zip(ours, theirs, strict=True)), "rounds": rounds}
 
@@ -243,6 +245,9 @@ def main() -> None:
     rows = []
     for model in arguments.models:
         for targets in arguments.targets:
+            work = "quality" if arguments.quality else "speed"
+            told = f"measuring {work} of {targets} targets of {model} on {arguments.device} ..."
+            print(told, file=sys.stderr, flush=True)
             case = Case(model, data, targets, arguments.device)
             if arguments.quality:
                 peers = arguments.peer_targets

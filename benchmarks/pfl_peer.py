@@ -128,6 +128,8 @@ def alternating(federation: Federation, rounds: int) -> dict[str, list[tuple[flo
         def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
             spent["pfl"].append(_since(self.begun))
             spent["secateur"].append(_of(lambda: next(here)))
+            told = ", ".join(f"{name} {each[-1][0]:.3f}" for name, each in spent.items())
+            print(f"round {central_iteration + 1} of {rounds}: CPU seconds {told}", file=sys.stderr, flush=True)
             if central_iteration == 0:
                 _check(net.net, federation)
             cohort.fill(federation.sampler(min(central_iteration + 2, rounds)))
@@ -185,12 +187,15 @@ def main() -> None:
     torch.set_num_threads(1)
     environment(given.folder)
     logging.disable(logging.WARNING)
+    print(
+        f"measuring {given.rounds} rounds of {given.clients} clients on {given.work} ...", file=sys.stderr, flush=True
+    )
     spent = alternating(ours(given.work, given.clients, given.rounds), given.rounds)
     row: dict[str, Any] = {"work": given.work, "clients": given.clients, "rounds": given.rounds}
     for name, each in spent.items():
         cpu, wall = (median(part) for part in zip(*each[1:], strict=True))
         row |= {f"{name}_cpu_seconds": cpu, f"{name}_wall_seconds": wall}
-    print(json.dumps(row | {"ratio": row["secateur_cpu_seconds"] / row["pfl_cpu_seconds"]}))
+    print(json.dumps(row | {"ratio": row["secateur_cpu_seconds"] / row["pfl_cpu_seconds"]}), flush=True)
 
 
 if __name__ == "__main__":

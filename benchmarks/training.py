@@ -18,8 +18,10 @@ import argparse
 import copy
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -156,11 +158,16 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for measure in (
-        [lambda: gpu("resnet18-w16", 3.0), lambda: gpu("resnet18-pool", 2.5)]
-        if arguments.device == "cuda"
-        else [lambda: cpu("resnet18-w16", (3, 32, 32), 512, 9), lambda: cpu("digits-cnn", (1, 8, 8), 1280, 31)]
-    ):
+    measures: dict[str, Callable[[], Row]] = {
+        "resnet18-w16": lambda: cpu("resnet18-w16", (3, 32, 32), 512, 9),
+        "digits-cnn": lambda: cpu("digits-cnn", (1, 8, 8), 1280, 31),
+    }
+    if arguments.device == "cuda":
+        measures = {
+            name: partial(gpu, name, target) for name, target in (("resnet18-w16", 3.0), ("resnet18-pool", 2.5))
+        }
+    for name, measure in measures.items():
+        print(f"measuring {name} on {arguments.device} ...", file=sys.stderr, flush=True)
         row = measure()
         rows.append(row)
         numbers = row.get("milliseconds") or {key: 1e3 * value for key, value in row["seconds"].items()}
@@ -168,7 +175,8 @@ def main() -> None:
         shown = ", ".join(f"{key} {value:.2f}" for key, value in numbers.items())
         auto = f", auto takes {row['auto']}" if "auto" in row else ""
         verdict = "met" if row["met"] else "missed"
-        print(f"{row['model']}: {shown} {unit}{auto}; ratio {row['ratio']:.3f} (target {row['target']}: {verdict})")
+        told = f"ratio {row['ratio']:.3f} (target {row['target']}: {verdict})"
+        print(f"{row['model']}: {shown} {unit}{auto}; {told}", flush=True)
     if arguments.json:
         machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
         head = {"device": arguments.device, "machine": machine, "torch": torch.__version__, "threads": 1}

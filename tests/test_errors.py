@@ -1,12 +1,13 @@
 """Optional parts: whoever asks for one that is missing learns which extra brings it (test_context.py: and when)."""
 
 import pickle
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from secateur.errors import NotFinite, WrongInput, require
+from secateur.errors import NotFinite, WrongInput, install_command, require
 
 
 @pytest.mark.parametrize("wrong", [WrongInput("sparsity", "is 2"), NotFinite()])
@@ -24,5 +25,14 @@ def test_the_extras_that_are_named_exist(hide):
     for package, extra in (("ray", "ray"), ("opacus", "dp")):
         assert any(line.startswith(package) for line in project["project"]["optional-dependencies"][extra])
         hide(package)
-        with pytest.raises(WrongInput, match=rf"secateur\[{extra}\]"):
+        with pytest.raises(WrongInput, match=re.escape(f"'.[{extra}]'")):
             require(package, extra)
+
+
+def test_a_clone_installs_its_own_files_and_a_wheel_asks_the_index(tmp_path):
+    package = tmp_path / "src" / "secateur"
+    package.mkdir(parents=True)
+    assert install_command("dp", package) == "pip install 'secateur-audit[dp]'"
+    (tmp_path / "pyproject.toml").touch()
+    assert install_command("dp", package) == "pip install -c constraints.txt -e '.[dp]'"
+    assert install_command("dp", tmp_path / "site-packages" / "secateur") == "pip install 'secateur-audit[dp]'"

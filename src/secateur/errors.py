@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class WrongInput(Exception):
@@ -52,4 +53,15 @@ def require(package: str, extra: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec(package) is None:
-        raise WrongInput(package, f"is not installed; install it with: pip install 'secateur[{extra}]'")
+        raise WrongInput(package, f"is not installed; install it with: {install_command(extra)}")
+
+
+def install_command(extra: str, package: Path = Path(__file__).parent) -> str:
+    """Return the command that installs an extra: in a clone from its own files, elsewhere from the index.
+
+    Example:
+        >>> install_command("ray", Path("/anywhere/site-packages/secateur"))
+        "pip install 'secateur-audit[ray]'"
+    """
+    cloned = package.parent.name == "src" and (package.parents[1] / "pyproject.toml").is_file()
+    return f"pip install -c constraints.txt -e '.[{extra}]'" if cloned else f"pip install 'secateur-audit[{extra}]'"

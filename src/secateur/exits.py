@@ -164,8 +164,8 @@ class _Pipe(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The stream's encoding."""
-        return str(self._stream.encoding)
+        """The stream's encoding; a stream in memory has none, and takes any text."""
+        return self._stream.encoding or "utf-8"
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:

@@ -8,6 +8,7 @@ from torch import nn
 import secateur
 from secateur.cli import main
 from secateur.config import Audit, choice, read
+from secateur.errors import install_command
 from secateur.experiments import audit, prune
 from secateur.experiments.context import check_audit, shortage
 from secateur.interfaces import Batch
@@ -59,7 +60,7 @@ def test_a_missing_package_is_refused_before_any_work(package, extra, flags, com
     hide(package)
     assert main([*command, *flags, "--out", str(tmp_path / "m.safetensors")]) == 2
     said = capsys.readouterr()
-    wanted = f"secateur: {package}: is not installed; install it with: pip install 'secateur[{extra}]'\n"
+    wanted = f"secateur: {package}: is not installed; install it with: {install_command(extra)}\n"
     assert (said.out, said.err) == ("", wanted)
     assert not list(tmp_path.iterdir())
 
@@ -73,7 +74,7 @@ def test_a_federation_over_flower_without_it_is_refused_before_any_work(package,
     hide(package)
     assert main(["federate", "--engine", "flower", *kind, *dry, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr()
-    wanted = f"secateur: {package}: is not installed; install it with: pip install 'secateur[flower]'\n"
+    wanted = f"secateur: {package}: is not installed; install it with: {install_command('flower')}\n"
     assert (said.out, said.err) == ("", wanted) and not list(tmp_path.iterdir())
 
 
