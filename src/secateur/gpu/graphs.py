@@ -1,8 +1,8 @@
 """CUDA graphs: capture and replay of a function, parallel branches inside it, and timings on a GPU.
 
 Small networks are bound by the launches of their kernels, which a graph saves. `Captured` replays a function of some
-inputs, `captured` a step of an attack on tensors that stay in place. `Branches` and `Aside` run parts of a captured
-function in parallel.
+inputs, `captured` a step of an attack on tensors that stay in place. `Branches` runs parts of a captured function in
+parallel.
 
 Two traps of torch are handled in `recorded`. torch.cuda.graph restores the thread's stream only if the capture
 succeeds; `recorded` restores the stream always. The workspace of cuBLAS belongs to a stream, and torch hands out 32
@@ -177,47 +177,6 @@ class Branches:
         for stream in self.streams:
             main.wait_stream(stream)
         return results
-
-
-class Aside:
-    """Work in branches of a captured graph, parallel to the main one; results are read only after the `with`.
-
-    Outside of a capture the work is done at once: a CPU has no branches, and before a capture they disturb timings.
-    """
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        branches = count if device.type == "cuda" else 0
-        self.device = device
-        self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(branches)]  # type: ignore[no-untyped-call]
-        self.held: list[Tensor] = []  # their memory must not be reused before the branches are joined
-
-    def __enter__(self) -> Self:
-        self._fork(len(self.streams))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for stream in self.streams:
-            self._main().wait_stream(stream)
-        self.held.clear()
-
-    def __call__(self, jobs: Sequence[Callable[[], object]], *held: Tensor) -> None:
-        """Do the jobs, the i-th always in the same branch; they read the tensors `held`."""
-        if not self.streams or not capturing():
-            for job in jobs:
-                job()
-            return
-        self._fork(len(jobs))
-        self.held += held
-        for i, job in enumerate(jobs):
-            with torch.cuda.stream(self.streams[i % len(self.streams)]):
-                job()
-
-    def _fork(self, count: int) -> None:
-        for stream in self.streams[:count]:
-            stream.wait_stream(self._main())
-
-    def _main(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self.device)
 
 
 def attempted(

@@ -103,29 +103,18 @@ class Statistics:
         """Return copies of the buffers for all users, (users, N) a group: a forward changes them."""
         return [row.repeat(self.users, 1) for _, _, row in self.groups]
 
-    def views(self, copies: list[Tensor]) -> Params:
-        """Return the copies by name, (users, ...), without the counts of batches."""
+    def of(self, user: int, copies: list[Tensor]) -> Params:
+        """Return one user's buffers by name, without the counts of batches."""
         views: Params = {}
         for (rule, flat, _), rows in zip(self.groups, copies, strict=True):
-            views |= flat.views(rows) if rule != COUNTED else {}
+            views |= flat.views(rows[user]) if rule != COUNTED else {}
         return views
-
-    def of(self, user: int, copies: list[Tensor]) -> Params:
-        """Return one user's buffers by name."""
-        return {name: value[user] for name, value in self.views(copies).items()}
 
     @torch.no_grad()
     def take(self, copies: list[Tensor]) -> None:
         """Update the server's buffers after a step of all users."""
-        for (_, _, row), value in zip(self.groups, self.taken(copies), strict=True):
-            row.copy_(value)
-
-    def taken(self, copies: list[Tensor]) -> list[Tensor]:
-        """Return each group after a step."""
-        groups = []
         for (rule, _, row), rows in zip(self.groups, copies, strict=True):
-            groups.append(row[0] + 1 if rule == COUNTED else rows.mean(0) if rule == AVERAGED else rows[0])
-        return groups
+            row.copy_(row[0] + 1 if rule == COUNTED else rows.mean(0) if rule == AVERAGED else rows[0])
 
 
 def grouped(tensors: Params, rules: dict[str, str]) -> list[tuple[str, Flat, Tensor]]:

@@ -20,7 +20,6 @@ from secateur.errors import WrongInput
 from secateur.federated.collaborative.flat_tensors import Flat, Statistics
 from secateur.federated.collaborative.measurements import Tally
 from secateur.federated.collaborative.plan import Exchanged, Found, Given, Plan, Round
-from secateur.federated.collaborative.shared_backward import OneBatch
 from secateur.federated.collaborative.uploads import OneByOne, Stacked
 from secateur.functional import Ask, Functional, split
 from secateur.gpu.graphs import Branches, Captured, cudnn_chooses
@@ -42,7 +41,6 @@ class Rounds:
         device: a GPU captures rounds in CUDA graphs.
         stacked: True: the uploads are one operation on all users. None: on a GPU, where a graph can hold them; a CPU
             lacks the memory.
-        at_once: True: the gradients of all users are one backward, where that is right. None: on a GPU.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class Rounds:
         state: Params,
         device: torch.device,
         stacked: bool | None = None,
-        at_once: bool | None = None,
     ) -> None:
         self.net, self.plan = net, plan
         self.params, buffers = (_plain(part, device) for part in split(net, state))
@@ -72,8 +69,6 @@ class Rounds:
         self.uploads: OneByOne | Stacked = (
             Stacked(plan, self.params, self.tally, flat) if stacked else OneByOne(plan, self.params, self.tally)
         )
-        at_once = graphs if at_once is None else at_once
-        self.one_batch = OneBatch(self.learner, plan.loss, plan.users, device) if at_once else None
         self.branches = Branches(plan.users, device, parallel=graphs)
         self._gradients = Captured(self.gradients, device) if graphs and not stacked else self.gradients
         self._round = Captured(self._plain_round, device) if graphs and stacked else self._plain_round
@@ -98,21 +93,6 @@ class Rounds:
     def gradients(self, given: Round) -> Found:
         """Return every user's gradient at the shared model, which stays as it is (line 4)."""
         leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
-        with cudnn_chooses(by_timing=True):  # in the steps before a capture: a replay does not run this line
-            return self._at_once(given, leaves) or self._by_user(given, leaves)
-
-    def _at_once(self, given: Round, leaves: Params) -> Found | None:
-        """Return all gradients by one backward; None where that is not right."""
-        if self.one_batch is None:
-            return None
-        if not self.one_batch.takes(leaves, self.statistics, given.given, lambda: self._by_user(given, leaves)):
-            return None
-        buffers, room = self.statistics.copies(), self.uploads.room()
-        losses = self.one_batch(leaves, self.statistics.views(buffers), given.given, room)
-        return None if losses is None else Found(list(losses), self.uploads.filled(room), buffers)
-
-    def _by_user(self, given: Round, leaves: Params) -> Found:
-        """Return all gradients by one backward for each user."""
         buffers = self.statistics.copies()  # BatchNorm updates them
 
         def one(user: int) -> tuple[Tensor, Params]:
@@ -123,7 +103,8 @@ class Rounds:
             values = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
             return loss.detach(), self.uploads.keep(user, dict(zip(leaves, values, strict=True)))
 
-        losses, grads = zip(*self.branches(one), strict=True)
+        with cudnn_chooses(by_timing=True):  # in the steps before a capture: a replay does not run this line
+            losses, grads = zip(*self.branches(one), strict=True)
         return Found(list(losses), list(grads), buffers)
 
     @torch.no_grad()

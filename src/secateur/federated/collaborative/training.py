@@ -12,10 +12,9 @@ ADGP trusts one user a round: the sampled user broadcasts positions, and all use
 can check the positions (defenses/adgp.py explains the effect of a lie). `Plan.liar` replaces them by a lie.
 
 On a CPU the users run one by one. On a GPU a step is one CUDA graph; its batches, noise and augmentation are drawn
-outside of the graph. One backward pass yields all users' gradients (shared_backward.py). If the network does not allow
-that, each user has its own backward pass in a parallel branch. Uploads are then processed with one axis of users
-(uploads.py). Uploads that no graph can capture (defenses/uploads.py) run eagerly, one by one, after captured
-gradients.
+outside of the graph. Each user has its own backward pass in a parallel branch of the graph. After the backward passes
+the users are one axis (uploads.py). Uploads that no graph can capture (defenses/uploads.py) run eagerly, one by one,
+after captured gradients.
 """
 
 from __future__ import annotations

@@ -33,15 +33,6 @@ class OneByOne:
         """Return a backward's gradient in plain strides."""
         return {name: value.contiguous() for name, value in grads.items()}
 
-    def room(self) -> Params:
-        """Return zeros for all users' gradients, (users, ...), of one shared backward."""
-        # zeros: a layer whose output the loss does not depend on writes nothing
-        return {name: value.new_zeros(self.plan.users, *value.shape) for name, value in self.params.items()}
-
-    def filled(self, room: Params) -> list[Params]:
-        """Return the gradients in the room by user."""
-        return _by_user(room, self.plan.users)
-
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
         """Compress, send and average the gradients (lines 5 to 9 of Algorithm 2)."""
         wholes = [accumulated(self.plan.upload, *pair) for pair in zip(grads, self.states, strict=True)]
@@ -104,15 +95,6 @@ class Stacked:
         self.flat.join_turned(grads, row)
         torch.linalg.vector_norm(row, out=self.norms[user])
         return self.flat.turned(row)
-
-    def room(self) -> Params:
-        """Return views of the rows for all users' gradients, (users, ...), of one shared backward."""
-        return self.flat.turned(self.found)
-
-    def filled(self, room: Params) -> list[Params]:
-        """Return the gradients in the room by user, and take their norms."""
-        torch.linalg.vector_norm(self.found, dim=1, out=self.norms)
-        return _by_user(room, self.plan.users)
 
     def draw(self, rng: Generator) -> None:
         """Draw all users' noise of a step into the memory that a graph reads; on a GPU in one draw."""
@@ -194,11 +176,6 @@ class Stacked:
             return kept
         residual = {RESIDUAL + name: value for name, value in self.flat.views(self.whole[user]).items()}
         return residual | {INNER + name: value for name, value in kept.items()}
-
-
-def _by_user(stacked: Params, users: int) -> list[Params]:
-    """Return views of (users, ...) tensors by user."""
-    return [{name: value[user] for name, value in stacked.items()} for user in range(users)]
 
 
 def _outside(noise: Params, inside: Mask | None) -> dict[str, Params]:

@@ -8,7 +8,6 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from secateur.federated.collaborative.per_user_gradients import hooked
 from secateur.gpu.stacked_layers import conv2d, linear, norm_relu, norm_relu_pool
 from secateur.models.mapp import Scaler
 
@@ -74,12 +73,17 @@ def fits(net: nn.Module) -> bool:
     layers = _layers(net)
     weighty = [layer for layer in layers if [*layer.parameters()]]
     once = len(weighty) == len(set(weighty))  # a layer that occurs twice has its parameters only once
-    return once and not any(map(hooked, net.modules())) and all(map(_known, layers, [*layers[1:], None]))
+    return once and not any(map(_hooked, net.modules())) and all(map(_known, layers, [*layers[1:], None]))
 
 
 def _layers(net: nn.Module) -> list[nn.Module]:
     """Return the layers of nested sequences, in order."""
     return [layer for module in net for layer in _layers(module)] if type(net) is nn.Sequential else [net]
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Return True if a module has hooks on its inputs or outputs."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _known(layer: nn.Module, after: nn.Module | None) -> bool:
