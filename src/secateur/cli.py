@@ -109,7 +109,7 @@ def audit(
 
     FILE.yaml is a run file; the flags are laid over it.
     """
-    given = dict(locals())
+    options = dict(locals())
     from secateur.config import Audit
     from secateur.evaluation import limits
     from secateur.experiments.audit import plan, run_audit
@@ -117,7 +117,7 @@ def audit(
     from secateur.report.terminal import print_audit
     from secateur.runs.artifacts import write
 
-    settings = _settings(Audit, given)
+    settings = _settings(Audit, options)
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -167,12 +167,12 @@ def invert(
 
     FILE.yaml is a run file; the flags are laid over it.
     """
-    given = dict(locals())
+    options = dict(locals())
     from secateur.config import Invert
     from secateur.experiments.invert import plan, run_invert
     from secateur.report.terminal import print_inversion
 
-    settings = _settings(Invert, given)
+    settings = _settings(Invert, options)
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -241,12 +241,12 @@ def federate(
 
     FILE.yaml is a run file; the flags are laid over it.
     """
-    given = dict(locals())
+    options = dict(locals())
     from secateur.config import Federate
     from secateur.experiments.federate import plan, run_federate
     from secateur.report.terminal import print_federation
 
-    settings = _settings(Federate, given)
+    settings = _settings(Federate, options)
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -275,12 +275,12 @@ def prune(
 
     FILE.yaml is a run file; the flags are laid over it.
     """
-    given = dict(locals())
+    options = dict(locals())
     from secateur.config import Prune
     from secateur.experiments.prune import run_prune
     from secateur.report.terminal import print_measures
 
-    rows = run_prune(_settings(Prune, given), out)
+    rows = run_prune(_settings(Prune, options), out)
     _print(rows, json_, print_measures, f"the model: {out}")
 
 
@@ -304,10 +304,10 @@ def reproduce(
     """
     from secateur.studies.study import reproduce as run
 
-    given: dict[str, Any] = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds}
-    given |= {"device": device, "images": images}
+    options: dict[str, Any] = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds}
+    options |= {"device": device, "images": images}
     folder = out or Path("runs") / f"{name}-{scale}"
-    table = run(name, scale, given, set_, folder)
+    table = run(name, scale, options, set_, folder)
     if json_:
         typer.echo(json.dumps(list(table.rows())))
         return
@@ -330,18 +330,18 @@ def sweep(
 
     FILE.yaml says which; the flags are laid over it.
     """
-    given = dict(locals())
+    options = dict(locals())
     from secateur.config import Sweep
     from secateur.sweep.plan import plan_at
     from secateur.sweep.run import run_sweep
 
-    settings = _settings(Sweep, given)
+    settings = _settings(Sweep, options)
     if dry_run:
         typer.echo("\n".join(piece.told for piece in plan_at(settings, address)))
         return
     swept = run_sweep(settings, out, address, workers)
-    told = f"{len(swept.rows)} rows of {len(swept.entries)} pieces: {out / 'results.jsonl'}"
-    _print(swept.rows, json_, lambda rows: typer.echo(told), f"the page: {out / 'report.html'}")
+    summary = f"{len(swept.rows)} rows of {len(swept.entries)} pieces: {out / 'results.jsonl'}"
+    _print(swept.rows, json_, lambda rows: typer.echo(summary), f"the page: {out / 'report.html'}")
     for sentence in swept.wrong:
         typer.echo(f"secateur: {sentence}", err=True)
     if swept.wrong:
@@ -361,8 +361,8 @@ def list_(
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
     kinds = {"attacks": ("attack", "inversion"), "studies": ("study",)}.get(kind, (kind.removesuffix("s"),))
-    found = [(name, each.describe()) for name in kinds for each in catalogue.methods(name).values()]
-    rows = [{"kind": name} | row if len(kinds) > 1 else row for name, row in found]
+    descriptions = [(name, method.describe()) for name in kinds for method in catalogue.methods(name).values()]
+    rows = [{"kind": name} | row if len(kinds) > 1 else row for name, row in descriptions]
     if json_:
         typer.echo(json.dumps(rows, default=str))
         return
@@ -400,15 +400,15 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
     typer.echo(last)
 
 
-def _settings(kind: type[C], given: dict[str, Any]) -> C:
+def _settings(kind: type[C], options: dict[str, Any]) -> C:
     """The run file with a command's flags laid over it: those that are fields of the file."""
     from secateur.config import read
 
-    if given["file"] is not None and given["config"] is not None:
+    if options["file"] is not None and options["config"] is not None:
         raise WrongInput("config", "give the run file once: as the first argument or with --config")
-    flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in options.items()}
     fields = {name: value for name, value in flags.items() if name in kind.model_fields}
-    return read(kind, given["file"] or given["config"], fields, given["set_"])
+    return read(kind, options["file"] or options["config"], fields, options["set_"])
 
 
 def entry() -> Any:

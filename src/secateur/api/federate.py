@@ -160,7 +160,7 @@ def federate(
     check_network(net, federation_terms.own, data.inputs)
     if (warning := turn_caution(net, federation_terms.own)) is not None:
         log.warning("%s: %s", client_defense, warning)
-    inversions = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
+    inversions = [inversion(attack_name) for attack_name in ([attack] if isinstance(attack, str) else attack)]
     row_labels = labels_of(name, data.name, seed, base, client_defense, federation_terms)
     story = Story()
     who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)

@@ -123,14 +123,14 @@ def invert(
         raise WrongInput("attack", "give at least one")
     check_settings(labels, batchnorm, batch_size, local_steps, learning_rate)
     targets, inputs = given_targets(model, batch_or_update, batch_size, input_shape, local_steps is not None)
-    own = isinstance(targets[0], Batch)
-    if labels == "oracle" and not own:
+    from_batch = isinstance(targets[0], Batch)
+    if labels == "oracle" and not from_batch:
         raise WrongInput("labels", "an update that was captured comes without its labels; only inferred is possible")
     centre, spread = scale(mean, std, inputs)
-    if own:
+    if from_batch:
         check_pixels(inputs, centre, spread)
     guarded, classes = defense_of_updates(defense), classes_of(model, inputs, targets)
-    if own and asks_search(guarded):
+    if from_batch and asks_search(guarded):
         guarded = in_python(guarded, model, _joined(targets), centre, spread, seed)
     model, precode = protected(model, guarded, classes, derive(seed, "initialise", "defense"))
     knowledge = Knowledge(
@@ -143,16 +143,16 @@ def invert(
         loss=loss,
         batchnorm=batchnorm,
         local_steps=local_steps or 1,
-        learning_rate=learning_rate or (0.1 if own else None),
+        learning_rate=learning_rate or (0.1 if from_batch else None),
         generator=generator,
     )
-    sends_weights = local_steps is not None if own else isinstance(targets[0], Weights)
+    sends_weights = local_steps is not None if from_batch else isinstance(targets[0], Weights)
     if residual is not None and guarded.acting_on("residual") is None:
         raise WrongInput("residual", "is what error feedback keeps; ask for it: defense='dgp+error-feedback'")
     users = [target for target in targets if isinstance(target, Batch)]
     other = (lambda number: users[(number + 1) % len(users)]) if len(users) > 1 else None
     guard = guard_of(guarded, residual, seed, other)
-    if str(guarded) != "none" and (sends_weights or not own):
+    if str(guarded) != "none" and (sends_weights or not from_batch):
         raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
     client = Client(
         model,
@@ -190,16 +190,22 @@ def check_settings(
 
 
 def given_targets(
-    model: nn.Module, given: Any, batch_size: int | None, input_shape: Sequence[int] | None, weights: bool
+    model: nn.Module, batch_or_update: Any, batch_size: int | None, input_shape: Sequence[int] | None, weights: bool
 ) -> tuple[list[Target], Tensor]:
     """Return the targets of the attack, and inputs of the shape, precision and device that the model takes."""
     if not isinstance(model, nn.Module):
         raise WrongInput("model", f"is {type(model).__name__}; give a torch.nn.Module")
-    if isinstance(given, Gradient | Weights | Path | str):
-        return [_update(model, given, input_shape, weights)], _like(model, torch.zeros(1, *(input_shape or ())))
-    if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(part, Tensor) for part in given):
+    if isinstance(batch_or_update, Gradient | Weights | Path | str):
+        return [_update(model, batch_or_update, input_shape, weights)], _like(
+            model, torch.zeros(1, *(input_shape or ()))
+        )
+    if (
+        not isinstance(batch_or_update, tuple | list)
+        or len(batch_or_update) != 2
+        or not all(isinstance(part, Tensor) for part in batch_or_update)
+    ):
         raise WrongInput("batch", "give two tensors (inputs, labels), or an update: Gradient, Weights or a file")
-    inputs, labels = given
+    inputs, labels = batch_or_update
     if not len(inputs) or labels.shape != inputs.shape[:1] or labels.is_floating_point():
         sizes = f"{len(inputs)} inputs and {labels.dtype} labels of the shape {tuple(labels.shape)}"
         raise WrongInput("batch", f"{sizes} do not fit; give at least one input, and one whole number for each")
@@ -214,14 +220,14 @@ def given_targets(
     return [Batch(*part) for part in parts], batch.inputs
 
 
-def _update(model: nn.Module, given: Update, input_shape: Sequence[int] | None, weights: bool) -> Gradient | Weights:
+def _update(model: nn.Module, update: Update, input_shape: Sequence[int] | None, weights: bool) -> Gradient | Weights:
     """Return a captured update; refuse one whose tensors are not the model's."""
     if input_shape is None:
         raise WrongInput("input_shape", "must be given with an update: (channels, height, width)")
     check_shape("input_shape", "the update", input_shape)
-    if isinstance(given, Path | str):
-        return read_update(Path(given), model, weights)
-    return type(given)(fitting(given.values, model, "the update"))
+    if isinstance(update, Path | str):
+        return read_update(Path(update), model, weights)
+    return type(update)(fitting(update.values, model, "the update"))
 
 
 def _like(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""What an attacker does with what it sees."""
+"""Attacks on models and updates: membership inference and inversion."""

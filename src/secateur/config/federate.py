@@ -128,20 +128,20 @@ class Submodels(Common):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_the_paper(cls, given: Any) -> Any:
+    def _as_the_paper(cls, fields: Any) -> Any:
         """Lay the paper's values under those given, if there are sub-models."""
-        if not isinstance(given, dict) or not given.get("submodels"):
-            return given
-        return _with_paper_defaults(_with_exposure(given))
+        if not isinstance(fields, dict) or not fields.get("submodels"):
+            return fields
+        return _with_paper_defaults(_with_exposure(fields))
 
     @model_validator(mode="after")
     def _fitting(self) -> Submodels:
         """Refuse fields of sub-models without a rule, and with one the fields that do not go with sub-models."""
         if not self.submodels:
             for name, field in Submodels.model_fields.items():
-                own = name not in Common.model_fields and name != "submodels"
+                of_submodels = name not in Common.model_fields and name != "submodels"
                 usual = {"client_widths": [0.5], "exposure": []}.get(name, field.default)
-                if own and getattr(self, name) != usual:
+                if of_submodels and getattr(self, name) != usual:
                     raise WrongInput("submodels", f"must be given with {name}, for example mapp-fl")
             return self
         if self.advise and len(self.exposure) != 1:
@@ -162,7 +162,7 @@ class Federate(Submodels):
     model: str = "conv-2"
     rounds: Annotated[int, Field(ge=1)] = 100
     clients: Annotated[int, Field(ge=1)] | None = None  # None: 20, or one a writer
-    per_round: Annotated[int, Field(ge=1)] = Field(default_factory=lambda given: min(10, given.get("clients") or 10))
+    per_round: Annotated[int, Field(ge=1)] = Field(default_factory=lambda fields: min(10, fields.get("clients") or 10))
     partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = "iid"
     alpha: Annotated[float, Field(gt=0)] = 0.85  # of either Dirichlet
     method: Literal["fedavg", "fedsgd"] = "fedavg"
@@ -236,21 +236,21 @@ class Federate(Submodels):
         return self
 
 
-def _with_exposure(given: dict[str, Any]) -> dict[str, Any]:
+def _with_exposure(fields: dict[str, Any]) -> dict[str, Any]:
     """Rename attack to exposure: with sub-models attacks are membership attacks, by default Yeom's."""
-    asked = given.get("attack")
+    asked = fields.get("attack")
     if asked not in (None, []):
-        return {key: value for key, value in given.items() if key != "attack"} | {"exposure": asked}
-    return {"exposure": "yeom"} | given
+        return {key: value for key, value in fields.items() if key != "attack"} | {"exposure": asked}
+    return {"exposure": "yeom"} | fields
 
 
-def _with_paper_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def _with_paper_defaults(fields: dict[str, Any]) -> dict[str, Any]:
     """Lay the paper's values under those given; clients of a writer partition are the writers."""
     under = dict(PAPER)
-    if "local_steps" in given:
+    if "local_steps" in fields:
         under.pop("local_epochs")
-    if not str(given.get("partition")).startswith("writer"):
-        under |= {"clients": CLIENTS, "per_round": given.get("clients", CLIENTS)}
-    if isinstance(rounds := given.get("rounds"), int):
+    if not str(fields.get("partition")).startswith("writer"):
+        under |= {"clients": CLIENTS, "per_round": fields.get("clients", CLIENTS)}
+    if isinstance(rounds := fields.get("rounds"), int):
         under["pilot_rounds"] = max(1, min(PILOTS, rounds))
-    return under | given
+    return under | fields

@@ -34,14 +34,14 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
         raise sentence(error, kind=kind) from None
 
 
-def put(given: dict[str, Any], path: str, value: Any) -> None:
+def put(fields: dict[str, Any], path: str, value: Any) -> None:
     """Set the field at `path`, which is `field` or `field.part`."""
     *parents, last = path.split(".")
     for parent in parents:
-        given = given.setdefault(parent, {})
-        if not isinstance(given, dict):
+        fields = fields.setdefault(parent, {})
+        if not isinstance(fields, dict):
             raise WrongInput("set", f"{path!r} is not possible: {parent} has no parts")
-    given[last] = value
+    fields[last] = value
 
 
 def dump(config: Common) -> dict[str, Any]:

@@ -72,12 +72,12 @@ class Invert(Common):
             raise WrongInput("weights", "must be given with an update: the model that the server had sent")
         if self.update is not None and (self.labels == "oracle" or self.statistics):
             raise WrongInput("update", "comes without its truth; labels: oracle and statistics are not possible")
-        if any(str(each) != "none" for each in self.defense):
+        if any(str(defense) != "none" for defense in self.defense):
             if self.update is not None:
                 raise WrongInput("defense", "an update that was captured is made already; leave the defense out")
             if self.local_steps is not None:
                 raise WrongInput("defense", "acts on a gradient, and local_steps send weights; leave one of them out")
-        if self.residual is not None and not any(each.acting_on("residual") for each in self.defense):
+        if self.residual is not None and not any(defense.acting_on("residual") for defense in self.defense):
             raise WrongInput("residual", "is what error feedback keeps; ask for it: --defense dgp+error-feedback")
         _ = self.attacks  # raises now if an attack lacks a parameter
         return self

@@ -81,8 +81,8 @@ class Sweep(Fields):
         return schema | {"jobs": {name: _work({**fields, **dict(job)}, f"jobs.{name}") for name, job in jobs.items()}}
 
 
-def _work(given: Mapping[str, Any], prefix: str) -> Work:
+def _work(fields: Mapping[str, Any], prefix: str) -> Work:
     try:
-        return Work.model_validate(given)
+        return Work.model_validate(fields)
     except ValidationError as error:
         raise sentence(error, prefix, Work) from None

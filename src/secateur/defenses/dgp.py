@@ -23,8 +23,8 @@ class DualGradientPruning:
     earlier of equal entries counts as larger.
 
     `release` is our own variant. With error feedback, an entry that is always among the largest of gradient + residual
-    is never sent. With `release`, an entry that the top rule held back for that many consecutive rounds is sent once,
-    in addition to the exact number of others. The client's state counts the rounds.
+    is never sent. With `release`, an entry that the top rule held back for that many consecutive rounds is sent once.
+    It comes on top of the exact number of others. The client's state counts the rounds.
     """
 
     k1: float | None = None  # .05 unless total or p is set

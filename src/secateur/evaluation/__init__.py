@@ -1,1 +1,1 @@
-"""What attacks found, held against the truth; the client under attack; limits."""
+"""Evaluation of attacks against the truth; the client under attack; limits."""

@@ -62,12 +62,12 @@ def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
 
 def junit(checks: Sequence[Check]) -> str:
     """Return the checks as JUnit XML, which CI servers read."""
-    failures = sum(not each.passed for each in checks)
+    failures = sum(not result.passed for result in checks)
     suite = ElementTree.Element("testsuite", name="secateur", tests=str(len(checks)), failures=str(failures))
-    for each in checks:
-        case = ElementTree.SubElement(suite, "testcase", classname=each.model, name=each.measure)
-        if not each.passed:
-            ElementTree.SubElement(case, "failure", message=each.sentence)
+    for result in checks:
+        case = ElementTree.SubElement(suite, "testcase", classname=result.model, name=result.measure)
+        if not result.passed:
+            ElementTree.SubElement(case, "failure", message=result.sentence)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

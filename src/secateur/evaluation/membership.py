@@ -22,11 +22,11 @@ def judged(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
     return {"estimates": estimates, "figure": figure, "note": guesses.note}
 
 
-def attack_rows(labels: dict[str, Any], found: dict[str, Any]) -> list[Row]:
+def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
     """Return the result of `judged` as rows."""
     rows = []
-    for name, estimate in found["estimates"].items():
-        note = "; ".join(filter(None, (estimate["note"], found["note"]))) or None
+    for name, estimate in result["estimates"].items():
+        note = "; ".join(filter(None, (estimate["note"], result["note"]))) or None
         rows.append(Row(**labels, metric=name, **(estimate | {"note": note})))
     return rows
 

@@ -57,33 +57,33 @@ class Outcome:
         return {name: value[first : first + size].tolist() for name, value in self.scores.values.items()}
 
 
-def compare(truth: Batch | None, made: Reconstruction | None, knowledge: Knowledge) -> Likeness:
+def compare(truth: Batch | None, reconstruction: Reconstruction | None, knowledge: Knowledge) -> Likeness:
     """Match reconstructions to truths by assignment: an attack's batch has no order and may be incomplete."""
-    guess, labels = _pictures(made, knowledge)
+    guess, labels = _pictures(reconstruction, knowledge)
     if truth is None:
         return Likeness(guess, list(labels.tolist()))
     pixels, number = knowledge.pixels(truth.inputs).double().cpu(), len(guess)
     padded = torch.cat([guess, torch.full_like(pixels, GREY)[: max(0, len(pixels) - number)]])
     rows = match(pixels, padded)
     believed = [int(labels[row]) if row < number else None for row in rows.tolist()]
-    hits = 0 if made is None else labels_right(made.batch.labels, truth.labels)
+    hits = 0 if reconstruction is None else labels_right(reconstruction.batch.labels, truth.labels)
     return Likeness(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
 
 
 def judge(
     truths: Sequence[Batch | None],
-    made: Sequence[Reconstruction | None],
+    reconstructions: Sequence[Reconstruction | None],
     knowledge: Knowledge,
     seconds: float = 0.0,
     scoring: Scoring | None = None,
 ) -> Outcome:
     """Compare the reconstructions of an attack's targets with the truths that are known."""
-    alike = [compare(truth, guess, knowledge) for truth, guess in zip(truths, made, strict=True)]
+    alike = [compare(truth, guess, knowledge) for truth, guess in zip(truths, reconstructions, strict=True)]
     known = [likeness.truth for likeness in alike if likeness.truth is not None]
     scores = PictureScores({}, {})
     if known and scoring is not None:
         scores = picture_scores(torch.cat(known), torch.cat([likeness.guess for likeness in alike]), scoring.lpips)
-    return Outcome(list(made), alike, scores, seconds)
+    return Outcome(list(reconstructions), alike, scores, seconds)
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:
@@ -91,7 +91,7 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
     names = outcomes[0].scores.values
     values = {name: torch.cat([outcome.scores.values[name] for outcome in outcomes]) for name in names}
     return Outcome(
-        [made for outcome in outcomes for made in outcome.made],
+        [reconstruction for outcome in outcomes for reconstruction in outcome.made],
         [alike for outcome in outcomes for alike in outcome.alike],
         PictureScores(values, outcomes[0].scores.notes),
         sum(outcome.seconds for outcome in outcomes),
@@ -101,9 +101,9 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
 def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: Outcome) -> list[Row]:
     """Return the rows of each target: the attack's loss, and every measure of every picture."""
     rows = []
-    for i, (number, made) in enumerate(zip(numbers, outcome.made, strict=True)):
-        target_labels = _with(labels, target=number, trial=made.trial if made else None)
-        loss, note = (made.loss, made.note) if made else (None, "the attack gave nothing")
+    for i, (number, reconstruction) in enumerate(zip(numbers, outcome.made, strict=True)):
+        target_labels = _with(labels, target=number, trial=reconstruction.trial if reconstruction else None)
+        loss, note = (reconstruction.loss, reconstruction.note) if reconstruction else (None, "the attack gave nothing")
         rows.append(Row(**_with(target_labels, item=None), metric="attack_loss", value=loss, note=note))
         for metric, values in outcome.values(i).items():
             rows += [Row(**_with(target_labels, item=item), metric=metric, value=x) for item, x in enumerate(values)]
@@ -112,14 +112,18 @@ def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: Outcome
 
 def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> list[Row]:
     """Summarise all targets of one attack and seed: mean, median, minimum and maximum of measures, and shares."""
-    made = [each for each in outcome.made if each is not None]
+    reconstructions = [reconstruction for reconstruction in outcome.made if reconstruction is not None]
     labels = _with(labels, target=None, trial=None, item=None)
-    rows = [Row(**labels, metric="diverged", value=sum(each.diverged for each in made))]
+    rows = [Row(**labels, metric="diverged", value=sum(reconstruction.diverged for reconstruction in reconstructions))]
     rows.append(_failed(labels, outcome.made))
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
-    notes = outcome.scores.notes | {"attack_loss": _gathered(each.note for each in made)}
-    summaries = summary({"attack_loss": torch.tensor([each.loss for each in made])}, rng) if made else {}
-    sizes = [len(each.guess) for each in outcome.alike]
+    notes = outcome.scores.notes | {"attack_loss": _gathered(reconstruction.note for reconstruction in reconstructions)}
+    summaries = (
+        summary({"attack_loss": torch.tensor([reconstruction.loss for reconstruction in reconstructions])}, rng)
+        if reconstructions
+        else {}
+    )
+    sizes = [len(likeness.guess) for likeness in outcome.alike]
     summaries |= summary(outcome.scores.values, rng, sizes=sizes) if outcome.scores.values else {}
     for metric, measured in summaries.items():
         note = "; ".join(filter(None, (measured.mean.note, notes.get(metric)))) or None
@@ -132,9 +136,9 @@ def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> li
     return rows + (_shares(labels, outcome.alike) if outcome.scores.values else [])
 
 
-def _failed(labels: dict[str, Any], made: Sequence[Reconstruction | None]) -> Row:
+def _failed(labels: dict[str, Any], reconstructions: Sequence[Reconstruction | None]) -> Row:
     """Return the share of targets without a result: the attack returned nothing, or all its trials diverged."""
-    broken = [reconstruction is None or not math.isfinite(reconstruction.loss) for reconstruction in made]
+    broken = [reconstruction is None or not math.isfinite(reconstruction.loss) for reconstruction in reconstructions]
     note = "nothing is known of targets for which the attack gave nothing or all its trials diverged"
     return Row(**labels, metric="failed", value=sum(broken) / len(broken), note=note if any(broken) else None)
 
@@ -148,18 +152,18 @@ def _gathered(notes: Iterable[str | None]) -> str:
 
 def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
     """Return rows of shares: pictures recovered, labels right, pictures nearest to their truth, recognisable."""
-    found, right, truth, guess = (
+    recovered, right, truth, guess = (
         torch.cat([getattr(likeness, name) for likeness in alike]) for name in ("found", "right", "truth", "guess")
     )
     sizes = [len(likeness.guess) for likeness in alike]
-    rows = [Row(**labels, metric="recovered", **share_by_target(found, sizes)._asdict())]
+    rows = [Row(**labels, metric="recovered", **share_by_target(recovered, sizes)._asdict())]
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
         rows.append(Row(**labels, metric="label_accuracy", **share_by_target(right, sizes)._asdict()))
     grey = torch.full_like(truth, GREY)
     nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
-    identified = found & (nearest == torch.arange(len(truth)))
+    identified = recovered & (nearest == torch.arange(len(truth)))
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
         rows.append(
@@ -180,19 +184,19 @@ def _by_chance(alike: Sequence[Likeness], nearest: Tensor) -> float:
     pictures are matched to the truths of several updates in turn, its own included, under the same rule. With one
     picture an update the level is 1 / (number of truths). With a single update nothing exceeds chance.
     """
-    sizes = [len(each.guess) for each in alike]
+    sizes = [len(likeness.guess) for likeness in alike]
     if max(sizes) == 1:
         return 1 / len(sizes)
     first = [sum(sizes[:i]) for i in range(len(sizes))]
-    truths = [torch.as_tensor(each.truth) for each in alike]
+    truths = [torch.as_tensor(likeness.truth) for likeness in alike]
     hits = pairs = 0
     for shift in range(min(len(sizes), PAIRINGS)):
-        for i, made in enumerate(alike):
+        for i, likeness in enumerate(alike):
             j = (i + shift) % len(sizes)
             number = min(sizes[i], sizes[j])
-            rows = match(truths[j][:number], made.guess)
+            rows = match(truths[j][:number], likeness.guess)
             theirs = nearest[first[i] + rows] == first[j] + torch.arange(number)
-            hits += int((torch.as_tensor(made.found)[rows] & theirs).sum())
+            hits += int((torch.as_tensor(likeness.found)[rows] & theirs).sum())
             pairs += number
     return hits / pairs
 
@@ -218,13 +222,13 @@ def share_by_target(hits: Tensor, sizes: Sequence[int]) -> Estimate:
     return share_of(p, min(effective, hits.numel()))
 
 
-def _pictures(made: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
+def _pictures(reconstruction: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     """Return an attack's pictures as pixels on the CPU, and their labels, without non-finite or diverged ones."""
-    if made is None:
+    if reconstruction is None:
         return torch.empty(0, *knowledge.input_shape, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-    pixels = knowledge.pixels(made.batch.inputs).double().cpu()
-    finite = pixels.isfinite().flatten(1).all(1) & math.isfinite(made.loss)
-    return pixels[finite], made.batch.labels.cpu()[finite]
+    pixels = knowledge.pixels(reconstruction.batch.inputs).double().cpu()
+    finite = pixels.isfinite().flatten(1).all(1) & math.isfinite(reconstruction.loss)
+    return pixels[finite], reconstruction.batch.labels.cpu()[finite]
 
 
 def _with(labels: dict[str, Any], **more: Any) -> dict[str, Any]:

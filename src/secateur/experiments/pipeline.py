@@ -110,8 +110,8 @@ def make(jobs: Sequence[Job], compression: Compression) -> list[Result]:
 
 def _originals(jobs: Sequence[Job], compression: Compression) -> list[Result]:
     """Return the dense models: trained, or for a victim the user's weights if there are any."""
-    given = jobs[0].bench.config.weights is not None
-    fresh = [job for job in jobs if not (given and job.role == VICTIM)]
+    has_weights = jobs[0].bench.config.weights is not None
+    fresh = [job for job in jobs if not (has_weights and job.role == VICTIM)]
     trained = dict(zip(map(id, fresh), train_originals(fresh, compression.term) if fresh else [], strict=True))
     return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
 

@@ -47,13 +47,13 @@ class Average:
         self.weight: Tensor | float = 0.0
 
     @torch.no_grad()
-    def add(self, values: Params, size: int, own: Mask | None = None, alive: Tensor | None = None) -> None:
+    def add(self, values: Params, size: int, mask: Mask | None = None, alive: Tensor | None = None) -> None:
         """Add the values of one client.
 
         Args:
             values: weights or gradients by name.
             size: number of the client's examples.
-            own: entries that belong to the client; all entries of a name that is absent.
+            mask: entries that belong to the client; all entries of a name that is absent.
             alive: () False if the client does not count; then nothing is added, even if the values are not finite.
         """
         weight = 1.0 if self.how == "uniform" else float(size)
@@ -65,18 +65,18 @@ class Average:
         counted: Tensor | float = weight if alive is None else weight * alive
         self.weight = self.weight + counted
         for name, total in self.covered.items():
-            owned = None if own is None else own.get(name)
+            owned = None if mask is None else mask.get(name)
             total.add_(counted if owned is None else owned * counted)
 
     @torch.no_grad()
-    def add_stacked(self, values: Params, sizes: Tensor, own: Mask | None, alive: Tensor) -> None:
+    def add_stacked(self, values: Params, sizes: Tensor, mask: Mask | None, alive: Tensor) -> None:
         """Add the values of many clients at once; every tensor is (clients, ...)."""
         weights = torch.where(alive, torch.ones_like(sizes) if self.how == "uniform" else sizes, 0)
         for name, total in self.total.items():
             add_weighted(total, values[name], weights)
         self.weight = self.weight + weights.sum()
         for name, total in self.covered.items():
-            owned = None if own is None else own.get(name)
+            owned = None if mask is None else mask.get(name)
             if owned is None:
                 total.add_(weights.sum())
             else:

@@ -119,13 +119,19 @@ class Crowd:
     """The trainer of one client or of many."""
 
     def __init__(
-        self, net: nn.Module, data: Batch, model: Model, local: Local, own: OwnTurn | None = None, way: str = "auto"
+        self,
+        net: nn.Module,
+        data: Batch,
+        model: Model,
+        local: Local,
+        own_turn: OwnTurn | None = None,
+        way: str = "auto",
     ) -> None:
         if way not in WAYS:
             raise unknown("way", way, WAYS)
         device = data.inputs.device
-        check_network(net, own, data.inputs)
-        self.data, self.model, self.local, self.own = data, model, local, own
+        check_network(net, own_turn, data.inputs)
+        self.data, self.model, self.local, self.own = data, model, local, own_turn
         self.function = Functional(net, training=True, device=device)
         self.stacks = way == "stacked" or (way == "auto" and device.type == "cuda")
         self.summing = False  # True: the dense gradients are added up
@@ -172,7 +178,7 @@ class Crowd:
     def _trained(
         self,
         mapped: Callable[..., Any],  # vmap, or for one client the identity
-        given: Given,
+        turn_inputs: Given,
         start: Params,
         buffers: Params,
         batches: Sequence[tuple[Tensor, Tensor]],
@@ -185,35 +191,41 @@ class Crowd:
         the start, chosen by the gradient of its last batch at the received model.
         """
         model, local, objective = self.model, self.local, mapped(self._objective)
-        steps = [(*batch, *noise) for batch, noise in zip(batches, given.noise or [()] * len(batches), strict=True)]
+        steps = [
+            (*batch, *noise) for batch, noise in zip(batches, turn_inputs.noise or [()] * len(batches), strict=True)
+        ]
         if choose is None:
             if self.own is not None:
-                return self._own_turn(mapped, given, batches, None), None
+                return self._own_turn(mapped, turn_inputs, batches, None), None
             return train(objective, start, buffers, model.mask, steps, local, self.summing, fresh), None
         first = [] if self.own is not None else steps[:-1]
         before = train(objective, start, buffers, model.mask, first, local, summing=True, fresh=fresh)
         last = before.last or gradient(objective, before.params, before.buffers, steps[-1])
         mask = mapped(lambda weights, grads: model.mask | choose(weights, grads))(before.params, last)
         if self.own is not None:
-            return self._own_turn(mapped, given, batches, mask), mask
+            return self._own_turn(mapped, turn_inputs, batches, mask), mask
         after = train(objective, before.params, before.buffers, mask, steps[-1:], local, summing=True)
         return added(before, after, len(first), 1), mask
 
     def _own_turn(
-        self, mapped: Callable[..., Any], given: Given, batches: Sequence[tuple[Tensor, Tensor]], chosen: Mask | None
+        self,
+        mapped: Callable[..., Any],
+        turn_inputs: Given,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        chosen: Mask | None,
     ) -> Sent:
         """Run a defense's own turn on all batches."""
-        own, model, rate = self.own, self.model, self.local.learning_rate
-        assert own is not None
+        own_turn, model, rate = self.own, self.model, self.local.learning_rate
+        assert own_turn is not None
 
         def turn(state: Params, inputs: Tensor, labels: Tensor, chance: Params, chosen: Mask | None) -> tuple[Any, ...]:
             mask, batches = model.mask if chosen is None else chosen, Batch(inputs, labels)
-            return tuple(own.turn(self._loss, model.params, mask, state, batches, chance, rate))
+            return tuple(own_turn.turn(self._loss, model.params, mask, state, batches, chance, rate))
 
         axis = batches[0][1].ndim - 1  # the axis of clients comes before the steps
         inputs, labels = (torch.stack(part, axis) for part in zip(*batches, strict=True))
         many = mapped(turn, (0, 0, 0, 0, None if chosen is None else 0))
-        return Sent(*many(given.state, inputs, labels, given.chance, chosen))
+        return Sent(*many(turn_inputs.state, inputs, labels, turn_inputs.chance, chosen))
 
     def _objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
         return self.local.loss(self.function(params | buffers, inputs, noise), labels)
@@ -333,14 +345,14 @@ def even(rows: Sequence[Rows]) -> bool:
     return len(sizes) == 1 and len(set(next(iter(sizes)))) == 1
 
 
-def check_network(net: nn.Module, own: OwnTurn | None, inputs: Tensor) -> None:
+def check_network(net: nn.Module, own_turn: OwnTurn | None, inputs: Tensor) -> None:
     """Refuse a network whose BatchNorm or random draws a turn of its own does not support.
 
     A dry forward also finds dropout that is called as a function, which no module shows.
     """
-    if own is None:
+    if own_turn is None:
         return
-    name = type(own.inner if isinstance(own, PrivateTurn) else own).__name__
+    name = type(own_turn.inner if isinstance(own_turn, PrivateTurn) else own_turn).__name__
     if any(isinstance(module, _BatchNorm) for module in net.modules()):
         raise WrongInput("defense", f"{name} knows no BatchNorm; give a model without, such as conv-2")
     function = Functional(net, training=True, device=inputs.device)
@@ -349,6 +361,10 @@ def check_network(net: nn.Module, own: OwnTurn | None, inputs: Tensor) -> None:
         raise WrongInput("defense", f"{name} knows no network that draws; leave dropout and precode out")
 
 
-def turn_caution(net: nn.Module, own: OwnTurn | None) -> str | None:
+def turn_caution(net: nn.Module, own_turn: OwnTurn | None) -> str | None:
     """Return a note about training this network by turns of their own, if there is one."""
-    return None if own is None else own.caution(sum(value.numel() for value in net.parameters() if value.ndim > 1))
+    return (
+        None
+        if own_turn is None
+        else own_turn.caution(sum(value.numel() for value in net.parameters() if value.ndim > 1))
+    )

@@ -81,21 +81,21 @@ class Together:
 
     def __call__(self, number: int, drawn: Drawn, answered: Sequence[bool], faults: dict[int, Fault]) -> Made:
         """Run one round after the broadcast, and keep the clients' states; the caller makes the server's step."""
-        given, choose = self._given(number, drawn, answered, faults), self.turns.choosing(number)
-        made = self._usual(given) if choose is None else self._round(given, number, choose)
+        round_inputs, choose = self._given(number, drawn, answered, faults), self.turns.choosing(number)
+        result = self._usual(round_inputs) if choose is None else self._round(round_inputs, number, choose)
         if self.homes.on_host:
             places = torch.tensor(self.homes.settled(drawn.clients, answered))
-            self.homes.keep(places, tree.to(made.update.state, "cpu"), made.alive.cpu())
-        return made
+            self.homes.keep(places, tree.to(result.update.state, "cpu"), result.alive.cpu())
+        return result
 
     def _given(self, number: int, drawn: Drawn, answered: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
         rows = torch.stack([steps if isinstance(steps, Tensor) else torch.stack([*steps]) for steps in drawn.rows])
         places, shares = self.homes.settled(drawn.clients, answered), self.turns.terms.shares
         sizes, spoilt = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
-        told = torch.tensor(list(zip(places, sizes, answered, spoilt, strict=True)))
-        rows, told = (tensor.to(self.device, non_blocking=True) for tensor in (rows, told))  # the host does not wait
+        table = torch.tensor(list(zip(places, sizes, answered, spoilt, strict=True)))
+        rows, table = (tensor.to(self.device, non_blocking=True) for tensor in (rows, table))  # the host does not wait
         state = tree.to(self.homes.at(torch.tensor(places)), self.device) if self.homes.on_host else {}
-        return Stacked(rows, told, *self._draws(number, drawn), state)
+        return Stacked(rows, table, *self._draws(number, drawn), state)
 
     def _draws(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
         """Return all random draws of a round: on a GPU for all clients at once, on a CPU client by client."""
@@ -115,10 +115,12 @@ class Together:
         all_draws: tuple[Noise, Params] = draw(torch.empty(len(drawn.clients), device=self.device))
         return all_draws
 
-    def _round(self, given: Stacked, number: int = 0, choose: Choose | None = None) -> Made:
-        places, sizes, answered, spoilt = given.told.unbind(1)
-        state = given.state if self.homes.on_host else self.homes.at(places)
-        update = self.turns.many(Given(given.rows, state, given.noise, given.chance), number, choose)
+    def _round(self, round_inputs: Stacked, number: int = 0, choose: Choose | None = None) -> Made:
+        places, sizes, answered, spoilt = round_inputs.told.unbind(1)
+        state = round_inputs.state if self.homes.on_host else self.homes.at(places)
+        update = self.turns.many(
+            Given(round_inputs.rows, state, round_inputs.noise, round_inputs.chance), number, choose
+        )
         squares = bool(self.server.squares)
         seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
         alive = answered.bool() & ~spoilt.bool() & seen.finite

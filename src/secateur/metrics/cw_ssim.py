@@ -41,7 +41,7 @@ class CwSsim(NamedTuple):
 def cw_ssim(truth: Tensor, guess: Tensor, scales: int = SCALES) -> CwSsim:
     """Return the complex-wavelet SSIM (Wang and Simoncelli 2005; Sampat et al. 2009, Eq. 6), DGP's "SSIM".
 
-    With complex coefficients x and y at one position of one scale and colour, and sums over the six orientations,
+    Let x and y be the complex coefficients at one position of one scale and colour, and sum over the six orientations:
     S = (2 |sum x conj(y)| + K) / (sum |x|^2 + sum |y|^2 + K), K = 1e-6. S is averaged over all positions and colours of
     a scale, then over scales. The published index sums over a window of one orientation instead. DGP's tables fit this
     global form: unlike windowed SSIM, noise scores about 0.23 against a natural picture of 32x32 pixels.

@@ -84,16 +84,16 @@ def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
     return net
 
 
-def misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+def misfit(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     """Describe the tensors that are missing, unexpected or of another shape; empty if all fit."""
     shapes = [
-        f"{name} {tuple(given[name].shape)} for {tuple(wanted[name].shape)}"
+        f"{name} {tuple(tensors[name].shape)} for {tuple(wanted[name].shape)}"
         for name in wanted
-        if name in given and given[name].shape != wanted[name].shape
+        if name in tensors and tensors[name].shape != wanted[name].shape
     ]
     wrong = {
-        "missing": [name for name in wanted if name not in given],
-        "unexpected": [name for name in given if name not in wanted],
+        "missing": [name for name in wanted if name not in tensors],
+        "unexpected": [name for name in tensors if name not in wanted],
         "of another shape": shapes,
     }
     return "; ".join(f"{what}: {few(names)}" for what, names in wrong.items() if names)

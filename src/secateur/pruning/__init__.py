@@ -1,1 +1,1 @@
-"""What to remove: masks from scores, filters and gates, and the real removal of channels."""
+"""Pruning: masks from scores, filters and gates, and the real removal of channels."""

@@ -106,7 +106,7 @@ def sheets(figures: Iterable[Labels]) -> list[Sheet]:
             continue
         attack, *settings = split(str(figure["attack"]))
         knowing = [text.partition("=")[2] for text in settings if text.startswith("adaptive=")]
-        name = ", ".join([str(figure.get("defense") or "none"), *(f"attacker: {each}" for each in knowing)])
+        name = ", ".join([str(figure.get("defense") or "none"), *(f"attacker: {adaptive}" for adaptive in knowing)])
         by_defense = groups.setdefault(f"{attack}: {setting_name}", {})
         by_defense.setdefault(name, {})[key] = Picture(name, figure["png"], [])
     result = []
@@ -218,7 +218,7 @@ def _scatter(title: str, points: Sequence[Point]) -> Panel:
     best, traces = front(points), list[Part]()
     for number, point in enumerate(points):
         ring = {"width": 3 if point in best else 0, "color": GREY}
-        told = f"<b>{point.name}</b><br>accuracy {100 * point.accuracy.value:.1f}%<br>CW-SSIM {point.leak.value:.3f}"
+        label = f"<b>{point.name}</b><br>accuracy {100 * point.accuracy.value:.1f}%<br>CW-SSIM {point.leak.value:.3f}"
         marker = {"color": cycle(PALETTE, number), "size": 10 + 24 * min(point.ratio, 1.2), "line": ring}
         traces.append(
             {
@@ -230,7 +230,7 @@ def _scatter(title: str, points: Sequence[Point]) -> Panel:
                 "error_x": _bar(point.accuracy),
                 "error_y": _bar(point.leak),
                 "marker": marker,
-                "text": [f"{told} under {point.attacker}<br>{point.ratio:.3f} of the bytes of dense"],
+                "text": [f"{label} under {point.attacker}<br>{point.ratio:.3f} of the bytes of dense"],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )

@@ -96,7 +96,7 @@ def over_rounds(rows: Iterable[Row]) -> list[View]:
     views = []
     for group in groups.values():
         called = titles(map(labels_of, group))
-        styles = {each: number for number, each in enumerate(called.values())}
+        styles = {curve: number for number, curve in enumerate(called.values())}
         panels: list[Panel] = []
         last = max(row.extra["round"] for row in group)
         for metric, title in OVER_ROUNDS.items():

@@ -116,13 +116,13 @@ def facts(labelled: Iterable[Labels]) -> dict[str, str]:
     return {title: told(name) for title, name in names.items()} | {"Updates attacked": str(len(targets))}
 
 
-def badge(found: Sequence[Line]) -> Badge:
+def badge(results: Sequence[Line]) -> Badge:
     """Judge whether a picture is recognisable, or more are nearest to their own truths than chance allows.
 
     An attack that failed on targets measured nothing there, which is no sign of safety.
     """
-    scored = [line for line in found if "recognisable" in line.cells]
-    if found and all(map(_failed, found)):
+    scored = [line for line in results if "recognisable" in line.cells]
+    if results and all(map(_failed, results)):
         return Badge("Nothing was measured", "doubtful")
     if not scored:
         return Badge("Look at the pictures", "doubtful")
@@ -133,12 +133,12 @@ def badge(found: Sequence[Line]) -> Badge:
     return Badge("No picture was recognised", "good")
 
 
-def verdict(found: Sequence[Line]) -> list[str]:
+def verdict(results: Sequence[Line]) -> list[str]:
     """Return in sentences what the attacks recovered."""
-    known = [line for line in found if line.value("psnr") is not None]
+    known = [line for line in results if line.value("psnr") is not None]
     if not known:
-        unseen = ["There is no truth to compare with: look at the pictures."] if found else []
-        return [*unseen, *failures(found)]
+        unseen = ["There is no truth to compare with: look at the pictures."] if results else []
+        return [*unseen, *failures(results)]
     failed = failures(known)
     known = [line for line in known if not _failed(line)]
     if not known:
@@ -160,14 +160,14 @@ def verdict(found: Sequence[Line]) -> list[str]:
         most = max(guessed, key=lambda line: line.value("label_accuracy") or 0)
         sentences.append(f"{name(most.labels)} finds {_value(most, 'label_accuracy')} of the labels.")
     sentences += plain_only(known) + failed
-    if all(line.labels.get("stage") == "untrained" for line in found):
+    if all(line.labels.get("stage") == "untrained" for line in results):
         sentences.append("The model was untrained, where updates reveal most.")
     return sentences
 
 
-def _nearest(found: Iterable[Line]) -> list[str]:
+def _nearest(results: Iterable[Line]) -> list[str]:
     """Return a sentence if no picture is recognisable, but more than chance are nearest to their own truths."""
-    hidden = [line for line in found if not line.value("recognisable") and _above_chance(line)]
+    hidden = [line for line in results if not line.value("recognisable") and _above_chance(line)]
     if not hidden:
         return []
     most = max(hidden, key=lambda line: line.value("identified") or 0)
@@ -175,10 +175,10 @@ def _nearest(found: Iterable[Line]) -> list[str]:
     return [f"{name(most.labels)} brings {share} of its pictures nearest to their own truth of all; chance: {chance}."]
 
 
-def failures(found: Iterable[Line]) -> list[str]:
+def failures(results: Iterable[Line]) -> list[str]:
     """Return a sentence for each attack that failed on targets, where nothing was measured."""
     sentences = []
-    for line in found:
+    for line in results:
         if share := line.value("failed"):
             which = "every target" if _failed(line) else f"{share:.0%} of its targets"
             why = "it gave nothing, or all its trials diverged"
@@ -186,10 +186,10 @@ def failures(found: Iterable[Line]) -> list[str]:
     return sentences
 
 
-def plain_only(found: Iterable[Line]) -> list[str]:
+def plain_only(results: Iterable[Line]) -> list[str]:
     """Return a sentence for each defense that stands against the plain attacker and not against an adaptive one."""
     groups: dict[tuple[str, str], list[Line]] = {}
-    for line in found:
+    for line in results:
         if line.labels.get("defense") not in (None, "none"):
             groups.setdefault((setting(line.labels), defended(line.labels)), []).append(line)
     sentences = []

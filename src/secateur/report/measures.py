@@ -87,11 +87,11 @@ def title(metric: str) -> str:
     return (TITLES | STUDIED).get(metric, metric.replace("_", " "))
 
 
-def ordered(found: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the measures in `found`: first those in `known`, in that order, then the others."""
-    found = dict.fromkeys(found)
-    first = [name for name in known if name in found]
-    return first + [name for name in found if name not in first]
+def ordered(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the measures in `names`: first those in `known`, in that order, then the others."""
+    names = dict.fromkeys(names)
+    first = [name for name in known if name in names]
+    return first + [name for name in names if name not in first]
 
 
 def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:

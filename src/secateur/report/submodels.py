@@ -133,10 +133,10 @@ def parties(rows: Sequence[Row]) -> list[Party]:
             first = next(iter(measures.values()))[0]
             sizes = sorted({row.extra["data_size"] for row in measures["advantage"]})
             size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            own = measures | {"test_accuracy": accuracy}
-            cells = {field: over_seeds(own.get(metric, [])) for field, metric in MEASURES.items()}
+            rows_by_metric = measures | {"test_accuracy": accuracy}
+            cells = {field: over_seeds(rows_by_metric.get(metric, [])) for field, metric in MEASURES.items()}
             labels, parameters = dict(who.labels), first.extra["parameters"]
-            lines.append(Party(labels, who.client, size, parameters, attack, **cells, rows=own))
+            lines.append(Party(labels, who.client, size, parameters, attack, **cells, rows=rows_by_metric))
     return lines
 
 
@@ -149,16 +149,16 @@ def federations(lines: Sequence[Party]) -> list[Federated]:
     for line in lines:
         groups.setdefault(Asker(tuple(line.labels.items()), line.attack), []).append(line)
     result = []
-    for (_, attack), own in groups.items():
-        clients = [line for line in own if line.client is not None]
-        server = next((line for line in own if line.client is None), None)
+    for (_, attack), group in groups.items():
+        clients = [line for line in group if line.client is not None]
+        server = next((line for line in group if line.client is None), None)
         measured = {name: [row for line in clients for row in line.rows.get(name, ())] for name in MEASURES.values()}
         accuracy = over_clients(measured["test_accuracy"], average_on_same)
         advantage = over_clients(measured["advantage"], average)
         cells = [line.advantage for line in clients]
         excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
         sized = by_size(measured["advantage"])
-        result.append(Federated(own[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized))
+        result.append(Federated(group[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized))
     return result
 
 
@@ -171,9 +171,9 @@ def not_attacked(rows: Sequence[Row]) -> list[Federated]:
         if is_submodel(row) and "round" in row.extra and not row.extra.get("advice") and key not in attacked:
             groups.setdefault(key, []).append(row)
     result = []
-    for key, own in groups.items():
-        last = max(row.extra["round"] for row in own)
-        end = [row for row in own if row.extra["round"] == last and row.extra.get("client") is None]
+    for key, group in groups.items():
+        last = max(row.extra["round"] for row in group)
+        end = [row for row in group if row.extra["round"] == last and row.extra.get("client") is None]
         server, clients = (
             over_seeds([row for row in end if row.metric == metric]) for metric in ("test_accuracy", "client_accuracy")
         )
@@ -191,7 +191,7 @@ def asked(rows: Sequence[Row]) -> list[Asked]:
         if (view := way_of(row)) is not None:
             groups[asker_of(row)].setdefault(view, []).append(row)
     return [
-        Asked(dict(asker.labels), asker.attack, [_found(*view, own) for view, own in views.items()])
+        Asked(dict(asker.labels), asker.attack, [_found(*view, view_rows) for view, view_rows in views.items()])
         for asker, views in groups.items()
         if len(views) > 1
     ]
@@ -218,11 +218,11 @@ def name(labels: Mapping[str, Any]) -> str:
         'fedavg, mapp-cnn-8'
     """
     rule = "fedavg" if labels["submodels"] == "none" else str(labels["submodels"])
-    told = f"{rule}, {labels['model']}"
+    text = f"{rule}, {labels['model']}"
     if labels.get("large_clients") == 0 and labels.get("uncovered") == "keep" and not rule.startswith("local"):
-        told += ", uncovered kept"
-    told += ", crops and flips" if labels.get("augment") else ""
-    return told if labels["defense"] in ("none", None) else f"{told}, {labels['defense']}"
+        text += ", uncovered kept"
+    text += ", crops and flips" if labels.get("augment") else ""
+    return text if labels["defense"] in ("none", None) else f"{text}, {labels['defense']}"
 
 
 def labels_of(row: Row) -> dict[str, Any]:

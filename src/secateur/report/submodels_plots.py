@@ -32,9 +32,9 @@ def planes(lines: Sequence[Party]) -> list[View]:
     The plots are the average client's accuracy against its advantage, and every client's advantage by data size.
     """
     places: dict[str, list[Federated]] = {}
-    for each in federations(lines):
-        if each.accuracy is not None and each.advantage is not None:
-            places.setdefault(_place(each), []).append(each)
+    for federation in federations(lines):
+        if federation.accuracy is not None and federation.advantage is not None:
+            places.setdefault(_place(federation), []).append(federation)
     views = []
     for place, group in places.items():
         curves, place_lines = _named_curves(group), [line for line in lines if _place(line) == place]
@@ -46,32 +46,32 @@ def planes(lines: Sequence[Party]) -> list[View]:
     return views
 
 
-def _named_curves(found: Sequence[Federated]) -> dict[str, str]:
+def _named_curves(group: Sequence[Federated]) -> dict[str, str]:
     """Return the curve of each federation, by its name: kept cells get their own curve only beside zeroed ones."""
-    plain = {each.name: name(dict(each.labels) | {"uncovered": None}) for each in found}
-    without_large = Counter(plain[own] for own in {x.name for x in found if x.labels["large_clients"] == 0})
-    return {own: base if without_large[base] < 2 else own for own, base in plain.items()}
+    plain = {federation.name: name(dict(federation.labels) | {"uncovered": None}) for federation in group}
+    without_large = Counter(plain[full_name] for full_name in {x.name for x in group if x.labels["large_clients"] == 0})
+    return {full_name: base if without_large[base] < 2 else full_name for full_name, base in plain.items()}
 
 
-def _place(each: Federated | Party) -> str:
+def _place(line: Federated | Party) -> str:
     """Return the data set and the attack of a federation or a party."""
-    return f"{each.labels['dataset']}, {each.attack}"
+    return f"{line.labels['dataset']}, {line.attack}"
 
 
-def _plane(found: Sequence[Federated], curves: Mapping[str, str], **layout: Any) -> Panel:
+def _plane(group: Sequence[Federated], curves: Mapping[str, str], **layout: Any) -> Panel:
     """Plot the average client's accuracy against its advantage, a curve a rule."""
     traces: list[Part] = []
-    ordered = sorted(found, key=lambda each: each.labels["large_clients"])
+    ordered = sorted(group, key=lambda federation: federation.labels["large_clients"])
     for number, rule in enumerate(dict.fromkeys(curves.values())):
-        same_rule = [each for each in ordered if curves[each.name] == rule]
+        same_rule = [federation for federation in ordered if curves[federation.name] == rule]
         colour = cycle(PALETTE, number)
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers+text" if len(same_rule) > 1 else "markers+text",
-                "x": short(_at(each)[0] for each in same_rule),
-                "y": short(_at(each)[1] for each in same_rule),
-                "text": [str(each.labels["large_clients"]) for each in same_rule],
+                "x": short(_at(federation)[0] for federation in same_rule),
+                "y": short(_at(federation)[1] for federation in same_rule),
+                "text": [str(federation.labels["large_clients"]) for federation in same_rule],
                 "textposition": "top center",
                 "name": rule,
                 "marker": {"size": 10, "color": colour, "symbol": cycle(SYMBOLS, number // len(PALETTE))},
@@ -80,37 +80,38 @@ def _plane(found: Sequence[Federated], curves: Mapping[str, str], **layout: Any)
             }
         )
     values = "; ".join(
-        f"{each.name} with {each.labels['large_clients']} large {100 * _at(each)[0]:.1f}%, {100 * _at(each)[1]:.1f}%"
-        for each in found
+        f"{federation.name} with {federation.labels['large_clients']} large "
+        f"{100 * _at(federation)[0]:.1f}%, {100 * _at(federation)[1]:.1f}%"
+        for federation in group
     )
     return panel(
         "The average client: accuracy against advantage",
         f"Accuracy and membership advantage of the average client: {values}.",
         traces,
         xaxis={"title": "test accuracy of the average client", "tickformat": ".1~%", "zeroline": False, "nticks": 8},
-        yaxis={"title": f"advantage of {found[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
+        yaxis={"title": f"advantage of {group[0].attack}", "tickformat": ".1%", "zerolinecolor": GREY, "nticks": 8},
         **layout,
     )
 
 
-def _at(each: Federated) -> tuple[float, float]:
+def _at(federation: Federated) -> tuple[float, float]:
     """Return the average client's accuracy and advantage."""
-    accuracy, advantage = each.accuracy, each.advantage
+    accuracy, advantage = federation.accuracy, federation.advantage
     return (accuracy.value or 0.0 if accuracy else 0.0), (advantage.value or 0.0 if advantage else 0.0)
 
 
-def _sentence(found: Sequence[Federated]) -> str:
+def _sentence(group: Sequence[Federated]) -> str:
     """Return the front in words: no federation is both more accurate and less exposed."""
     front = [
         line.name + f" ({line.labels['large_clients']} large)"
-        for line in found
+        for line in group
         if not any(
             _at(other)[0] >= _at(line)[0] and _at(other)[1] <= _at(line)[1] and _at(other) != _at(line)
-            for other in found
+            for other in group
         )
     ]
     sentence = f"By the means nobody is both more accurate and less exposed than {' or '.join(front)}."
-    return sentence if len(found) > 1 else ""
+    return sentence if len(group) > 1 else ""
 
 
 def by_size(lines: Sequence[Party], curves: Mapping[str, str], **layout: object) -> Panel:
@@ -163,10 +164,14 @@ def over_rounds(rows: Sequence[Row]) -> list[View]:
         whole = is_submodel(row) and row.extra.get("client") is None and "scope" not in row.extra
         if whole and row.metric == "test_accuracy" and row.value is not None and "round" in row.extra:
             title = f"{name(labels_of(row))}, {row.extra['large_clients']} large"
-            own = curves.setdefault(row.dataset, {}).setdefault(title, {})
-            own.setdefault(row.extra["round"], []).append(row.value)
-    several = {place: own for place, own in curves.items() if any(len(points) > 1 for points in own.values())}
-    return [View(place, [_curves(own)]) for place, own in several.items()]
+            by_round = curves.setdefault(row.dataset, {}).setdefault(title, {})
+            by_round.setdefault(row.extra["round"], []).append(row.value)
+    several = {
+        place: place_curves
+        for place, place_curves in curves.items()
+        if any(len(points) > 1 for points in place_curves.values())
+    }
+    return [View(place, [_curves(place_curves)]) for place, place_curves in several.items()]
 
 
 def _curves(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:

@@ -129,12 +129,12 @@ def strongest(table: Sequence[Line], metric: str = "auc") -> list[Line]:
     return list(best.values())
 
 
-def front(found: Sequence[Line]) -> list[Line]:
+def front(results: Sequence[Line]) -> list[Line]:
     """Return the Pareto front, in order of rising accuracy.
 
     For a line of the front, no other line is at least as accurate and leaks no more.
     """
-    points = [line for line in found if line.value("test_accuracy") is not None and line.value("auc") is not None]
+    points = [line for line in results if line.value("test_accuracy") is not None and line.value("auc") is not None]
     best: list[Line] = []
     for line in sorted(points, key=lambda line: (-(line.value("test_accuracy") or 0), line.value("auc") or 0)):
         if not best or (line.value("auc") or 0) < (best[-1].value("auc") or 0):

@@ -51,22 +51,22 @@ def print_audit(rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, found = Console(highlight=False), lines(rows)
+    console, results = Console(highlight=False), lines(rows)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("model", "defense", "attack"):
         table.add_column(name, overflow="fold")
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right", no_wrap=True)
-    for line in attacks(found):
+    for line in attacks(results):
         cells = [_brief(line.cells.get(name), name) for name in COLUMNS]
         attack = [*split(str(line.labels["attack"])), *(["(adaptive)"] if line.labels["adaptive"] else [])]
         names = (split(line.title), split(str(line.labels["defense"])), attack)
         table.add_row(*map("\n".join, names), *cells)
     console.print(table)
-    unmeasured = [line for line in attacks(found) if line.value("auc") is None and line.cells["auc"].note]
+    unmeasured = [line for line in attacks(results) if line.value("auc") is None and line.cells["auc"].note]
     for sentence in dict.fromkeys(f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured):
         console.print(sentence)
-    for group in by_setting(found):
+    for group in by_setting(results):
         for sentence in verdict(group):
             console.print(sentence)
 
@@ -84,33 +84,33 @@ def print_inversion(rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, found = Console(highlight=False), inversion.attacked(rows)
+    console, results = Console(highlight=False), inversion.attacked(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading, texts in _names(found).items():
+    for heading, texts in _names(results).items():
         longest = max(len(part) for text in texts for part in text.split("\n"))
         table.add_column(heading, overflow="fold", min_width=min(WHOLE, longest))
-    titles = RECOVERED if any("psnr" in line.cells for line in found) else UNJUDGED
-    metrics = [name for name in titles if any(line.value(name) is not None for line in found)]
+    titles = RECOVERED if any("psnr" in line.cells for line in results) else UNJUDGED
+    metrics = [name for name in titles if any(line.value(name) is not None for line in results)]
     for name in metrics:
         table.add_column(titles[name], justify="right", no_wrap=True)
-    for number, line in enumerate(found):
+    for number, line in enumerate(results):
         cells = [shown(line.cells.get(name), name, interval=False) for name in metrics]
-        table.add_row(*(texts[number] for texts in _names(found).values()), *cells)
+        table.add_row(*(texts[number] for texts in _names(results).values()), *cells)
     console.print(table)
-    for attacker in dict.fromkeys(f"{line.labels['attack']}: {inversion.threat(line)}" for line in found):
+    for attacker in dict.fromkeys(f"{line.labels['attack']}: {inversion.threat(line)}" for line in results):
         console.print(attacker)
-    for note in dict.fromkeys(line.cells["psnr"].note for line in found if "psnr" in line.cells):
+    for note in dict.fromkeys(line.cells["psnr"].note for line in results if "psnr" in line.cells):
         if note is not None:
             console.print(note)
-    for sentence in inversion.verdict(found):
+    for sentence in inversion.verdict(results):
         console.print(sentence)
 
 
-def _names(found: Sequence[Line]) -> dict[str, list[str]]:
+def _names(results: Sequence[Line]) -> dict[str, list[str]]:
     """Return the columns that name a line: the attack with its settings, and labels that differ between lines."""
-    columns = {"attack": ["\n".join(split(str(line.labels["attack"]))) for line in found]}
-    defenses = [inversion.defended(line.labels) for line in found]
-    labels = [str(line.labels["labels"]) for line in found]
+    columns = {"attack": ["\n".join(split(str(line.labels["attack"]))) for line in results]}
+    defenses = [inversion.defended(line.labels) for line in results]
+    labels = [str(line.labels["labels"]) for line in results]
     return (
         columns
         | ({"defense": defenses} if set(defenses) - {"none", "None"} else {})
@@ -128,12 +128,12 @@ def print_federation(rows: Sequence[Row]) -> None:
     console, table = Console(highlight=False), Table(box=None, header_style="bold")
     for name in ("base pruning", "defense"):
         table.add_column(name, overflow="fold")
-    found = federation.table(rows)
-    exposed = any(line.auc is not None for line in found)
+    results = federation.table(rows)
+    exposed = any(line.auc is not None for line in results)
     membership = ["member-\nship AUC"] if exposed else []
     for name in ("test\naccuracy", "MB up", "MB down", "clients\nlost", "highest\nPSNR", *membership):
         table.add_column(name, justify="right", no_wrap=True)
-    for line in found:
+    for line in results:
         accuracy = "-" if line.accuracy is None else f"{100 * line.accuracy:.1f}%"
         sent = ["-" if value is None else federation.megabytes(value) for value in (line.up, line.down)]
         leaks = ["-" if line.leak is None else f"{line.leak:.1f} dB"]

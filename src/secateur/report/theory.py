@@ -70,7 +70,8 @@ def _distance_points(measured: dict[tuple[str, int, int], Values]) -> list[Point
 def sentence(points: Sequence[Point]) -> str:
     """Return the plot in words: the ends, and the number of broken bounds."""
     means = {
-        name: (fmean(x.distance for x in own), fmean(x.error for x in own)) for name, own in _groups(points).items()
+        name: (fmean(x.distance for x in group), fmean(x.error for x in group))
+        for name, group in _groups(points).items()
     }
     ends = [pick(means, key=lambda name: means[name][0]) for pick in (min, max)]
     texts = [f"{name} (distance {means[name][0]:.3g}, mean error {means[name][1]:.3g})" for name in dict.fromkeys(ends)]
@@ -93,8 +94,8 @@ def _groups(points: Iterable[Point]) -> dict[str, list[Point]]:
 def _scatter(title: str, points: Sequence[Point]) -> Panel:
     groups = _groups(points)
     traces = [
-        _distance_trace(name, own, lambda x: x.error, {"color": cycle(PALETTE, number), "size": 9})
-        for number, (name, own) in enumerate(groups.items())
+        _distance_trace(name, group, lambda x: x.error, {"color": cycle(PALETTE, number), "size": 9})
+        for number, (name, group) in enumerate(groups.items())
     ]
     for name, (bound, symbol) in BOUNDS.items():
         marker = {"color": GREY, "size": 8, "symbol": symbol, "line": {"width": 2, "color": GREY}}

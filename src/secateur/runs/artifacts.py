@@ -1,4 +1,4 @@
-"""What a stage leaves behind: one file of tensors and data, named by the hash of what they depend on.
+"""Artifacts of stages: one file of tensors and data each, named by the hash of what they depend on.
 
 An artifact is a safetensors file that any reader opens. Its metadata holds the data, and a sha256 of the whole file
 taken with zeros in the checksum's own place. Files appear under their names whole or not at all.
@@ -35,7 +35,7 @@ _TYPES |= {"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a stage computes. Its tensors are on the CPU and its data is what JSON makes of it once a run returns it."""
+    """Result of a stage. Its tensors are on the CPU and its data is what JSON makes of it once a run returns it."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
@@ -126,9 +126,9 @@ def _tensor(content: memoryview, place: dict[str, Any]) -> Tensor:
 
     names = {kind: name for name, kind in _TYPES.items()}
     dtype, (start, end) = getattr(torch, names[place["dtype"]]), place["data_offsets"]
-    found = torch.empty(place["shape"], dtype=dtype)
-    found.reshape(-1).view(torch.uint8).numpy().data[:] = content[start:end]
-    return found
+    tensor = torch.empty(place["shape"], dtype=dtype)
+    tensor.reshape(-1).view(torch.uint8).numpy().data[:] = content[start:end]
+    return tensor
 
 
 def _checksum_place(content: bytes) -> tuple[int, int]:

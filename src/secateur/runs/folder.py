@@ -1,15 +1,15 @@
 """A run is a folder that survives: killed at any moment and started again, it ends with the same rows.
 
-run.json        whose folder this is: schema, kind, versions, device, threads, seeds, when it started and finished
-config.yaml     everything needed to run it again
-results.jsonl   one row per measurement, rebuilt from the stages by every start
-groups.jsonl    what many rows share, once; a row names its group (rows.py)
-figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise
-artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest
-unfinished/     what a long stage goes on from when it is killed, and the figures it had; gone when it is done
-pictures/       training pictures and what attacks made of them, of runs that show any
-report.html     the page
-.lock           held while a run writes here; the kernel lets it go when the process dies
+run.json        whose folder this is: schema, kind, versions, device, threads, seeds, when it started and finished.
+config.yaml     everything needed to run it again.
+results.jsonl   one row per measurement, rebuilt from the stages by every start.
+groups.jsonl    what many rows share, once; a row names its group (rows.py).
+figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise.
+artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest.
+unfinished/     what a long stage goes on from when it is killed, and the figures it had; gone when it is done.
+pictures/       training pictures and what attacks made of them, of runs that show any.
+report.html     the page.
+.lock           held while a run writes here; the kernel lets it go when the process dies.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Run:
         as it comes, so that a kill loses only what was in flight. What comes back was read from the bytes that were
         saved: a run that goes on sees exactly what one that was never killed saw.
         """
-        keys = [key_of(name, each) for each in depends]
+        keys = [key_of(name, inputs) for inputs in depends]
         done = {key: result for key in keys if (result := self._load(name, key)) is not None}
         missing = {key: index for index, key in reversed(list(enumerate(keys))) if key not in done}  # equal ones once
         for index, result in compute_many(sorted(missing.values())) if missing else ():
@@ -208,8 +208,8 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
         if path.exists() and path.read_text() == text:
             return
         stale = [run.folder / name for name in ("results.jsonl", "groups.jsonl", "figures.jsonl", "report.html")]
-        for each in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/**/*.png")):
-            each.unlink(missing_ok=True)
+        for file in (*stale, *run.folder.glob("unfinished/*.jsonl"), *run.folder.glob("pictures/**/*.png")):
+            file.unlink(missing_ok=True)
     run.write("config.yaml", text)
 
 
@@ -247,7 +247,7 @@ def _check_ours(folder: Path, kind: str) -> None:
 
 
 def _marker(folder: Path, field: str) -> dict[str, Any] | None:
-    """What run.json says, or None where there is none of ours."""
+    """Return the content of run.json, or None where there is none of ours."""
     try:
         marker = json.loads((folder / "run.json").read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):

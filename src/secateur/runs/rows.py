@@ -41,17 +41,19 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """One flat object; JSON has no infinity, so numbers that aren't finite become strings that float() reads."""
-        own = {name: getattr(self, name) for name in _FIELDS_IN_ORDER}
-        numbers = {name: str(own[name]) for name in _NUMBERS if own[name] is not None and not math.isfinite(own[name])}
-        return {"schema": SCHEMA} | own | numbers | self.extra
+        values = {name: getattr(self, name) for name in _FIELDS_IN_ORDER}
+        numbers = {
+            name: str(values[name]) for name in _NUMBERS if values[name] is not None and not math.isfinite(values[name])
+        }
+        return {"schema": SCHEMA} | values | numbers | self.extra
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Row:
         """The inverse of `to_json`; names that aren't a row's own go to `extra`."""
-        own = {name: value for name, value in row.items() if name in _FIELDS}
-        numbers = {name: float(own[name]) for name in _NUMBERS if isinstance(own.get(name), str)}
+        values = {name: value for name, value in row.items() if name in _FIELDS}
+        numbers = {name: float(values[name]) for name in _NUMBERS if isinstance(values.get(name), str)}
         extra = {name: value for name, value in row.items() if name not in _FIELDS and name != "schema"}
-        return cls(**(own | numbers), extra=extra)
+        return cls(**(values | numbers), extra=extra)
 
 
 _FIELDS_IN_ORDER = [f.name for f in fields(Row) if f.name != "extra"]
@@ -71,7 +73,7 @@ _PER_ROW = (
 
 
 def comparable(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """What must be equal between two runs of one configuration: every row that isn't a time, as JSON."""
+    """Return all that must be equal between two runs of one configuration: every row that isn't a time, as JSON."""
     return [row.to_json() for row in rows if not row.timing]
 
 
@@ -111,10 +113,10 @@ class Groups:
         """Return the row of a line: a short one, or a flat object as schema 1 wrote it."""
         if "group" not in line:
             return Row.from_json(line)
-        own = {name: value for name, value in line.items() if name != "group"}
-        if "note" in own:
-            own["note"] = self._notes[own["note"]]
-        return Row.from_json(self._groups[line["group"]] | own)
+        values = {name: value for name, value in line.items() if name != "group"}
+        if "note" in values:
+            values["note"] = self._notes[values["note"]]
+        return Row.from_json(self._groups[line["group"]] | values)
 
     def _number_group(self, shared: dict[str, Any]) -> int:
         key = json.dumps(shared, sort_keys=True)

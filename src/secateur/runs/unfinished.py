@@ -85,11 +85,11 @@ def _state_file(folder: Path, name: str, key: str) -> Path:
     return folder / "unfinished" / f"{name}-{key[:16]}.safetensors"
 
 
-def packed(made: Sequence[Reconstruction | None], seconds: float) -> Result:
+def packed(reconstructions: Sequence[Reconstruction | None], seconds: float) -> Result:
     """Pack reconstructions into the result of a stage."""
     tensors: Params = {}
     data: list[dict[str, Any] | None] = []
-    for i, reconstruction in enumerate(made):
+    for i, reconstruction in enumerate(reconstructions):
         if reconstruction is None:
             data.append(None)
             continue

@@ -3,9 +3,9 @@
 Read `run_sweep` first. plan.py makes the pieces, and workers.py runs them on workers. `Book` keeps the state of every
 piece: on disk, for a sweep that is started again, and on the terminal.
 
-pieces/NAME     the run folder of each piece; its piece.json says that it is finished, and of which settings
-pieces.jsonl    the state of every piece, rewritten with every change
-results.jsonl   the rows of all finished pieces in the plan's order, each with its `run`; figures.jsonl likewise
+pieces/NAME     the run folder of each piece; its piece.json says that it is finished, and of which settings.
+pieces.jsonl    the state of every piece, rewritten with every change.
+results.jsonl   the rows of all finished pieces in the plan's order, each with its `run`; figures.jsonl likewise.
 """
 
 from __future__ import annotations

@@ -98,52 +98,52 @@ def lemma_1_tight(gamma: float, gradient_square: float) -> float:
     return math.inf if gamma >= 1 else gamma / (1 - math.sqrt(gamma)) ** 2 * gradient_square
 
 
-def theorem_2(given: Constants, rate: float, rounds: int) -> float:
+def theorem_2(problem: Constants, rate: float, rounds: int) -> float:
     """Return the bound of dgp Theorem 2 (Eq. 4) on mean_t E||grad l(W_t)||^2.
 
     The bound is 4 gap / (eta T) + 2 K eta (G^2 + sigma^2) + 4 eta^2 K^2 Lemma 1.
     """
-    start = 4 * given.gap / (rate * rounds)
-    noise = 2 * given.smoothness * rate * (given.gradient_square + given.variance)
-    return start + noise + 4 * (rate * given.smoothness) ** 2 * lemma_1(given.gamma, given.gradient_square)
+    start = 4 * problem.gap / (rate * rounds)
+    noise = 2 * problem.smoothness * rate * (problem.gradient_square + problem.variance)
+    return start + noise + 4 * (rate * problem.smoothness) ** 2 * lemma_1(problem.gamma, problem.gradient_square)
 
 
-def theorem_2_tight(given: Constants, rate: float, rounds: int) -> float:
+def theorem_2_tight(problem: Constants, rate: float, rounds: int) -> float:
     """Return 2 gap / (eta T) + K eta (G^2 + sigma^2) + eta^2 K^2 E||e||^2, a tighter result of the same proof.
 
     After step (f) of Eq. 17 there are both ||grad l(V_t)||^2 and ||grad l(W_t)||^2. The proof drops the second, which
     is the one in the theorem. Eq. 20 recovers it at a factor of 2 (of 4 on the residual).
     """
-    start = 2 * given.gap / (rate * rounds)
-    noise = given.smoothness * rate * (given.gradient_square + given.variance)
-    return start + noise + (rate * given.smoothness) ** 2 * lemma_1_tight(given.gamma, given.gradient_square)
+    start = 2 * problem.gap / (rate * rounds)
+    noise = problem.smoothness * rate * (problem.gradient_square + problem.variance)
+    return start + noise + (rate * problem.smoothness) ** 2 * lemma_1_tight(problem.gamma, problem.gradient_square)
 
 
-def corollary_1_rate(given: Constants, rounds: int) -> float:
+def corollary_1_rate(problem: Constants, rounds: int) -> float:
     """Return the learning rate sqrt((l0 - l*) / (K T (G^2 + sigma^2))) of the proof of dgp Corollary 1.
 
     The corollary is printed without the root. Then the first term of Theorem 2 is 4 K (G^2 + sigma^2) at every T, and
     nothing converges.
     """
-    return math.sqrt(given.gap / (given.smoothness * rounds * (given.gradient_square + given.variance)))
+    return math.sqrt(problem.gap / (problem.smoothness * rounds * (problem.gradient_square + problem.variance)))
 
 
-def corollary_1(given: Constants, rounds: int) -> tuple[float, float]:
+def corollary_1(problem: Constants, rounds: int) -> tuple[float, float]:
     """Return the two terms of dgp Corollary 1: the leading one, and the one that is printed as O(1/T).
 
     They are 6 sqrt(K (l0 - l*) (sigma^2 + G^2) / T) and 4 K (l0 - l*) Lemma 1 / (T (G^2 + sigma^2)).
     """
-    noise = given.gradient_square + given.variance
-    hidden = 4 * given.smoothness * given.gap * lemma_1(given.gamma, given.gradient_square) / (rounds * noise)
-    return 6 * math.sqrt(given.smoothness * given.gap * noise / rounds), hidden
+    noise = problem.gradient_square + problem.variance
+    hidden = 4 * problem.smoothness * problem.gap * lemma_1(problem.gamma, problem.gradient_square) / (rounds * noise)
+    return 6 * math.sqrt(problem.smoothness * problem.gap * noise / rounds), hidden
 
 
-def rounds_needed(given: Constants) -> float:
+def rounds_needed(problem: Constants) -> float:
     """Return the number of rounds T from which Corollary 1 is below the trivial G^2; infinite at gamma_1 = 1."""
-    leading, hidden = corollary_1(given, 1)
+    leading, hidden = corollary_1(problem, 1)
     if math.isinf(hidden):
         return math.inf
-    root = (leading + math.sqrt(leading**2 + 4 * hidden * given.gradient_square)) / (2 * given.gradient_square)
+    root = (leading + math.sqrt(leading**2 + 4 * hidden * problem.gradient_square)) / (2 * problem.gradient_square)
     return root**2
 
 
@@ -180,11 +180,11 @@ def check_lemma_1(rows: Sequence[Row], rounds: int) -> list[Checked]:
     return checks
 
 
-def check_theorem_2(squares: Sequence[float], given: Constants, rate: float, rounds: int | None = None) -> Checked:
+def check_theorem_2(squares: Sequence[float], problem: Constants, rate: float, rounds: int | None = None) -> Checked:
     """Check Theorem 2 on ||grad l(W_t)||^2 at every step, or at an even sample of `rounds` steps."""
     rounds = len(squares) if rounds is None else rounds
-    printed, tight = (bound(given, rate, rounds) for bound in (theorem_2, theorem_2_tight))
-    return Checked(sum(squares) / len(squares), printed, tight, given.gradient_square)
+    printed, tight = (bound(problem, rate, rounds) for bound in (theorem_2, theorem_2_tight))
+    return Checked(sum(squares) / len(squares), printed, tight, problem.gradient_square)
 
 
 def why_not(stated: Mapping[str, Any]) -> str | None:

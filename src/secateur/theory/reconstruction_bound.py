@@ -81,8 +81,8 @@ def reconstruction_bound(
     to the gaps between the points. Only the evaluator may call this function.
     """
     if guess.shape != truth.inputs.shape:
-        found, wanted = tuple(guess.shape), tuple(truth.inputs.shape)
-        raise WrongInput("guess", f"has shape {found}; give the pictures matched to the truth, {wanted}")
+        shape, wanted = tuple(guess.shape), tuple(truth.inputs.shape)
+        raise WrongInput("guess", f"has shape {shape}; give the pictures matched to the truth, {wanted}")
     phi = gradient_map(net, state, truth.labels, batchnorm, loss)
     here, there = phi(truth.inputs), phi(guess)
     weights = torch.linspace(0, 1, points).tolist()

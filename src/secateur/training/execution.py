@@ -5,11 +5,11 @@ clones, which BatchNorm updates in place. Random numbers are among the tensors.
 
 | way        | execution                                                                               |
 |------------|-----------------------------------------------------------------------------------------|
-| sequential | one lane after the other; on a GPU captured in a CUDA graph, one branch per lane        |
-| stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured too        |
-| eager      | sequential without a graph, for models that cannot be captured                          |
-| ray        | whole jobs distributed over a Ray cluster (`map_many`)                                  |
-| auto       | sequential on a CPU; on a GPU the fastest of the first three, timed (`choose`)          |
+| sequential | one lane after the other; on a GPU captured in a CUDA graph, one branch per lane.       |
+| stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured too.       |
+| eager      | sequential without a graph, for models that cannot be captured.                         |
+| ray        | whole jobs distributed over a Ray cluster (`map_many`).                                 |
+| auto       | sequential on a CPU; on a GPU the fastest of the first three, timed (`choose`).         |
 
 Stacked and sequential are equal in float64 to 1e-9 over an epoch, in float32 to 1e-5 relative after one step.
 """

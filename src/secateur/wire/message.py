@@ -42,9 +42,9 @@ class Expected:
         """The number of bytes of the values."""
         return item_size(self.entry.dtype) * (self.size if self.entry.coding == Coding.DENSE else self.entry.count)
 
-    def read(self, own: bytes, bitmap: Bytes | None, values: bytes) -> Tensor:
+    def read(self, payload: bytes, bitmap: Bytes | None, values: bytes) -> Tensor:
         """Return the tensor, 0 where nothing was sent."""
-        flat = self._coded(positions.read(self.entry, own, bitmap, self.size), values)
+        flat = self._coded(positions.read(self.entry, payload, bitmap, self.size), values)
         if self.inside is None:
             return flat.reshape(self.entry.shape)
         whole = torch.zeros(self.inside.shape, dtype=self.entry.dtype)
@@ -174,11 +174,11 @@ def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
     tensors = [Expected.of(entry, inside) for entry in table.entries]
     own_bytes = [positions.own_bytes(one.entry, one.size) for one in tensors]
     parts = _cut(body, [*own_bytes, table.stream, *(one.value_bytes for one in tensors)])
-    owns, stream, values = parts[: len(tensors)], parts[len(tensors)], parts[len(tensors) + 1 :]
+    payloads, stream, values = parts[: len(tensors)], parts[len(tensors)], parts[len(tensors) + 1 :]
     bitmaps = _bitmaps(stream, tensors)
     return {
-        one.entry.name: one.read(own, bitmaps.get(one.entry.name), value)
-        for one, own, value in zip(tensors, owns, values, strict=True)
+        one.entry.name: one.read(payload, bitmaps.get(one.entry.name), value)
+        for one, payload, value in zip(tensors, payloads, values, strict=True)
     }
 
 

@@ -62,8 +62,8 @@ def _alone(kept: Bits, item: int) -> tuple[Coded, int]:
     choices.append((Coding.DEFLATED, deflated, len(deflated)))
     if item:
         choices.append((Coding.DENSE, b"", item * (size - count)))
-    coding, own, cost = min(choices, key=lambda choice: choice[2])
-    return Coded(count, coding, own), cost
+    coding, payload, cost = min(choices, key=lambda choice: choice[2])
+    return Coded(count, coding, payload), cost
 
 
 def entropy(size: int, count: int) -> float:
@@ -91,25 +91,25 @@ def own_bytes(entry: Entry, size: int) -> int:
     return entry.bytes
 
 
-def read(entry: Entry, own: bytes, bitmap: rans.Bytes | None, size: int) -> Bits | None:
+def read(entry: Entry, payload: bytes, bitmap: rans.Bytes | None, size: int) -> Bits | None:
     """Return the mask of kept entries, None if the values say it; `bitmap` comes from the shared stream."""
     if entry.coding == Coding.DENSE:
         return None
     if entry.coding == Coding.EVIDENT:
         return np.full(size, entry.count > 0)
     if entry.coding == Coding.GAPS:
-        return decode(own, size, entry.count, entry.name)
+        return decode(payload, size, entry.count, entry.name)
     wanted = (size + 7) // 8
     if bitmap is None:
-        plain = own if entry.coding == Coding.BITMAP else inflate(own, wanted, f"positions of {entry.name}")
+        plain = payload if entry.coding == Coding.BITMAP else inflate(payload, wanted, f"positions of {entry.name}")
         bitmap = np.frombuffer(plain, np.uint8)
     if len(bitmap) != wanted:
         raise WrongInput("message", f"the positions of {entry.name} are {len(bitmap)} bytes; {wanted} are right")
     bits = np.unpackbits(bitmap).view(np.bool_)
     if bits[size:].any():
         raise WrongInput("message", f"{entry.name} has a position out of range; it has {size} entries")
-    if (found := int(np.count_nonzero(bits))) != entry.count:
-        raise WrongInput("message", f"{entry.name} has {found} positions, but its count is {entry.count}")
+    if (count := int(np.count_nonzero(bits))) != entry.count:
+        raise WrongInput("message", f"{entry.name} has {count} positions, but its count is {entry.count}")
     return bits[:size]
 
 

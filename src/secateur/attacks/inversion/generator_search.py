@@ -144,7 +144,7 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
         return objective(result, {"inputs": inputs}, fixed)[0]
 
     sent = {name: value.detach() for name, value in problem.sent.items()}
-    own, masked = 0 if problem.own_weights else None, None if problem.mask is None else 0
+    sent_axis, masked = 0 if problem.own_weights else None, None if problem.mask is None else 0
     device = next(iter(problem.observed.values())).device.type
     parameters = sum(value.numel() for value in problem.net.parameters())
     room = max(1, min(MOST, ENTRIES.get(device, ENTRIES["cpu"]) // parameters))
@@ -152,7 +152,7 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
     def at_once(room: int, pictures: Tensor) -> Tensor:
         population = pictures.shape[1]
         candidates = vmap(one, (0, *[None] * 5), chunk_size=min(population, room))
-        trials = vmap(candidates, (0, 0, 0, own, 0, masked), chunk_size=max(1, room // population))
+        trials = vmap(candidates, (0, 0, 0, sent_axis, 0, masked), chunk_size=max(1, room // population))
         values: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask)
         return values
 
@@ -187,14 +187,14 @@ def check_generator(pictures: Pictures, input_shape: tuple[int, ...], like: Tens
     """Refuse a generator without finite pictures of the right shape, or that cannot be differentiated."""
     latents = torch.linspace(-1, 1, 2 * LATENT).to(like).view(2, LATENT).requires_grad_(differentiable)
     try:
-        made = pictures(latents, torch.zeros(2, dtype=torch.int64, device=like.device))
+        outputs = pictures(latents, torch.zeros(2, dtype=torch.int64, device=like.device))
     except Exception as error:  # whatever the user's own code raises
         reason = f"raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise WrongInput("generator", f"it must take noise (N, {LATENT}) and labels (N,), and {reason}") from error
-    if tuple(made.shape) != (2, *input_shape):
+    if tuple(outputs.shape) != (2, *input_shape):
         wanted = f"two rows of noise must become pictures {(2, *input_shape)}"
-        raise WrongInput("generator", f"{wanted}, and became {tuple(made.shape)}")
-    if not bool(torch.isfinite(made).all()):
+        raise WrongInput("generator", f"{wanted}, and became {tuple(outputs.shape)}")
+    if not bool(torch.isfinite(outputs).all()):
         raise WrongInput("generator", "it must return finite numbers, and returned NaN or infinity")
-    if differentiable and not made.requires_grad:
+    if differentiable and not outputs.requires_grad:
         raise WrongInput("generator", "its pictures cannot be differentiated by the noise; search with cma instead")

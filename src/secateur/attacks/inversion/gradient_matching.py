@@ -257,13 +257,13 @@ def problems(aims: Sequence[Aim], knowledge: Knowledge, restarts: int) -> list[t
     rounds = []
     for i in range(len(aims[0].observed)):
         sent = [aim.sent[i] for aim in aims]
-        own = not all(_same(sent[0], other) for other in sent[1:])
+        own_weights = not all(_same(sent[0], other) for other in sent[1:])
         problem = Problem(
             net=net,
-            sent=stacked(sent) if own else sent[0],
+            sent=stacked(sent) if own_weights else sent[0],
             observed=stacked([aim.observed[i] for aim in aims]),
             mask=None if aims[0].masks is None else stacked([aim.masks[i] for aim in aims if aim.masks]),
-            own_weights=own,
+            own_weights=own_weights,
             loss=knowledge.loss,
             steps=aims[0].steps,
             learning_rate=knowledge.learning_rate or 0.0,

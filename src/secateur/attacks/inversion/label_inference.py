@@ -57,8 +57,8 @@ def last_layer(observed: Params, knowledge: Knowledge) -> tuple[Tensor, Tensor |
 def _by_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, str]:
     """Return the class whose row of dW has the lowest sum (iDLG): exact for one example with non-negative features.
 
-    Rows with entries of both signs show features of both signs; then the bias gradient decides. Without a bias, or if
-    a zero in its gradient shows that it was pruned, the label is the row that points away from all others:
+    Rows with entries of both signs show features of both signs; then the bias gradient decides. A zero in its
+    gradient shows that it was pruned. Then, or without a bias, the label is the row that points away from all others:
     dW_y . dW_c <= 0 for every other c.
     """
     one_sign = bool((((weight >= 0).all(1)) | ((weight <= 0).all(1))).all())
@@ -133,11 +133,11 @@ def _along_features(weight: Tensor, bias: Tensor | None) -> Tensor:
     return -evidence if vote < 0 else evidence
 
 
-def labels_right(found: Tensor, truth: Tensor) -> int:
+def labels_right(inferred: Tensor, truth: Tensor) -> int:
     """Return the number of correct labels: the size of the intersection of the two multisets.
 
     Example:
         >>> labels_right(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
         2
     """
-    return (Counter(found.tolist()) & Counter(truth.tolist())).total()
+    return (Counter(inferred.tolist()) & Counter(truth.tolist())).total()

@@ -97,13 +97,13 @@ def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
         if reason is not None:
             raise _refused(f"{step.name} ({type(step.module).__name__}) {reason}")
     layers: list[Layer] = []
-    for name, module, given, gave in steps:
-        _require_same(name, given, before)
+    for name, module, inputs, gave in steps:
+        _require_same(name, inputs, before)
         before = gave
         if isinstance(module, nn.Conv2d | nn.Linear):
             if any(layer.name == name for layer in layers):
                 raise _refused(f"{name} is used more than once; every layer must be used once")
-            layers.append(_layer(name, module, values, given))
+            layers.append(_layer(name, module, values, inputs))
         elif not isinstance(module, nn.Flatten | nn.Identity):
             if not layers or type(layers[-1].activation) is not nn.Identity:
                 raise _refused(f"{name} must follow a Conv2d or Linear: one activation a layer")
@@ -161,9 +161,9 @@ def _refused_convolution(module: nn.Conv2d) -> str | None:
     return None
 
 
-def _require_same(name: str, given: Tensor, before: Tensor) -> None:
+def _require_same(name: str, inputs: Tensor, before: Tensor) -> None:
     """Refuse a module whose input differs from the output before it, except in shape: a skip, a product or a pool."""
-    if given.numel() != before.numel() or not torch.equal(given.flatten(), before.flatten()):
+    if inputs.numel() != before.numel() or not torch.equal(inputs.flatten(), before.flatten()):
         raise _refused(f"{name} is not what the module before it gave; skips cannot be undone")
 
 

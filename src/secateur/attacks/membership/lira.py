@@ -67,22 +67,22 @@ def log_density(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     return -0.5 * ((values - mean) / scale) ** 2 - scale.log() - 0.5 * math.log(2 * math.pi)
 
 
-def online(own: Tensor, others: Tensor, inside: Tensor, fixed: Fixed = None) -> Tensor:
+def online(margins: Tensor, others: Tensor, inside: Tensor, fixed: Fixed = None) -> Tensor:
     """Return the log ratio N_in / N_out of margins (Q, N), averaged over queries (Carlini et al. 2022, Algorithm 1)."""
-    inner, outer = (log_density(own, *_gaussian(others, inside, truth, fixed)) for truth in (True, False))
+    inner, outer = (log_density(margins, *_gaussian(others, inside, truth, fixed)) for truth in (True, False))
     return (inner - outer).mean(0)
 
 
-def offline(own: Tensor, others: Tensor, inside: Tensor, fixed: Fixed = None, form: str = "cdf") -> Tensor:
+def offline(margins: Tensor, others: Tensor, inside: Tensor, fixed: Fixed = None, form: str = "cdf") -> Tensor:
     """Return a score of how unlikely the margins (Q, N) are under N_out, averaged over the queries.
 
-    `cdf` is the one-sided test of Carlini et al. 2022: -log Pr[Z > own], which ranks as Pr[Z <= own] but does not
-    saturate at 1. `density` is -log N_out(own), the two-sided form of their published code.
+    `cdf` is the one-sided test of Carlini et al. 2022: -log Pr[Z > margin], which ranks as Pr[Z <= margin] but
+    does not saturate at 1. `density` is -log N_out(margin), the two-sided form of their published code.
     """
     mean, scale = _gaussian(others, inside, False, fixed)
     if form == "density":
-        return -log_density(own, mean, scale).mean(0)
-    upper: Tensor = log_ndtr((mean - own) / scale)
+        return -log_density(margins, mean, scale).mean(0)
+    upper: Tensor = log_ndtr((mean - margins) / scale)
     return -upper.mean(0)
 
 
@@ -130,8 +130,8 @@ class Lira:
         if self.references is None:
             raise WrongInput("attack", "fit it on shadow models first")
         mode, note = self.references.way("lira", self.mode, candidates)
-        own = self.references.ask(box, candidates.batch)
-        scores = self._judge(mode)(own, *self.references.of(candidates.batch, candidates.ids))
+        margins = self.references.ask(box, candidates.batch)
+        scores = self._judge(mode)(margins, *self.references.of(candidates.batch, candidates.ids))
         return Guesses(scores, scores >= self.thresholds[mode], note)
 
     def _judge(self, mode: str) -> Judge:

@@ -27,7 +27,7 @@ def tempered(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
     return p.gather(1, labels[:, None]).squeeze(1) / p.sum(1)
 
 
-def ratio(own: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Tensor:
+def ratio(confidences: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Tensor:
     """Return P(x | f) / P(x) of each example, (N,); NaN if no model gives P(x).
 
     Online P(x) is the mean of the averages of the in and the out models. Offline it is ((1 + a) P_out + (1 - a)) / 2,
@@ -35,7 +35,7 @@ def ratio(own: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Te
     """
     out = average(others, ~inside)
     prior = (average(others, inside) + out) / 2 if way == "online" else ((1 + a) * out + (1 - a)) / 2
-    return own / prior.clamp_min(FLOOR)
+    return confidences / prior.clamp_min(FLOOR)
 
 
 def dominance(ratios: Tensor, population: Tensor, gamma: float) -> Tensor:
@@ -88,8 +88,8 @@ class Rmia:
         if self.references is None or self.thresholds is None:
             raise WrongInput("attack", "fit it on shadow models first")
         way, note = self.references.way("rmia", self.mode, candidates)
-        own = self._ask(box, candidates.batch)
-        ratios = self._judge(way)(own, *self.references.of(candidates.batch, candidates.ids))
+        confidences = self._ask(box, candidates.batch)
+        ratios = self._judge(way)(confidences, *self.references.of(candidates.batch, candidates.ids))
         shares = dominance(ratios, self._population(box, candidates.population, way), self.gamma)
         if len(shares) > 1 and bool((shares == shares[0]).all()):
             tied = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"

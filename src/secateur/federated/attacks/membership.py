@@ -130,16 +130,16 @@ class Asker:
             self._report_nothing(look, seen, asked, drawn)
             return
         batch = self.batch.take(torch.cat([drawn.known, drawn.members, drawn.nonmembers])).to(self.device)
-        own = self._probabilities(look, seen, batch)
-        if own is None:
+        probabilities = self._probabilities(look, seen, batch)
+        if probabilities is None:
             self._report_nothing(look, seen, asked, "the client's model answers with NaN or infinity")
             return
         if asked and "yeom" in self.attacks:
-            self._report("yeom", look, seen, drawn, negative_cross_entropy(own, batch.labels), 1)
+            self._report("yeom", look, seen, drawn, negative_cross_entropy(probabilities, batch.labels), 1)
         if "lira" in self.attacks and seen.client is not None:
             others = [self._probabilities(look, other, batch) for other in look.seen if other is not seen]
             margins = [margin(other, batch.labels) for other in others if other is not None]
-            now = Observed(margin(own, batch.labels), _stacked(margins, own))
+            now = Observed(margin(probabilities, batch.labels), _stacked(margins, probabilities))
             rounds = [now, *self.past.get(seen.client, [])][: self.orders.history]
             self.past[seen.client] = rounds
             if asked:

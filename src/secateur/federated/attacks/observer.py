@@ -245,8 +245,8 @@ def answers(
         training, sending = (derive(seed, purpose, number, client) for purpose in ("tampered", "defense"))
         generators = [Generator(federation.device).manual_seed(rng.initial_seed()) for rng in (training, sending)]
         held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
-        given = Given(rows, held, *turns.draws(rows, *generators))
-        update = next(turns([(given, sending)], number))
+        turn_inputs = Given(rows, held, *turns.draws(rows, *generators))
+        update = next(turns([(turn_inputs, sending)], number))
         yield client, rows, update.values, update.buffers
 
 
@@ -269,16 +269,16 @@ class Changed:
         return joined(self.net, self.model.params | self.model.buffers)
 
 
-def prefix_of(own: Params, changed: Params) -> str:
+def prefix_of(original: Params, changed: Params) -> str:
     """Return the prefix under which a changed network holds the names of the federation's network.
 
     Example:
         >>> prefix_of({"w": torch.ones(2)}, {"imprint.w": torch.ones(9), "net.w": torch.ones(2)})
         'net.'
     """
-    first = next(iter(own))
+    first = next(iter(original))
     for prefix in (name.removesuffix(first) for name in changed if name.endswith(first)):
-        names = {prefix + name: value.shape for name, value in own.items()}
+        names = {prefix + name: value.shape for name, value in original.items()}
         if all(name in changed and changed[name].shape == shape for name, shape in names.items()):
             return prefix
     raise WrongInput("attack", "its model does not hold the federation's network, so clients cannot train it")

@@ -32,12 +32,12 @@ def task_of(config: Federate, seed: int, rule: Choice, defense: Defense) -> str:
 
 
 @lru_cache(maxsize=1)  # a process of a simulation handles many messages
-def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
+def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClients:
     """Return the clients' side of a task.
 
     Args:
         task: JSON of one federation (`task_of`).
-        own: JSON of the node's machine: data_folder, device, own_data.
+        node_config: JSON of the node's machine: data_folder, device, own_data.
         said: JSON of the server's data (`said_of`), for a node with its own data.
     """
     from secateur.config import Federate, read
@@ -46,7 +46,7 @@ def clients_of(task: str, own: str, said: str) -> Clients | NarrowClients:
     from secateur.federated.flower.node_data import own_of
     from secateur.interfaces import Batch
 
-    description, machine = json.loads(task), json.loads(own)
+    description, machine = json.loads(task), json.loads(node_config)
     source = machine.pop("own_data", None)
     config = read(Federate, None, description["config"] | machine)
     data, device, shares = (*loaded(config), None) if source is None else own_of(config, source, json.loads(said))
@@ -110,11 +110,11 @@ def server_app() -> ServerApp:
     return app
 
 
-def config_of(given: Mapping[str, Any]) -> Federate:
+def config_of(run_config: Mapping[str, Any]) -> Federate:
     """Convert a run configuration: local-steps becomes local_steps, faults.nan a part of faults, "" is absent."""
     from secateur.config import Federate, read
 
-    named = {name.replace("-", "_"): value for name, value in given.items() if value != ""}
+    named = {name.replace("-", "_"): value for name, value in run_config.items() if value != ""}
     plain = {name: value for name, value in named.items() if "." not in name}
     parts = [f"{name}={value}" for name, value in named.items() if "." in name]
     return read(Federate, None, plain | {"engine": "flower"}, parts)

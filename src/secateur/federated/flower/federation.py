@@ -56,8 +56,8 @@ class FlowerFederation(Federation):
 
     exact = True
 
-    def __init__(self, link: Link, task: str, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, link: Link, task: str, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self.link, self.task, link.clients = link, task, len(self.terms.shares)
         self.waits = True  # on a GPU too an update is checked before the next message calls it taken
         if link.deployed:
@@ -67,7 +67,10 @@ class FlowerFederation(Federation):
         self.key = hashlib.sha256(task.encode()).hexdigest()
         self.ledger = Ledger(len(self.terms.shares), self.server.base.wants_squares)
         self.ledger.traffic = Counted(len(self.terms.shares), self.server.base.wants_squares)
-        self.panel, self.said = KnownPanel(self.panel.observers, self, link.examples), said_of(given[1], link.clients)
+        self.panel, self.said = (
+            KnownPanel(self.panel.observers, self, link.examples),
+            said_of(arguments[1], link.clients),
+        )
         self._shares = self.terms.shares  # shares of the server's own data
         self.taken: dict[int, int] = {}  # by client: the round of the last turn that the server took
         whole = [*self.server.weights.values(), *self.server.buffers.values()]

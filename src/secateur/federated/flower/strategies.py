@@ -157,7 +157,9 @@ class Auditor:
     ) -> None:
         if knowledge.learning_rate is None:
             raise WrongInput("knowledge", "must say the clients' learning_rate and local_steps, as they send weights")
-        self.attacks = [inversion(each, **over) for each in ([attacks] if isinstance(attacks, str) else attacks)]
+        self.attacks = [
+            inversion(attack_name, **over) for attack_name in ([attacks] if isinstance(attacks, str) else attacks)
+        ]
         self.knowledge, self.images, self.out = knowledge, images, Path(out)
         extra = {"labels": "inferred", "update": f"weights after {knowledge.local_steps} local steps"}
         self.labels: dict[str, Any] = {"model": name, "dataset": "given", "seed": seed, "defense": defense}

@@ -226,13 +226,13 @@ class _Stack:
             self._steps[first, last] = self.crowd.captured(partial(self._update, first, last))
         self._steps[first, last](step)
 
-    def _update(self, first: int, last: int, given: _Step) -> None:
+    def _update(self, first: int, last: int, step_inputs: _Step) -> None:
         flat = self.flat[first:last].detach().requires_grad_()
         owned = None if self.owned is None else self.owned[first:last]
-        inputs, labels = self.crowd.batch(given.rows)
-        losses = self.narrow.losses(flat, inputs, labels, owned, given.noise)
+        inputs, labels = self.crowd.batch(step_inputs.rows)
+        losses = self.narrow.losses(flat, inputs, labels, owned, step_inputs.noise)
         (grad,) = torch.autograd.grad(losses.sum(), flat)  # the gradient of the sum is that of each lane
-        step, root = given.scales[:, :1], given.scales[:, 1:]
+        step, root = step_inputs.scales[:, :1], step_inputs.scales[:, 1:]
         adam_(flat, grad, self.first[first:last], self.second[first:last], step, root, self.local)
 
 

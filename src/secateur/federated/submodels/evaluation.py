@@ -42,8 +42,8 @@ class Judge:
         if terms.batchnorm == "static":
             outputs = logits(narrow.net, params, self.test.inputs, terms.test_batch)
         else:
-            own = self.train.inputs[torch.cat([*shares]).to(self.train.inputs.device)]
-            outputs = reestimated(narrow.net, params, own, self.test.inputs, terms.test_batch)
+            examples = self.train.inputs[torch.cat([*shares]).to(self.train.inputs.device)]
+            outputs = reestimated(narrow.net, params, examples, self.test.inputs, terms.test_batch)
         return judged(outputs, self.test.labels)
 
     def clients(self, number: int, received: Received) -> list[Measure]:
@@ -61,19 +61,19 @@ class Judge:
         return measures + mean_of(measures, number)
 
 
-def mean_of(found: Sequence[Measure], number: int) -> list[Measure]:
+def mean_of(measures: Sequence[Measure], number: int) -> list[Measure]:
     """Return the clients' mean accuracy."""
-    values = [measure.value for measure in found if measure.metric == "test_accuracy" and measure.client is not None]
+    values = [measure.value for measure in measures if measure.metric == "test_accuracy" and measure.client is not None]
     note = "the mean over all clients of the model that they began the round with"
     return [Measure("client_accuracy", sum(values) / len(values), number, note=note)] if values else []
 
 
-def judged(found: Tensor, labels: Tensor) -> dict[str, float]:
+def judged(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Return accuracy and loss; outputs that are not finite have accuracy 0 and no loss."""
-    if not bool(found.isfinite().all()):
+    if not bool(outputs.isfinite().all()):
         return {"test_accuracy": 0.0}
-    right = (found.argmax(1) == labels).double().mean()
-    return {"test_loss": float(cross_entropy(found, labels)), "test_accuracy": float(right)}
+    right = (outputs.argmax(1) == labels).double().mean()
+    return {"test_loss": float(cross_entropy(outputs, labels)), "test_accuracy": float(right)}
 
 
 def logits(net: nn.Module, params: Params, inputs: Tensor, batch_size: int = 128) -> Tensor:
@@ -87,18 +87,18 @@ def losses(net: nn.Module, params: Params, batch: Batch, batch_size: int = 128) 
     return cross_entropy(logits(net, params, batch.inputs, batch_size), batch.labels, reduction="none")
 
 
-def reestimated(net: nn.Module, params: Params, own: Tensor, inputs: Tensor, batch_size: int = 128) -> Tensor:
-    """Return (N, K) outputs by statistics averaged over the batches of `own` examples (HeteroFL's sBN)."""
+def reestimated(net: nn.Module, params: Params, examples: Tensor, inputs: Tensor, batch_size: int = 128) -> Tensor:
+    """Return (N, K) outputs by statistics averaged over the batches of `examples` (HeteroFL's sBN)."""
     model = copy.deepcopy(net).to(inputs.device).eval()
     for module in model.modules():
         if isinstance(module, NORMS):
             module.track_running_stats, module.momentum = True, None  # None: the plain average over all batches
-            module.running_mean = torch.zeros(module.num_features).to(own)
-            module.running_var = torch.ones(module.num_features).to(own)
-            module.num_batches_tracked = torch.tensor(0, device=own.device)
+            module.running_mean = torch.zeros(module.num_features).to(examples)
+            module.running_var = torch.ones(module.num_features).to(examples)
+            module.num_batches_tracked = torch.tensor(0, device=examples.device)
             module.train()
     tensors = _copies(params) | dict(model.named_buffers())
-    _outputs(lambda part: functional_call(model, tensors, (part,)), own, batch_size)
+    _outputs(lambda part: functional_call(model, tensors, (part,)), examples, batch_size)
     model.eval()
     return _outputs(lambda part: functional_call(model, tensors, (part,)), inputs, batch_size)
 

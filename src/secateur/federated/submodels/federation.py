@@ -151,9 +151,9 @@ class SubmodelFederation:
             jobs.append(self._job(number, turn))
         return jobs
 
-    def finish(self, number: int, made: Sequence[Made]) -> Round:
+    def finish(self, number: int, results: Sequence[Made]) -> Round:
         """Average the trained models, and evaluate in evaluation rounds."""
-        trained = zip(self._turns, made, strict=True)
+        trained = zip(self._turns, results, strict=True)
         return self._averaged(number, ((turn, self._sent(number, turn, output)) for turn, output in trained))
 
     def received(self, number: int, client: int) -> Turn:
@@ -228,11 +228,11 @@ class SubmodelFederation:
         return self.states[client] if client in self.states else self.sender.init(self.flat)
 
     @torch.no_grad()
-    def _sent(self, number: int, turn: Turn, made: Made) -> Sent:
+    def _sent(self, number: int, turn: Turn, result: Made) -> Sent:
         """Return the upload of a client after its training."""
         client = turn.client
         narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
-        return self.sender(narrow.net, turn.cut, turn.received, made.flat, self._state(client), rng)
+        return self.sender(narrow.net, turn.cut, turn.received, result.flat, self._state(client), rng)
 
     @torch.no_grad()
     def _averaged(self, number: int, sent: Iterable[tuple[Turn, Sent]]) -> Round:
@@ -266,8 +266,8 @@ class SubmodelFederation:
         weight = 1.0 if self.terms.averaging == "uniform" else float(len(self.terms.shares[client]))
         covered = sent.covered
         if self.owned is not None:
-            own = of_own_labels(self.owned[client], self.structure.outputs, turn.cut)
-            covered = own if covered is None else own * covered
+            label_mask = of_own_labels(self.owned[client], self.structure.outputs, turn.cut)
+            covered = label_mask if covered is None else label_mask * covered
         cells.add(turn.cut.index, sent.flat, weight, covered)
         if self.observed(number):
             self._observe(number, turn, sent)  # before `_keep`: the client began with its earlier state

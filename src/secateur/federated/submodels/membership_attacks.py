@@ -96,8 +96,8 @@ class Meeting:
         if target.statistics is None:
             outputs = evaluation.logits(target.net, state, test.inputs, size)
         else:
-            own = self._batch(target.statistics).inputs
-            outputs = evaluation.reestimated(target.net, state, own, test.inputs, size)
+            examples = self._batch(target.statistics).inputs
+            outputs = evaluation.reestimated(target.net, state, examples, test.inputs, size)
         right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in evaluation.judged
         return Row(**self.labels, metric="test_accuracy", **right._asdict())
 
@@ -128,12 +128,14 @@ class Meeting:
         pool = self._batch(torch.cat([asked.members, asked.nonmembers])[order])
         rng = derive(seed, "shadow clients", client)
         states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng, self.target.augment)
-        *boxes, own = (BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1]))
+        *boxes, target_box = (
+            BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1])
+        )
         # RMIA's population is the pool too: for other examples P(z) would be offline, on another scale.
         candidates = Candidates(pool, torch.arange(pool.size))
         for attack in attacks:
             fitted = attack.make().fit(InOut(boxes, pool, design), derive(seed, str(attack)))
-            guesses, view = fitted.score(own, candidates), View(self.asking.batches, 1)
+            guesses, view = fitted.score(target_box, candidates), View(self.asking.batches, 1)
             yield from self._rows(attack, guesses, order < len(asked.members), view, 0, main=True)
 
     def _values(self, parts: Sequence[Batch], asked: Trial, view: View) -> tuple[list[Tensor], list[Tensor]]:

@@ -87,18 +87,20 @@ class Structure:
     """The slots of a network, and the cells that belong to them."""
 
     def __init__(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
-        found = analysed(net, input_shape)
+        analysis = analysed(net, input_shape)
         self.device = next(net.parameters()).device
         self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
         self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        self.slots, flags = _slots(found)
-        self.outputs = [name for name, atoms in found.makes.items() if bool((flags[found.group[atoms]] < 0).all())]
-        places = np.where(flags < 0, sum(slot.size for slot in self.slots), flags)[found.group.numpy()]  # by atom
+        self.slots, flags = _slots(analysis)
+        self.outputs = [
+            name for name, atoms in analysis.makes.items() if bool((flags[analysis.group[atoms]] < 0).all())
+        ]
+        places = np.where(flags < 0, sum(slot.size for slot in self.slots), flags)[analysis.group.numpy()]  # by atom
         self.layers = {
-            name: _Layer(places[atoms.numpy()], places[found.reads[name].numpy()])
-            for name, atoms in found.makes.items()
+            name: _Layer(places[atoms.numpy()], places[analysis.reads[name].numpy()])
+            for name, atoms in analysis.makes.items()
         }
-        self.norms = {name: places[norm.reads.numpy()] for name, norm in found.norms.items()}
+        self.norms = {name: places[norm.reads.numpy()] for name, norm in analysis.norms.items()}
         owned = {f"{name}.{part}" for name in (*self.layers, *self.norms) for part in ("weight", "bias")}
         for name, value in net.named_parameters(remove_duplicate=False):
             if name not in self.shapes:
@@ -116,7 +118,7 @@ class Structure:
             raise WrongInput("client_widths", f"{rate} is not allowed; give shares above 0 and up to 1")
         for slot in self.slots:
             if rate * slot.size < 1 - 1e-9:
-                least = f"give at least 1/{min(each.size for each in self.slots)}"
+                least = f"give at least 1/{min(other.size for other in self.slots)}"
                 raise WrongInput(
                     "client_widths", f"{rate:g} of {slot.size} leaves the layer {slot.name} without channels; {least}"
                 )
@@ -145,20 +147,20 @@ class Structure:
 
         def flags(read: np.ndarray | None = None, layer: int = 0) -> np.ndarray:
             """Return True for each kept flag, of the slots in `read`; the rule sees them `layer` layers later."""
-            found = np.full(count, rate == 1)
-            found[-1] = True
+            kept = np.full(count, rate == 1)
+            kept[-1] = True
             for slot, width in zip(self.slots, keep, strict=True) if rate < 1 else ():
                 if read is None or bool(((read >= slot.start) & (read < slot.start + slot.size)).any()):
                     place = Place(*asked, slot.layer + layer, slot.depth, width, slot.size)
-                    found[slot.start + rule(place)] = True
-            return found
+                    kept[slot.start + rule(place)] = True
+            return kept
 
         outputs = flags()
         inputs = dict.fromkeys(self.layers, outputs)
         if rule.independent and rate < 1:  # draw a layer's inputs as the outputs of a later layer
             slots = len(self.slots)
             inputs = {name: flags(layer.reads, slots * (i + 1)) for i, (name, layer) in enumerate(self.layers.items())}
-        key = b"".join(each.tobytes() for each in (outputs, *inputs.values()))
+        key = b"".join(mask.tobytes() for mask in (outputs, *inputs.values()))
         if key not in self._cuts:
             _remember(self._cuts, key, self._made(outputs, inputs))
         return self._cuts[key]

@@ -51,13 +51,15 @@ class Sender:
         return flat_of(reloaded(params_of(received, cut.shapes), self._part(state, cut), {}))
 
     @torch.no_grad()
-    def __call__(self, net: nn.Module, cut: Cut, received: Tensor, made: Tensor, state: Params, rng: Generator) -> Sent:
-        """Return the upload of a client that trained `received` into `made`."""
+    def __call__(
+        self, net: nn.Module, cut: Cut, received: Tensor, trained: Tensor, state: Params, rng: Generator
+    ) -> Sent:
+        """Return the upload of a client that trained `received` into `trained`."""
         terms = self.terms
         if terms.upload is None and terms.withholding is None:
-            return Sent(made, None, None, {})
+            return Sent(trained, None, None, {})
         rate, before = terms.local.learning_rate, params_of(received, cut.shapes)
-        update = params_of((received - made) / rate, cut.shapes)
+        update = params_of((received - trained) / rate, cut.shapes)
         if terms.upload is not None:
             no_examples = Batch(received[:0], received[:0])  # these uploads use no examples
             turning = Turning(net, before, no_examples, 0, rng)
@@ -66,12 +68,12 @@ class Sender:
             message, after = terms.upload(update, self._part(state, cut), turning, **draws)
             return Sent(received - rate * flat_of(message), None, message, self._whole(state, after, cut))
         assert terms.withholding is not None
-        values = params_of(made, cut.shapes)
+        values = params_of(trained, cut.shapes)
         withheld = terms.withholding.withheld(values, update, {}, rng)
         message = sent(values, withheld, {})
         covered = flat_of({n: ~withheld[n] if n in withheld else torch.ones_like(v) for n, v in message.items()})
         after = saved(values, withheld) if self.keeps else {}
-        return Sent(flat_of(message), covered.to(made.dtype), message, self._whole(state, after, cut))
+        return Sent(flat_of(message), covered.to(trained.dtype), message, self._whole(state, after, cut))
 
     def _part(self, state: Params, cut: Cut) -> Params:
         return {key: cut.take(self._name(key), value) for key, value in state.items()}

@@ -5,7 +5,7 @@ gap = |g - g*|^2. Its gradient by the pictures is that of <v, g> for a constant 
 p = df/d dot - 2 df/d gap, and q = 2 df/d trial + 2 df/d gap.
 
 A layer's g is bilinear in its inputs a and its outputs' gradient d. So v is carried back to a and d layer by layer,
-outside of autograd, and one backward pass from all a and d gives the gradient. Linear layers and convolutions take
+outside of autograd. One backward pass from all a and d gives the gradient. Linear layers and convolutions take
 |g|^2 and <g, g*> from inner products of rows where that is cheaper than g. This is the Gram trick:
 |d^T a|^2 = <a a^T, d d^T>.
 
