@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.defenses import soteria
-from secateur.defenses.soteria import Soteria, defended_layer, scores
+from secateur.defenses.soteria import Soteria, by_vmap, defended_layer, features, one_by_one, scores
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Turning
 from secateur.models.create import create
@@ -176,3 +177,169 @@ def test_features_that_are_no_rows_are_refused():
 def test_wrong_rates_are_refused(rate):
     with pytest.raises(WrongInput, match=r"rate: .* is not allowed"):
         Soteria(rate)
+
+
+class Own(nn.Module):
+    """A small network around a body that a test gives."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 4, 3, stride=2, padding=(2, 1)), nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.scale = nn.Parameter(torch.rand(4, 1, 1))
+        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        self.last = nn.LazyLinear(3)
+        self.body = [body]  # no module
+
+    def forward(self, x):
+        return self.last(self.body[0](self, x))
+
+
+def skip_in_place(net, x):
+    x = net.norm(net.first(x))
+    out = net.second(x)
+    out += x
+    return net.relu(out).flatten(1)
+
+
+def shared_modules(net, x):
+    a = net.relu(net.norm(net.first(x)))
+    b = net.second(a) + a
+    return (net.second(b) + a + b).mean((2, 3))
+
+
+def functions(net, x):
+    a = F.relu(net.norm(net.first(x)), inplace=True)
+    return F.softplus(net.pool(a) * net.scale).view(x.size(0), -1)
+
+
+def input_in_place(net, x):
+    return net.first(x.mul_(2)).flatten(1)
+
+
+def branches(net, x):
+    return net.first(x if x.sum() > 0 else -x).flatten(1)
+
+
+def dropout(net, x):
+    return net.first(F.dropout(x, 0.5, net.training)).flatten(1)
+
+
+def through_a_view(net, x):
+    a = net.first(x)
+    b = a.flatten(1)
+    a.mul_(2)
+    return b * b
+
+
+def stopped(net, x):
+    a = net.first(x)
+    with torch.no_grad():
+        b = net.second(a)
+    return (a + b).flatten(1)
+
+
+def called_twice(net, x):
+    a = net.first(x).flatten(1)
+    net.last(a)
+    return a * a
+
+
+class Unmapped(torch.autograd.Function):
+    """The square, in a form that torch.func refuses."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+def unmapped(net, x):
+    return Unmapped.apply(net.first(x)).flatten(1)
+
+
+def own_turning(body, rng, batchnorm="eval"):
+    net, inputs = Own(body).double(), torch.randn(3, 2, 9, 8, generator=rng, dtype=torch.float64)
+    net(inputs.clone())
+    net.norm.running_var.uniform_(0.5, 2, generator=rng)
+    return turning_of(net, Batch(inputs, torch.tensor([0, 1, 2])), batchnorm)
+
+
+BODIES = [skip_in_place, shared_modules, functions, input_in_place, branches, dropout, through_a_view, stopped]
+BODIES += [called_twice, unmapped]
+
+
+@pytest.mark.parametrize("batchnorm", ["eval", "batch"])
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_forwards_of_users(body, batchnorm, rng):
+    turning = own_turning(body, rng, batchnorm)
+    before, inputs = tree.state_of(turning.net), turning.batch.inputs.clone()
+    found = scores(turning, "last")
+    assert torch.equal(turning.batch.inputs, inputs)
+    assert all(torch.equal(value, before[name]) for name, value in turning.net.state_dict().items())
+    leaf = inputs.requires_grad_()
+    values = features(turning, "last", leaf)
+    expected = []
+    for feature in values.unbind(1):
+        (slope,) = torch.autograd.grad(feature.sum(), leaf, retain_graph=True)
+        expected.append((slope.flatten(1).norm(dim=1) / (feature.abs() + 1e-10)).sum())
+    assert torch.allclose(found, torch.stack(expected).detach(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("body", [skip_in_place, functions, stopped, dropout])
+def test_one_pass_per_feature_finds_what_vmap_finds(body, rng):
+    turning = own_turning(body, rng)
+    inputs = turning.batch.inputs
+    pairs = [way(lambda x: features(turning, "last", x), inputs) for way in (by_vmap, one_by_one)]
+    (values, back), (others, plain) = pairs
+    ones = torch.eye(values.shape[1], dtype=values.dtype)[:3, None].expand(-1, *values.shape)
+    assert torch.equal(values, others) and torch.allclose(back(ones), plain(ones), rtol=1e-10, atol=1e-12)
+
+
+def test_only_a_network_that_torch_func_refuses_goes_one_by_one(rng, monkeypatch):
+    turning = own_turning(unmapped, rng)
+    monkeypatch.setattr(soteria, "one_by_one", lambda *_: pytest.fail("one by one"))
+    with pytest.raises(pytest.fail.Exception, match="one by one"):
+        scores(turning, "last")
+    scores(own_turning(skip_in_place, rng), "last")
+
+
+def test_features_that_the_inputs_do_not_move_have_the_score_zero(rng):
+    assert not scores(own_turning(lambda net, x: net.first(x.detach()).flatten(1), rng), "last").any()
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_half_as_many_features_where_memory_runs_out(batch, monkeypatch, chunk):
+    turning, rows = turning_of(convolutional(), batch), []
+    expected, mapped = scores(turning, "8"), soteria.vmap
+
+    def small(pull):
+        def run(gradients):
+            if len(gradients) > chunk:
+                raise torch.OutOfMemoryError("out of memory")
+            rows.append(len(gradients))
+            return mapped(pull)(gradients)
+
+        return run
+
+    monkeypatch.setattr(soteria, "vmap", small)
+    assert torch.allclose(scores(turning, "8"), expected, rtol=1e-12) and max(rows) <= chunk and sum(rows) == 12
+
+
+def test_what_is_sent_counts_also_where_it_is_tied(rng):
+    def tied():
+        net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 2)).double()
+        net[3].weight = net[1].weight
+        return net
+
+    net, other = tied(), tied()
+    sent = {name: value.detach().clone() for name, value in other.named_parameters()}
+    inputs = torch.randn(3, 4, generator=rng, dtype=torch.float64)
+    turning = replace(turning_of(net, Batch(inputs, torch.tensor([0, 1, 0]))), sent=sent)
+    assert "3.weight" not in sent
+    assert torch.allclose(features(turning, "4", inputs), other[:4](inputs), rtol=1e-12)
+    assert torch.allclose(scores(turning, "4"), one_backward_per_feature(other, "4", inputs), rtol=1e-9)

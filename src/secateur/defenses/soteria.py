@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.functional import one_hot
 
 from secateur.catalogue import method
 from secateur.defenses.selection import counts, largest
 from secateur.errors import WrongInput, unknown
+from secateur.functional import evaluated
 from secateur.gpu.graphs import fast
-from secateur.gpu.jacobian.network import Network, features
-from secateur.gpu.memory import halving
+from secateur.gpu.memory import halving, ran_out
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params, Turning
 
-AT_ONCE = {"cpu": 32, "cuda": 4096}  # inputs times features whose gradients are held at a time
+AT_ONCE = {"cpu": 64, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # added to |r|
+Back = Callable[[Tensor], Tensor]  # gradients by the features (K, B, F) -> by the inputs (K, B, ...)
 
 
 @method("defense", "soteria", "dgp", acts_on="upload", adaptive=("layer",))
@@ -26,8 +33,8 @@ class Soteria:
     """Zeroes the columns of a fully connected layer's gradient whose features depend least on the input (Sun 2021).
 
     Acts on: the upload. A feature r_f, an input of the defended layer, has the score ||d r_f / d X|| / (|r_f| + 1e-10),
-    summed over the batch. The columns of the `rate` lowest scores become zero, exactly int(rate F) of F. The Jacobian
-    is computed for many features at once; the authors' code runs one backward pass per feature. On a GPU the gradients
+    summed over the batch. The columns of the `rate` lowest scores become zero, exactly int(rate F) of F. Gradients of
+    many features are computed at once; the authors' code runs one backward pass per feature. On a GPU the gradients
     of a float32 network are computed in TF32, with each layer accurate to 2^-9. Columns whose scores are that close may
     change places.
     """
@@ -65,28 +72,69 @@ def defended_layer(net: nn.Module, asked: str | None) -> str:
 
 
 def scores(turning: Turning, layer: str) -> Tensor:
-    """Return (F,) sums over the batch of ||d r_f / d X|| / (|r_f| + 1e-10)."""
-    inputs = turning.batch.inputs
+    """Return (F,) sums over the batch of ||d r_f / d X|| / (|r_f| + 1e-10).
+
+    Many features share a backward pass under vmap. If vmap does not support the network, each has a pass of its own.
+    """
+    call, inputs = partial(features, turning, layer), turning.batch.inputs.detach()
     with fast():
-        with tf32(False):  # cheap, and TF32 would change an r_f near 0
-            values, back = features(network(turning), layer, inputs)  # (B, F)
-        if values.ndim != 2:
-            shape = tuple(values.shape)
-            raise WrongInput("layer", f"{layer} has inputs of the shape {shape}; soteria needs (batch, features)")
-        indices = torch.arange(values.shape[1], device=values.device)
+        try:
+            return summed(by_vmap, call, inputs, layer)
+        except RuntimeError as error:
+            if ran_out(error):
+                raise
+        return summed(one_by_one, call, inputs, layer)
 
-        def norms(chosen: Tensor) -> Tensor:
-            """Return the (K, B) norms of the features `chosen` (K,)."""
-            slopes = back(chosen)  # (K, B, ...)
-            size: Tensor = torch.linalg.vector_norm(slopes, dim=tuple(range(2, slopes.ndim)))
-            return size
 
-        chunk = max(1, AT_ONCE[inputs.device.type] // inputs.shape[0])
-        sizes = torch.cat([part for chosen in torch.split(indices, chunk) for part in halving(norms, chosen)])  # (F, B)
+def features(turning: Turning, layer: str, inputs: Tensor) -> Tensor:
+    """Return the inputs of a layer in the network that the client runs: its structure with the received tensors.
+
+    A missing tensor is the structure's own. The network is a copy that draws nothing and updates no statistics.
+    """
+    seen: list[Tensor] = []
+    shared = {id(own): own for own in chain(turning.net.parameters(), turning.net.buffers())}
+    net = evaluated(copy.deepcopy(turning.net, dict(shared)), turning.batchnorm)  # the copy shares the tensors
+    net.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    named = chain(net.named_parameters(), net.named_buffers())
+    tensors = {name: turning.sent.get(name, own).detach() for name, own in named}
+    functional_call(net, tensors, (inputs.clone(),))  # copies, because a forward may change its tensors in place
+    return seen[-1]
+
+
+def by_vmap(call: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Back]:
+    """Return the features, and their backward for many gradients at once."""
+    values, pull = vjp(call, inputs)  # type: ignore[misc]
+    return values, lambda gradients: vmap(pull)(gradients)[0]
+
+
+def one_by_one(call: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Back]:
+    """Return the features, and their backward by one pass per gradient."""
+    with torch.enable_grad():
+        leaf = inputs.clone().requires_grad_()
+        values = call(leaf)
+    grad = partial(torch.autograd.grad, values, leaf, retain_graph=True)
+    return values.detach(), lambda gradients: torch.stack([grad(gradient)[0] for gradient in gradients])
+
+
+def summed(
+    way: Callable[..., tuple[Tensor, Back]], call: Callable[[Tensor], Tensor], inputs: Tensor, layer: str
+) -> Tensor:
+    """Return the scores (F,), with the features and their gradients by one of the two functions above."""
+    with tf32(False):  # cheap, and TF32 would change an r_f near 0
+        values, back = way(call, inputs)  # (B, F)
+    if values.ndim != 2:
+        shape = tuple(values.shape)
+        raise WrongInput("layer", f"{layer} has inputs of the shape {shape}; soteria needs (batch, features)")
+
+    def norms(chosen: Tensor) -> Tensor:
+        """Return the (K, B) norms of the features `chosen` (K,)."""
+        ones = one_hot(chosen, values.shape[1]).to(values.dtype)
+        slopes = back(ones[:, None].expand(-1, *values.shape))  # (K, B, ...)
+        size: Tensor = torch.linalg.vector_norm(slopes, dim=tuple(range(2, slopes.ndim)))
+        return size
+
+    indices = torch.arange(values.shape[1], device=values.device)
+    chunk = max(1, AT_ONCE[inputs.device.type] // inputs.shape[0])
+    sizes = torch.cat([part for chosen in torch.split(indices, chunk) for part in halving(norms, chosen)])  # (F, B)
     total: Tensor = (sizes.T / (values.abs() + LEAST)).sum(0)
     return total.detach()
-
-
-def network(turning: Turning) -> Network:
-    """Return the network that the client runs: its structure with the received tensors."""
-    return Network(turning.net, turning.sent, turning.batchnorm)
