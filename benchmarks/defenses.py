@@ -41,7 +41,7 @@ from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.selection import counts, end_to_end, top_and_between
 from secateur.defenses.soteria import defended_layer, features, scores
-from secateur.interfaces import Batch, Mask, Params, Turning
+from secateur.interfaces import Batch, Mask, Params, UploadContext
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.models.create import create
 from secateur.wire import decode, encode
@@ -79,10 +79,10 @@ class Case:
         """Of Soteria's batch: a deep model's would take a CPU half an hour."""
         return 1 if self.device == "cpu" and self.model in ("resnet18", "vgg11-bn") else BATCH
 
-    def turning(self, examples: int = BATCH) -> Turning:
+    def turning(self, examples: int = BATCH) -> UploadContext:
         """What an upload has at hand."""
         some = self.batch.take(torch.arange(examples, device=self.device))
-        return Turning(self.net, tree.state_of(self.net), some, 0, torch.Generator().manual_seed(0))
+        return UploadContext(self.net, tree.state_of(self.net), some, 0, torch.Generator().manual_seed(0))
 
     def seconds(self, *calls: Callable[[], object], repeats: int | None = None) -> list[float]:
         """The median seconds of each call, which take turns, after a warm-up."""

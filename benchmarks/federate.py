@@ -54,14 +54,14 @@ from secateur.config import base_pruning, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
-from secateur.federated.client_training import Local, binary_cross_entropy
+from secateur.federated.client_training import LocalTraining, binary_cross_entropy
 from secateur.federated.federation import Federation
 from secateur.federated.sampling import Sampler
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import Terms as SubmodelTerms
+from secateur.federated.submodels.spec import SubmodelSpec as SubmodelTerms
 from secateur.federated.submodels.spec import rates_of
-from secateur.federated.submodels.stacked_federations import Together
+from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.gpu import stacked_layers
 from secateur.gpu.graphs import captured
 from secateur.interfaces import Params
@@ -69,7 +69,7 @@ from secateur.models.create import create
 
 CLIENTS, PER_ROUND, ROWS, TARGET = 193, 10, 19_300, 20_000
 LIMITS = {"none": 5.0, "priprune": 10.0}  # minutes of 20 000 rounds on one H200
-LOCAL = Local(steps=5, batch_size=20, learning_rate=0.05)
+LOCAL = LocalTraining(steps=5, batch_size=20, learning_rate=0.05)
 TABLE_2 = (17020, 7400, 7040, 6310, 4060, 3110, 1660, 1650, 1260, 490)  # rows of mapp_fl's clients
 
 
@@ -88,7 +88,7 @@ def federation(net: nn.Module, data: Dataset, base: str, defense: str, device: s
     shares = iid(data.train_size, CLIENTS, Generator().manual_seed(0))
     protection = protection_of(defense_of_clients(defense))
     how = {"rounds": rounds, "per_round": PER_ROUND, "local": LOCAL, "evaluate_every": rounds}
-    return Federation(net, data, Terms(shares, base=base_pruning(base).make(), **how, **protection), 0, device)
+    return Federation(net, data, FederationSpec(shares, base=base_pruning(base).make(), **how, **protection), 0, device)
 
 
 def plain_round(server: nn.Module, worker: nn.Module, data: Dataset, sampler: Sampler, number: int) -> None:
@@ -267,7 +267,7 @@ def _rounds_of_submodels(rule: str, count: int, together: int, kernels: bool) ->
     others = [submodels(TABLE_2, rule, "cuda", count + 6, first, seed) for seed in range(1, together)]
     for narrow in first.crowd.narrow.values():
         narrow.chain = narrow.chain if kernels else None
-    rounds = Together([first, *others]).rounds()
+    rounds = StackedFederations([first, *others]).rounds()
     return _each(partial(next, rounds), count, warmups=5) / together
 
 

@@ -31,18 +31,18 @@ from torch.nn.functional import cross_entropy
 
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.federation import Federation
-from secateur.federated.sampling import Drawn
-from secateur.federated.spec import Terms
+from secateur.federated.sampling import SampledClients
+from secateur.federated.spec import FederationSpec
 from secateur.models.create import create
 
 PACKAGES = ("pfl==0.6.0", "dp-accounting==0.4.4", "prv-accountant==0.2.0", "multiprocess<0.71", "dill", "dm-tree")
 PACKAGES += ("absl-py", "attrs", "mpmath", "immutabledict", "wrapt")
 FOLDER = Path(__file__).parent.parent / "build" / "pfl"
 WORKS = {  # model, shape, examples a client, and what it does with them
-    "digits": ("digits-cnn", (1, 8, 8), 8, Local(steps=1, batch_size=8, learning_rate=0.05)),
-    "mapp": ("mapp-cnn-16", (3, 32, 32), 512, Local(steps=4, batch_size=128, learning_rate=0.05)),
+    "digits": ("digits-cnn", (1, 8, 8), 8, LocalTraining(steps=1, batch_size=8, learning_rate=0.05)),
+    "mapp": ("mapp-cnn-16", (3, 32, 32), 512, LocalTraining(steps=4, batch_size=128, learning_rate=0.05)),
 }
 NEAR = 0.01  # how far the models may be apart, as a share of the way that they went
 
@@ -61,7 +61,7 @@ def ours(work: str, clients: int, rounds: int) -> Federation:
     rng, rows = Generator().manual_seed(0), clients * size
     inputs, labels = torch.randn(rows + 10, *shape, generator=rng), torch.randint(10, (rows + 10,), generator=rng)
     shares = iid(rows, clients, rng)
-    terms = Terms(shares, rounds=rounds + 1, per_round=clients, local=local, evaluate_every=rounds + 1)
+    terms = FederationSpec(shares, rounds=rounds + 1, per_round=clients, local=local, evaluate_every=rounds + 1)
     data = Dataset("random", inputs, labels, 10, rows)
     return Federation(create(model, shape, 10, rng), data, terms, 0)
 
@@ -91,7 +91,7 @@ class Cohort:
         self.federation = federation
         self.queue: Iterator[Any] = iter(())
 
-    def fill(self, drawn: Drawn) -> None:
+    def fill(self, drawn: SampledClients) -> None:
         """The next round."""
         from pfl.data.pytorch import PyTorchTensorDataset  # type: ignore[import-not-found]
 

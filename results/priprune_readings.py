@@ -34,18 +34,18 @@ from secateur.data.partition import by_writer
 from secateur.defenses.withholding import WITHHELD, entries_sent, rates, reloaded
 from secateur.federated.averaging import Average
 from secateur.federated.build import loaded
-from secateur.federated.client_training import Local, binary_cross_entropy, train
-from secateur.federated.federation import Judge
+from secateur.federated.client_training import LocalTraining, binary_cross_entropy, train
+from secateur.federated.federation import ServerEvaluation
 from secateur.interfaces import Batch, Knowledge, Mask, Params, ServerView, Weights
 from secateur.metrics.estimates import mean_of
 from secateur.metrics.nmi import nmi
 from secateur.pruning.masks import prune_lowest
-from secateur.runs.unfinished import Onlooker
+from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 from secateur.studies.priprune.settings import of_first_writers
 
 ROUNDS, PER_ROUND, TESTED = 400, 5, 3000
-LOCAL = Local(steps=1, loss=binary_cross_entropy)
+LOCAL = LocalTraining(steps=1, loss=binary_cross_entropy)
 ATTACK = SGI(iterations=100, learning_rate=0.1)
 
 
@@ -70,7 +70,9 @@ class Federation:
         self.rng, self.order = (Generator().manual_seed(start + seed) for start in (0, 1000))
         self.shares = by_writer(data.writers[: data.train_size])
         self.net = small(self.rng)
-        self.judge = Judge(self.net, data.batch.take(slice(data.train_size, data.train_size + TESTED)), LOCAL.loss)
+        self.judge = ServerEvaluation(
+            self.net, data.batch.take(slice(data.train_size, data.train_size + TESTED)), LOCAL.loss
+        )
         self.mask = self.pruned(tree.params_of(self.net))
         self.model = tree.masked(tree.params_of(self.net), self.mask)
         self.states: dict[int, Params] = {}
@@ -129,7 +131,7 @@ class Federation:
         known = Knowledge(self.net, self.data.input_shape, self.data.classes, mean, std, **about)
         found: dict[str, list[float]] = {"nmi": [], "ami": []}
         for number, (view, truth) in enumerate(self.seen):
-            ((_, made),) = ATTACK.reconstruct([[view]], known, [derive(number, "attack")], Onlooker(lambda _: None))
+            ((_, made),) = ATTACK.reconstruct([[view]], known, [derive(number, "attack")], NullWatcher(lambda _: None))
             alike = nmi(known.pixels(truth), known.pixels(made.batch.inputs))
             for name, values in found.items():
                 values.append(float(getattr(alike, name).mean()))

@@ -23,7 +23,7 @@ from secateur.defenses.priprune import PriPrune, withholding
 from secateur.defenses.priprune_steps import LOGITS, STEPS
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import unknown
-from secateur.interfaces import Batch, LossOf, Mask, Params, Sent
+from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
 from secateur.studies.priprune.settings import WEIGHTS
 
 SMALL = 13_764  # weights of the network that is measured
@@ -50,7 +50,7 @@ class Reading(PriPrune):
 
     def turn(
         self, loss: LossOf, received: Params, mask: Mask, state: Params, batches: Batch, noise: Params, rate: float
-    ) -> Sent:
+    ) -> ClientResult:
         """Algorithm 3 on one batch (1, B, ...)."""
         if self.letter:
             state = state | {WITHHELD + name: state[LOGITS + name] + drawn[0] > 0 for name, drawn in noise.items()}

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.data.dataset import Dataset
-from secateur.interfaces import Turning
+from secateur.interfaces import UploadContext
 from secateur.seeding import derive
 
 SIDE = 6
@@ -59,7 +59,9 @@ def alone(net, training, inner, feedback):
                 grads = {name: p.grad for name, p in local.named_parameters()}
                 wholes.append({name: g + errors[user][name] for name, g in grads.items()})
                 from_server = {name: value.detach().clone() for name, value in server.state_dict().items()}
-                turnings.append(Turning(net, from_server, type(training.feed.train)(some, labels), number, uploads))
+                turnings.append(
+                    UploadContext(net, from_server, type(training.feed.train)(some, labels), number, uploads)
+                )
                 users.append(local)
             extra = {"inside": inner.positions(wholes[speaker])} if hasattr(inner, "positions") else {}
             sent = []

@@ -21,7 +21,7 @@ TINY += ["--set", "train.epochs=1", "--set", "finetune.epochs=1", "--set", "exam
 
 def failing(monkeypatch, error):
     """Let the second victim's measurement fail."""
-    measure, calls = audit.Arena.measure_attack, []
+    measure, calls = audit.AuditEvaluation.measure_attack, []
 
     def fails(self, duel, attack):
         calls.append(duel)
@@ -29,7 +29,7 @@ def failing(monkeypatch, error):
             raise error
         measure(self, duel, attack)
 
-    monkeypatch.setattr(audit.Arena, "measure_attack", fails)
+    monkeypatch.setattr(audit.AuditEvaluation, "measure_attack", fails)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from secateur import tree
 from secateur.data.partition import iid
 from secateur.federated.attacks.observer import Every
 from secateur.federated.base_pruning import BasePruning
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.federation import Federation
-from secateur.federated.spec import Terms
-from secateur.interfaces import Sent
+from secateur.federated.spec import FederationSpec
+from secateur.interfaces import ClientResult
 
 ROWS = 40
-LOCAL = Local(steps=3, batch_size=4, learning_rate=0.1)
+LOCAL = LocalTraining(steps=3, batch_size=4, learning_rate=0.1)
 
 
 def plain_net(seed=0):
@@ -36,7 +36,9 @@ def federation(net=None, seed=0, way="auto", observers=(), data=None, device="cp
     given = {"rounds": 4, "per_round": 3, "local": LOCAL, "evaluate_every": 2, "shares": shares()} | terms
     watching = [Every(*each) if isinstance(each, tuple) else each for each in observers]
     net = plain_net() if net is None else net
-    return Federation(net, data or pictures(ROWS, 8), Terms(**given), seed, device, way=way, observers=watching)
+    return Federation(
+        net, data or pictures(ROWS, 8), FederationSpec(**given), seed, device, way=way, observers=watching
+    )
 
 
 def run(fed):
@@ -130,7 +132,9 @@ class Noisy:
             total = total + value
         withheld = {name: noise[name][-1] > 0 for name in weights}
         values = {name: torch.where(withheld[name], 0, weights[name]) for name in weights}
-        return Sent(values, withheld, {"rounds": state["rounds"] + 1}, summed, grads, total / len(batches.labels))
+        return ClientResult(
+            values, withheld, {"rounds": state["rounds"] + 1}, summed, grads, total / len(batches.labels)
+        )
 
 
 def _alternating(value, first):

@@ -241,7 +241,7 @@ class InversionAttack(Protocol):
 
 # Updates -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
-class Turning:
+class UploadContext:
     """Context in which a client rewrites its gradient."""
 
     net: nn.Module  # the structure
@@ -260,12 +260,12 @@ class Upload(Protocol):
         """Return the state that the client keeps and never sends, by name; may be empty."""
         ...
 
-    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
         """Return the upload and the new state; neither shares memory with an argument unless it is unchanged."""
         ...
 
 
-class Sent(NamedTuple):
+class ClientResult(NamedTuple):
     """Result of a client update that a defense computes (PriPrune); for many clients their axis is first."""
 
     values: Params  # exactly 0 where withheld or pruned
@@ -276,7 +276,7 @@ class Sent(NamedTuple):
     loss: Tensor
 
 
-class OwnTurn(Protocol):
+class CustomTurn(Protocol):
     """Defense that replaces a client's training: it trains its mask and the weights together."""
 
     def init(self, params: Params) -> Params:
@@ -300,6 +300,6 @@ class OwnTurn(Protocol):
         batches: Batch,
         noise: Params,
         learning_rate: float,
-    ) -> Sent:
+    ) -> ClientResult:
         """Compute one client's update on batches (steps, B, ...); a pure function that also runs under vmap."""
         ...

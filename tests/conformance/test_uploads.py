@@ -13,7 +13,7 @@ from secateur.config import Audit, Prune, defense, read
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback, upload_of
 from secateur.defenses.selection import counts
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Turning
+from secateur.interfaces import Batch, UploadContext
 
 NAMES = [name for name, entry in catalogue.methods("defense").items() if entry.info["acts_on"] == "upload"]
 ALONE = [*NAMES, "dgp:release=2"]
@@ -30,7 +30,7 @@ def client(dtype=torch.float64, seed=0, number=0):
             value.copy_(torch.randn(value.shape, generator=made))
     batch = Batch(torch.randn(3, 1, 6, 6, generator=made).to(dtype), torch.tensor([0, 5, 2]))
     sent = tree.state_of(net)
-    turning = Turning(net, sent, batch, number, torch.Generator().manual_seed(seed))
+    turning = UploadContext(net, sent, batch, number, torch.Generator().manual_seed(seed))
     return gradient_update(net, sent, batch, "batch").values, turning
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from secateur.data.archives import Limits, contents, read_idx, read_npz
+from secateur.data.archives import ArchiveLimits, contents, read_idx, read_npz
 from secateur.errors import WrongInput
 
 
@@ -112,7 +112,7 @@ def test_a_zip_bomb_is_refused_by_its_index(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("big", bytes(40 << 20))
     refused(tmp_path / "x.zip", "unpacks to far more")
-    refused(tmp_path / "x.zip", "unpacks to far more", limits=Limits(total=1 << 20, ratio=10**6))
+    refused(tmp_path / "x.zip", "unpacks to far more", limits=ArchiveLimits(total=1 << 20, ratio=10**6))
 
 
 def test_sizes_that_are_only_declared_are_refused(tmp_path):

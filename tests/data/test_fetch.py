@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.data.fetch import Source, cache, fetch, find, md5_of
+from secateur.data.fetch import PublicFile, cache, fetch, find, md5_of
 from secateur.errors import WrongInput
 
 CONTENT = bytes(range(256)) * 5000
@@ -48,11 +48,11 @@ def server():
 
 @pytest.mark.parametrize("name", ["file.bin", "unsized.bin"])
 def test_a_download_goes_to_the_cache_once(server, tmp_path, name, capfd):
-    source = Source(f"set/raw/{name}", f"{server}/{name}", SUM)
+    source = PublicFile(f"set/raw/{name}", f"{server}/{name}", SUM)
     path = fetch(source)
     assert path == tmp_path / "cache/secateur/set/raw" / name
     assert md5_of(path) == SUM
-    assert fetch(Source(source.path, "http://127.0.0.1:9/none", SUM)) == path  # found, so no address is asked
+    assert fetch(PublicFile(source.path, "http://127.0.0.1:9/none", SUM)) == path  # found, so no address is asked
     out, err = capfd.readouterr()
     assert out == ""
     assert name in err
@@ -61,7 +61,7 @@ def test_a_download_goes_to_the_cache_once(server, tmp_path, name, capfd):
 
 def test_a_named_folder_gets_the_download(server, tmp_path):
     (tmp_path / "mine").mkdir()
-    path = fetch(Source("set/file.bin", f"{server}/file.bin", SUM), tmp_path / "mine")
+    path = fetch(PublicFile("set/file.bin", f"{server}/file.bin", SUM), tmp_path / "mine")
     assert path == tmp_path / "mine/set/file.bin"
     assert not (tmp_path / "cache").exists()
 
@@ -71,7 +71,7 @@ def test_a_named_folder_gets_the_download(server, tmp_path):
     [("file.bin", "published is 0000"), ("missing.bin", "Not Found"), ("short.bin", "after 1000 of")],
 )
 def test_a_bad_download_leaves_nothing(server, tmp_path, name, word):
-    source = Source(f"set/{name}", f"{server}/{name}", "0000")
+    source = PublicFile(f"set/{name}", f"{server}/{name}", "0000")
     with pytest.raises(WrongInput) as caught:
         fetch(source)
     message = str(caught.value)
@@ -82,7 +82,7 @@ def test_a_bad_download_leaves_nothing(server, tmp_path, name, word):
 
 
 def test_no_network_is_one_sentence(tmp_path):
-    source = Source("set/file.bin", "http://127.0.0.1:9/file.bin", SUM)  # port 9: nobody listens
+    source = PublicFile("set/file.bin", "http://127.0.0.1:9/file.bin", SUM)  # port 9: nobody listens
     with pytest.raises(WrongInput, match=r"file\.bin is not there and could not be downloaded .*refused.*put it at"):
         fetch(source)
     with pytest.raises(WrongInput, match="downloads are turned off"):
@@ -95,7 +95,7 @@ def test_no_room_is_one_sentence(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr("secateur.data.fetch._copy", full)
     with pytest.raises(WrongInput, match="No space left"):
-        fetch(Source("file.bin", f"{server}/file.bin", SUM))
+        fetch(PublicFile("file.bin", f"{server}/file.bin", SUM))
     assert not list(tmp_path.rglob("*.part"))
 
 

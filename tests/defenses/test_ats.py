@@ -13,7 +13,7 @@ from secateur.config import Audit, Invert, choice, defense, inversion, read
 from secateur.defenses.ats import CHOSEN, CONVNET, AutomaticTransformationSearch, read_policies, write_policies
 from secateur.defenses.ats_operations import KINDS, OPERATIONS, Operation
 from secateur.errors import WrongInput
-from secateur.evaluation.client import Client, transform_of
+from secateur.evaluation.client import AttackedClient, transform_of
 from secateur.experiments.invert import compared_with
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.small import lenet_zhu
@@ -144,7 +144,7 @@ def test_the_client_makes_its_update_of_the_transformed_pictures():
     )
     knowledge = Knowledge(net, (1, 12, 12), 10, mean, std, batch_size=2)
     transform = transform_of(defense("ats+dgp"), mean, std)
-    client = Client(net, tree.state_of(net), knowledge, transform=transform, seed=7)
+    client = AttackedClient(net, tree.state_of(net), knowledge, transform=transform, seed=7)
     used = client.used(raw, 3)
     assert torch.equal(used.inputs, transform(raw.inputs, derive(7, "transform", 3))) and used.labels is raw.labels
     for attack in ("ig:iterations=2", "gi:iterations=2"):  # each sees the same update of a target

@@ -13,11 +13,11 @@ from secateur.defenses.dp import DifferentialPrivacy, per_example
 from secateur.defenses.dp_accounting import Phase, epsilon
 from secateur.defenses.precode import with_bottleneck
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Turning
+from secateur.interfaces import Batch, UploadContext
 
 
 def turning_of(net, batch, seed=0):
-    return Turning(net, tree.state_of(net), batch, 0, torch.Generator().manual_seed(seed))
+    return UploadContext(net, tree.state_of(net), batch, 0, torch.Generator().manual_seed(seed))
 
 
 def zeros(net):
@@ -41,7 +41,9 @@ def test_clipping_by_hand():
     net = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(net.weight)
     batch = Batch(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([-1.0, -0.05]))
-    turning = Turning(net, tree.state_of(net), batch, 0, None, loss=lambda out, y: (out[:, 0] - y).square().mean())
+    turning = UploadContext(
+        net, tree.state_of(net), batch, 0, None, loss=lambda out, y: (out[:, 0] - y).square().mean()
+    )
     grads = torch.cat([part["weight"] for part in per_example(turning, tree.params_of(net))])
     assert torch.allclose(grads, torch.tensor([[[6.0, 8.0]], [[0.1, 0.0]]]))
     drawn = {"weight": torch.tensor([[1.0, -1.0]])}

@@ -14,7 +14,7 @@ from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback, Starvation
 from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Turning
+from secateur.interfaces import Batch, UploadContext
 
 WHOLE = [TopK(), DualGradientPruning(), DualGradientPruning(release=2), AlignedDualGradientPruning()]
 
@@ -105,7 +105,7 @@ def test_soteria_and_outpost_go_inside_too(rng):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     sent = {name: value.detach() for name, value in net.named_parameters()}
     batch = Batch(torch.randn(2, 1, 2, 2, generator=rng), torch.tensor([0, 1]))
-    turning = Turning(net, sent, batch, 0, rng)
+    turning = UploadContext(net, sent, batch, 0, rng)
     grads = {name: torch.randn(value.shape, generator=rng) for name, value in sent.items()}
     for name in ("soteria", "outpost"):
         upload = upload_of(defense(f"{name}+error-feedback"))

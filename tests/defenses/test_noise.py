@@ -5,11 +5,11 @@ import torch
 
 from secateur.defenses.noise import GaussianNoise, normal, on_device
 from secateur.errors import WrongInput
-from secateur.interfaces import Turning
+from secateur.interfaces import UploadContext
 
 
 def turning(seed):
-    return Turning(None, {}, None, 0, torch.Generator().manual_seed(seed))
+    return UploadContext(None, {}, None, 0, torch.Generator().manual_seed(seed))
 
 
 def test_it_adds_sigma_times_what_was_drawn():

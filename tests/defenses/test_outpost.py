@@ -5,11 +5,11 @@ import torch
 
 from secateur.defenses.outpost import CHANCE, Outpost, risk
 from secateur.errors import WrongInput
-from secateur.interfaces import Turning
+from secateur.interfaces import UploadContext
 
 
 def turning(weights, number=0, seed=0):
-    return Turning(None, weights, None, number, torch.Generator().manual_seed(seed))
+    return UploadContext(None, weights, None, number, torch.Generator().manual_seed(seed))
 
 
 GRADS = {"w": torch.tensor([[1.0, 4.0, 0.5], [-3.0, 2.0, 0.5]]), "b": torch.tensor([0.1, 0.3])}

@@ -32,10 +32,10 @@ from secateur.defenses.precode import (
     with_noise,
 )
 from secateur.errors import WrongInput
-from secateur.evaluation.client import Client
+from secateur.evaluation.client import AttackedClient
 from secateur.experiments.invert import run_invert
 from secateur.federated.collaborative.plan import Plan, Schedule
-from secateur.federated.collaborative.training import Training
+from secateur.federated.collaborative.training import CollaborativeTraining
 from secateur.functional import Functional, classifier, noise_of
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.create import create
@@ -146,7 +146,10 @@ def test_users_train_together_under_it_and_under_ats(rng):
     transform = AutomaticTransformationSearch().transform(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
     plan = Plan(2, schedule=Schedule(2, ((1, 0.1),)), batch_size=2, transform=transform, loss=loss)
     rows = [
-        [{**epoch.row, "seconds": 0} for epoch in Training(net, data, plan, torch.Generator().manual_seed(1)).epochs()]
+        [
+            {**epoch.row, "seconds": 0}
+            for epoch in CollaborativeTraining(net, data, plan, torch.Generator().manual_seed(1)).epochs()
+        ]
         for _ in range(2)
     ]
     assert rows[0] == rows[1] and "test_accuracy" in rows[0][-1]
@@ -180,7 +183,7 @@ def test_all_engines_run_it_alike(net, batch, rng, distance):
 
 def client_of(net, **more):
     unit = torch.zeros(1, 1, 1).double(), torch.ones(1, 1, 1).double()
-    return Client(
+    return AttackedClient(
         net, tree.state_of(net), Knowledge(net, (1, 3, 3), 4, *unit, batch_size=3), precode=Precode(5, **more)
     )
 

@@ -19,7 +19,7 @@ from secateur.defenses.priprune_steps import LOGITS, STEPS, TURNS
 from secateur.defenses.withholding import SAVED, WITHHELD, rates, reloaded, whole_mask
 from secateur.errors import WrongInput
 from secateur.federated.averaging import Average
-from secateur.federated.client_training import Local, train
+from secateur.federated.client_training import LocalTraining, train
 from secateur.interfaces import Batch
 from secateur.wire import decode, encode
 
@@ -67,7 +67,9 @@ def test_trap_1_the_last_rounds_mask_mixes_what_was_saved_with_what_is_received(
 def test_trap_2_without_privacy_a_turn_is_plain_sgd_whatever_lambda_acc_is():
     params, mask, batches = drawn(0)
     steps = list(zip(batches.inputs, batches.labels, strict=True))
-    plain = train(lambda p, _, x, y: loss(p, x, y), params, {}, mask, steps, Local(steps=2, learning_rate=RATE), True)
+    plain = train(
+        lambda p, _, x, y: loss(p, x, y), params, {}, mask, steps, LocalTraining(steps=2, learning_rate=RATE), True
+    )
     for accuracy in (1.0, 5.0, 50.0):
         made = turned(PriPrune(accuracy=accuracy, privacy=0.0, sharing=0.0))
         for found, expected in ((whole(made), plain.params), (made.summed, plain.summed), (made.last, plain.last)):

@@ -13,14 +13,14 @@ from secateur.attacks.inversion.updates import gradient_update
 from secateur.defenses import soteria
 from secateur.defenses.soteria import Soteria, by_vmap, defended_layer, features, one_by_one, scores
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Turning
+from secateur.interfaces import Batch, UploadContext
 from secateur.models.create import create
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
 
 def turning_of(net, batch, batchnorm="eval"):
-    return Turning(net, tree.state_of(net), batch, 0, torch.Generator().manual_seed(0), batchnorm=batchnorm)
+    return UploadContext(net, tree.state_of(net), batch, 0, torch.Generator().manual_seed(0), batchnorm=batchnorm)
 
 
 def convolutional():

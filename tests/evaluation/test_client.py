@@ -9,7 +9,7 @@ from torch import nn
 from secateur import tree
 from secateur.config import inversion
 from secateur.errors import WrongInput
-from secateur.evaluation.client import Client, check_shape, scale
+from secateur.evaluation.client import AttackedClient, check_shape, scale
 from secateur.interfaces import Batch, Knowledge, Weights
 
 IG = inversion("ig:iterations=1").make()
@@ -19,7 +19,7 @@ IG = inversion("ig:iterations=1").make()
 def client():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).eval()
     zero = torch.zeros(1, 1, 1)
-    return Client(net, tree.state_of(net), Knowledge(net, (1, 4, 4), 3, zero, zero + 1, batch_size=2))
+    return AttackedClient(net, tree.state_of(net), Knowledge(net, (1, 4, 4), 3, zero, zero + 1, batch_size=2))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise
 from secateur.errors import WrongInput
-from secateur.evaluation.client import Client, Guard, caution, guard_of, remarked
+from secateur.evaluation.client import AttackedClient, UploadDefense, caution, guard_of, remarked
 from secateur.experiments.invert import plan, run_invert
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.small import lenet_zhu
@@ -30,7 +30,7 @@ PLAIN, REAPPLY, LAYER = (inversion(f"ig:iterations=2{more}") for more in ("", ":
 def client(rng):
     net = lenet_zhu((1, 8, 8), 10)
     shape = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-    return Client(net, tree.state_of(net), Knowledge(net, (1, 8, 8), 10, *shape))
+    return AttackedClient(net, tree.state_of(net), Knowledge(net, (1, 8, 8), 10, *shape))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def batch(rng):
 
 
 def under(client, upload, **more):
-    return dataclasses.replace(client, guard=Guard(upload, **more))
+    return dataclasses.replace(client, guard=UploadDefense(upload, **more))
 
 
 def update(client, batch, attack=PLAIN, first=0):
@@ -68,7 +68,7 @@ def test_a_residual_of_a_training_is_added(client, batch, tmp_path):
 
 
 def test_a_residual_of_another_model_is_refused(client, batch, tmp_path):
-    guard = Guard(ErrorFeedback(DualGradientPruning()), {RESIDUAL + "0.weight": torch.zeros(12, 1, 5, 5)})
+    guard = UploadDefense(ErrorFeedback(DualGradientPruning()), {RESIDUAL + "0.weight": torch.zeros(12, 1, 5, 5)})
     with pytest.raises(WrongInput, match=r"residual: does not fit the gradient; missing: residual\.0\.bias"):
         update(dataclasses.replace(client, guard=guard), batch)
     (tmp_path / "broken.safetensors").write_bytes(b"no")
@@ -227,16 +227,16 @@ def test_a_user_that_does_not_broadcast_follows_anothers_positions(client, batch
     """What is sent lies inside I of the other user's gradient, and differs from what its own I would let pass."""
     other = Batch(batch.inputs.flip(-1) * 0.5, (batch.labels + 3) % 10)
     upload = Adgp(chosen=False)
-    guard = Guard(upload, other=lambda number: other)
+    guard = UploadDefense(upload, other=lambda number: other)
     plain = gradient_update(client.net, client.state, batch)
     sent = guard(plain, client.state, batch, 0, client.knowledge).values
     inside = upload.positions(gradient_update(client.net, client.state, other).values)
     assert all(not bool((sent[name] != 0)[~inside[name]].any()) for name in sent)
-    own = Guard(Adgp())(plain, client.state, batch, 0, client.knowledge).values
+    own = UploadDefense(Adgp())(plain, client.state, batch, 0, client.knowledge).values
     assert any(not torch.equal(sent[name], own[name]) for name in sent)
-    assert guard.compression is None and Guard(Adgp()).compression is not None
+    assert guard.compression is None and UploadDefense(Adgp()).compression is not None
     with pytest.raises(WrongInput, match="follows another user"):
-        Guard(upload)(plain, client.state, batch, 0, client.knowledge)
+        UploadDefense(upload)(plain, client.state, batch, 0, client.knowledge)
     with pytest.raises(WrongInput, match="inside: must be given"):
         upload(plain.values, {}, None)
 

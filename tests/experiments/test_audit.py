@@ -215,7 +215,7 @@ def test_seeds_together_give_what_each_gives_alone(tmp_path):
 
 def test_models_that_train_one_by_one_copy_their_rows_one_by_one(tmp_path, monkeypatch):
     """Five seeds' victims and shadows of a CIFAR would be 6 GB."""
-    task, alive = pipeline.Job.task, []
+    task, alive = pipeline.ModelJob.task, []
 
     def watched(*given):
         assert all(rows() is None for rows in alive)
@@ -223,7 +223,7 @@ def test_models_that_train_one_by_one_copy_their_rows_one_by_one(tmp_path, monke
         alive.append(weakref.ref(made.train.inputs))
         return made
 
-    monkeypatch.setattr(pipeline.Job, "task", watched)
+    monkeypatch.setattr(pipeline.ModelJob, "task", watched)
     flags = ["--pruner", "l1-unstructured", "--attack", "correctness", "--shadows", 1, "--seeds", 2]
     assert audit(tmp_path / "run", *flags) == 0
     assert len(alive) == 8

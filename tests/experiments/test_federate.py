@@ -16,8 +16,8 @@ from secateur.cli import main
 from secateur.config import Federate, defense_of_clients, read
 from secateur.errors import WrongInput
 from secateur.federated.build import loaded, shares_of
-from secateur.federated.client_training import Local
-from secateur.federated.federation import Federation, Judge
+from secateur.federated.client_training import LocalTraining
+from secateur.federated.federation import Federation, ServerEvaluation
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.interfaces import Batch
 from secateur.runs.folder import load_figures, load_rows
@@ -258,7 +258,7 @@ def test_from_python_it_is_said_too_where_lambdas_are_for_a_larger_network(rng, 
     examples = torch.rand(20, 1, 6, 6, generator=rng), torch.arange(20) % 3
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
     for defense in ("priprune", "priprune:sharing=2"):
-        secateur.federate(net, examples, clients=2, rounds=1, local=Local(1, None, 2, 0.1), defense=defense)
+        secateur.federate(net, examples, clients=2, rounds=1, local=LocalTraining(1, None, 2, 0.1), defense=defense)
     (told,) = [record.getMessage() for record in caplog.records if "lambdas" in record.getMessage()]
     assert told.startswith("priprune: its lambdas are for millions of weights, and would withhold much of 108")
 
@@ -269,7 +269,7 @@ def test_a_test_part_that_a_network_refuses_is_no_accuracy_of_0():
             raise WrongInput("inputs", "are not mine")
 
     net = Refuses(4, 3)
-    judge = Judge(net, Batch(torch.rand(2, 4), torch.tensor([0, 1])), cross_entropy)
+    judge = ServerEvaluation(net, Batch(torch.rand(2, 4), torch.tensor([0, 1])), cross_entropy)
     with pytest.raises(WrongInput, match="are not mine"):
         judge(net.state_dict())
 
@@ -285,7 +285,7 @@ def test_from_python(tmp_path, rng):
         (inputs[40:], labels[40:]),
         clients=4,
         rounds=3,
-        local=Local(1, None, 2, 0.1),
+        local=LocalTraining(1, None, 2, 0.1),
         base_pruning="random",
         defense="largest",
         attack="ig:iterations=2",
@@ -321,7 +321,7 @@ class Drawing(nn.Module):
 @pytest.mark.parametrize("draw, said", [(dropout, "no network that draws"), (alpha_dropout, "could not be repeated")])
 def test_a_network_that_draws_by_a_function_is_refused_where_a_turn_does_not_follow(defense, draw, said, rng):
     train = torch.rand(40, 1, 6, 6, generator=rng), torch.arange(40) % 3
-    terms = {"clients": 4, "rounds": 1, "local": Local(1, None, 2, 0.1)}
+    terms = {"clients": 4, "rounds": 1, "local": LocalTraining(1, None, 2, 0.1)}
     with pytest.raises(secateur.WrongInput, match=said):
         secateur.federate(Drawing(draw), train, defense=defense, **terms)
     if draw is dropout:

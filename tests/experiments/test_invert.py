@@ -113,12 +113,12 @@ def test_an_interrupted_attack_shows_what_it_had_and_goes_on(tmp_path, monkeypat
 
 def test_a_damaged_state_is_begun_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(unfinished, "EVERY", 0.0)
-    keeper = unfinished.Keeper(tmp_path, "invert", "0" * 64, lambda steps: None, lambda pictures: [])
+    keeper = unfinished.StageWatcher(tmp_path, "invert", "0" * 64, lambda steps: None, lambda pictures: [])
     assert keeper.load() is None
     keeper.advance(3)
     keeper.save({"x": torch.arange(3)}, [])
     counted = []
-    again = unfinished.Keeper(tmp_path, "invert", "0" * 64, counted.append, lambda pictures: [])
+    again = unfinished.StageWatcher(tmp_path, "invert", "0" * 64, counted.append, lambda pictures: [])
     assert again.load()["x"].tolist() == [0, 1, 2] and counted == [3]
     (path,) = (tmp_path / "unfinished").glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-5])

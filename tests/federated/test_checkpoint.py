@@ -10,7 +10,7 @@ from test_client_training import CASES
 from alone import pictures
 from secateur.errors import WrongInput
 from secateur.federated import checkpoint
-from secateur.federated.checkpoint import Stories, Story, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, FederationLogs, depends_of, federated
 from secateur.federated.faults import Faults
 from secateur.runs.artifacts import NoSpace
 from secateur.runs.folder import open_run
@@ -43,7 +43,7 @@ def test_put_down_and_taken_up_between_two_rounds(case, after):
 
 def follow(folder, kill_after=None):
     with open_run(folder, "federate", {}) as run:
-        fed, story, count = federation(withholding=Withhold()), Story(), 0
+        fed, story, count = federation(withholding=Withhold()), FederationLog(), 0
 
         def tell(done):
             nonlocal count
@@ -71,7 +71,7 @@ def test_a_killed_stage_goes_on(tmp_path):
 
 
 def test_stories_are_saved_as_one_and_share_the_time():
-    told, again = (Stories([Story(), Story()]) for _ in range(2))
+    told, again = (FederationLogs([FederationLog(), FederationLog()]) for _ in range(2))
     told.each[1].rows.append(Row(model="m", dataset="d", seed=0, metric="auc", value=0.5))
     told.seconds = 8.0
     again.load(told.plain())
@@ -97,7 +97,7 @@ def test_the_first_saving_waits_by_the_bytes_it_would_write(tmp_path, monkeypatc
 
     with open_run(tmp_path, "federate", {}) as run:
         monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
-        federated(run, fed, Story(), tell, {})
+        federated(run, fed, FederationLog(), tell, {})
     assert len(list(tmp_path.glob("unfinished/*"))) == files
 
 
@@ -127,7 +127,7 @@ def test_saving_takes_at_most_a_twentieth_of_the_time(tmp_path, monkeypatch, tak
     monkeypatch.setattr(checkpoint, "save", save)
     monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
     with open_run(tmp_path, "federate", {}) as run:
-        federated(run, fed, Story(), tell, {})
+        federated(run, fed, FederationLog(), tell, {})
     assert len(saved) == savings and takes * len(saved) <= 1000 / 20
 
 

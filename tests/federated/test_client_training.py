@@ -10,7 +10,7 @@ from secateur.config import defense
 from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.federated.client_training import Local, binary_cross_entropy, train
+from secateur.federated.client_training import LocalTraining, binary_cross_entropy, train
 from secateur.federated.faults import Faults
 from secateur.functional import Functional
 from secateur.gpu import graphs
@@ -32,7 +32,7 @@ def test_one_client_is_plain_sgd(momentum, decay):
     batches = [(data.inputs[i : i + 4].double(), data.labels[i : i + 4]) for i in (0, 4, 8)]
     start = tree.params_of(net)
     before = tree.clone(start)
-    made = train(objective(net), start, {}, {}, batches, Local(3, None, 4, 0.1, momentum, decay), summing=True)
+    made = train(objective(net), start, {}, {}, batches, LocalTraining(3, None, 4, 0.1, momentum, decay), summing=True)
     optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum, weight_decay=decay)
     total = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     for inputs, labels in batches:
@@ -51,7 +51,7 @@ def test_what_a_mask_drops_is_zero_and_its_gradient_is_still_told():
     net, data = plain_net(), pictures()
     mask = {"0.weight": torch.arange(27).view(3, 1, 3, 3) % 2 == 0}
     batch = (data.inputs[:4].double(), data.labels[:4])
-    made = train(objective(net), tree.params_of(net), {}, mask, [batch] * 3, Local(3, None, 4, 0.1, 0.9, 0.1))
+    made = train(objective(net), tree.params_of(net), {}, mask, [batch] * 3, LocalTraining(3, None, 4, 0.1, 0.9, 0.1))
     assert (made.params["0.weight"][~mask["0.weight"]] == 0).all()
     assert (made.params["0.weight"][mask["0.weight"]] != 0).all()
     assert (made.last["0.weight"][~mask["0.weight"]] != 0).any()
@@ -85,17 +85,17 @@ def test_binary_cross_entropy_by_hand():
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": None}, {"epochs": 1}, {"learning_rate": 0}, {"momentum": 1}])
 def test_wrong_terms_are_refused(wrong):
     with pytest.raises(WrongInput):
-        Local(**wrong)
+        LocalTraining(**wrong)
 
 
 CASES = {
     "plain": {},
     "batchnorm and dropout": {"net": bn_net},
-    "momentum": {"local": Local(3, None, 4, 0.1, 0.9, 0.01)},
+    "momentum": {"local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01)},
     "uniform": {"averaging": "uniform"},
     "server momentum": {"server_momentum": 0.5, "server_rate": 0.7},
     "pruned": {"base": Half()},
-    "pruned, momentum": {"base": Half(), "local": Local(3, None, 4, 0.1, 0.9, 0.01), "broadcast": "dense"},
+    "pruned, momentum": {"base": Half(), "local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01), "broadcast": "dense"},
     "squares": {"base": Stale(), "broadcast": "dense"},
     "clients' own masks": {"base": Moving(), "averaging": "coverage"},
     "withheld": {"base": Half(), "withholding": Withhold(pseudo=False), "averaging": "coverage"},
@@ -106,11 +106,15 @@ CASES = {
     "own turn and own masks": {"base": Moving(), "own": Noisy(), "averaging": "coverage"},
     "dgp": {"upload": upload_of(defense("dgp+error-feedback"))},
     "noise": {"upload": upload_of(defense("noise"))},
-    "fedsgd": {"method": "fedsgd", "local": Local(1, None, 4, 0.1)},
-    "epochs": {"local": Local(None, 2, 3, 0.1)},
+    "fedsgd": {"method": "fedsgd", "local": LocalTraining(1, None, 4, 0.1)},
+    "epochs": {"local": LocalTraining(None, 2, 3, 0.1)},
     "fixed batches": {"fixed_batches": True, "view": "sum"},
-    "dp": {"upload": DifferentialPrivacy(), "local": Local(1, None, 4, 0.1), "base": Half()},
-    "dp, withheld": {"upload": DifferentialPrivacy(), "local": Local(1, None, 4, 0.1), "withholding": Withhold()},
+    "dp": {"upload": DifferentialPrivacy(), "local": LocalTraining(1, None, 4, 0.1), "base": Half()},
+    "dp, withheld": {
+        "upload": DifferentialPrivacy(),
+        "local": LocalTraining(1, None, 4, 0.1),
+        "withholding": Withhold(),
+    },
 }
 DRAWN = ("batchnorm and dropout", "own turn", "own turn and own masks", "noise", "dp", "dp, withheld")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
@@ -162,7 +166,7 @@ def test_a_step_is_a_step_of_the_whole_batch():
     """Everybody takes part with one step of all its rows: FedAvg is one step on all data, weighted by rows."""
     net, data = plain_net(), pictures(40, 8)
     parts = [torch.arange(0, 8), torch.arange(8, 40)]
-    fed = federation(shares=parts, per_round=2, rounds=1, local=Local(None, 1, 32, 0.1))
+    fed = federation(shares=parts, per_round=2, rounds=1, local=LocalTraining(None, 1, 32, 0.1))
     run(fed)
     nn.functional.cross_entropy(net(data.inputs[:40].double()), data.labels[:40]).backward()
     for name, value in net.named_parameters():

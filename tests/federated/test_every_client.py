@@ -8,7 +8,7 @@ from secateur.catalogue import methods
 from secateur.config import base_pruning, defense
 from secateur.defenses.uploads import protection_of
 from secateur.defenses.withholding import SAVED, WITHHELD
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.traffic import messages
 from secateur.wire import decode
 from tiny_rules import federation
@@ -41,7 +41,7 @@ def carried(update, fed):
 @pytest.mark.parametrize("base, rule", CLIENTS)
 def test_the_sent_model_is_never_changed_and_no_byte_is_of_a_withheld_weight(base, rule):
     terms = {"base": base_pruning(TOLD.get(base, base)).make()} | protection_of(defense(rule))
-    fed = federation(rounds=3, per_round=5, averaging="coverage", local=Local(1, None, 4, 0.1), **terms)
+    fed = federation(rounds=3, per_round=5, averaging="coverage", local=LocalTraining(1, None, 4, 0.1), **terms)
     withheld = 0
     for number in (1, 2, 3):
         fed.server.broadcast()

@@ -15,11 +15,11 @@ from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
 from secateur.federated.averaging import AVERAGINGS
 from secateur.federated.base_pruning.prunefl import PruneFL
-from secateur.federated.client_training import Local
-from secateur.federated.client_turn import Update
+from secateur.federated.client_training import LocalTraining
+from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import Faults
 from secateur.federated.sampling import Sampler
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Gradient, Weights
 from secateur.wire import encode, encode_mask
 from tiny_rules import LOCAL, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
@@ -46,14 +46,14 @@ def test_clients_are_drawn_without_replacement_and_rows_without_repeating_early(
 
 
 def test_a_client_with_few_rows_begins_again():
-    rows = Sampler([torch.tensor([5, 6, 7])], 1, Local(2, None, 4, 0.1), seed=0)(1).rows[0]
+    rows = Sampler([torch.tensor([5, 6, 7])], 1, LocalTraining(2, None, 4, 0.1), seed=0)(1).rows[0]
     assert rows.shape == (2, 4) and sorted(rows.flatten()[:3].tolist()) == [5, 6, 7]
-    epochs = Sampler([torch.tensor([5, 6, 7])], 1, Local(None, 2, 2, 0.1), seed=0)(1).rows[0]
+    epochs = Sampler([torch.tensor([5, 6, 7])], 1, LocalTraining(None, 2, 2, 0.1), seed=0)(1).rows[0]
     assert [len(batch) for batch in epochs] == [2, 1, 2, 1]
 
 
 def test_fedsgd_is_fedavg_of_one_step():
-    local = Local(1, None, 4, 0.1)
+    local = LocalTraining(1, None, 4, 0.1)
     average, gradients = federation(local=local), federation(local=local, method="fedsgd")
     run(average), run(gradients)
     for name, value in average.model().items():
@@ -230,11 +230,11 @@ def test_masks_of_their_own_by_hand(averaging, way):
     for values, mask, sent in zip(clients, masks, sends, strict=True):
         whole = tree.clone(server.weights)
         whole[name][0, :5] = torch.tensor(values).to(whole[name])
-        updates.append(Update(whole, {}, told(sent), told(mask), {}, {}, {}))
+        updates.append(ClientUpdate(whole, {}, told(sent), told(mask), {}, {}, {}))
     if way == "stacked":  # a third that is not heard
         parts = [tree.stack([*part, part[0]]) if part[0] else {} for part in list(zip(*updates, strict=True))[:-1]]
         heard, sizes = torch.tensor([True, True, False]), torch.tensor([1.0, 3.0, 50.0]).double()
-        server.add_stacked(gathered, Update(*parts), sizes, heard)
+        server.add_stacked(gathered, ClientUpdate(*parts), sizes, heard)
     else:
         for update, size in zip(updates, (1, 3), strict=True):
             server.add(gathered, update, size, None if way == "waits" else torch.tensor(True))
@@ -284,7 +284,7 @@ class NoQuestions(TorchDispatchMode):
         {"base": Stale(every=100), "withholding": Withhold(), "averaging": "coverage"},
         {"base": Half(every=100), "own": Noisy()},
         {"upload": upload_of(defense("top-k"))},
-        {"server_momentum": 0.9, "local": Local(3, None, 4, 0.1, 0.9, 0.01)},
+        {"server_momentum": 0.9, "local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01)},
     ],
 )
 @pytest.mark.parametrize("way", ["sequential", "stacked"])
@@ -396,7 +396,7 @@ def test_stragglers_follow_the_time_model():
 
 
 def test_a_client_that_diverges_by_itself_is_lost():
-    fed = federation(rounds=2, local=Local(3, None, 4, 1e200))
+    fed = federation(rounds=2, local=LocalTraining(3, None, 4, 1e200))
     before = fed.model()
     rows = run(fed)
     assert sum(row.value for row in rows if row.metric == "lost_clients") == 6
@@ -404,7 +404,7 @@ def test_a_client_that_diverges_by_itself_is_lost():
 
 
 def test_weights_that_are_finite_but_overflow_do_not_end_the_run():
-    rows = run(federation(rounds=2, local=Local(1, None, 4, 1e200), evaluate_every=1))
+    rows = run(federation(rounds=2, local=LocalTraining(1, None, 4, 1e200), evaluate_every=1))
     assert [(row.round, row.value) for row in rows if row.metric == "test_accuracy"] == [(1, 0.0), (2, 0.0)]
     assert not [row for row in rows if row.metric == "test_loss"]
     assert [(row.round, row.value) for row in rows if row.metric == "lost_clients"] == [(2, 3)]
@@ -470,7 +470,7 @@ def test_where_nothing_is_withheld_all_entries_are_of_all_who_keep_them(base):
 
 def test_uploads_send_gradients_and_keep_residuals():
     upload = upload_of(defense("dgp+error-feedback"))
-    fed, seen, _ = watched(upload=upload, local=Local(1, None, 4, 0.1))
+    fed, seen, _ = watched(upload=upload, local=LocalTraining(1, None, 4, 0.1))
     assert isinstance(seen[0].view.update, Gradient)
     assert all(any(name.startswith("residual.") for name in state) for state in fed.states.values())
     several = watched(upload=upload)[1]
@@ -491,13 +491,13 @@ def test_uploads_send_gradients_and_keep_residuals():
         ({"method": "fedsgd"}, "must be 1"),
         ({"upload": upload_of(defense("adgp"))}, "dgp"),
         ({"own": Noisy(), "withholding": Withhold()}, "give one"),
-        ({"own": Noisy(), "local": Local(3, None, 4, 0.1, 0.9)}, "momentum"),
+        ({"own": Noisy(), "local": LocalTraining(3, None, 4, 0.1, 0.9)}, "momentum"),
         ({"base": Moving(), "upload": upload_of(defense("dgp"))}, "gradients"),
     ],
 )
 def test_wrong_terms(wrong, word):
     with pytest.raises(WrongInput, match=word):
-        Terms(**{"shares": shares(), "per_round": 3, "local": LOCAL} | wrong)
+        FederationSpec(**{"shares": shares(), "per_round": 3, "local": LOCAL} | wrong)
 
 
 def test_defenses_by_place():

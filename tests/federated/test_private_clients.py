@@ -14,16 +14,16 @@ from secateur.defenses.priprune import PriPrune
 from secateur.defenses.private_client import LOOKS, PrivateTurn
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.federated.privacy_budget import check_spending, spent
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Batch, Gradient, Weights
 from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
 pytest.importorskip("opacus")
 
-ONE = Local(1, None, 4, 0.1)
+ONE = LocalTraining(1, None, 4, 0.1)
 SILENT = DifferentialPrivacy(noise_multiplier=0.0, max_grad_norm=1e6)  # clips nothing and adds nothing
 
 
@@ -114,10 +114,10 @@ def _round(fed, number):
 
 def test_an_example_that_is_twice_in_a_batch_counts_twice():
     private = DifferentialPrivacy(noise_multiplier=4.0)
-    terms = Terms(shares(), per_round=3, local=replace(ONE, batch_size=16), upload=private)  # of 8 rows
+    terms = FederationSpec(shares(), per_round=3, local=replace(ONE, batch_size=16), upload=private)  # of 8 rows
     told = spent(terms, [3, 0, 0, 0, 0], 3, False)[0]
     assert told.value == pytest.approx(replace(private, noise_multiplier=2.0).guarantee(3).epsilon)
-    assert spent(Terms(shares(), per_round=3), [3] * 5, 3, True) == []
+    assert spent(FederationSpec(shares(), per_round=3), [3] * 5, 3, True) == []
 
 
 LEARNT = PriPrune(sharing=0.02, step=0.5)  # some alphas cross one half in these few rounds
@@ -192,7 +192,7 @@ def test_a_parameter_may_be_called_as_a_look():
 
 def test_priprune_pays_for_two_looks_a_turn():
     private = DifferentialPrivacy(noise_multiplier=4.0)
-    terms = Terms(shares(), per_round=3, local=ONE, own=PrivateTurn(PriPrune(), private))
+    terms = FederationSpec(shares(), per_round=3, local=ONE, own=PrivateTurn(PriPrune(), private))
     told = spent(terms, [3, 0, 1, 0, 0], 3, True)
     assert told[0].value == pytest.approx(private.guarantee(6).epsilon)
     assert "2 looks a turn: which weights are withheld is covered" in told[0].note
@@ -202,20 +202,20 @@ def test_priprune_pays_for_two_looks_a_turn():
 @pytest.mark.parametrize(
     "terms, said",
     [
-        ({"local": Local(2, None, 4, 0.1)}, "must be 1"),
-        ({"local": Local(1, None, 4, 0.1, 0.9)}, "momentum"),
+        ({"local": LocalTraining(2, None, 4, 0.1)}, "must be 1"),
+        ({"local": LocalTraining(1, None, 4, 0.1, 0.9)}, "momentum"),
         ({"base": Stale()}, "no epsilon covers"),
         ({"base": Moving(), "withholding": Withhold()}, "no epsilon covers"),
         ({"own": Noisy()}, "do not act together"),
         ({"own": PrivateTurn(Noisy(), SILENT)}, "do not act together"),
-        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "local": Local(2, None, 4, 0.1)}, "must be 1"),
+        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "local": LocalTraining(2, None, 4, 0.1)}, "must be 1"),
         ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "base": Stale()}, "no epsilon covers"),
         ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "base": Moving()}, "no epsilon covers"),
     ],
 )
 def test_what_no_epsilon_covers_is_refused(terms, said):
     with pytest.raises(WrongInput, match=said):
-        Terms(shares(), **{"per_round": 3, "local": ONE, "upload": DifferentialPrivacy()} | terms)
+        FederationSpec(shares(), **{"per_round": 3, "local": ONE, "upload": DifferentialPrivacy()} | terms)
 
 
 def test_what_goes_together():
@@ -236,8 +236,8 @@ def test_what_goes_together():
 def test_an_accountant_refuses_before_any_work():
     private = DifferentialPrivacy(noise_multiplier=0.3, accountant="prv")
     with pytest.raises(WrongInput, match="rdp"):
-        check_spending(Terms(shares(), rounds=100, per_round=3, local=ONE, upload=private))
-    check_spending(Terms(shares(), rounds=100, per_round=3, local=ONE))
+        check_spending(FederationSpec(shares(), rounds=100, per_round=3, local=ONE, upload=private))
+    check_spending(FederationSpec(shares(), rounds=100, per_round=3, local=ONE))
 
 
 def test_a_private_client_is_attacked_by_its_running_statistics():
@@ -245,5 +245,5 @@ def test_a_private_client_is_attacked_by_its_running_statistics():
 
     bright = replace(pictures(40, 8), inputs=pictures(40, 8).inputs.sigmoid())
     for upload, wanted in ((None, "batch"), (DifferentialPrivacy(), "eval")):
-        terms = Terms(shares(), per_round=3, local=ONE, upload=upload)
+        terms = FederationSpec(shares(), per_round=3, local=ONE, upload=upload)
         assert knowledge_of(bn_net(), bright, terms, torch.device("cpu")).batchnorm == wanted

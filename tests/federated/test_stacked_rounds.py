@@ -7,9 +7,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.config import base_pruning, defense
 from secateur.defenses.uploads import protection_of
-from secateur.federated.client_training import Model
+from secateur.federated.client_training import BroadcastModel
 from secateur.federated.faults import Faults
-from secateur.federated.stacked_rounds import Homes
+from secateur.federated.stacked_rounds import ClientStateBank
 from secateur.interfaces import Batch
 from tiny_rules import Half, Moving, Noisy, Withhold, bn_net, federation, run
 
@@ -33,7 +33,7 @@ def moved(fed):
     server, crowd = fed.server, fed.turns.crowd
     for name in ("weights", "buffers", "mask", "squares", "moments"):
         setattr(server, name, tree_map(on_meta, getattr(server, name)))
-    server.model = crowd.model = Model(*(tree_map(on_meta, part) for part in vars(server.model).values()))
+    server.model = crowd.model = BroadcastModel(*(tree_map(on_meta, part) for part in vars(server.model).values()))
     crowd.data = fed.turns.data = Batch(*map(on_meta, crowd.data))
     crowd.function.structure.to("meta")
     fed.together.homes.held = tree_map(on_meta, fed.together.homes.held)
@@ -83,7 +83,7 @@ def test_what_a_gpu_draws_at_once_has_the_form_of_what_clients_draw(terms):
 
 
 def test_states_by_place():
-    homes = Homes({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(True)}, 3)
+    homes = ClientStateBank({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(True)}, 3)
     assert homes.settled([7, 4, 9], [True, False, True]) == [0, 3, 1]  # who is not heard has no place
     places = torch.tensor([0, 3, 1])
     assert homes.at(places)["a"][[0, 2]].tolist() == [[1, 2], [1, 2]] and list(homes) == [7, 9]
@@ -97,7 +97,7 @@ def test_states_by_place():
         1,
         2,
     ]  # as before its first round
-    assert Homes({}, 3).settled([1, 2], [True, True]) == [3, 3]
+    assert ClientStateBank({}, 3).settled([1, 2], [True, True]) == [3, 3]
 
 
 TERMS = [

@@ -10,7 +10,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from secateur.config import defense
 from secateur.defenses import withholding
 from secateur.defenses.uploads import protection_of
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.gpu import client_ops
 from tiny_rules import Half, Moving, Stale, federation, run
@@ -30,7 +30,7 @@ CASES = {
     "pseudo-mix": protection_of(defense("pseudo-mix")) | {"base": Moving()},
     "pseudo-largest, pruned": protection_of(defense("pseudo-largest"))
     | {"base": Half(), "averaging": "coverage", "broadcast": "dense"},
-    "pruned, momentum": {"base": Half(), "local": Local(3, None, 4, 0.1, 0.9, 0.01)},
+    "pruned, momentum": {"base": Half(), "local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01)},
     "squares": protection_of(defense("pseudo-random")) | {"base": Stale()},
     "priprune": protection_of(defense("priprune:sharing=0.02")) | {"base": Half()},
 }

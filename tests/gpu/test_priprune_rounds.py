@@ -13,10 +13,7 @@ pytest.importorskip("triton", reason="left out: Triton is not installed")
 
 from secateur.config import base_pruning
 from secateur.defenses import priprune, priprune_steps
-from secateur.gpu import (
-    graphs,
-    priprune_ops,  # noqa: F401  the operators
-)
+from secateur.gpu import graphs, priprune_ops  # noqa: F401  the operators
 
 pytestmark = pytest.mark.system  # interpreted, they take minutes
 GPU = torch.cuda.is_available()

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 from secateur.config import defense
 from secateur.defenses.uploads import protection_of
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.gpu import stacked_layers
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
@@ -194,7 +194,7 @@ CASES = {
     "moving": {"base": Moving()},
     "pseudo-mix": protection_of(defense("pseudo-mix")) | {"base": Half()},
     "priprune": protection_of(defense("priprune:sharing=0.02")) | {"base": Half()},
-    "private": protection_of(defense("priprune:sharing=0.02+dp")) | {"local": Local(1, None, 4, 0.1)},
+    "private": protection_of(defense("priprune:sharing=0.02+dp")) | {"local": LocalTraining(1, None, 4, 0.1)},
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 from audited import audit_rows, figures_of, labels_of
 
 from secateur.report.audit import attack, class_means, histograms, rocs, tradeoffs
-from secateur.report.audit_plots import VISIBLE, Curve, classes, histogram, roc
+from secateur.report.audit_plots import VISIBLE, StyledCurve, classes, histogram, roc
 from secateur.report.plotting import PALETTE
 from secateur.report.sources import Record, gather
 from secateur.report.summary import lines
@@ -31,7 +31,7 @@ def test_every_colour_is_seen_on_both_papers(paper):
 
 def test_a_roc_curve_is_a_stair_of_its_corners_that_ends_at_the_axis():
     curve = record("roc", fpr=[0.0, 0.0, 0.02, 0.05, 0.3, 1.0], tpr=[0.0, 0.1, 0.1, 0.4, 0.4, 1.0])
-    drawn = roc("a", [Curve("conf", 0.6, curve, 0)])
+    drawn = roc("a", [StyledCurve("conf", 0.6, curve, 0)])
     line, guessing = drawn.data
     assert (line["x"], line["y"]) == ([0.01, 0.05, 1.0, 1.0], [0.1, 0.4, 1.0, 1.0])
     assert line["line"]["shape"] == "hv" and guessing["x"] == guessing["y"] == [0.01, 1]
@@ -41,7 +41,7 @@ def test_a_roc_curve_is_a_stair_of_its_corners_that_ends_at_the_axis():
 
 def test_only_the_strongest_curves_are_drawn_at_first():
     curve = record("roc", fpr=[0.0, 0.1, 1.0], tpr=[0.0, 0.2, 1.0])
-    drawn = roc("a", [Curve(f"attack-{i}", 0.5 + i / 100, curve, i) for i in range(14)]).data[:-1]
+    drawn = roc("a", [StyledCurve(f"attack-{i}", 0.5 + i / 100, curve, i) for i in range(14)]).data[:-1]
     assert [trace["name"][:9] for trace in drawn[:2]] == ["attack-13", "attack-12"]
     assert [trace["visible"] for trace in drawn] == [True] * VISIBLE + ["legendonly"] * (14 - VISIBLE)
     assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in drawn}) == 14

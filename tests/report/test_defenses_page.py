@@ -4,7 +4,7 @@ import pytest
 
 from secateur.metrics.membership import Estimate
 from secateur.report.defenses import (
-    Point,
+    DefensePoint,
     balance,
     facts,
     front,
@@ -87,7 +87,7 @@ def test_error_feedback_has_the_leak_of_its_first_round_too():
 
 def test_the_front_by_hand():
     def point(name, accuracy, leak, ratio):
-        return Point(name, Estimate(accuracy, 0, 1), Estimate(leak, 0, 1), "ig", ratio)
+        return DefensePoint(name, Estimate(accuracy, 0, 1), Estimate(leak, 0, 1), "ig", ratio)
 
     a, b = point("a", 0.9, 0.9, 1.0), point("b", 0.8, 0.5, 1.0)
     c, d = point("c", 0.8, 0.6, 0.6), point("d", 0.8, 0.6, 1.0)  # b and c are better than d

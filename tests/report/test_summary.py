@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.report.summary import (
-    Cell,
-    Line,
+    SummaryCell,
+    SummaryLine,
     attacks,
     by_setting,
     front,
@@ -19,8 +19,8 @@ from secateur.report.summary import (
 
 
 def point(accuracy, auc, pruner="l1-unstructured"):
-    cells = {"test_accuracy": Cell(accuracy, None, None), "auc": Cell(auc, None, None)}
-    return Line(labels_of(pruner, 0.5, "basic", attack="conf"), cells)
+    cells = {"test_accuracy": SummaryCell(accuracy, None, None), "auc": SummaryCell(auc, None, None)}
+    return SummaryLine(labels_of(pruner, 0.5, "basic", attack="conf"), cells)
 
 
 def test_one_seed_keeps_its_interval_and_several_give_mean_and_range():

@@ -3,7 +3,7 @@
 from audited import attack_rows, audit_rows, labels_of, model_rows
 
 from secateur.report.measures import ordered, shown, title
-from secateur.report.summary import Cell, lines
+from secateur.report.summary import SummaryCell, lines
 from secateur.report.verdict import badge, verdict
 
 
@@ -62,13 +62,13 @@ def test_an_attack_that_could_not_run_does_not_count():
 
 
 def test_numbers_as_a_person_reads_them():
-    assert shown(Cell(0.975, 0.955, 0.987), "test_accuracy") == "97.5% [95.5, 98.7]"
-    assert shown(Cell(7.36, 7.36, 7.36, "one target: no interval"), "psnr") == "7.4 dB"
-    assert shown(Cell(0.6123, 0.6, 0.62), "auc", interval=False) == "0.612"
-    assert shown(Cell(25978, None, None), "bytes_masked") == "25,978"
-    assert shown(Cell(33646666, None, None), "parameters_masked") == "33.65 M"
-    assert shown(Cell(0.0012, None, None), "seconds_masked") == "1.20 ms"
-    assert shown(None, "auc") == shown(Cell(None, None, None), "auc") == "-"
+    assert shown(SummaryCell(0.975, 0.955, 0.987), "test_accuracy") == "97.5% [95.5, 98.7]"
+    assert shown(SummaryCell(7.36, 7.36, 7.36, "one target: no interval"), "psnr") == "7.4 dB"
+    assert shown(SummaryCell(0.6123, 0.6, 0.62), "auc", interval=False) == "0.612"
+    assert shown(SummaryCell(25978, None, None), "bytes_masked") == "25,978"
+    assert shown(SummaryCell(33646666, None, None), "parameters_masked") == "33.65 M"
+    assert shown(SummaryCell(0.0012, None, None), "seconds_masked") == "1.20 ms"
+    assert shown(None, "auc") == shown(SummaryCell(None, None, None), "auc") == "-"
     assert title("tpr_at_fpr_0.01") == "TPR at 1 % FPR" and title("own_measure") == "own measure"
     assert ordered(["own", "epsilon", "test_accuracy"], ["test_accuracy", "epsilon"]) == [
         "test_accuracy",

@@ -9,7 +9,7 @@ import torch
 from secateur import catalogue
 from secateur.cli import main
 from secateur.errors import WrongInput
-from secateur.experiments.invert import Exposure
+from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, comparable
 from secateur.studies.dgp import (
@@ -24,7 +24,7 @@ from secateur.studies.dgp import (
 from secateur.studies.dgp.attack_step import attackers
 from secateur.studies.dgp.paper_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
 from secateur.studies.dgp.residual_steps import overheard, overheard_claims, overheard_lines
-from secateur.studies.dgp.results import Cell, Seen
+from secateur.studies.dgp.results import AttackKey, DgpResults
 from secateur.studies.dgp.runner import chosen, merged
 from secateur.studies.dgp.scale import SCALES, scale_of
 
@@ -86,7 +86,7 @@ def test_each_defense_meets_the_attackers_it_is_weak_against():
 def test_plain_and_knowing_attackers_stand_side_by_side():
     rows = attacked("ig", "none", 0.01, 0.95) + attacked("ig", "dgp", 0.32, 0.30)
     rows += attacked("ig", "dgp", 0.30, 0.35, "support") + attacked("ig", "dgp", 0.05, 0.80, "reapply")
-    lines, findings = privacy_tables.table1(Seen(rows))
+    lines, findings = privacy_tables.table1(DgpResults(rows))
     bare, dgp = lines
     assert (bare.cells["adaptive"], dgp.cells["adaptive"]) == ("", "reapply")  # the one that comes nearest
     assert dgp.cells["lpips"].value == 0.32 and dgp.cells["adaptive lpips"].value == 0.05
@@ -102,7 +102,7 @@ def test_one_seed_is_compared_picture_by_picture():
         for target, value in enumerate(scores):
             labels = {"batch_size": 1, "labels": "inferred", "stage": "untrained", "target": target, "item": 0}
             rows.append(row("lpips", value, defense, attack="ig:iterations=9", **labels))
-    found = Seen(rows)
+    found = DgpResults(rows)
     bare, dgp = found.places
     apart = found.less(dgp, bare, "lpips")  # .15 .25 .2: mean .2, deviation .05, t(2) = 4.3027
     assert apart.value == pytest.approx(0.2) and apart.high - 0.2 == pytest.approx(4.3027 * 0.05 / 3**0.5, rel=1e-4)
@@ -111,14 +111,14 @@ def test_one_seed_is_compared_picture_by_picture():
 
 def test_ats_is_compared_with_both_pictures():
     rows = attacked("ig", "ats", 0.001, 0.98, against="used") + attacked("ig", "ats", 0.11, 0.57, against="raw")
-    lines, _ = privacy_tables.table1(Seen(rows))
+    lines, _ = privacy_tables.table1(DgpResults(rows))
     assert [line.labels["defense"] for line in lines] == ["ats (used pictures)", "ats (raw pictures)"]
     assert [line.paper for line in lines] == ["LPIPS 0.00045, SSIM 0.981", "LPIPS 0.108, SSIM 0.566"]
 
 
 def test_without_lpips_the_claims_are_held_by_cw_ssim_alone():
     rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.0, 0.3)
-    _, findings = privacy_tables.table1(Seen([x for x in rows if x.metric != "lpips"]))
+    _, findings = privacy_tables.table1(DgpResults([x for x in rows if x.metric != "lpips"]))
     assert said(findings, "DGP protects under every attack") == "supported"
 
 
@@ -135,7 +135,7 @@ def test_the_settings_of_dgp_step_by_step():
         "dgp:k1=0.2:k2=0.6": 0.9,
     }.items():
         rows += trained(f"{defense}+error-feedback", 0.5, accuracy)
-    lines, findings = accuracy_tables.table2_both(Seen(rows))
+    lines, findings = accuracy_tables.table2_both(DgpResults(rows))
     assert said(findings, "k1 + k2", "Rob") == "supported" and said(findings, "p = k1 / k2", "IG") == "not supported"
     assert said(findings, "cost accuracy") == "supported"
     assert [line.paper for line in lines][:1] == ["LPIPS 0.426, SSIM 0.146"] and lines[-1].paper == "92.82%"
@@ -146,7 +146,7 @@ def test_most_steps_are_not_every_step(last, verdict):
     rows = []
     for (k1, k2), lpips in {(0.03, 0.45): 0.3, (0.04, 0.6): 0.4, (0.05, 0.75): 0.5, (0.06, 0.9): last}.items():
         rows += attacked("rob", f"dgp:k1={k1}:k2={k2}", lpips, 0.6 - lpips, batch_size=9)
-    found = privacy_tables.table2_claims(Seen(rows))
+    found = privacy_tables.table2_claims(DgpResults(rows))
     assert said(found, "Rob, at every step") == verdict
     assert said(found, "IG, at every step") == "undecided"  # not measured
 
@@ -154,7 +154,7 @@ def test_most_steps_are_not_every_step(last, verdict):
 def test_the_last_epoch_is_the_final_accuracy():
     rows = trained("none", 0.5, 0.93) + trained("top-k+error-feedback", 0.4, 0.93)
     rows += trained("dgp+error-feedback", 0.4, 0.925) + trained("noise", 0.3, 0.7)
-    lines, findings = accuracy_tables.table1(Seen(rows))
+    lines, findings = accuracy_tables.table1(DgpResults(rows))
     assert [line.cells["test_accuracy"].value for line in lines] == [0.93, 0.93, 0.925, 0.7]
     assert lines[0].cells["over_epochs"] == "▅█" and lines[2].paper == "93.40%"
     assert said(findings, "all but noise train as well") == said(findings, "noise performs worst") == "supported"
@@ -163,21 +163,21 @@ def test_the_last_epoch_is_the_final_accuracy():
 def test_error_feedback_and_alignment():
     rows = trained("none", 0.9) + trained("dgp+error-feedback", 0.895) + trained("dgp", 0.4)
     rows += trained("adgp+error-feedback", 0.8)
-    _, findings = accuracy_tables.fig4(Seen(rows))
+    _, findings = accuracy_tables.fig4(DgpResults(rows))
     assert said(findings, "close to the baseline") == said(findings, "without error feedback") == "supported"
     assert said(findings, "ADGP keeps") == "not supported"
     rows = trained("top-k:keep=0.05+error-feedback", 0.7, dataset="cifar100")
-    lines, findings = accuracy_tables.table7(Seen(rows + trained("dgp+error-feedback", 0.74, dataset="cifar100")))
+    lines, findings = accuracy_tables.table7(DgpResults(rows + trained("dgp+error-feedback", 0.74, dataset="cifar100")))
     assert findings[0].verdict == "supported" and [line.paper for line in lines] == ["73.68%", "74.04%"]
 
 
 def test_seeds_are_gathered_and_clients_told_apart():
     rows = attacked("rob", "none", 0.1, 0.9, batch_size=4) + attacked("rob", "none", 0.2, 0.8, batch_size=9)
-    found = Seen(rows)
+    found = DgpResults(rows)
     assert [(cell.batch_size, found.of(cell, "lpips")[0].value) for cell in found.cells] == [(4, 0.1), (9, 0.2)]
     lines, _ = privacy_tables.gallery(found)
     assert [line.labels["batch_size"] for line in lines] == ["4", "9"]
-    assert isinstance(next(iter(found.cells)), Cell)
+    assert isinstance(next(iter(found.cells)), AttackKey)
 
 
 def test_bytes_beside_the_papers():
@@ -186,14 +186,14 @@ def test_bytes_beside_the_papers():
         for defense, ratio in sizes.items():
             values = {"bytes": ratio * 2**20, "ratio": ratio, "paper_ratio": 0.6125}
             rows += [row(metric, value, defense, model, study="cost") for metric, value in values.items()]
-    lines, findings = cost.table3(Seen(rows))
+    lines, findings = cost.table3(DgpResults(rows))
     assert [line.paper for line in lines] == ["52.216 MB", "27.174 MB", "0.721 MB", "0.375 MB"]
     assert lines[0].cells["MB"].value == pytest.approx(0.61)
     assert said(findings, "on ResNet18") == "not supported"  # .33 is above .3215
     assert said(findings, "ADGP sends less") == "supported"
     seconds = [row("defense_seconds", x, d, study="cost") for d, x in {"soteria": 9.0, "dgp": 0.5}.items()]
     seconds += [row("user_seconds", 12.0, "soteria", study="cost")]
-    lines, findings = cost.table4(Seen(seconds))
+    lines, findings = cost.table4(DgpResults(seconds))
     assert lines[0].paper == "862.567 s" and findings[0].verdict == "supported"
     assert [lines[0].cells[title].value for title in ("seconds an epoch", "with the gradients")] == [9.0, 12.0]
 
@@ -215,7 +215,7 @@ def distanced(defense, targets, broken=0.0):
 
 
 def test_quality_by_distance():
-    lines, findings = distance.fig1(Seen([x for defense in STEPS for x in distanced(defense, 5)]))
+    lines, findings = distance.fig1(DgpResults([x for defense in STEPS for x in distanced(defense, 5)]))
     line = lines[2]
     assert line.cells["relative distance"].value == pytest.approx(0.8)
     assert line.cells["Eq. 2 broken"].value == 0.0
@@ -229,7 +229,7 @@ def test_quality_by_distance():
 def test_more_defenses_of_the_same_targets_narrow_no_interval():
     few = [x for defense in ("none", "top-k", "dgp", "noise") for x in distanced(defense, 5)]
     again = [x for defense in STEPS for n in range(8) for x in distanced(f"{defense}:again={n}", 5)]
-    once, often = (distance.fig1(Seen(rows))[1] for rows in (few, again))
+    once, often = (distance.fig1(DgpResults(rows))[1] for rows in (few, again))
     for words in (("worse reconstruction",), ("Eq. 2",), ("with what was sent",)):
         first, second = (next(x for x in found if all(w in x.claim for w in words)) for found in (once, often))
         assert first.measured == second.measured, words
@@ -245,7 +245,7 @@ def test_an_empty_and_a_trained_residual():
         values |= {"never_sent": 5.0, "entries": 100.0}
         labels = {"study": "training", "epochs": 1, "epoch": 1}
         rows += [row(metric, value, defense, **labels) for metric, value in values.items()]
-    lines, findings = residual_steps.residual(Seen(rows))
+    lines, findings = residual_steps.residual(DgpResults(rows))
     assert said(findings, "a residual from training hides more") == "supported"
     assert said(findings, "holds back more under DGP") == "supported"
     held = next(line for line in lines if line.part == residual_steps.HELD)
@@ -259,7 +259,7 @@ def test_adgp_is_held_against_dgp():
     rows = attacked("ig", "dgp", 0.3, 0.3) + attacked("ig", "adgp", 0.1, 0.6)
     rows += trained("dgp+error-feedback", 0.9) + trained("adgp+error-feedback", 0.85)
     rows += trained("adgp+error-feedback (user 0 broadcasts nothing)", 0.84)
-    _, findings = residual_steps.aligned(Seen(rows))
+    _, findings = residual_steps.aligned(DgpResults(rows))
     assert said(findings, "ADGP hides as much as DGP") == said(findings, "ADGP is as accurate") == "not supported"
     assert said(findings, "one user that lies") == "undecided"  # 1 point, with its interval
 
@@ -269,7 +269,7 @@ def test_membership_by_defense():
     for defense, auc in {"none": 0.7, "dgp+error-feedback": 0.71, "noise": 0.55}.items():
         rows.append(row("test_accuracy", 0.8, defense))
         rows += [row("auc", auc, defense, attack=attack) for attack in ("conf", "mentr")]
-    lines, findings = membership_step.membership(Seen(rows))
+    lines, findings = membership_step.membership(DgpResults(rows))
     assert len(lines) == 3 * 2 and lines[0].cells["test_accuracy"].value == 0.8
     assert said(findings, "noise hides members too") == "supported"
     assert said(findings, "dgp+error-feedback hides members too") == "not supported"
@@ -281,11 +281,11 @@ def test_an_attack_that_guesses_without_a_defense_says_nothing_of_one():
         rows += [
             row("auc", auc, defense, attack=name) for name, auc in zip(("conf", "rmia", "lira"), aucs, strict=True)
         ]
-    _, (found,) = membership_step.membership(Seen(rows))
+    _, (found,) = membership_step.membership(DgpResults(rows))
     assert found.verdict == "supported"  # conf alone: .7 to .6
     left_out = "left out, not clearly above 0.5 without a defense: rmia, lira"
     assert found.measured.startswith("conf: 0.100") and found.measured.endswith(f"; {left_out}")
-    _, (found,) = membership_step.membership(Seen([x for x in rows if x.attack != "conf"]))
+    _, (found,) = membership_step.membership(DgpResults([x for x in rows if x.attack != "conf"]))
     assert (found.verdict, found.measured) == ("undecided", left_out)
 
 
@@ -324,7 +324,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
     small = ["--set", "targets=1", "--set", "iterations=2", "--set", "epochs=1", "--set", "examples=80"]
     command = ["reproduce", "dgp-table2", "--scale", "tiny", *small, "--out"]
     assert main([*command, str(tmp_path / "whole")]) == 0
-    measure, calls = Exposure.measure, []
+    measure, calls = ClientExposure.measure, []
 
     def stopped(self, attack):
         calls.append(attack)
@@ -332,7 +332,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         measure(self, attack)
 
-    monkeypatch.setattr(Exposure, "measure", stopped)
+    monkeypatch.setattr(ClientExposure, "measure", stopped)
     assert main([*command, str(tmp_path / "again")]) == 130
     assert (tmp_path / "again" / "report.html").exists()
     assert main([*command, str(tmp_path / "again")]) == 0
@@ -418,10 +418,10 @@ def test_who_only_listens_to_adgp_hears_the_label():
     labels = {"model": "m", "dataset": "d", "defense": "adgp", "seed": 0, "extra": extra}
     rows = [Row(**labels, metric="label_accuracy", value=0.9, low=0.7, high=0.97)]
     rows += [Row(**labels, metric="label_chance", value=0.1)]
-    (line,), (claim,) = overheard_lines(Seen(rows)), overheard_claims(Seen(rows))
+    (line,), (claim,) = overheard_lines(DgpResults(rows)), overheard_claims(DgpResults(rows))
     assert line.cells["label_accuracy"].value == 0.9 and "no better than by chance" in claim.claim
     assert "not" in claim.verdict, claim.verdict
-    assert overheard_claims(Seen([])) == []
+    assert overheard_claims(DgpResults([])) == []
 
 
 def test_theorems_stand_beside_what_a_run_came_to():
@@ -437,7 +437,7 @@ def test_theorems_stand_beside_what_a_run_came_to():
         for name, four in (("lemma_1", lemma), ("theorem_2", theorem)):
             values |= {f"{name}_{part}": value for part, value in zip(bounds.PARTS, four, strict=True)}
         rows += [Row(**labels, metric=name, value=value) for name, value in values.items()]
-    lines, (holds, says) = bounds.convergence(Seen(rows))
+    lines, (holds, says) = bounds.convergence(DgpResults(rows))
     marks = {(line.labels["theorem"], line.labels["defense"]): line.mark for line in lines}
     assert marks == {
         ("Lemma 1", "top-k"): "",

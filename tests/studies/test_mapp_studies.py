@@ -19,8 +19,8 @@ from secateur.runs.folder import load_figures, load_rows, open_run
 from secateur.runs.rows import Row, comparable
 from secateur.studies.mapp import _large, exposure_tables, method_tables, runner
 from secateur.studies.mapp.paper_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from secateur.studies.mapp.results import YEOM, Federation, Seen, Way
-from secateur.studies.mapp.runner import Hall
+from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Way
+from secateur.studies.mapp.runner import MappRunner
 from secateur.studies.mapp.scale import SCALES, Case, loaded, scale_of, settled, shares_of, terms_of
 
 NARROW = 0.001
@@ -105,7 +105,7 @@ def test_every_rule_beside_the_papers_numbers():
     rows += federation("fdropout", (0.76, 0.019), [(0.42, 0.02), (0.42, 0.02)])
     rows += federation("none", (0.78, 0.02), [(0.77, 0.05), (0.77, 0.04)])
     rows += federation("none", (0.69, 0.01), [(0.68, 0.03), (0.68, 0.02)], model="mapp-cnn-8")
-    lines, findings = method_tables.methods(Seen(rows))
+    lines, findings = method_tables.methods(MappResults(rows))
     mapp = next(line for line in lines if line.labels["rule"] == "mapp-fl")
     assert mapp.cells["client_advantage"].value == pytest.approx(0.02)
     assert mapp.cells["server_accuracy"].value == pytest.approx(0.77)
@@ -121,7 +121,7 @@ def test_clients_alone_are_the_small_ones():
     rates = [1.0, 0.5, 0.5]
     rows = federation("mapp-fl", (0.77, 0.01), [(0.77, 0.04), (0.66, 0.01), (0.64, 0.02)], rates=rates)
     rows += federation("local", None, [(0.70, 0.2), (0.50, 0.2), (0.52, 0.2)], rates=rates)
-    lines, findings = method_tables.by_client(Seen(rows))
+    lines, findings = method_tables.by_client(MappResults(rows))
     assert [line.labels["data size"] for line in lines[:3]] == ["17020", "7400", "7040"]
     assert lines[2].paper.endswith("local 61.57, MaPP-FL 66.30 / 1.52")
     local = next(line for line in lines if line.labels.get("rule") == "local")
@@ -137,7 +137,7 @@ def test_large_clients_one_after_another():
         rows += federation("mapp-fl", (server, 0.01), [(0.69, 0.03)], large=large)
         rows += federation("heterofl", (0.70, 0.02), [(0.70, 0.04)], large=large)
         rows += federation("fdropout", (0.60, 0.01), [(0.40, 0.02)], large=large)
-    lines, findings = method_tables.by_large(Seen(rows))
+    lines, findings = method_tables.by_large(MappResults(rows))
     assert lines[0].paper == "server 44.03 / 0.67, clients 69.42 / 2.91"
     assert said(findings, "less exposed than HeteroFL") == "supported"
     assert said(findings, "MaPP-FL's server is worse than its clients") == "supported"
@@ -148,10 +148,12 @@ def test_large_clients_one_after_another():
 def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
     rows = federation("mapp-fl", (0.44, 0.01), [(0.69, 0.03)], large=0, uncovered="zero")
     rows += federation("mapp-fl", (0.80, 0.01), [(0.69, 0.03)], large=0, uncovered="keep")
-    zero, keep = method_tables.by_large(Seen(rows))[0]
+    zero, keep = method_tables.by_large(MappResults(rows))[0]
     assert (zero.labels["rule"], keep.labels["rule"]) == ("mapp-fl", "mapp-fl (uncovered: keep)")
     assert zero.paper and not keep.paper and keep.cells["server_accuracy"].value == pytest.approx(0.8)
-    assert said(method_tables.by_large(Seen(rows))[1], "MaPP-FL's server is worse") == "supported"  # the zeroed one
+    assert (
+        said(method_tables.by_large(MappResults(rows))[1], "MaPP-FL's server is worse") == "supported"
+    )  # the zeroed one
     for name in ("mapp-fig3", "mapp-table4"):
         cases = catalogue.find("study", name).make().cases(SCALES["tiny"])
         kept = [case for case in cases if case.uncovered == "keep"]
@@ -163,7 +165,7 @@ def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
 def test_coupling_layer_by_layer():
     rows = federation("fdropout", (0.76, 0.02), [(0.40, 0.02)])
     rows += federation("fdropout:coupling=independent", (0.75, 0.02), [(0.24, 0.02)])
-    lines, findings = method_tables.coupled(Seen(rows))
+    lines, findings = method_tables.coupled(MappResults(rows))
     assert lines[1].labels["inputs and outputs"] == "independent" and lines[1].paper.endswith("clients 23.56 / 1.74")
     assert said(findings, "coupled layer by layer") == "supported"
 
@@ -172,7 +174,7 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
     advantages = [0.01, 0.02, 0.021, 0.022, 0.03, 0.035, 0.05, 0.051, 0.06, 0.2]
     rows = federation("none", (0.7, 0.01), [(0.6, x) for x in advantages], sizes=[*SIZES[:9], 90], model="mapp-cnn-8")
     rows += federation("none", (0.8, 0.02), [(0.7, 2 * x) for x in advantages], sizes=[*SIZES[:9], 90])
-    lines, findings = exposure_tables.complexity(Seen(rows), 400)
+    lines, findings = exposure_tables.complexity(MappResults(rows), 400)
     assert lines[0].cells["r"].value < -0.9 and lines[0].cells["excluded"] == "1" and lines[0].paper == "-0.62"
     assert said(findings, "r of log10") == "supported"
     assert said(findings, "advantage rises with the model's size") == "supported"
@@ -180,7 +182,7 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
 
 def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
     alike = [(0.7, 0.04)] * 4
-    found = Seen(federation("none", (0.7, 0.02), alike) + federation("mapp-fl", (0.7, 0.02), alike))
+    found = MappResults(federation("none", (0.7, 0.02), alike) + federation("mapp-fl", (0.7, 0.02), alike))
     (fedavg, _), (way, *_) = found.federations, found.ways
     accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", way)))
     assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
@@ -194,7 +196,7 @@ def test_the_ranking_under_another_attacker():
     for attack, hetero in (("yeom", 0.05), ("lira", 0.02)):
         rows += federation("heterofl", (0.7, 0.01), [(0.7, hetero)], attack=attack)
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
-    found = Seen(rows)
+    found = MappResults(rows)
     assert found.ways == [YEOM, Way("lira")]
     lines, findings = exposure_tables.attackers(found)
     assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
@@ -206,7 +208,7 @@ def test_yeoms_thresholds_count_once_where_scores_are_ranked():
     for attack in ways:
         rows += federation("heterofl", (0.7, 0.01), [(0.7, 0.05)], attack=attack)
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
-    lines, findings = exposure_tables.attackers(Seen(rows))
+    lines, findings = exposure_tables.attackers(MappResults(rows))
     assert len(lines) == 8
     ranked, placed = (
         next(each for each in findings if words in each.claim) for words in ("whoever attacks", "threshold lies")
@@ -226,7 +228,7 @@ def test_each_federation_has_its_own_lira_less_yeom():
     for attack, small in (("yeom", 0.02), ("lira", 0.05)):  # of the larger network both find as much
         rows += federation("none", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
         rows += federation("none", (0.6, 0.01), [(0.6, small)], attack=attack, model="mapp-cnn-8")
-    _, findings = exposure_tables.attackers(Seen(rows))
+    _, findings = exposure_tables.attackers(MappResults(rows))
     (found,) = [finding for finding in findings if "than LiRA" in finding.claim]
     assert found.measured.startswith("1 of 2 yes")
 
@@ -234,8 +236,8 @@ def test_each_federation_has_its_own_lira_less_yeom():
 def test_what_a_defense_adds():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
-    found = Seen(rows)
-    assert found.federations[1] == Federation("mapp-fl", "mapp-cnn-16", 2, "dgp")
+    found = MappResults(rows)
+    assert found.federations[1] == MappFederation("mapp-fl", "mapp-cnn-16", 2, "dgp")
     _, findings = exposure_tables.joined(found)
     assert said(findings, "exposes sub-model clients less") == said(findings, "costs the server") == "supported"
 
@@ -244,7 +246,7 @@ def test_the_ways_of_asking_are_lines_of_their_own():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows.append(row("advantage", 0.09, "mapp-fl", 0, attack="yeom", batches="apart", updates=1))
     rows += federation("local", None, [(0.5, 0.3)], rates=[0.5])  # sends nothing, so it cannot be asked in all ways
-    plain, apart = exposure_tables.asked(Seen(rows))
+    plain, apart = exposure_tables.asked(MappResults(rows))
     assert plain.cells["client_advantage"].value == pytest.approx(0.04)
     assert apart.labels["scoring batches"] == "apart" and apart.cells["client_advantage"].value == pytest.approx(0.09)
 
@@ -309,7 +311,7 @@ def held(folder, cases, seeds=(0,), **changes):
     """The rows of federations that a run had or has run."""
     size = replace(SCALES["tiny"], **({"rounds": 1, "examples": 600} | changes))
     with open_run(folder, "study", {}) as run:
-        Hall(run, size, loaded(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).hold(cases, seeds)
+        MappRunner(run, size, loaded(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).hold(cases, seeds)
     assert not list(folder.glob("unfinished/*"))
     return comparable(run.rows)
 
@@ -334,7 +336,7 @@ def begun(monkeypatch):
 def test_federations_that_run_together_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("local"), Case("mapp-fl")]
     alone = held(tmp_path / "alone", cases, (0, 1))
-    monkeypatch.setattr(Hall, "at_once", 3)  # of both seeds
+    monkeypatch.setattr(MappRunner, "at_once", 3)  # of both seeds
     assert held(tmp_path / "together", cases, (0, 1)) == alone
     assert ran(alone) == [(case.submodels, case.model, seed) for seed in (0, 1) for case in cases]
     assert len(list(tmp_path.glob("together/artifacts/*"))) == 6
@@ -343,7 +345,7 @@ def test_federations_that_run_together_come_to_the_rows_they_come_to_alone(tmp_p
 def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("mapp-fl")]
     alone = held(tmp_path / "alone", cases)
-    monkeypatch.setattr(Hall, "at_once", 2)
+    monkeypatch.setattr(MappRunner, "at_once", 2)
     monkeypatch.setattr(runner, "SubmodelFederation", partial(SubmodelFederation, way="stacked"))
     stacked = held(tmp_path / "stacked", cases)
     assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
@@ -354,7 +356,7 @@ def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_what_studies_share_runs_once(tmp_path, monkeypatch, begun, at_once):
-    monkeypatch.setattr(Hall, "at_once", at_once)
+    monkeypatch.setattr(MappRunner, "at_once", at_once)
     first, second = [Case("mapp-fl"), Case("none", 8)], [Case("heterofl"), Case("mapp-fl"), Case("ufr")]
     held(tmp_path / "shared", first)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shared/artifacts/*")}
@@ -369,7 +371,7 @@ def test_what_studies_share_runs_once(tmp_path, monkeypatch, begun, at_once):
 
 
 def test_federations_that_were_killed_together_go_on_together(tmp_path, monkeypatch, begun):
-    monkeypatch.setattr(Hall, "at_once", 2)
+    monkeypatch.setattr(MappRunner, "at_once", 2)
     monkeypatch.setattr("secateur.federated.checkpoint.EVERY", 0.0)
     monkeypatch.setattr("secateur.federated.checkpoint.SPEED", math.inf)  # the first round is saved
     cases, out = [Case("mapp-fl"), Case("none", 8), Case("heterofl"), Case("fdropout")], tmp_path / "killed"

@@ -13,10 +13,10 @@ from secateur.errors import WrongInput
 from secateur.runs.rows import Row
 from secateur.studies.priprune import attack_tables, defense_tables
 from secateur.studies.priprune.paper_numbers import TABLE_2, TABLE_A1
-from secateur.studies.priprune.results import Seen, attack_of
+from secateur.studies.priprune.results import PripruneResults, attack_of
 from secateur.studies.priprune.runner import chosen
 from secateur.studies.priprune.scale import SCALES, scale_of
-from secateur.studies.priprune.settings import Federations, Setting, of_first_writers
+from secateur.studies.priprune.settings import Federations, PripruneSetting, of_first_writers
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
 OURS = ["alpha", "defenses"]
@@ -54,7 +54,7 @@ def said(findings, *words):
 
 
 def seen(*rows):
-    return Seen([each for own in rows for each in own], TESTED, {("conv-2", "qmnist"): "femnist"})
+    return PripruneResults([each for own in rows for each in own], TESTED, {("conv-2", "qmnist"): "femnist"})
 
 
 # Numbers and settings ------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def drawn(shape, writers=None):
 
 def test_the_papers_setting():
     data = {("qmnist", None): drawn((1, 28, 28), torch.arange(60) % 12), ("cifar10", None): drawn((3, 32, 32))}
-    setting = Setting(SCALES["full"], {}, [0], ("femnist", "cifar10"), data)
+    setting = PripruneSetting(SCALES["full"], {}, [0], ("femnist", "cifar10"), data)
     (own,) = setting.configs(Federations(("feddst",), ("none", "priprune")))
     config = own.config
     assert (config.rounds, config.attack_every, config.per_round, config.steps) == (20_000, 1000, 10, 1)
@@ -90,19 +90,21 @@ def test_the_papers_setting():
     (own,) = setting.configs(Federations(("snip",), ("priprune+dp",), view="sum"))
     assert str(own.config.defense[0]) == "priprune:accuracy=10.0:privacy=1.0:sharing=2e-06+dp"
     assert own.config.view == "sum" and config.view == "update"
-    covered = Setting(scale_of("full", ["coverage=true"]), {}, [0], ("femnist",), data)
+    covered = PripruneSetting(scale_of("full", ["coverage=true"]), {}, [0], ("femnist",), data)
     (own,) = covered.configs(Federations())
     assert config.averaging == "weighted" and own.config.averaging == "coverage"
 
 
 def test_a_smaller_network_shares_as_much():
-    setting = Setting(SCALES["full"], {"model": "conv-1"}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))})
+    setting = PripruneSetting(
+        SCALES["full"], {"model": "conv-1"}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))}
+    )
     (own,) = setting.configs(Federations(defenses=("priprune",)))  # 3.7 million weights for 6.6 million
     assert str(own.config.defense[0]) == "priprune:sharing=4e-05"
 
 
 def test_a_reading_that_is_a_word_is_written_as_it_is():
-    setting = Setting(SCALES["full"], {}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))})
+    setting = PripruneSetting(SCALES["full"], {}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))})
     defenses = ("priprune:normalise=global", "priprune:normalise=layer:step=.010")
     (own,) = setting.configs(Federations(("snip",), defenses))
     assert [str(each) for each in own.config.defense] == [
@@ -114,7 +116,7 @@ def test_a_reading_that_is_a_word_is_written_as_it_is():
 def test_given_data_stand_for_what_they_look_like():
     data = {("x.npz", None): drawn((3, 32, 32))}
     both, alone = (
-        Setting(SCALES["full"], {"data": "x.npz"}, [0], needed, data)
+        PripruneSetting(SCALES["full"], {"data": "x.npz"}, [0], needed, data)
         for needed in (("femnist", "cifar10"), ("femnist",))
     )
     assert list(both.configs(Federations())) == []  # coloured: not FEMNIST's

@@ -15,7 +15,7 @@ from secateur.report.theory import beside_measured
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.studies.priprune import theory
-from secateur.studies.priprune.results import Seen
+from secateur.studies.priprune.results import PripruneResults
 from secateur.studies.priprune.scale import SCALES
 from secateur.studies.priprune.theory import bound, tabulate, terms_by_name
 from secateur.theory.mutual_information import gradient_spectrum, single_round, single_round_prunefl, spectrum_of
@@ -112,7 +112,7 @@ def test_rank_correlation_is_spearmans():
 # Tables --------------------------------------------------------------------------------------------------------
 def test_what_falls_and_what_rises_with_the_rate():
     rows = [row for base in ("snip", "prunefl") for row in by_rate(base)]
-    lines, findings = tabulate(RATE)(Seen(rows, {}))
+    lines, findings = tabulate(RATE)(PripruneResults(rows, {}))
     assert len(lines) == 10 and {line.part for line in lines} == {"By pruning rate p"}
     third = next(line for line in lines if line.labels["pruning rate p"] == "0.3" and line.labels["base"] == "prunefl")
     assert third.cells["NMI (256 levels)"].value == pytest.approx(0.425) and third.cells["d*"].value == 7
@@ -127,7 +127,7 @@ def test_what_falls_and_what_rises_with_the_rate():
 
 def test_leakage_that_does_not_rise_with_rounds_is_said_so():
     rows = [row for t in range(1, 9) for row in attacked(0.5 - t / 40, round=t)]
-    lines, findings = tabulate(ROUNDS)(Seen(rows, {}))
+    lines, findings = tabulate(ROUNDS)(PripruneResults(rows, {}))
     assert lines[2].cells["corrected x T"].value == 150
     found = verdicts(findings)
     assert found["leakage rises with the round T: NMI, 256 levels"] == "not supported"
@@ -135,7 +135,7 @@ def test_leakage_that_does_not_rise_with_rounds_is_said_so():
 
 
 def test_one_point_decides_nothing():
-    lines, findings = tabulate(RATE, BATCH)(Seen(attacked(0.4), {}))
+    lines, findings = tabulate(RATE, BATCH)(PripruneResults(attacked(0.4), {}))
     assert not lines and {finding.verdict for finding in findings} == {"undecided"}
 
 
@@ -191,7 +191,7 @@ def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
             bound(SCALES["tiny"], run, config, data, device, 0, base_pruning(text))
     known = updates(run.rows)
     assert len(known) == 4 and all({"nmi_256", "nmi_100", "psnr", "printed_total"} <= set(x) for x in known.values())
-    lines, _ = tabulate(RATE)(Seen(run.rows, {}))
+    lines, _ = tabulate(RATE)(PripruneResults(run.rows, {}))
     assert [line.labels["pruning rate p"] for line in lines] == ["0.2", "0.8"]
     views = beside_measured(run.rows)
     assert [view.label for view in views] == ["pruning rate p, conv-1 on digits, batch 4"]

@@ -12,12 +12,12 @@ from secateur.metrics.estimates import combine, correlation, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 from secateur.studies.claims import equals, judge, verdict, written
-from secateur.studies.results import Found, Model
+from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity, unknown, unknown_sparsity
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
 from secateur.studies.samia.defenses import adaptive, marks, non_adaptive
 from secateur.studies.study import FULL, Study, settings
-from secateur.studies.table import Line, Table, sparkline
+from secateur.studies.table import StudyTable, TableLine, sparkline
 
 ORIGINAL = ("none", 0.0, "basic")
 NARROW = 0.001
@@ -126,13 +126,13 @@ def test_the_papers_pairing_can_say_more_than_the_same_attack_on_both():
     rows = attacked(ORIGINAL, 0.9, conf=0.60, samia=0.70)
     rows += attacked(pruned("l1-unstructured", 0.5), 0.9, conf=0.60, samia=0.65)
     rows += attacked(pruned("l1-structured", 0.5), 0.9, conf=0.55, samia=0.62)
-    lines, findings = risk_by_sparsity(Found(rows))
+    lines, findings = risk_by_sparsity(AuditResults(rows))
     assert said(findings, "as the paper pairs them") == "supported"  # .65 and .62 against .60
     assert said(findings, "SAMIA on both)") == "not supported"  # against .70
     assert [line.labels["model"] for line in lines] == ["original", "l1-unstructured 0.5", "l1-structured 0.5"]
     assert lines[1].cells["change, SAMIA from Conf on the original"].value == pytest.approx(0.05)
     assert lines[1].cells["change, samia on both"].value == pytest.approx(-0.05)
-    _, findings = risk_by_accuracy(Found(rows))
+    _, findings = risk_by_accuracy(AuditResults(rows))
     assert said(findings, "L1 unstructured and slimming leak more") == "supported"
     assert said(findings, "L1 structured leaks least") == "supported"
     assert said(findings, "predict worse", "SAMIA on both)") == "undecided"  # no model predicts worse
@@ -142,7 +142,7 @@ def test_slimming_is_compared_with_its_own_original():
     own = {"original": "slimming"}
     rows = attacked(ORIGINAL, 0.9, 0.5, 0.5) + attacked(ORIGINAL, 0.8, 0.7, 0.7, **own)
     rows += attacked(pruned("slimming", 0.5), 0.8, 0.6, 0.6, **own)
-    lines, _ = risk_by_sparsity(Found(rows))
+    lines, _ = risk_by_sparsity(AuditResults(rows))
     assert lines[-1].cells["change, samia on both"].value == pytest.approx(-0.1)
 
 
@@ -150,7 +150,7 @@ def test_what_the_authors_code_gave_stands_beside():
     setting = {"setting": ("mlp", "location")}
     place = pruned("l1-unstructured", 0.7)
     rows = attacked(ORIGINAL, 0.5, 0.8, 0.8, **setting) + attacked(place, 0.5, 0.81, 0.85, **setting)
-    lines, findings = compared(Found(rows))
+    lines, findings = compared(AuditResults(rows))
     told = {(line.labels["model"], line.labels["attack"]): line.paper for line in lines}
     assert told["l1-unstructured 0.7", "samia"] == "authors' code: samia 0.842 (attack accuracy)"
     assert told["original", "samia"] == ""
@@ -160,7 +160,7 @@ def test_what_the_authors_code_gave_stands_beside():
 def test_a_study_with_other_attacks_leaves_open_what_it_did_not_measure():
     rows = [r for r in attacked(pruned("l1-unstructured", 0.5), 0.9, 0.6, 0.6) if r.attack != "conf"]
     for tabulate in (compared, risk_by_accuracy, risk_by_sparsity, gaps, non_adaptive, adaptive):
-        _, findings = tabulate(Found(rows))
+        _, findings = tabulate(AuditResults(rows))
         assert "not measured here" in {finding.measured for finding in findings}
 
 
@@ -170,7 +170,7 @@ def test_prediction_accuracy_by_sparsity():
     for sparsity, (loose, strict) in values.items():
         rows.append(row(pruned("l1-unstructured", sparsity), "test_accuracy", loose))
         rows.append(row(pruned("l1-structured", sparsity), "test_accuracy", strict))
-    _, findings = utility(Found(rows))
+    _, findings = utility(AuditResults(rows))
     assert said(findings, "falls") == said(findings, "unstructured pruning") == "supported"
     assert said(findings, "more accurate than the original") == "supported"  # .91
     assert said(findings, "close to the original") == "undecided"  # +1 point, and -2 with its interval
@@ -184,7 +184,7 @@ def test_gaps_and_their_correlation():
         rows.append(row(model, "sensitivity_gap_size", 0.2 - 0.01 * number))
         rows.append(row(model, "sensitivity_gap", -0.2 + 0.01 * number))
         rows.append(row(model, "generalisation_gap", 0.1))
-    _, findings = gaps(Found(rows))
+    _, findings = gaps(AuditResults(rows))
     assert said(findings, "confidence gap", "attack accuracy") == "supported"
     assert said(findings, "sensitivity gap", "attack accuracy") == "not supported"
     assert said(findings, "generalisation gap", "attack accuracy") == "undecided"  # it does not vary
@@ -197,7 +197,7 @@ def test_a_matrix_of_sparsities():
     for target, shadow, value in ((0.0, 0.0, 0.8), (0.0, 0.5, 0.6), (0.5, 0.0, 0.82), (0.5, 0.5, 0.8)):
         guess = {"attacker_pruner": shadows[shadow], "attacker_sparsity": shadow}
         rows.append(row((shadows[target], target, "basic"), "attack_accuracy", value, "samia", **guess))
-    lines, findings = unknown_sparsity(Found(rows))
+    lines, findings = unknown_sparsity(AuditResults(rows))
     cells = [[line.cells[f"shadows {s:g}, attack_accuracy"].value for s in (0, 0.5)] for line in lines]
     assert cells == [[0.8, 0.6], [0.82, 0.8]]
     assert said(findings, "not affected too much") == "not supported"  # one of two loses a quarter
@@ -213,7 +213,7 @@ def test_the_loss_of_unknown_pruning():
         other = own if guessed is None else own | {"attacker_pruner": "slimming", "attacker_sparsity": 0.8}
         for extra, value in ((own, known), (other, known if guessed is None else guessed)):
             rows.append(row(target, "attack_accuracy", value, "samia", setting=setting, **extra))
-    lines, findings = unknown(Found(rows))
+    lines, findings = unknown(AuditResults(rows))
     assert [line.cells["loss"].value for line in lines] == pytest.approx([0.05, 0.10, 0.0, 0.05])
     assert lines[-1].paper == "4.77%" and lines[1].labels["shadows"] == "slimming 0.8"
     assert said(findings, "the paper's") == said(findings, "still effective") == "supported"
@@ -229,7 +229,7 @@ def points():
         ("dp-sgd:noise_multiplier=1", 0.20, 0.50),
     ):
         rows += attacked(pruned("l1-unstructured", 0.6, defense), test, samia, samia)
-    return Found(rows)
+    return AuditResults(rows)
 
 
 def test_points_that_the_paper_left_out_are_shown_and_marked():
@@ -254,7 +254,7 @@ def test_defenses_against_adaptive_attacks():
     assert said(findings, "attack accuracy of adaptive") == "supported"
     assert said(findings, "PPB is one of the best two") == "supported"
     assert said(findings, "ADV is one of the best two") == "not supported"
-    assert marks(points(), Model("l1-unstructured", 0.6, "basic", None)) == []
+    assert marks(points(), VictimKey("l1-unstructured", 0.6, "basic", None)) == []
 
 
 def drawn(model, members, others, seed=0):
@@ -277,7 +277,7 @@ def portraits(*models):
             rows.append(row(model, "sensitivity_gap_size", first + wobble, seed=seed))
             rows.append(row(model, "sensitivity_gap", first + wobble, seed=seed))
             figures += drawn(model, [0.9, 0.9], [0.9 - first, 0.9 - second - wobble], seed)
-    return Found(rows, figures)
+    return AuditResults(rows, figures)
 
 
 def test_gaps_before_and_after_pruning():
@@ -305,7 +305,7 @@ def test_gaps_with_ppb():
 def test_a_table_as_text_and_as_rows():
     facts = {"study": "samia-fig0", "scale": "small", "seeds": [0], "shadows": 2}
     cells = {"test_accuracy": Estimate(0.5, 0.4, 0.6), "auc": mean_of([0.7]), "shape": sparkline([0.5, 1])}
-    table = Table("A title.", facts, [Line({"model": "a|b"}, cells, mark="odd")], [judge("up", {})])
+    table = StudyTable("A title.", facts, [TableLine({"model": "a|b"}, cells, mark="odd")], [judge("up", {})])
     text = table.markdown()
     assert "| a\\|b  | 50.0% [40.0, 60.0] | 0.700 | ▅█    | odd  |" in text
     assert "one seed" in text and "**undecided**" in text

@@ -20,7 +20,7 @@ from secateur.runs.rows import comparable
 from secateur.sweep import run
 from secateur.sweep import workers as sweep_workers
 from secateur.sweep.plan import plan
-from secateur.sweep.workers import Home, Outcome, conduct
+from secateur.sweep.workers import PieceOutcome, SweepFolder, conduct
 
 SMALL = {"model": "conv-1", "clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random"}
 ROUNDS = {"job": "federate", "rounds": 2, **SMALL}
@@ -134,7 +134,7 @@ def test_without_a_shared_disk_the_folder_comes_back(tmp_path, here, monkeypatch
     monkeypatch.setattr(sweep_workers.tempfile, "tempdir", None)  # read anew
     (tmp_path / "other").mkdir()
     (piece,) = plan(Sweep.model_validate(ROUNDS))
-    home = Home(tmp_path / "elsewhere", "a token of another disk", tmp_path / "nowhere")
+    home = SweepFolder(tmp_path / "elsewhere", "a token of another disk", tmp_path / "nowhere")
     outcome = conduct(piece, home)
     assert outcome.wrong is None and {"results.jsonl", "config.yaml", "report.html"} <= outcome.files.keys()
     assert any(name.startswith("artifacts/") for name in outcome.files)
@@ -227,13 +227,13 @@ def spread(monkeypatch, pieces, answers, workers=None):
 
     monkeypatch.setattr(sweep_workers, "connected", connected)
     heard = Heard()
-    sweep_workers.spread(pieces, Home(None, "", None), heard, None, workers)
+    sweep_workers.spread(pieces, SweepFolder(None, "", None), heard, None, workers)
     return heard
 
 
 def test_a_piece_whose_worker_dies_is_started_again_but_not_for_ever(monkeypatch):
     pieces = plan(Sweep.model_validate(ROUNDS | {"seeds": 2}))
-    done = Outcome("vm", 1.0)
+    done = PieceOutcome("vm", 1.0)
     heard = spread(monkeypatch, pieces, [Died("killed"), done, done])
     assert heard.deaths == [("federate-seed=0", 1)] and set(heard.outcomes.values()) == {None}
     heard = spread(monkeypatch, pieces[:1], [Died("killed")] * sweep_workers.STARTS)
@@ -243,7 +243,7 @@ def test_a_piece_whose_worker_dies_is_started_again_but_not_for_ever(monkeypatch
 
 def test_as_many_at_once_as_there_is_room_for(monkeypatch):
     pieces = plan(Sweep.model_validate(ROUNDS | {"seeds": 5}))
-    answers = [Outcome("vm", 1.0)] * 5
+    answers = [PieceOutcome("vm", 1.0)] * 5
     assert spread(monkeypatch, pieces, answers[:]).most == 2
     assert spread(monkeypatch, pieces, answers[:], workers=1).most == 1
     wide = plan(Sweep.model_validate(ROUNDS | {"seeds": 5, "cpus": 2}))

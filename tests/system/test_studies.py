@@ -12,9 +12,9 @@ from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 from secateur.studies.dgp.accuracy_tables import TRAINED
 from secateur.studies.dgp.privacy_tables import LEFT_OUT, RECOVERED, left_out_lines
 from secateur.studies.dgp.residual_steps import HELD, LISTENED
-from secateur.studies.dgp.results import Seen
+from secateur.studies.dgp.results import DgpResults
 from secateur.studies.dgp.runner import UpdateStudy
-from secateur.studies.results import Found
+from secateur.studies.results import AuditResults
 from secateur.studies.study import TINY, Study
 
 pytestmark = pytest.mark.system
@@ -48,7 +48,7 @@ def test_a_tiny_study(name, tmp_path, capsys):
     assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     study: Study = catalogue.find("study", name).make()
-    lines, findings = study.tabulate(Found(load_rows(tmp_path), load_figures(tmp_path)))
+    lines, findings = study.tabulate(AuditResults(load_rows(tmp_path), load_figures(tmp_path)))
     assert len(lines) == LINES[name]
     assert findings
     claims = [row for row in rows if row["metric"] == "claim"]
@@ -113,7 +113,7 @@ def test_a_tiny_study_of_updates(name, tmp_path, capsys):
     assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     study: UpdateStudy = catalogue.find("study", name).make()
-    found = Seen(load_rows(tmp_path))
+    found = DgpResults(load_rows(tmp_path))
     lines, findings = study.tabulate(found)
     lines = [*lines, *left_out_lines(found)]
     assert Counter(line.part for line in lines) == PARTS[name]

@@ -17,7 +17,7 @@ from secateur.defenses.top_k import TopK
 from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
 from secateur.federated.collaborative.plan import SCHEDULES, Plan, schedule_of
-from secateur.federated.collaborative.training import Training
+from secateur.federated.collaborative.training import CollaborativeTraining
 from secateur.models.create import create
 from secateur.theory.convergence import (
     Constants,
@@ -163,7 +163,7 @@ def regression():
     found = {"data": data, "net": net, "smoothness": smoothness}
     for name, upload in UPLOADS.items():
         plan = Plan(2, upload, schedule_of([RATE] * ROUNDS), batch_size=100, momentum=0.0, weight_decay=0.0)
-        training = Training(net, data, plan, Generator().manual_seed(0))
+        training = CollaborativeTraining(net, data, plan, Generator().manual_seed(0))
         models, rows = [training.model()], []
         for epoch in training.epochs():
             rows.append(epoch.row)

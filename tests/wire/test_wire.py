@@ -15,7 +15,7 @@ from torch import Tensor
 from secateur.errors import WrongInput
 from secateur.wire import decode, decode_mask, encode, encode_mask
 from secateur.wire.positions import entropy
-from secateur.wire.table import DTYPES, HEAD, Coding, Entry, Table, pack, unpack
+from secateur.wire.table import DTYPES, HEAD, Coding, TableEntry, TensorTable, pack, unpack
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -54,7 +54,7 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
     return described(found) == described(wanted)
 
 
-def table_of(data: bytes, shapes: dict[str, tuple[int, ...]]) -> Table:
+def table_of(data: bytes, shapes: dict[str, tuple[int, ...]]) -> TensorTable:
     return unpack(data[HEAD : HEAD + int.from_bytes(data[9:HEAD], "little")], shapes)
 
 
@@ -67,7 +67,7 @@ def sealed(body: bytes, version: int = 1) -> bytes:
     return b"SCTR" + bytes([version]) + struct.pack("<I", zlib.crc32(body)) + body
 
 
-def forged(table: Table, rest: bytes) -> bytes:
+def forged(table: TensorTable, rest: bytes) -> bytes:
     packed = pack(table)
     return sealed(struct.pack("<I", len(packed)) + packed + rest)
 
@@ -231,9 +231,9 @@ def test_what_is_fuzzed_has_every_coding():
     assert set(codings(UPDATE)) == set(Coding)
 
 
-def entry(**changes: object) -> Entry:
+def entry(**changes: object) -> TableEntry:
     right = {"name": "w", "dtype": torch.float32, "shape": (9,), "count": 2, "coding": Coding.BITMAP, "bytes": 2}
-    return Entry(**(right | changes))
+    return TableEntry(**(right | changes))
 
 
 def refused(data: bytes, sentence: str, shapes: dict[str, tuple[int, ...]] | None = None) -> None:
@@ -243,7 +243,11 @@ def refused(data: bytes, sentence: str, shapes: dict[str, tuple[int, ...]] | Non
 
 
 def test_the_forged_messages_below_would_be_right_without_their_change():
-    assert decode(forged(Table(None, 0, (entry(),)), b"\xc0\x00" + VALUES), {"w": (9,)})["w"][:3].tolist() == [1, 2, 0]
+    assert decode(forged(TensorTable(None, 0, (entry(),)), b"\xc0\x00" + VALUES), {"w": (9,)})["w"][:3].tolist() == [
+        1,
+        2,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -277,24 +281,24 @@ def test_the_forged_messages_below_would_be_right_without_their_change():
     ],
 )
 def test_a_forged_table_is_refused(change, rest, sentence):
-    refused(forged(Table(None, 0, (entry(**change),)), rest), sentence)
+    refused(forged(TensorTable(None, 0, (entry(**change),)), rest), sentence)
 
 
 def test_tensors_that_are_twice_too_many_or_missing():
-    twice = Table(None, 0, (entry(), entry()))
+    twice = TensorTable(None, 0, (entry(), entry()))
     refused(forged(twice, b""), "holds w twice", {"w": (9,), "v": (9,)})
     refused(forged(twice, b""), "holds 2 tensors; 1 are expected")
-    refused(forged(Table(None, 0, ()), b""), "lacks w")
+    refused(forged(TensorTable(None, 0, ()), b""), "lacks w")
 
 
 def test_bombs_stay_small():
     bomb = zlib.compress(bytes(50_000_000), 9)
     refused(sealed(struct.pack("<I", len(bomb)) + bomb), "its table inflates to more than")
     coded = entry(coding=Coding.DEFLATED, bytes=len(bomb))
-    refused(forged(Table(None, 0, (coded,)), bomb + VALUES), "positions of w inflates to more than the 2 bytes")
+    refused(forged(TensorTable(None, 0, (coded,)), bomb + VALUES), "positions of w inflates to more than the 2 bytes")
     short = zlib.compress(b"\xc0")
     coded = entry(coding=Coding.DEFLATED, bytes=len(short))
-    refused(forged(Table(None, 0, (coded,)), short + VALUES), "positions of w are 1 bytes; 2 are right")
+    refused(forged(TensorTable(None, 0, (coded,)), short + VALUES), "positions of w are 1 bytes; 2 are right")
 
 
 def test_what_is_not_a_message():
@@ -308,7 +312,7 @@ def test_what_is_not_a_message():
 
 def test_unknown_codes_are_named():
     for at, sentence in ((1, "unknown dtype 99"), (2, "unknown coding 99")):
-        plain = bytearray(zlib.decompress(pack(Table(None, 0, (entry(),)))))
+        plain = bytearray(zlib.decompress(pack(TensorTable(None, 0, (entry(),)))))
         plain[plain.index(b"w") + at] = 99
         packed = zlib.compress(bytes(plain))
         refused(sealed(struct.pack("<I", len(packed)) + packed), sentence)

@@ -19,16 +19,16 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.federate import Watched, attackers, check_attackers
+from secateur.experiments.federate import ObservedFederation, attackers, check_attackers
 from secateur.federated.attacks.knowledge import knowledge_of
-from secateur.federated.attacks.observer import Every, Observer, Seen
-from secateur.federated.attacks.schedule import Orders, Who
-from secateur.federated.checkpoint import Story
-from secateur.federated.client_training import Local, check_network, turn_caution
+from secateur.federated.attacks.observer import ClientView, Every, Observer
+from secateur.federated.attacks.schedule import AttackSchedule, Who
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.client_training import LocalTraining, check_network, turn_caution
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import labels_of, teller
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.federated.submodels.spec import Adam
 from secateur.interfaces import Batch, Params
 from secateur.progress import progress
@@ -72,7 +72,7 @@ def federate(
     clients: int | Sequence[Tensor] = 10,
     per_round: int | None = None,
     rounds: int = 100,
-    local: Local | Adam | None = None,
+    local: LocalTraining | Adam | None = None,
     base_pruning: str = "none",
     submodels: str | None = None,
     defense: str = "none",
@@ -86,7 +86,7 @@ def federate(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     faults: Faults | None = None,
-    observers: Sequence[tuple[int, Callable[[Seen], None]]] = (),
+    observers: Sequence[tuple[int, Callable[[ClientView], None]]] = (),
     seed: int = 0,
     device: torch.device | str = "cpu",
     name: str = "model",
@@ -96,7 +96,8 @@ def federate(
 
     With `submodels`, clients train parts of the model. The `large_clients` (2) with most data train all of it, the
     others `client_widths` (.5,) of its channels. `local` is then an Adam(), and `attack` is a membership attack such
-    as "yeom". `terms` are then fields of federated.submodels.spec.Terms. `augment=True` trains on crops and flips.
+    as "yeom". `terms` are then fields of federated.submodels.spec.SubmodelSpec. `augment=True` trains on crops and
+    flips.
 
     Args:
         model: The network; it is copied.
@@ -124,7 +125,7 @@ def federate(
         seed: The seed of all random draws.
         device: The device to train on.
         name: The model's name in the rows.
-        terms: Further fields of federated.spec.Terms, such as averaging="weighted", broadcast="dense",
+        terms: Further fields of federated.spec.FederationSpec, such as averaging="weighted", broadcast="dense",
             method="fedsgd", server_momentum=.9, evaluate_every=50.
     """
     data = _dataset(train, test, model, mean, std)
@@ -146,11 +147,11 @@ def federate(
     if isinstance(local, Adam):
         raise WrongInput("local", "Adam is for submodels; give a federated.client_training.Local")
     base, client_defense = read_base(base_pruning), defense_of_clients(defense)
-    federation_terms = Terms(
+    federation_terms = FederationSpec(
         shares,
         rounds=rounds,
         per_round=min(10, len(shares)) if per_round is None else per_round,
-        local=local or Local(),
+        local=local or LocalTraining(),
         base=base.make(),
         faults=faults or Faults(),
         **protection_of(client_defense),
@@ -162,14 +163,14 @@ def federate(
         log.warning("%s: %s", client_defense, warning)
     inversions = [inversion(attack_name) for attack_name in ([attack] if isinstance(attack, str) else attack)]
     row_labels = labels_of(name, data.name, seed, base, client_defense, federation_terms)
-    story = Story()
+    story = FederationLog()
     who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
-    orders = Orders(attack_every or rounds, tuple(attack_at), who, attack_history)
+    orders = AttackSchedule(attack_every or rounds, tuple(attack_at), who, attack_history)
     knowledge = knowledge_of(net, data, federation_terms, device) if inversions else None
     asked = [membership] if isinstance(membership, str) else list(membership)
     check_attackers(orders, inversions, asked, knowledge, data, federation_terms, seed)
     watching: list[Observer] = [Every(every, function) for every, function in observers]
-    watched = Watched(net, data, federation_terms, row_labels, story, device)
+    watched = ObservedFederation(net, data, federation_terms, row_labels, story, device)
     watching += attackers(watched, orders, inversions, asked, knowledge, tells_labels=labels == "oracle")
     federation = Federation(net, data, federation_terms, seed, device, observers=watching)
     with progress(f"{base}, {client_defense}", rounds, rate=True) as advance:

@@ -14,13 +14,13 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.experiments.federate_submodels import labels_of, teller
 from secateur.federated.augment import crop_and_flip
-from secateur.federated.checkpoint import Story
+from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
-from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import Observer, SubmodelFederation
-from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import Adam, Terms, joined_of, rates_of
+from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
 from secateur.interfaces import Params
 from secateur.progress import progress
 from secateur.training.recipe import Recipe
@@ -46,15 +46,15 @@ def federate_submodels(
     client_widths: Sequence[float] = (0.5,),
     augment: bool = False,
     **terms: Any,
-) -> tuple[Params, Story]:
-    """Return the server's model and all rows and figures; `terms` are further fields of submodels.spec.Terms."""
+) -> tuple[Params, FederationLog]:
+    """Return the server's model and all rows and figures; `terms` are further fields of submodels.spec.SubmodelSpec."""
     if not isinstance(local, Adam | None):
         raise WrongInput("local", "sub-models are trained by federated.submodels.spec.Adam(...)")
     local = local or Adam()
     if augment:
         local = replace(local, augment=crop_and_flip(data))
     rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
-    federation_terms = Terms(
+    federation_terms = SubmodelSpec(
         shares,
         rule.make(),
         rates_of(shares, large_clients, client_widths),
@@ -65,18 +65,18 @@ def federate_submodels(
         **joined_of(client_defense),
         **terms,
     )
-    story, turn = Story(), federation_terms.local
+    story, turn = FederationLog(), federation_terms.local
     recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
     labels = labels_of(name, data, seed, rule, client_defense, federation_terms)
     memberships = [choice("attack", attack) for attack in attacks]
     asking = Asking(size=federation_terms.test_batch)
-    exposer = Exposer(memberships, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
+    exposer = ExposureObserver(memberships, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
     watching: list[tuple[int, Observer]] = [
         *observers,
         *([(exposer.pace(federation_terms), exposer)] if memberships else []),
     ]
     federation = SubmodelFederation(model, data, federation_terms, seed, device, observers=watching)
-    followed = Alone(federation) if federation_terms.rule.alone else federation
+    followed = LocalBaseline(federation) if federation_terms.rule.alone else federation
     with progress(f"{rule}, {client_defense}", rounds, rate=True) as advance:
         tell = teller([federation], [exposer], story, advance)
         for done in followed.rounds():

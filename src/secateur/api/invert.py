@@ -24,7 +24,7 @@ from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput, unknown
 from secateur.evaluation import gallery
 from secateur.evaluation.client import (
-    Client,
+    AttackedClient,
     Target,
     check_attack,
     check_shape,
@@ -44,7 +44,7 @@ from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
 from secateur.runs.artifacts import write
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import Onlooker
+from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 
 Update = Gradient | Weights | Path | str
@@ -103,7 +103,7 @@ def invert(
             Or an update captured elsewhere: a Gradient, Weights, or a .safetensors file.
         attack: One attack or several.
         defense: A defense such as dgp, which rewrites the gradient that the client sends.
-        residual: The residual of error feedback that a training left (`Collaborated.client`, or a file of it).
+        residual: The residual of error feedback that a training left (`CollaborativeResult.client`, or a file of it).
         batch_size: The examples of an update; None: all of the batch.
         input_shape: (channels, height, width); needed with a captured update.
         mean: By channel, with `std`: how pixels in [0, 1] became inputs.
@@ -154,7 +154,7 @@ def invert(
     guard = guard_of(guarded, residual, seed, other)
     if str(guarded) != "none" and (sends_weights or not from_batch):
         raise WrongInput("defense", "acts on the gradient of a batch; leave it out of weights and captured updates")
-    client = Client(
+    client = AttackedClient(
         model,
         tree.state_of(model),
         knowledge,
@@ -275,7 +275,11 @@ def _joined(targets: Sequence[Target]) -> Batch:
 
 
 def _attacked(
-    client: Client, targets: Sequence[Target], chosen: Sequence[Choice], labels: dict[str, Any], defense: Defense
+    client: AttackedClient,
+    targets: Sequence[Target],
+    chosen: Sequence[Choice],
+    labels: dict[str, Any],
+    defense: Defense,
 ) -> Inversion:
     """Run every attack on all targets, and score the reconstructions."""
     seed = labels["seed"]
@@ -307,7 +311,7 @@ def _attacked(
 
 
 def _reconstructed(
-    client: Client, targets: Sequence[Target], attack: Choice, seed: int
+    client: AttackedClient, targets: Sequence[Target], attack: Choice, seed: int
 ) -> tuple[list[Reconstruction | None], Knowledge, float]:
     """Return the reconstruction of each target, the attacker's knowledge, and the seconds."""
     attacker: InversionAttack = attack.make()
@@ -315,5 +319,5 @@ def _reconstructed(
     with progress(f"{attack} on {many}", getattr(attacker, "iterations", None), rate=True) as advance:
         tampering, starts = chance_of(seed, attack)
         knowledge, views = client.seen(attacker, targets, tampering)
-        guesses = dict(attacker.reconstruct(views, knowledge, [starts] * len(views), Onlooker(advance)))
+        guesses = dict(attacker.reconstruct(views, knowledge, [starts] * len(views), NullWatcher(advance)))
     return [guesses.get(i) for i in range(len(targets))], knowledge, time.monotonic() - start

@@ -70,14 +70,14 @@ def allowed(kind: Any) -> str | None:
     return PLAIN.get(bare)
 
 
-class Limits(NamedTuple):
+class ValueLimits(NamedTuple):
     """Limits of a type's values, from its annotation."""
 
     ends: dict[str, float]  # ge, gt, le, lt
     words: str | None  # the description of the field
 
 
-def _bare(kind: Any) -> tuple[Any, Limits]:
+def _bare(kind: Any) -> tuple[Any, ValueLimits]:
     """Return a type without None and without its annotations, and the limits from these annotations."""
     ends: dict[str, float] = {}
     words: str | None = None
@@ -91,9 +91,9 @@ def _bare(kind: Any) -> tuple[Any, Limits]:
         elif get_origin(kind) in (Union, types.UnionType):
             kind, *others = [member for member in get_args(kind) if member is not type(None)]
             if others:
-                return None, Limits({}, words)  # no one sentence describes several types
+                return None, ValueLimits({}, words)  # no one sentence describes several types
         else:
-            return kind, Limits(ends, words)
+            return kind, ValueLimits(ends, words)
 
 
 def _at(kind: Any, path: tuple[int | str, ...]) -> tuple[Any, list[str]]:

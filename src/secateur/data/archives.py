@@ -26,7 +26,7 @@ IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArchiveLimits:
     """Limits on the size of an archive's content.
 
     The largest public data set (Texas) has 0.9 GB at a ratio below 100.
@@ -42,7 +42,7 @@ class Limits:
             return min(self.total, max(self.free, self.ratio * path.stat().st_size))
 
 
-LIMITS = Limits()
+LIMITS = ArchiveLimits()
 
 
 @contextmanager
@@ -77,7 +77,7 @@ class Guarded(io.RawIOBase):
         return len(data)
 
 
-def contents(path: Path, limits: Limits = LIMITS) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def contents(path: Path, limits: ArchiveLimits = LIMITS) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     """Yield the inner name and the stream of every file of a folder or an archive (tar, tgz, zip, npz).
 
     A plain file yields itself. Read a stream before asking for the next one. The files of a folder are sorted, and
@@ -96,7 +96,7 @@ def contents(path: Path, limits: Limits = LIMITS) -> Iterator[tuple[PurePosixPat
         yield from _tar(path, limits)
 
 
-def _tar(path: Path, limits: Limits) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def _tar(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     allowed = limits.allowed(path)
     with reading(path), path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
@@ -119,7 +119,7 @@ def _tar(path: Path, limits: Limits) -> Iterator[tuple[PurePosixPath, BinaryIO]]
             pass
 
 
-def _zip(path: Path, limits: Limits) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def _zip(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     allowed = limits.allowed(path)
     with reading(path), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -151,7 +151,7 @@ def _bomb(path: Path) -> WrongInput:
     )
 
 
-def read_idx(path: Path, limits: Limits = LIMITS) -> tuple[np.ndarray, bytes]:
+def read_idx(path: Path, limits: ArchiveLimits = LIMITS) -> tuple[np.ndarray, bytes]:
     """Return the array of an IDX file (MNIST's format), plain or .gz, and its uncompressed bytes.
 
     The header states the size, and exactly that many bytes are read.
@@ -175,7 +175,7 @@ def read_idx(path: Path, limits: Limits = LIMITS) -> tuple[np.ndarray, bytes]:
     return np.frombuffer(data, dtype=kind).reshape(shape), magic + sizes + data
 
 
-def read_npz(path: Path, limits: Limits = LIMITS) -> dict[str, np.ndarray]:
+def read_npz(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, np.ndarray]:
     """Return the arrays of a .npz file by name; refuse object arrays, which numpy stores as pickles."""
     arrays = {}
     for name, stream in contents(path, limits):

@@ -11,7 +11,7 @@ import torch
 from secateur.catalogue import method
 from secateur.data.archives import contents, reading
 from secateur.data.dataset import Dataset, normalised
-from secateur.data.fetch import Source, fetch, md5
+from secateur.data.fetch import PublicFile, fetch, md5
 from secateur.data.pickles import read_pickle
 from secateur.errors import WrongInput
 
@@ -23,23 +23,23 @@ PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class CifarLayout:
     """The files of one of the two data sets, with the published md5 of every batch in both versions."""
 
     name: str
     classes: int
     key: str  # of the labels in the python version; in the binary version the last label byte
-    source: Source
+    source: PublicFile
     also: tuple[str, ...]
     train: dict[str, str]
     test: dict[str, str]
 
 
-CIFAR10 = Layout(
+CIFAR10 = CifarLayout(
     "cifar10",
     10,
     "labels",
-    Source(
+    PublicFile(
         "cifar-10-binary.tar.gz",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "c32a1d4ab5d03f1284b67883e8d87530",
@@ -59,11 +59,11 @@ CIFAR10 = Layout(
     },
     {"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d", "test_batch": "40351d587109b95175f43aff81a1287e"},
 )
-CIFAR100 = Layout(
+CIFAR100 = CifarLayout(
     "cifar100",
     100,
     "fine_labels",
-    Source(
+    PublicFile(
         "cifar-100-binary.tar.gz",
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         "03b5dce01913d631647c71ecec9e9cb8",
@@ -93,7 +93,7 @@ def cifar100(folder: Path | None = None, download: bool = True) -> Dataset:
     return _load(CIFAR100, folder, download)
 
 
-def _load(layout: Layout, folder: Path | None, download: bool) -> Dataset:
+def _load(layout: CifarLayout, folder: Path | None, download: bool) -> Dataset:
     path = fetch(layout.source, folder, download, layout.also)
     known = layout.train | layout.test
     batches: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -121,7 +121,7 @@ def _load(layout: Layout, folder: Path | None, download: bool) -> Dataset:
     )
 
 
-def _batch(layout: Layout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _batch(layout: CifarLayout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path.suffix != ".bin":
         batch = read_pickle(data, path)
         with reading(path):

@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class PublicFile:
     """A public file: its path under a data folder, its address, and its published md5 ('' if none)."""
 
     path: str
@@ -73,7 +73,7 @@ def _inside(folder: Path, parts: tuple[str, ...]) -> list[Path]:
     return [*candidates, folder] if folder.name == parts[-1] else candidates
 
 
-def fetch(source: Source, folder: Path | None = None, download: bool = True, also: Sequence[str] = ()) -> Path:
+def fetch(source: PublicFile, folder: Path | None = None, download: bool = True, also: Sequence[str] = ()) -> Path:
     """Return the path of the file, or of an alternative in `also` with the same data; download it if none exists."""
     existing = find([source.path, *also], folder)
     if existing is not None:
@@ -90,11 +90,11 @@ def fetch(source: Source, folder: Path | None = None, download: bool = True, als
     return target
 
 
-def _wanted(source: Source, target: Path, problem: str) -> WrongInput:
+def _wanted(source: PublicFile, target: Path, problem: str) -> WrongInput:
     return WrongInput("data", f"{source.name} {problem}; get it from {source.address} and put it at {target}")
 
 
-def _download(source: Source, target: Path) -> None:
+def _download(source: PublicFile, target: Path) -> None:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with urllib.request.urlopen(source.address, timeout=60) as response, part.open("wb") as file:

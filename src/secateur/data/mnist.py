@@ -11,7 +11,7 @@ import torch
 from secateur.catalogue import method
 from secateur.data.archives import read_idx
 from secateur.data.dataset import Dataset, normalised
-from secateur.data.fetch import Source, fetch, find, md5, md5_of
+from secateur.data.fetch import PublicFile, fetch, find, md5, md5_of
 from secateur.errors import WrongInput
 
 MNIST_STATS = (0.1307,), (0.3081,)
@@ -19,7 +19,7 @@ FASHION_STATS = (0.2860,), (0.3530,)
 
 
 @dataclass(frozen=True)
-class Idx(Source):
+class Idx(PublicFile):
     """An IDX file, published as .gz; `raw` is the md5 of its uncompressed content ('' if not published)."""
 
     raw: str = ""

@@ -55,7 +55,7 @@ STANDS_FOR: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class Reader(pickle._Unpickler):
+class PickleReader(pickle._Unpickler):
     """Unpickler that resolves five names, each to a harmless function of this module.
 
     It is the pure-Python unpickler: one large memo index can make the compiled one fill the memory.
@@ -71,7 +71,7 @@ class Reader(pickle._Unpickler):
 def read_pickle(data: bytes, path: Path) -> dict[str, Any]:
     """Return a pickled dictionary of byte arrays, numbers and names; keys that are byte strings become text."""
     try:
-        loaded = Reader(io.BytesIO(data), encoding="bytes").load()
+        loaded = PickleReader(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(loaded, dict):
             raise ValueError("it is not a dictionary")
         return {

@@ -11,14 +11,14 @@ import torch
 from secateur.catalogue import method
 from secateur.data.archives import LIMITS
 from secateur.data.dataset import Dataset, normalised
-from secateur.data.fetch import Source, fetch, md5_of
+from secateur.data.fetch import PublicFile, fetch, md5_of
 from secateur.errors import WrongInput
 
 MEAN = STD = (0.5, 0.5, 0.5)  # SAMIA's
 ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
 FILES = [
-    Source("train_32x32.mat", f"{ADDRESS}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-    Source("test_32x32.mat", f"{ADDRESS}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+    PublicFile("train_32x32.mat", f"{ADDRESS}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+    PublicFile("test_32x32.mat", f"{ADDRESS}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
 ]
 
 

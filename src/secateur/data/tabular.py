@@ -11,13 +11,13 @@ import torch
 from secateur.catalogue import method
 from secateur.data.archives import contents
 from secateur.data.dataset import Dataset
-from secateur.data.fetch import Source, fetch
+from secateur.data.fetch import PublicFile, fetch
 from secateur.errors import WrongInput
 
 ADDRESS = "https://github.com/privacytrustlab/datasets/raw/master/"  # no checksums are published there
-LOCATION = Source("location/dataset_location.tgz", f"{ADDRESS}dataset_location.tgz")
-PURCHASE = Source("purchase/dataset_purchase.tgz", f"{ADDRESS}dataset_purchase.tgz")
-TEXAS = Source("texas/dataset_texas.tgz", f"{ADDRESS}dataset_texas.tgz")
+LOCATION = PublicFile("location/dataset_location.tgz", f"{ADDRESS}dataset_location.tgz")
+PURCHASE = PublicFile("purchase/dataset_purchase.tgz", f"{ADDRESS}dataset_purchase.tgz")
+TEXAS = PublicFile("texas/dataset_texas.tgz", f"{ADDRESS}dataset_texas.tgz")
 
 
 @method("dataset", "location", "samia_ppb", classes=30, input_shape=(446,), source=LOCATION.address)

@@ -10,7 +10,7 @@ from torch import Tensor
 from secateur.catalogue import method
 from secateur.defenses.selection import Sizes, end_to_end, ranks_of, slices, top_and_between
 from secateur.errors import WrongInput
-from secateur.interfaces import Mask, Params, Turning
+from secateur.interfaces import Mask, Params, UploadContext
 
 
 @method("defense", "adgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
@@ -46,7 +46,7 @@ class AlignedDualGradientPruning:
         return {}
 
     def __call__(
-        self, grads: Params, state: Params, turning: Turning, inside: Mask | None = None
+        self, grads: Params, state: Params, turning: UploadContext, inside: Mask | None = None
     ) -> tuple[Params, Params]:
         """Return the upload for the broadcast positions `inside`; None: this client broadcasts."""
         if inside is None and not self.chosen:

@@ -18,7 +18,7 @@ from secateur.inference import outputs
 from secateur.interfaces import Batch, Loss, Params
 from secateur.training.execution import Lane, Lanes
 from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
-from secateur.training.trainer import Run, Trainer, train_many
+from secateur.training.trainer import TaskTraining, Trainer, train_many
 
 
 @method("defense", "adv", "samia_ppb", acts_on="fine-tuning")
@@ -97,14 +97,14 @@ class _Adversarial(Trainer):
         super().__init__(net, recipe, loss, None, None, device)
         self.defense = defense
 
-    def stepper(self, runs: Sequence[Run], way: str) -> _Game:
+    def stepper(self, runs: Sequence[TaskTraining], way: str) -> _Game:
         return _Game(self, runs, way)
 
 
 class _Game:
     """The classifiers and their surrogates, with separate optimisers."""
 
-    def __init__(self, trainer: _Adversarial, runs: Sequence[Run], way: str) -> None:
+    def __init__(self, trainer: _Adversarial, runs: Sequence[TaskTraining], way: str) -> None:
         self.trainer, self.defense, self.runs = trainer, trainer.defense, runs
         lanes = [run.lane for run in runs]
         self.classifiers = Lanes(self._classifier_loss, lanes, trainer.recipe.make_optimiser, way)

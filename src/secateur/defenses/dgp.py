@@ -10,7 +10,7 @@ from torch import Tensor
 from secateur.catalogue import method
 from secateur.defenses.selection import Sizes, counts, end_to_end, kept_between, kept_rows, top_and_between
 from secateur.errors import WrongInput
-from secateur.interfaces import Params, Turning
+from secateur.interfaces import Params, UploadContext
 
 
 @method("defense", "dgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
@@ -74,7 +74,7 @@ class DualGradientPruning:
             return {}
         return {name: torch.zeros_like(value, dtype=torch.int32) for name, value in params.items()}
 
-    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
         """Return the entries between the largest and the smallest, the released entries, and the next state."""
         release = self.release
         if release is None:

@@ -20,7 +20,7 @@ from secateur.defenses.dp_sgd import AT_ONCE, OPACUS
 from secateur.defenses.noise import normal
 from secateur.errors import WrongInput, unknown
 from secateur.functional import noise_asks
-from secateur.interfaces import Batch, LossOf, Params, Turning
+from secateur.interfaces import Batch, LossOf, Params, UploadContext
 
 
 @method("defense", "dp", "dgp", acts_on="upload", adaptive=(), requires=OPACUS)
@@ -59,7 +59,7 @@ class DifferentialPrivacy:
         return normal(params, rng)
 
     def __call__(
-        self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
+        self, grads: Params, state: Params, turning: UploadContext, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """Return the noisy mean of the clipped gradients of the client's examples."""
         if not grads:
@@ -84,7 +84,7 @@ class DifferentialPrivacy:
         return Guarantee(spent, self.delta, self.accountant, covers)
 
 
-def per_example(turning: Turning, names: Params) -> list[Params]:
+def per_example(turning: UploadContext, names: Params) -> list[Params]:
     """Return the gradients of each example's loss, (examples, ...) per tensor, in parts that fit in memory."""
     if noise_asks(turning.net, 1):
         problem = "takes the gradient of every example alone, and the noise inside a network is drawn for batches"

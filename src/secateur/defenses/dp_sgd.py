@@ -25,7 +25,7 @@ from secateur.defenses.dp_norms import frozen, grouped
 from secateur.errors import WrongInput, require, unknown
 from secateur.interfaces import Loss, Params
 from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
-from secateur.training.trainer import Run, Trainer, train_many
+from secateur.training.trainer import TaskTraining, Trainer, train_many
 
 ALONE = (
     "does not combine with another defense: its guarantee needs a loss that is a sum over examples, "
@@ -145,7 +145,7 @@ class _PrivateTrainer(Trainer):
     def way(self, way: str, tasks: Sequence[Task]) -> str:
         return "sequential"
 
-    def order(self, run: Run) -> list[Tensor]:
+    def order(self, run: TaskTraining) -> list[Tensor]:
         """Return an epoch's batches by Poisson sampling: each holds an example with probability q and may be empty."""
         with logs_as_they_are():
             from opacus.utils.uniform_sampler import UniformWithReplacementSampler
@@ -157,14 +157,14 @@ class _PrivateTrainer(Trainer):
         )
         return [torch.tensor(rows, dtype=torch.long, device=device) for rows in sampler]
 
-    def stepper(self, runs: Sequence[Run], way: str) -> _PrivateStepper:
+    def stepper(self, runs: Sequence[TaskTraining], way: str) -> _PrivateStepper:
         return _PrivateStepper(self, runs[0])
 
 
 class _PrivateStepper:
     """DP-SGD steps of one run."""
 
-    def __init__(self, trainer: _PrivateTrainer, run: Run) -> None:
+    def __init__(self, trainer: _PrivateTrainer, run: TaskTraining) -> None:
         with logs_as_they_are():
             from opacus.optimizers import DPOptimizer
 

@@ -10,7 +10,7 @@ import torch
 
 from secateur.catalogue import Defense, method
 from secateur.errors import WrongInput
-from secateur.interfaces import Mask, Params, Turning, Upload
+from secateur.interfaces import Mask, Params, Upload, UploadContext
 
 RESIDUAL, INNER = "residual.", "inner."  # prefixes of the state's names: e, and the inner upload's state
 
@@ -39,7 +39,9 @@ class ErrorFeedback:
         residual = {RESIDUAL + name: torch.zeros_like(value) for name, value in params.items()}
         return residual | {INNER + name: value for name, value in self.inner.init(params).items()}
 
-    def __call__(self, grads: Params, state: Params, turning: Turning, **outside: Params) -> tuple[Params, Params]:
+    def __call__(
+        self, grads: Params, state: Params, turning: UploadContext, **outside: Params
+    ) -> tuple[Params, Params]:
         """Return the upload and the next state; `outside` goes to the inner upload: drawn `noise`, ADGP's `inside`."""
         accumulated = self.accumulated(grads, state)
         kept = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}

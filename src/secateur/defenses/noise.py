@@ -10,7 +10,7 @@ from torch import Generator
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput
-from secateur.interfaces import Params, Turning
+from secateur.interfaces import Params, UploadContext
 
 
 @method("defense", "noise", "dgp", acts_on="upload", adaptive=())
@@ -36,7 +36,7 @@ class GaussianNoise:
         return normal(params, rng)
 
     def __call__(
-        self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
+        self, grads: Params, state: Params, turning: UploadContext, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """Return the gradient with added noise."""
         drawn = self.noise(grads, turning.rng) if noise is None else noise

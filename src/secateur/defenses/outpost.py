@@ -11,7 +11,7 @@ from secateur.catalogue import method
 from secateur.defenses.noise import normal
 from secateur.defenses.selection import between, largest
 from secateur.errors import WrongInput
-from secateur.interfaces import Mask, Params, Turning
+from secateur.interfaces import Mask, Params, UploadContext
 
 CHANCE = "."  # name of the draw that decides if the defense is applied; no parameter can have it
 
@@ -52,7 +52,7 @@ class Outpost:
         return {CHANCE: draw.to(next(iter(params.values())).device)} | normal(params, rng)
 
     def __call__(
-        self, grads: Params, state: Params, turning: Turning, noise: Params | None = None
+        self, grads: Params, state: Params, turning: UploadContext, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """Return the perturbed or the unchanged gradient."""
         if not grads:

@@ -30,7 +30,7 @@ from secateur.defenses.priprune_steps import FIRST, LOGITS, SECOND, STEPS, TURNS
 from secateur.defenses.withholding import nothing_saved, whole_mask
 from secateur.errors import WrongInput, unknown
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
-from secateur.interfaces import Batch, LossOf, Mask, Params, Sent
+from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
 from secateur.pruning.masks import one_of
 
 MUCH = 0.5  # highest average alpha at rest without a warning
@@ -123,7 +123,7 @@ class PriPrune:
         batches: Batch,
         noise: Params,
         learning_rate: float,
-    ) -> Sent:
+    ) -> ClientResult:
         """Run Algorithm 3 on batches (steps, B, ...); the function is pure and runs unchanged under vmap."""
         keep, passes = whole_mask(received, mask), passes_for(received, state)
         weights = passes.reloaded(received, state, keep)
@@ -142,7 +142,7 @@ class PriPrune:
                 weights = passes.descended(weights, last, keep, learning_rate)
         values, withheld, updated = passes.ended(self, state, lesson, last, learning_rate)
         state = state | updated | {TURNS: state[TURNS] + 1}
-        return Sent(values, withheld, state, summed, last, torch.stack(losses).mean(0))
+        return ClientResult(values, withheld, state, summed, last, torch.stack(losses).mean(0))
 
     def objective(
         self,

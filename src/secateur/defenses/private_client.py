@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.defenses.dp import DifferentialPrivacy, gradients
-from secateur.interfaces import Batch, LossOf, Mask, OwnTurn, Params, Sent
+from secateur.interfaces import Batch, ClientResult, CustomTurn, LossOf, Mask, Params
 
 LOOKS = 2  # reads of the examples in a turn of one local step
 LOOK = "look/"  # prefix of the noise's names; no parameter has it
@@ -24,7 +24,7 @@ LOOK = "look/"  # prefix of the noise's names; no parameter has it
 class PrivateTurn:
     """A client's own turn that reads the examples through `private` alone."""
 
-    inner: OwnTurn
+    inner: CustomTurn
     private: DifferentialPrivacy
 
     def init(self, params: Params) -> Params:
@@ -51,7 +51,7 @@ class PrivateTurn:
         batches: Batch,
         noise: Params,
         learning_rate: float,
-    ) -> Sent:
+    ) -> ClientResult:
         """Run the turn with a loss whose gradient is private; a third read has no noise left and fails."""
         looks = [{name: noise[f"{LOOK}{look}.{name}"] for name in received} for look in range(LOOKS)]
 

@@ -20,7 +20,7 @@ from secateur.functional import evaluated
 from secateur.gpu.graphs import fast
 from secateur.gpu.memory import halving, ran_out
 from secateur.gpu.precision import tf32
-from secateur.interfaces import Params, Turning
+from secateur.interfaces import Params, UploadContext
 
 AT_ONCE = {"cpu": 64, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # added to |r|
@@ -50,7 +50,7 @@ class Soteria:
         """Return an empty state."""
         return {}
 
-    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
         """Return the gradient with the lowest-scored columns zeroed."""
         layer = defended_layer(turning.net, self.layer)
         name = f"{layer}.weight" if layer else "weight"
@@ -71,7 +71,7 @@ def defended_layer(net: nn.Module, asked: str | None) -> str:
     return names[-1] if asked is None else asked
 
 
-def scores(turning: Turning, layer: str) -> Tensor:
+def scores(turning: UploadContext, layer: str) -> Tensor:
     """Return (F,) sums over the batch of ||d r_f / d X|| / (|r_f| + 1e-10).
 
     Many features share a backward pass under vmap. If vmap does not support the network, each has a pass of its own.
@@ -86,7 +86,7 @@ def scores(turning: Turning, layer: str) -> Tensor:
         return summed(one_by_one, call, inputs, layer)
 
 
-def features(turning: Turning, layer: str, inputs: Tensor) -> Tensor:
+def features(turning: UploadContext, layer: str, inputs: Tensor) -> Tensor:
     """Return the inputs of a layer in the network that the client runs: its structure with the received tensors.
 
     A missing tensor is the structure's own. The network is a copy that draws nothing and updates no statistics.

@@ -9,7 +9,7 @@ from torch import Tensor
 from secateur.catalogue import method
 from secateur.defenses.selection import Sizes, kept_between, kept_rows
 from secateur.errors import WrongInput
-from secateur.interfaces import Params, Turning
+from secateur.interfaces import Params, UploadContext
 
 
 @method("defense", "top-k", "dgp", acts_on="upload", adaptive=("support", "reapply"))
@@ -30,7 +30,7 @@ class TopK:
         """Return an empty state."""
         return {}
 
-    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
         """Return the largest entries."""
         return self.compress(grads), state
 

@@ -16,7 +16,7 @@ from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.private_client import PrivateTurn
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
-from secateur.interfaces import Params, Turning, Upload
+from secateur.interfaces import Params, Upload, UploadContext
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SendAll:
         """Return an empty state."""
         return {}
 
-    def __call__(self, grads: Params, state: Params, turning: Turning) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
         """Return the gradient unchanged."""
         return grads, state
 
@@ -77,7 +77,7 @@ def accumulated(upload: Upload, grads: Params, state: Params) -> Params:
 
 
 def protection_of(defense: Defense) -> dict[str, Any]:
-    """Return a defense as fields of Terms; refuse parts that do not act on a client's upload."""
+    """Return a defense as fields of FederationSpec; refuse parts that do not act on a client's upload."""
     client = defense.acting_on("client")
     for part in defense.parts:
         target = part.method.info["acts_on"]

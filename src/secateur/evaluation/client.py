@@ -1,6 +1,6 @@
 """The client under attack: the model that it received, the update that it sends, and its attacker's knowledge.
 
-`Guard` applies a defense to the update. `remarked` adds to the rows the cautions that a defense calls for.
+`UploadDefense` applies a defense to the update. `remarked` adds to the rows the cautions that a defense calls for.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from secateur.interfaces import (
     Params,
     ServerView,
     Transform,
-    Turning,
     Upload,
+    UploadContext,
     Weights,
 )
 from secateur.models.create import misfit
@@ -51,7 +51,7 @@ Target = Batch | Gradient | Weights  # examples that the client makes an update 
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
+class AttackedClient:
     """A client whose settings are the same for all its updates."""
 
     net: nn.Module
@@ -60,13 +60,13 @@ class Client:
     sends_weights: bool = False
     tells_labels: bool = False
     tells_statistics: bool = False
-    guard: Guard | None = None  # rewrites the gradient before it is sent
+    guard: UploadDefense | None = None  # rewrites the gradient before it is sent
     transform: Transform | None = None  # of the examples before they are used
     precode: Precode | None = None  # the settings of the network's bottleneck
     seed: int = 0  # of the random numbers of transform and noise
     adaptive: Adaptive = "none"  # how the attacker adapts
 
-    def against(self, attack: InversionAttack) -> Client:
+    def against(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
         adaptive: Adaptive = getattr(attack, "adaptive", "none")
         asks = self.guard is not None and adaptive == "reapply"
@@ -147,7 +147,7 @@ class Client:
 
 
 @dataclass(frozen=True, eq=False)
-class Guard:
+class UploadDefense:
     """The defense of an attacked client's upload."""
 
     upload: Upload
@@ -158,7 +158,7 @@ class Guard:
     def __call__(self, gradient: Gradient, sent: Params, batch: Batch, number: int, knowledge: Knowledge) -> Gradient:
         """Return the upload of one target; every attack on that target sees the same one."""
         rng = derive(self.seed, "upload", number)
-        turning = Turning(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
+        turning = UploadContext(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
         outside = self._outside(sent, number, knowledge)
         values, _ = self.upload(gradient.values, self._state(gradient.values), turning, **outside)
         return Gradient(values)
@@ -202,7 +202,7 @@ def guard_of(
     residual: Params | Path | str | None,
     seed: int,
     other: Callable[[int], Batch] | None = None,
-) -> Guard | None:
+) -> UploadDefense | None:
     """Return the guard of a defense; error feedback uses the residual, adgp another user's batch."""
     for part in defense.parts:
         if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
@@ -211,7 +211,7 @@ def guard_of(
     if upload is None:
         return None
     start = residual if defense.acting_on("residual") else None
-    return Guard(upload, _read(start) if isinstance(start, Path | str) else start, seed, other)
+    return UploadDefense(upload, _read(start) if isinstance(start, Path | str) else start, seed, other)
 
 
 def _read(path: Path | str) -> Params:
@@ -275,7 +275,7 @@ def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     return f"{defense} {how}; an attacker who knows of it (adaptive: {' or '.join(weak)}) may see more"
 
 
-def check_attack(attack: Choice, client: Client, target: Target, rng: Generator) -> None:
+def check_attack(attack: Choice, client: AttackedClient, target: Target, rng: Generator) -> None:
     """Refuse, before any work, an attack that cannot be mounted on this client."""
     attacker: InversionAttack = attack.make()
     if not isinstance(target, Batch) and attack.method.info.get("active"):

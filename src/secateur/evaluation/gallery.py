@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from secateur.evaluation.reconstruction import Outcome
+from secateur.evaluation.reconstruction import AttackOutcome
 from secateur.runs.artifacts import explained, write
 
 CAPTION = ("psnr", "ssim", "cw_ssim", "lpips")  # the measures under a picture
@@ -44,7 +44,7 @@ def truths(labels: Labels, number: int, pixels: Tensor, names: Sequence[int], im
     ]
 
 
-def shown(labels: Labels, numbers: Sequence[int], outcome: Outcome, images: bool) -> list[Figure]:
+def shown(labels: Labels, numbers: Sequence[int], outcome: AttackOutcome, images: bool) -> list[Figure]:
     """Return figures of an attack's targets: every picture with its scores, and the curve of the attack's loss."""
     figures = []
     for i, (number, reconstruction, likeness) in enumerate(zip(numbers, outcome.made, outcome.alike, strict=True)):

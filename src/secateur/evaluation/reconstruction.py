@@ -25,7 +25,7 @@ PAIRINGS = 20  # most pairings of updates with each other's truths, for the chan
 
 
 @dataclass(frozen=True, eq=False)
-class Likeness:
+class MatchedPictures:
     """Pictures reconstructed from one target, matched to its truth."""
 
     guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where the attack found none
@@ -42,11 +42,11 @@ class Scoring(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class AttackOutcome:
     """Reconstructions of an attack's targets, in order, with their scores."""
 
     made: list[Reconstruction | None]  # None: the attack returned nothing
-    alike: list[Likeness]
+    alike: list[MatchedPictures]
     scores: PictureScores  # of all pictures; empty without truth or without `scoring`
     seconds: float = 0.0
 
@@ -57,17 +57,17 @@ class Outcome:
         return {name: value[first : first + size].tolist() for name, value in self.scores.values.items()}
 
 
-def compare(truth: Batch | None, reconstruction: Reconstruction | None, knowledge: Knowledge) -> Likeness:
+def compare(truth: Batch | None, reconstruction: Reconstruction | None, knowledge: Knowledge) -> MatchedPictures:
     """Match reconstructions to truths by assignment: an attack's batch has no order and may be incomplete."""
     guess, labels = _pictures(reconstruction, knowledge)
     if truth is None:
-        return Likeness(guess, list(labels.tolist()))
+        return MatchedPictures(guess, list(labels.tolist()))
     pixels, number = knowledge.pixels(truth.inputs).double().cpu(), len(guess)
     padded = torch.cat([guess, torch.full_like(pixels, GREY)[: max(0, len(pixels) - number)]])
     rows = match(pixels, padded)
     believed = [int(labels[row]) if row < number else None for row in rows.tolist()]
     hits = 0 if reconstruction is None else labels_right(reconstruction.batch.labels, truth.labels)
-    return Likeness(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
+    return MatchedPictures(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
 
 
 def judge(
@@ -76,21 +76,21 @@ def judge(
     knowledge: Knowledge,
     seconds: float = 0.0,
     scoring: Scoring | None = None,
-) -> Outcome:
+) -> AttackOutcome:
     """Compare the reconstructions of an attack's targets with the truths that are known."""
     alike = [compare(truth, guess, knowledge) for truth, guess in zip(truths, reconstructions, strict=True)]
     known = [likeness.truth for likeness in alike if likeness.truth is not None]
     scores = PictureScores({}, {})
     if known and scoring is not None:
         scores = picture_scores(torch.cat(known), torch.cat([likeness.guess for likeness in alike]), scoring.lpips)
-    return Outcome(list(reconstructions), alike, scores, seconds)
+    return AttackOutcome(list(reconstructions), alike, scores, seconds)
 
 
-def joined(outcomes: Sequence[Outcome]) -> Outcome:
+def joined(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
     """Join the outcomes of several groups of targets."""
     names = outcomes[0].scores.values
     values = {name: torch.cat([outcome.scores.values[name] for outcome in outcomes]) for name in names}
-    return Outcome(
+    return AttackOutcome(
         [reconstruction for outcome in outcomes for reconstruction in outcome.made],
         [alike for outcome in outcomes for alike in outcome.alike],
         PictureScores(values, outcomes[0].scores.notes),
@@ -98,7 +98,7 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: Outcome) -> list[Row]:
+def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: AttackOutcome) -> list[Row]:
     """Return the rows of each target: the attack's loss, and every measure of every picture."""
     rows = []
     for i, (number, reconstruction) in enumerate(zip(numbers, outcome.made, strict=True)):
@@ -110,7 +110,7 @@ def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: Outcome
     return rows
 
 
-def summary_rows(labels: dict[str, Any], outcome: Outcome, rng: Generator) -> list[Row]:
+def summary_rows(labels: dict[str, Any], outcome: AttackOutcome, rng: Generator) -> list[Row]:
     """Summarise all targets of one attack and seed: mean, median, minimum and maximum of measures, and shares."""
     reconstructions = [reconstruction for reconstruction in outcome.made if reconstruction is not None]
     labels = _with(labels, target=None, trial=None, item=None)
@@ -150,7 +150,7 @@ def _gathered(notes: Iterable[str | None]) -> str:
     return "; ".join(parts[:PARTS] + ([f"{more} more in the rows of the targets"] if more > 0 else []))
 
 
-def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
+def _shares(labels: dict[str, Any], alike: Sequence[MatchedPictures]) -> list[Row]:
     """Return rows of shares: pictures recovered, labels right, pictures nearest to their truth, recognisable."""
     recovered, right, truth, guess = (
         torch.cat([getattr(likeness, name) for likeness in alike]) for name in ("found", "right", "truth", "guess")
@@ -177,7 +177,7 @@ def _shares(labels: dict[str, Any], alike: Sequence[Likeness]) -> list[Row]:
     return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
 
 
-def _by_chance(alike: Sequence[Likeness], nearest: Tensor) -> float:
+def _by_chance(alike: Sequence[MatchedPictures], nearest: Tensor) -> float:
     """Return the chance level of `identified`: the mean share over pairings of updates with each other's truths.
 
     Matching alone raises the share: for noise in batches of 100 to a third, not to one in 100. So every update's

@@ -19,7 +19,7 @@ MEASURED = (
 Values = dict[str, float]
 
 
-class Update(NamedTuple):
+class UpdateKey(NamedTuple):
     """Key of one attacked update of a client."""
 
     data: str
@@ -50,7 +50,7 @@ AXES = (RATE, BATCH, SIZE, ROUNDS)
 
 
 @dataclass(frozen=True)
-class Curve:
+class LeakageCurve:
     """Updates of federations that differ in one quantity alone, by its value."""
 
     axis: Axis
@@ -88,10 +88,10 @@ class Curve:
         return mean_of(known) if known else None
 
 
-def updates(rows: Iterable[Row]) -> dict[Update, Values]:
+def updates(rows: Iterable[Row]) -> dict[UpdateKey, Values]:
     """Return the measured values of every attacked update, with the terms of the theory for the same client."""
-    measured: dict[Update, Values] = {}
-    theory: dict[Update, Values] = {}
+    measured: dict[UpdateKey, Values] = {}
+    theory: dict[UpdateKey, Values] = {}
     sizes: dict[tuple[str, str], int] = {}
     for row in rows:
         extra = row.extra
@@ -99,11 +99,11 @@ def updates(rows: Iterable[Row]) -> dict[Update, Values]:
             continue
         federation = (row.dataset, row.model, name_of(row.pruner or "none"), row.sparsity or 0.0)
         if extra.get("study") == THEORY:
-            key = Update(*federation, extra["local_batch"], "", row.seed, extra["at_round"], extra["client"])
+            key = UpdateKey(*federation, extra["local_batch"], "", row.seed, extra["at_round"], extra["client"])
             theory.setdefault(key, {})[row.metric] = row.value
             sizes[row.dataset, row.model] = extra["parameters"]
         elif row.attack and row.metric in MEASURED:
-            key = Update(
+            key = UpdateKey(
                 *federation, extra["batch_size"], name_of(row.attack), row.seed, extra["round"], extra["client"]
             )
             measured.setdefault(key, {"seed": key.seed, "round": key.round, "client": key.client})[row.metric] = (
@@ -116,21 +116,21 @@ def updates(rows: Iterable[Row]) -> dict[Update, Values]:
     return measured
 
 
-def curves(known: dict[Update, Values], axis: Axis) -> Iterator[Curve]:
+def curves(known: dict[UpdateKey, Values], axis: Axis) -> Iterator[LeakageCurve]:
     """Yield the sets of updates that differ only in the axis, the seed and the turn; for each data set the longest.
 
     All points of a curve use the same rounds, because leakage changes during training.
     """
-    groups: dict[tuple[tuple[str, Any], ...], list[tuple[float, Update]]] = {}
+    groups: dict[tuple[tuple[str, Any], ...], list[tuple[float, UpdateKey]]] = {}
     hidden = {"seed", "round", "client", axis.field, *(["model"] if axis is SIZE else [])}
     for update, values in known.items():
         fields = update._asdict() | {"parameters": values.get("parameters")}
-        labels = tuple((name, fields[name]) for name in Update._fields if name not in hidden)
+        labels = tuple((name, fields[name]) for name in UpdateKey._fields if name not in hidden)
         if fields[axis.field] is not None:
             groups.setdefault(labels, []).append((fields[axis.field], update))
     longest: dict[str, int] = {}
     all_curves = [
-        Curve(axis, dict(labels), _points(known, group, axis), {x: update.model for x, update in group})
+        LeakageCurve(axis, dict(labels), _points(known, group, axis), {x: update.model for x, update in group})
         for labels, group in groups.items()
     ]
     for curve in all_curves:
@@ -139,7 +139,7 @@ def curves(known: dict[Update, Values], axis: Axis) -> Iterator[Curve]:
 
 
 def _points(
-    known: dict[Update, Values], group: Sequence[tuple[float, Update]], axis: Axis
+    known: dict[UpdateKey, Values], group: Sequence[tuple[float, UpdateKey]], axis: Axis
 ) -> dict[float, list[Values]]:
     rounds: dict[float, set[int]] = {}
     for x, update in group:

@@ -1,7 +1,7 @@
 """The job of `secateur audit`: train, prune and attack models, and measure the leakage of every way of pruning.
 
-threat_models.py pairs victims with attackers, pipeline.py makes the models, `Arena` measures one seed's models and
-attacks.
+threat_models.py pairs victims with attackers, pipeline.py makes the models, `AuditEvaluation` measures one seed's
+models and attacks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from secateur.data.dataset import Dataset
 from secateur.data.splits import Part, in_out, trained_split, victim_shadow
 from secateur.evaluation.membership import attack_rows, flat, judged, remembering
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import Bench, check_audit
-from secateur.experiments.pipeline import VICTIM, Job, Workshop, guarantees, make, model_rows, state_of
+from secateur.experiments.context import SeedContext, check_audit
+from secateur.experiments.pipeline import VICTIM, ModelFactory, ModelJob, guarantees, make, model_rows, state_of
 from secateur.experiments.predictions import planned
-from secateur.experiments.threat_models import Compression, Duel, duels, grid, guess
+from secateur.experiments.threat_models import Compression, Matchup, duels, grid, guess
 from secateur.inference import answering
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.gaps import portrait
@@ -43,8 +43,8 @@ def run_audit(config: Audit, out: Path) -> list[Row]:
     check_audit(config)
     data, device = prepare(config)
     with open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds) as run:
-        benches = [Bench(run, config, data, device, seed) for seed in config.seeds]
-        arenas = [Arena(config, Workshop(bench, parts_of(config, data, bench.seed))) for bench in benches]
+        benches = [SeedContext(run, config, data, device, seed) for seed in config.seeds]
+        arenas = [AuditEvaluation(config, ModelFactory(bench, parts_of(config, data, bench.seed))) for bench in benches]
         for round_ in zip(*(duels(config, seed) for seed in config.seeds), strict=True):
             make_together(arenas, round_)
             for arena, duel in zip(arenas, round_, strict=True):
@@ -98,9 +98,9 @@ def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:
     return parts
 
 
-def make_together(arenas: Sequence[Arena], duels: Sequence[Duel]) -> None:
+def make_together(arenas: Sequence[AuditEvaluation], duels: Sequence[Matchup]) -> None:
     """Make all seeds' models of one duel at once; the run's folder keeps them for later use."""
-    jobs: dict[Compression, list[Job]] = {}
+    jobs: dict[Compression, list[ModelJob]] = {}
     for arena, duel in zip(arenas, duels, strict=True):
         others = [role for role in arena.workshop.parts if role != VICTIM]
         for compression, roles in ((duel.victim, [VICTIM]), (duel.attacker, others)):
@@ -110,10 +110,10 @@ def make_together(arenas: Sequence[Arena], duels: Sequence[Duel]) -> None:
         make(compression_jobs, compression)
 
 
-class Arena:
+class AuditEvaluation:
     """The victims and attackers of one seed. An attack is fitted once to each attacker's models."""
 
-    def __init__(self, config: Audit, workshop: Workshop) -> None:
+    def __init__(self, config: Audit, workshop: ModelFactory) -> None:
         self.config, self.workshop, self.bench = config, workshop, workshop.bench
         self._fitted: dict[tuple[Compression, str], MembershipAttack] = {}
         self._shadows: tuple[Compression | None, list[Shadow]] = (None, [])  # of the last attacker
@@ -173,7 +173,7 @@ class Arena:
         bench.run.add(Row(**labels, metric=name, **gap) for name, gap in done["gaps"].items())
         bench.run.show(flat(labels) | {"attack": None} | figure for figure in done["figures"])
 
-    def measure_attack(self, duel: Duel, attack: Choice) -> None:
+    def measure_attack(self, duel: Matchup, attack: Choice) -> None:
         """Measure how well one attack tells the victim's members from non-members."""
         run, labels = self.bench.run, self._labels(duel.labels) | {"attack": str(attack)}
         if attack.method.info["shadows"] != "none" and not self.workshop.shadows():

@@ -28,7 +28,7 @@ from secateur.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Bench:
+class SeedContext:
     """The context in which the models of one seed are made: the data, the settings and the run's folder."""
 
     run: Run

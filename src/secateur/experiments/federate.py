@@ -26,20 +26,20 @@ from secateur.evaluation.client import caution
 from secateur.evaluation.reconstruction import Scoring
 from secateur.experiments.context import check_installed
 from secateur.experiments.generators import needs_generator, stored, untrained
-from secateur.federated.attacks.inversion import Attacker
+from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
-from secateur.federated.attacks.membership import Asker, check_membership
+from secateur.federated.attacks.membership import MembershipObserver, check_membership
 from secateur.federated.attacks.memory import follows, turns_back
 from secateur.federated.attacks.observer import Observer
-from secateur.federated.attacks.schedule import Orders, check_orders
+from secateur.federated.attacks.schedule import AttackSchedule, check_orders
 from secateur.federated.build import loaded, network_of, shares_of, terms_of
-from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.client_training import check_network, turn_caution
 from secateur.federated.federation import Federation
 from secateur.federated.privacy_budget import check_spending
 from secateur.federated.result_rows import labels_of, row_of, teller
 from secateur.federated.sampling import sampler_of
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import Measure
 from secateur.gpu.memory import let_go
 from secateur.interfaces import Knowledge
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Watched(NamedTuple):
+class ObservedFederation(NamedTuple):
     """One federation of a run, as its attackers need it."""
 
     net: nn.Module
     data: Dataset
-    terms: Terms
+    terms: FederationSpec
     labels: dict[str, Any]  # of its rows
-    story: Story
+    story: FederationLog
     device: torch.device
 
     @property
@@ -114,8 +114,8 @@ def measure(
     """Run one federation from its first round to its last, and add its rows."""
     let_go(device)
     terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
-    labels, story = labels_of(config.model, data.name, seed, base, defense, terms), Story()
-    observers = observers_of(config, run, Watched(net, data, terms, labels, story, device))
+    labels, story = labels_of(config.model, data.name, seed, base, defense, terms), FederationLog()
+    observers = observers_of(config, run, ObservedFederation(net, data, terms, labels, story, device))
     build = _engine(config, link, seed, base, defense)
     federation = build(net, data, terms, seed, device, observers=observers, way=config.way)
     if federation.room is not None and federation.room.size:
@@ -144,7 +144,7 @@ def _engine(
     return over(link, config, seed, base, defense)
 
 
-def _add(run: Run, story: Story) -> None:
+def _add(run: Run, story: FederationLog) -> None:
     gallery.save(run.folder / "pictures", story.figures)
     run.show(story.figures)
     run.add(story.rows)
@@ -208,7 +208,7 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
             check_observers(config, net, data, terms, seed)
 
 
-def _agreed(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> Terms:
+def _agreed(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> FederationSpec:
     """Return the terms; an error names the base pruning and the defense that do not go together."""
     try:
         return terms_of(config, data, seed, base, defense)
@@ -218,14 +218,14 @@ def _agreed(config: Federate, data: Dataset, seed: int, base: Choice, defense: D
         raise WrongInput(error.field, f"{base} with {defense}: {error.message}") from None
 
 
-def _check_deadline(terms: Terms, seed: int) -> None:
+def _check_deadline(terms: FederationSpec, seed: int) -> None:
     """Refuse a deadline before which no client can finish."""
     steps, deadline = terms.local.steps or 1, terms.faults.deadline or 0.0
     if all(terms.faults.seconds(client, steps, seed) > deadline for client in range(len(terms.shares))):
         raise WrongInput("faults.deadline", f"{deadline} is before every client is done; give more seconds")
 
 
-def observers_of(config: Federate, run: Run, watched: Watched) -> list[Observer]:
+def observers_of(config: Federate, run: Run, watched: ObservedFederation) -> list[Observer]:
     """Return the attackers that a run file names, each with its knowledge."""
     known = _knowledge(config, run, watched) if config.attacks else None
     options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images}
@@ -233,7 +233,7 @@ def observers_of(config: Federate, run: Run, watched: Watched) -> list[Observer]
     return attackers(watched, orders_of(config), config.attacks, config.membership, known, **options)
 
 
-def _knowledge(config: Federate, run: Run, watched: Watched) -> Knowledge:
+def _knowledge(config: Federate, run: Run, watched: ObservedFederation) -> Knowledge:
     """Return the attacker's knowledge; a generator is trained on the test part, which no client has, as a stage."""
     net, data, terms, _, _, device = watched
     known = knowledge_of(net, data, terms, device)
@@ -247,8 +247,8 @@ def _knowledge(config: Federate, run: Run, watched: Watched) -> Knowledge:
 
 
 def attackers(
-    watched: Watched,
-    orders: Orders,
+    watched: ObservedFederation,
+    orders: AttackSchedule,
     attacks: Sequence[Choice],
     membership: Sequence[str],
     known: Knowledge | None,
@@ -265,20 +265,20 @@ def attackers(
         notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.given_away))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         observers.append(
-            Attacker(attacks, known, labels, story, orders, kept, caution="; ".join(notes) or None, **options)
+            InversionObserver(attacks, known, labels, story, orders, kept, caution="; ".join(notes) or None, **options)
         )
     if membership:
-        observers.append(Asker(membership, net, data, terms, labels, story, orders, kept, device))
+        observers.append(MembershipObserver(membership, net, data, terms, labels, story, orders, kept, device))
     return observers
 
 
-def orders_of(config: Federate) -> Orders:
+def orders_of(config: Federate) -> AttackSchedule:
     """Return the rounds and the clients that a run attacks."""
     who = tuple(config.attack_clients) if isinstance(config.attack_clients, list) else config.attack_clients
-    return Orders(config.attack_every or config.rounds, tuple(config.attack_at), who, config.attack_history)
+    return AttackSchedule(config.attack_every or config.rounds, tuple(config.attack_at), who, config.attack_history)
 
 
-def told_orders(config: Federate, terms: Terms) -> list[str]:
+def told_orders(config: Federate, terms: FederationSpec) -> list[str]:
     """Describe the attacked rounds and clients, a line an attack."""
     orders = orders_of(config)
     when = f"in round {', '.join(map(str, orders.at))}" if orders.at else f"every {orders.every} rounds"
@@ -296,7 +296,7 @@ def attack_key(config: Federate) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | {"attacks": [str(attack) for attack in config.attacks]}
 
 
-def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: Terms, seed: int) -> None:
+def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: FederationSpec, seed: int) -> None:
     """Refuse, before any work, attacks that cannot be mounted."""
     known = knowledge_of(net, data, terms, next(net.parameters()).device) if config.attacks else None
     if known is not None and any(map(needs_generator, config.attacks)):
@@ -312,12 +312,12 @@ def _check_public(data: Dataset) -> None:
 
 
 def check_attackers(
-    orders: Orders,
+    orders: AttackSchedule,
     attacks: Sequence[Choice],
     membership: Sequence[str],
     known: Knowledge | None,
     data: Dataset,
-    terms: Terms,
+    terms: FederationSpec,
     seed: int,
 ) -> None:
     """Refuse arguments of `attackers` that cannot be mounted."""

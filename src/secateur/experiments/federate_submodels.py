@@ -19,14 +19,14 @@ from secateur.evaluation.submodel_advice import sized
 from secateur.experiments.context import check_installed
 from secateur.experiments.submodel_pilots import check_pilots, run_pilots, sizes_of
 from secateur.federated.build import loaded, network_of
-from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.federation import Round
-from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import Terms, check_rows, terms_of
-from secateur.federated.submodels.stacked_federations import Rounds, Together
+from secateur.federated.submodels.spec import SubmodelSpec, check_rows, terms_of
+from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
 from secateur.federated.submodels.structure import Structure, narrowed, static
 from secateur.federated.traffic import Measure
 from secateur.gpu.memory import let_go
@@ -100,7 +100,9 @@ def plan_submodels(config: Federate) -> list[str]:
     ]
 
 
-def labels_of(model: str, data: Dataset, seed: int, rule: Choice, defense: Defense, terms: Terms) -> dict[str, Any]:
+def labels_of(
+    model: str, data: Dataset, seed: int, rule: Choice, defense: Defense, terms: SubmodelSpec
+) -> dict[str, Any]:
     """Return the labels of every row of a federation; `row_of` adds the round, the client and its width."""
     extra = {"submodels": str(rule), "large_clients": sum(rate == 1 for rate in terms.used_rates)}
     extra |= {name: getattr(terms, name) for name in ("uncovered", "batchnorm", "averaging", "own_labels")}
@@ -109,7 +111,7 @@ def labels_of(model: str, data: Dataset, seed: int, rule: Choice, defense: Defen
     return {"model": model, "dataset": data.name, "seed": seed, "defense": str(defense), "extra": extra}
 
 
-def row_of(labels: dict[str, Any], terms: Terms, measure: Measure, timing: bool = False) -> Row:
+def row_of(labels: dict[str, Any], terms: SubmodelSpec, measure: Measure, timing: bool = False) -> Row:
     """Return a measure as a row."""
     client = measure.client
     row_extra: dict[str, Any] = {"round": measure.round, "client": client}
@@ -132,7 +134,7 @@ def measure(
     """Run the federations of the seeds from the first round to the last, several together, and add their rows."""
     let_go(device)
     federations: list[SubmodelFederation] = []
-    story, exposers = Story(), []
+    story, exposers = FederationLog(), []
     for seed in seeds:
         terms, beside = terms_of(config, data, seed, rule, defense), federations[0] if federations else None
         net = network_of(config, data, seed).to(device)
@@ -143,9 +145,9 @@ def measure(
         federations.append(make(net, data, terms, seed, device, observers=watching, way=config.way, beside=beside))
         exposers.append(exposer)
     followed: Any = (
-        Together(federations)
+        StackedFederations(federations)
         if len(federations) > 1
-        else Alone(federations[0])
+        else LocalBaseline(federations[0])
         if federations[0].terms.rule.alone
         else federations[0]
     )
@@ -177,7 +179,7 @@ def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule
         terms = terms_of(config, data, seed, rule, defense)
         labels = labels_of(config.model, data, seed, rule, defense, terms)
         piloted = labels["extra"] | {"pilot": True, "pilot_rounds": config.pilot_rounds}
-        exposer = exposer_of(config, data, labels | {"extra": piloted}, Story(), device)
+        exposer = exposer_of(config, data, labels | {"extra": piloted}, FederationLog(), device)
         run_pilots(config, run, data, device, rule, terms, exposer)
 
 
@@ -192,7 +194,9 @@ def _engine(
     return submodels_over(link, config, seed, rule, defense)
 
 
-def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: Story, device: torch.device) -> Exposer:
+def exposer_of(
+    config: Federate, data: Dataset, labels: dict[str, Any], story: FederationLog, device: torch.device
+) -> ExposureObserver:
     """Return the attacker of the clients and the server of one federation."""
     asking = Asking(
         printed=config.knowledge == "min",
@@ -210,21 +214,26 @@ def exposer_of(config: Federate, data: Dataset, labels: dict[str, Any], story: S
         patience=None,
     )
     near = replace(data, inputs=data.inputs.to(device), labels=data.labels.to(device))
-    return Exposer(config.exposure, near, labels, story, config.rounds, asking=asking, turn=turn, device=device)
+    return ExposureObserver(
+        config.exposure, near, labels, story, config.rounds, asking=asking, turn=turn, device=device
+    )
 
 
 def teller(
-    federations: Sequence[SubmodelFederation], exposers: Sequence[Exposer], story: Story, advance: Callable[..., None]
-) -> Callable[[Round | Rounds], None]:
+    federations: Sequence[SubmodelFederation],
+    exposers: Sequence[ExposureObserver],
+    story: FederationLog,
+    advance: Callable[..., None],
+) -> Callable[[Round | FinishedRounds], None]:
     """Return a function that is called after each round.
 
     It adds the round's measures to the story, attacks clients and servers after the last one, and updates the display.
     """
     shown = 0
 
-    def tell(done: Round | Rounds) -> None:
+    def tell(done: Round | FinishedRounds) -> None:
         nonlocal shown
-        finished = done.each if isinstance(done, Rounds) else [done]
+        finished = done.each if isinstance(done, FinishedRounds) else [done]
         for federation, exposer, round_done in zip(federations, exposers, finished, strict=True):
             story.rows += [row_of(exposer.labels, federation.terms, measure) for measure in round_done.measures]
             if exposer.attacks and done.number == federation.terms.rounds:

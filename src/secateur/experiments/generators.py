@@ -13,14 +13,14 @@ from secateur.attacks.inversion.generator import Generator, train_generator
 from secateur.catalogue import Choice, users_own
 from secateur.config import Invert
 from secateur.data.dataset import fingerprint
-from secateur.evaluation.client import Client
-from secateur.experiments.context import Bench, file_key
+from secateur.evaluation.client import AttackedClient
+from secateur.experiments.context import SeedContext, file_key
 from secateur.experiments.invert_targets import public_rows
 from secateur.interfaces import Batch, Knowledge
 from secateur.progress import progress
 from secateur.runs.artifacts import Result, key_of
 from secateur.runs.folder import Run
-from secateur.runs.unfinished import Keeper, forget
+from secateur.runs.unfinished import StageWatcher, forget
 from secateur.seeding import derive
 
 
@@ -29,7 +29,7 @@ def needs_generator(attack: Choice) -> bool:
     return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
 
 
-def generator_key(attack: Choice, config: Invert, bench: Bench) -> dict[str, Any]:
+def generator_key(attack: Choice, config: Invert, bench: SeedContext) -> dict[str, Any]:
     """Return the generator's part of a stage key: the training's settings, or the file of the user's generator."""
     if needs_generator(attack):
         return {"generator": learnt_from(config, bench)}
@@ -38,19 +38,19 @@ def generator_key(attack: Choice, config: Invert, bench: Bench) -> dict[str, Any
     return {} if source is None else {"generator": file_key(Path(source))}
 
 
-def with_untrained(client: Client, config: Invert) -> Client:
+def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
     """Return the client with an untrained generator, for checks before any work."""
     return _with(client, untrained(client.knowledge, config.generator_width))
 
 
-def learnt_from(config: Invert, bench: Bench) -> dict[str, Any]:
+def learnt_from(config: Invert, bench: SeedContext) -> dict[str, Any]:
     """Return the settings that the generator's training depends on."""
     rows = fingerprint(public_rows(config, bench.data, bench.seed))
     depends = {"data": bench.data.key, "rows": rows, "device": bench.device.type, "threads": config.threads}
     return depends | {"seed": bench.seed, "steps": config.generator_steps, "width": config.generator_width}
 
 
-def with_trained(client: Client, config: Invert, bench: Bench) -> Client:
+def with_trained(client: AttackedClient, config: Invert, bench: SeedContext) -> AttackedClient:
     """Return the client with a generator trained on public rows; the training is a stage of the run."""
     examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
     return _with(client, stored(bench.run, learnt_from(config, bench), client.knowledge, examples, bench.device))
@@ -65,7 +65,7 @@ def stored(run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Ba
 
     def train() -> Result:
         with progress("train a generator of pictures", depends["steps"], rate=True) as advance:
-            keeper = Keeper(run.folder, "generator", key, advance, lambda _: [])
+            keeper = StageWatcher(run.folder, "generator", key, advance, lambda _: [])
             rng = derive(depends["seed"], "generator")
             generator = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
         return Result(generator.state_dict())
@@ -82,5 +82,5 @@ def untrained(knowledge: Knowledge, width: int) -> Generator:
         return Generator(knowledge.input_shape, knowledge.classes, knowledge.box, width).eval()
 
 
-def _with(client: Client, generator_net: Generator) -> Client:
+def _with(client: AttackedClient, generator_net: Generator) -> AttackedClient:
     return replace(client, knowledge=replace(client.knowledge, generator=generator_net.requires_grad_(False)))

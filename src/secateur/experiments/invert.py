@@ -1,6 +1,6 @@
 """The job of `secateur invert`: attacks reconstruct pictures from a client's updates, and the truth scores them.
 
-evaluation/client.py makes the updates, evaluation/reconstruction.py compares. `Exposure` holds one seed and one
+evaluation/client.py makes the updates, evaluation/reconstruction.py compares. `ClientExposure` holds one seed and one
 defense: the client, the attacked updates, and every attack on them.
 """
 
@@ -20,11 +20,11 @@ from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation import gallery
-from secateur.evaluation.client import Client, Target, check_attack, check_pictures, guarantee_of, remarked
+from secateur.evaluation.client import AttackedClient, Target, check_attack, check_pictures, guarantee_of, remarked
 from secateur.evaluation.membership import flat
 from secateur.evaluation.reconstruction import Scoring, attack_labels, joined, judge, summary_rows, target_rows
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import Bench, check_installed, file_key
+from secateur.experiments.context import SeedContext, check_installed, file_key
 from secateur.experiments.generators import generator_key, needs_generator, with_trained, with_untrained
 from secateur.experiments.invert_targets import (
     asks_search,
@@ -43,7 +43,7 @@ from secateur.report import page_afterwards
 from secateur.runs.artifacts import Result, key_of
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import Keeper, forget, packed, unpacked
+from secateur.runs.unfinished import StageWatcher, forget, packed, unpacked
 from secateur.seeding import derive
 
 TOGETHER = 10  # targets at once on a CPU: more gain little, fewer finish sooner
@@ -55,9 +55,9 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     check_invert(config, data, device)
     with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
-            bench = Bench(run, config, data, device, seed)
+            bench = SeedContext(run, config, data, device, seed)
             defenses = [searched(x, config, bench) if asks_search(x) else x for x in config.defense]
-            exposures = [Exposure(config, bench, defense) for defense in defenses]
+            exposures = [ClientExposure(config, bench, defense) for defense in defenses]
             exposures[0].show_truths()
             for exposure in exposures:
                 exposure.show_guarantee()
@@ -104,16 +104,16 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class Exposure:
+class ClientExposure:
     """A client under one defense and its attacked updates, for one seed, and the folder of the results."""
 
     config: Invert
-    bench: Bench
+    bench: SeedContext
     defense: Defense
     pictures: str = "pictures"  # the folder of pictures in the run's folder
 
     @cached_property
-    def client(self) -> Client:
+    def client(self) -> AttackedClient:
         """The client that makes the updates."""
         return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed, self.defense)
 
@@ -122,7 +122,7 @@ class Exposure:
         """The batches or the captured update that are attacked."""
         return targets_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
 
-    def attacked_by(self, attack: Choice) -> Client:
+    def attacked_by(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
         if not needs_generator(attack):
             return self.client
@@ -164,7 +164,9 @@ class Exposure:
             rows = summary_rows(marked(labels, which | extras), joined(judged), rng)
             run.add(remarked(rows, self.defense, self.config.attacks, self.config.residual is not None))
 
-    def reconstructed(self, attack: Choice, client: Client, group: range) -> tuple[list[Reconstruction | None], float]:
+    def reconstructed(
+        self, attack: Choice, client: AttackedClient, group: range
+    ) -> tuple[list[Reconstruction | None], float]:
         """Return the reconstructions of a group of targets and the seconds that they took; a stage of the run."""
         run, depends = self.bench.run, self.depends(attack, group)
         key = key_of("invert", depends)
@@ -172,7 +174,7 @@ class Exposure:
         forget(run.folder, "invert", result.key)
         return unpacked(result), result.data["seconds"]
 
-    def _reconstruct(self, attack: Choice, client: Client, group: range, key: str) -> Result:
+    def _reconstruct(self, attack: Choice, client: AttackedClient, group: range, key: str) -> Result:
         attacker, seed, truths = attack.make(), self.bench.seed, self._used(group)
         labels, folder = flat(self._labels(attack)), self.bench.run.folder
 
@@ -187,7 +189,7 @@ class Exposure:
         under = "" if str(self.defense) == "none" else f" under {self.defense}"
         title = f"{attack} on {which}{under}, seed {seed}"
         with progress(title, getattr(attacker, "iterations", None), rate=True) as advance:
-            keeper = Keeper(folder, "invert", key, advance, partial(draw, range(len(group))))
+            keeper = StageWatcher(folder, "invert", key, advance, partial(draw, range(len(group))))
             tampering, starts = chance_of(seed, attack, group.start)
             knowledge, views = client.seen(attacker, [self.targets[i] for i in group], tampering, group.start)
             for index, reconstruction in attacker.reconstruct(views, knowledge, [starts] * len(views), keeper):
@@ -248,7 +250,7 @@ def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Gen
     return derive(seed, "tamper", attack.name), starts
 
 
-def compared_with(client: Client) -> list[dict[str, str]]:
+def compared_with(client: AttackedClient) -> list[dict[str, str]]:
     """Return the labels of the comparisons: the used pictures, and the raw ones if they differ.
 
     dgp calls the comparison with the used pictures ATS-R, and the one with the raw pictures ATS-T.

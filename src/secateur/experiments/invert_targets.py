@@ -17,9 +17,9 @@ from secateur.data.dataset import Dataset
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, write_policies
 from secateur.defenses.ats_search import search
 from secateur.errors import WrongInput
-from secateur.evaluation.client import Client, Target, guard_of, protected, scale, transform_of
+from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, scale, transform_of
 from secateur.evaluation.update_files import read_update
-from secateur.experiments.context import Bench, file_key
+from secateur.experiments.context import SeedContext, file_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
 from secateur.models.create import create, load_weights
 from secateur.runs.artifacts import Result
@@ -33,7 +33,7 @@ PARTLY = Recipe(epochs=5, patience=None)  # of the model that the privacy score 
 LEARNT = 2000  # rows at most that train this model
 
 
-def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> Client:
+def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> AttackedClient:
     """Return the client of one seed under a defense: with a new model, or the given one."""
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
     net, precode = protected(net, defense, data.classes, derive(seed, "initialise", "defense"))
@@ -53,7 +53,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         local_batch=config.local_batch,
     )
     guard = guard_of(defense, config.residual, seed, lambda number: _other(config, data, seed, number).to(device))
-    return Client(
+    return AttackedClient(
         net,
         tree.state_of(net),
         knowledge,
@@ -127,7 +127,7 @@ def stand_in(defense: Defense) -> Defense:
     return _with(defense, CHOSEN)
 
 
-def searched(defense: Defense, config: Invert, bench: Bench) -> Defense:
+def searched(defense: Defense, config: Invert, bench: SeedContext) -> Defense:
     """Return the defense with the policies that a search finds for this network and data; a stage of the run.
 
     The scores use 63 training rows. Privacy is scored on the given weights, or on a model trained for five epochs.

@@ -1,6 +1,6 @@
 """Train, prune, fine-tune: the stages that every job shares, kept in the run's folder as they finish.
 
-`Workshop` makes the models of one seed on demand, by compression and role.
+`ModelFactory` makes the models of one seed on demand, by compression and role.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from secateur.catalogue import Choice, Defense
 from secateur.data.dataset import fingerprint
 from secateur.data.splits import Part
 from secateur.defenses.dp_accounting import Guarantee
-from secateur.experiments.context import Bench, file_key
+from secateur.experiments.context import SeedContext, file_key
 from secateur.experiments.threat_models import Compression
 from secateur.inference import predict
 from secateur.interfaces import Batch, Loss, Mask, Params, TrainsWithPenalty
@@ -40,10 +40,10 @@ VICTIM = "victim"
 
 
 @dataclass(frozen=True)
-class Job:
+class ModelJob:
     """One model to be made: the bench of its seed, its role, and its rows."""
 
-    bench: Bench
+    bench: SeedContext
     role: str
     part: Part
 
@@ -65,16 +65,16 @@ class Job:
         )
 
 
-class Workshop:
+class ModelFactory:
     """A maker of models; the run's folder keeps them all, and memory those used last."""
 
-    def __init__(self, bench: Bench, parts: dict[str, Part]) -> None:
+    def __init__(self, bench: SeedContext, parts: dict[str, Part]) -> None:
         self.bench = bench
         self.parts = parts  # by role: the rows that a model is and is not trained on
         self._models = lru_cache(maxsize=4)(self._make)
-        self._benches: dict[Choice | None, Bench] = {None: bench}
+        self._benches: dict[Choice | None, SeedContext] = {None: bench}
 
-    def bench_for(self, compression: Compression) -> Bench:
+    def bench_for(self, compression: Compression) -> SeedContext:
         """Return the bench, with the structure that a defense of training from scratch asks for."""
         scratch = compression.defense.acting_on("training")
         if scratch not in self._benches:
@@ -89,16 +89,16 @@ class Workshop:
         """Return the roles of the attacker's models: `shadow` or `in-out`."""
         return [role for role in self.parts if role.startswith(f"{kind}-")]
 
-    def jobs(self, compression: Compression, roles: Iterable[str]) -> list[Job]:
+    def jobs(self, compression: Compression, roles: Iterable[str]) -> list[ModelJob]:
         """Return the models to be made."""
         bench = self.bench_for(compression)
-        return [Job(bench, role, self.parts[role]) for role in roles]
+        return [ModelJob(bench, role, self.parts[role]) for role in roles]
 
     def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
         return dict(zip(roles, make(self.jobs(compression, roles), compression), strict=True))
 
 
-def make(jobs: Sequence[Job], compression: Compression) -> list[Result]:
+def make(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
     """Make the models of these jobs, of one seed or of many, with this compression; on a GPU they train together."""
     if not jobs:
         return []
@@ -108,7 +108,7 @@ def make(jobs: Sequence[Job], compression: Compression) -> list[Result]:
     return prune_and_finetune(jobs, originals, compression.pruner, compression.sparsity, compression.defense)
 
 
-def _originals(jobs: Sequence[Job], compression: Compression) -> list[Result]:
+def _originals(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
     """Return the dense models: trained, or for a victim the user's weights if there are any."""
     has_weights = jobs[0].bench.config.weights is not None
     fresh = [job for job in jobs if not (has_weights and job.role == VICTIM)]
@@ -116,7 +116,7 @@ def _originals(jobs: Sequence[Job], compression: Compression) -> list[Result]:
     return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
 
 
-def _given(job: Job) -> Result:
+def _given(job: ModelJob) -> Result:
     """Return the victim's weights from the user's file."""
     weights = job.bench.config.weights
     assert weights is not None
@@ -127,7 +127,7 @@ def _given(job: Job) -> Result:
     )
 
 
-def train_originals(jobs: Sequence[Job], pruner: Choice | None = None) -> list[Result]:
+def train_originals(jobs: Sequence[ModelJob], pruner: Choice | None = None) -> list[Result]:
     """Train the dense models together, with the pruner's own term in the loss if it has one (network slimming)."""
     bench = jobs[0].bench
     recipe, method = bench.recipes[0], pruner.make() if pruner is not None else None
@@ -149,7 +149,7 @@ def train_originals(jobs: Sequence[Job], pruner: Choice | None = None) -> list[R
 
 
 def prune_and_finetune(
-    jobs: Sequence[Job], originals: Sequence[Result], pruner: Choice, sparsity: float, defense: Defense
+    jobs: Sequence[ModelJob], originals: Sequence[Result], pruner: Choice, sparsity: float, defense: Defense
 ) -> list[Result]:
     """Make the pruned models together: a mask from the trained weights, then fine-tuning with the defense in place."""
     bench = jobs[0].bench
@@ -172,7 +172,7 @@ def prune_and_finetune(
     return bench.run.stages("prune", depends, compute)
 
 
-def prune(job: Job, state: Mapping[str, Tensor], pruner: Choice, sparsity: float) -> tuple[Mask, list[str]]:
+def prune(job: ModelJob, state: Mapping[str, Tensor], pruner: Choice, sparsity: float) -> tuple[Mask, list[str]]:
     """Return the mask for one trained model, and the pruner's warnings."""
     bench, rows = job.bench, job.part.train
     net = bench.initial("structure").to(bench.device)
@@ -195,7 +195,7 @@ def defended(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
 
 
 def _fit(
-    bench: Bench, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
+    bench: SeedContext, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
 ) -> Iterator[tuple[int, Fitted]]:
     """Fit the task of every index. If models train one by one, a task's rows are copied when its turn comes."""
     alone = bench.device.type == "cpu" and bench.config.way in ("auto", "sequential")
@@ -221,13 +221,13 @@ def mask_of(result: Result) -> Mask:
     return {name.removeprefix("mask."): v for name, v in result.tensors.items() if name.startswith("mask.")}
 
 
-def guarantees(bench: Bench, defense: Defense, size: int) -> list[Guarantee]:
+def guarantees(bench: SeedContext, defense: Defense, size: int) -> list[Guarantee]:
     """Return the guarantees of a defense for `size` training examples: (epsilon, delta), and their scope."""
     recipes = bench.recipes if defense.acting_on("training") else bench.recipes[1:]
     return [method.guarantee(size, *recipes) for part in defense.parts if hasattr(method := part.make(), "guarantee")]
 
 
-def model_rows(bench: Bench, labels: dict[str, Any], model: Result, sides: dict[str, Batch]) -> list[Row]:
+def model_rows(bench: SeedContext, labels: dict[str, Any], model: Result, sides: dict[str, Batch]) -> list[Row]:
     """Return the utility and cost of one model: its accuracy on each side, and its savings, masked and removed."""
 
     def compute() -> Result:

@@ -14,8 +14,8 @@ from secateur.data.dataset import Dataset
 from secateur.data.splits import Part
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import Bench, check_installed
-from secateur.experiments.pipeline import VICTIM, Job, make, mask_of, model_rows, prune, state_of
+from secateur.experiments.context import SeedContext, check_installed
+from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
 from secateur.experiments.threat_models import Compression
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights
@@ -36,8 +36,8 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     data, device = prepare(config)
     part = public_split(data, config.seed)
     with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
-        bench = Bench(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
-        job = Job(bench, VICTIM, part)
+        bench = SeedContext(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
+        job = ModelJob(bench, VICTIM, part)
         if config.remove:
             check_removable(job, config)
         compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
@@ -75,7 +75,7 @@ def public_split(data: Dataset, seed: int) -> Part:
     return Part(train=order[held:], validation=order[:held], test=test)
 
 
-def check_removable(job: Job, config: Prune) -> None:
+def check_removable(job: ModelJob, config: Prune) -> None:
     """Refuse, before any training, a pruning that `remove` cannot apply; try it on the current weights."""
     net = job.bench.initial(job.role)
     if config.weights is not None:

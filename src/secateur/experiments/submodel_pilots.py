@@ -19,19 +19,19 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.submodel_advice import advise, rows_of
 from secateur.federated.build import network_of
-from secateur.federated.checkpoint import Story, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.federation import Round
-from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import Terms
-from secateur.federated.submodels.stacked_federations import Rounds, Together
+from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
 from secateur.progress import progress
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
 
-def check_pilots(rule: Choice, terms: Terms) -> None:
+def check_pilots(rule: Choice, terms: SubmodelSpec) -> None:
     """Refuse rules without a choice of sizes."""
     if terms.rule.whole or terms.rule.alone:
         raise WrongInput("advise", f"{rule} has no models of other sizes to attack; give a rule such as mapp-fl")
@@ -57,7 +57,13 @@ def dealt(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[
 
 
 def run_pilots(
-    config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, terms: Terms, exposer: Exposer
+    config: Federate,
+    run: Run,
+    data: Dataset,
+    device: torch.device,
+    rule: Choice,
+    terms: SubmodelSpec,
+    exposer: ExposureObserver,
 ) -> list[Row]:
     """Run the pilots of one federation and add their advice to the run."""
     seed, widths, rows = exposer.labels["seed"], sizes_of(config), []
@@ -78,17 +84,17 @@ def _piloted(
     data: Dataset,
     device: torch.device,
     group: Sequence[Sequence[float]],
-    terms: Terms,
-    exposer: Exposer,
+    terms: SubmodelSpec,
+    exposer: ExposureObserver,
     advance: Any,
 ) -> list[Row]:
     """Run a group of pilots together, as a stage, and return their rows."""
-    story, rounds = Story(), config.pilot_rounds
+    story, rounds = FederationLog(), config.pilot_rounds
     asking = replace(exposer.asking, updates=1, compare=False)
     federations: list[SubmodelFederation] = []
-    watchers: list[Exposer] = []
+    watchers: list[ExposureObserver] = []
     for rates in group:
-        watching = Exposer(
+        watching = ExposureObserver(
             exposer.attacks[:1], data, exposer.labels, story, rounds, asking=asking, turn=exposer.turn, device=device
         )
         watchers.append(watching)
@@ -107,7 +113,7 @@ def _piloted(
             )
         )
 
-    def tell(done: Round | Rounds) -> None:
+    def tell(done: Round | FinishedRounds) -> None:
         advance(done)
         for federation, watching in zip(federations, watchers, strict=True) if done.number == rounds else ():
             watching.attack_clients(federation)
@@ -118,5 +124,5 @@ def _piloted(
         "asking": repr(asking),
     }
     depends |= {"exposure": str(exposer.attacks[0]), "threads": config.threads}
-    followed: Any = Together(federations) if len(federations) > 1 else federations[0]
+    followed: Any = StackedFederations(federations) if len(federations) > 1 else federations[0]
     return federated(run, followed, story, tell, depends)[1].rows

@@ -52,7 +52,7 @@ class Compression:
 
 
 @dataclass(frozen=True)
-class Duel:
+class Matchup:
     """Victim, and the compression of the attacker's shadow models (None: the attacker selects one)."""
 
     victim: Compression
@@ -84,16 +84,16 @@ def guess(config: Audit, victim: Compression) -> Compression:
     return victim if config.adaptive else Compression(victim.pruner, victim.sparsity, BASIC, victim.term)
 
 
-def duels(config: Audit, seed: int) -> Iterator[Duel]:
+def duels(config: Audit, seed: int) -> Iterator[Matchup]:
     """Yield all duels of one seed. In `known` the originals come first, each against shadows that are originals too."""
     if config.protocol == "known":
         models = grid(config)
         originals = dict.fromkeys([model.original for model in models] or [Compression()])
         for original in originals:
-            yield Duel(original, original)
+            yield Matchup(original, original)
         for model in models:
             if model not in originals:  # sparsity 0 is an original
-                yield Duel(model, guess(config, model), config.adaptive)
+                yield Matchup(model, guess(config, model), config.adaptive)
     elif config.protocol == "unknown-sparsity":
         for pruner, defense in product(config.pruner, config.defense):
             models = [pruned(pruner, sparsity, defense) for sparsity in [0.0, *config.sparsity]]
@@ -107,12 +107,12 @@ def duels(config: Audit, seed: int) -> Iterator[Duel]:
                 yield _blind(config, victim, side, experiment=number)
     else:
         for model in grid(config):
-            yield Duel(model, guess(config, model), config.adaptive)
-            yield Duel(model, None, config.adaptive, {"protocol": "select"})
+            yield Matchup(model, guess(config, model), config.adaptive)
+            yield Matchup(model, None, config.adaptive, {"protocol": "select"})
 
 
-def _blind(config: Audit, victim: Compression, attacker: Compression, **extra: Any) -> Duel:
+def _blind(config: Audit, victim: Compression, attacker: Compression, **extra: Any) -> Matchup:
     guessed = guess(config, attacker)
     name = "none" if guessed.pruner is None else str(guessed.pruner)
     extra |= {"protocol": config.protocol, "attacker_pruner": name, "attacker_sparsity": guessed.sparsity}
-    return Duel(victim, guessed, config.adaptive, extra | {"known": attacker == victim})
+    return Matchup(victim, guessed, config.adaptive, extra | {"known": attacker == victim})

@@ -14,9 +14,9 @@ from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels,
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
-from secateur.federated.client_training import LOSSES, Local
+from secateur.federated.client_training import LOSSES, LocalTraining
 from secateur.federated.faults import Faults
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.models.create import create, load_weights
 from secateur.seeding import derive
 
@@ -37,9 +37,9 @@ def loaded(config: Federate) -> tuple[Dataset, torch.device]:
 
 def terms_of(
     config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: list[Tensor] | None = None
-) -> Terms:
+) -> FederationSpec:
     """Return the terms of one federation; `shares` defaults to those of the configuration."""
-    local = Local(
+    local = LocalTraining(
         config.steps,
         config.local_epochs,
         config.batch_size,
@@ -50,7 +50,7 @@ def terms_of(
     )
     names = ["rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum"]
     names += ["evaluate_every", "fixed_batches", "view"]
-    return Terms(
+    return FederationSpec(
         shares_of(config, data, seed) if shares is None else shares,
         **{name: getattr(config, name) for name in names},
         local=local,

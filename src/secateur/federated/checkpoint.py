@@ -48,7 +48,7 @@ class Finished(Protocol):
 Done = TypeVar("Done", bound=Finished, covariant=True)
 
 
-class Agreed(Protocol):
+class Agreement(Protocol):
     """The terms of a federation: the number of rounds."""
 
     @property
@@ -57,7 +57,7 @@ class Agreed(Protocol):
         ...
 
 
-class Stated(Agreed, Protocol):
+class StatedAgreement(Agreement, Protocol):
     """Terms that name everything a result depends on."""
 
     @property
@@ -71,11 +71,11 @@ class Stated(Agreed, Protocol):
         ...
 
 
-class Standing(Protocol):
+class FederationKey(Protocol):
     """A federation as the source of a cache key."""
 
     @property
-    def terms(self) -> Stated:
+    def terms(self) -> StatedAgreement:
         """The terms of the federation."""
         ...
 
@@ -95,7 +95,7 @@ class Standing(Protocol):
         ...
 
 
-class Followed(Protocol[Done]):
+class FederationProtocol(Protocol[Done]):
     """A federation, or several together, that can stop and resume between two rounds."""
 
     @property
@@ -104,7 +104,7 @@ class Followed(Protocol[Done]):
         ...
 
     @property
-    def terms(self) -> Agreed:
+    def terms(self) -> Agreement:
         """The terms of the federation."""
         ...
 
@@ -135,7 +135,7 @@ class Followed(Protocol[Done]):
 
 
 @dataclass
-class Story:
+class FederationLog:
     """The rows, figures and seconds of a federation so far."""
 
     rows: list[Row] = field(default_factory=list)
@@ -153,10 +153,10 @@ class Story:
 
 
 @dataclass
-class Stories:
+class FederationLogs:
     """The stories of federations that run together, saved as one."""
 
-    each: Sequence[Story]
+    each: Sequence[FederationLog]
 
     @property
     def seconds(self) -> float:
@@ -180,12 +180,12 @@ class Stories:
 
 def federated(
     run: Run,
-    federation: Followed[Done],
-    story: Story,
+    federation: FederationProtocol[Done],
+    story: FederationLog,
     tell: Callable[[Done], None],  # adds a round to the story
     depends: dict[str, Any],
     every: float | None = None,
-) -> tuple[Params, Story]:
+) -> tuple[Params, FederationLog]:
     """Run a federation, resume it, or take the result of an earlier start; return the model and the story."""
     key = key_of(STAGE, depends)
 
@@ -195,12 +195,12 @@ def federated(
 
     result = run.stage(STAGE, depends, compute)
     forget(run.folder, STAGE, key)
-    kept = Story()
+    kept = FederationLog()
     kept.load(result.data)
     return dict(result.tensors), kept
 
 
-def depends_of(federation: Standing, data: Dataset) -> dict[str, Any]:
+def depends_of(federation: FederationKey, data: Dataset) -> dict[str, Any]:
     """Return everything that a federation's result depends on, except its observers."""
     terms, net = federation.terms, federation.net
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
@@ -218,8 +218,8 @@ def depends_of(federation: Standing, data: Dataset) -> dict[str, Any]:
 def follow(
     folder: Path,  # of the run
     key: str,  # of the result
-    federation: Followed[Done],
-    story: Story | Stories,
+    federation: FederationProtocol[Done],
+    story: FederationLog | FederationLogs,
     tell: Callable[[Done], None],
     every: float | None = None,
 ) -> None:
@@ -250,7 +250,7 @@ def follow(
     story.seconds = earlier + time.monotonic() - begun
 
 
-def _resume(path: Path, key: str, federation: Followed[Any], story: Story | Stories) -> None:
+def _resume(path: Path, key: str, federation: FederationProtocol[Any], story: FederationLog | FederationLogs) -> None:
     """Load the checkpoint of a killed process; a damaged file counts as none."""
     with explained(path):
         content = path.read_bytes() if path.exists() else None

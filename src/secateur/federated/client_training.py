@@ -2,7 +2,7 @@
 
 `train` is pure at its boundary: it clones its start, unless that is `fresh`, and returns new tensors. Outside of the
 objective all operations work entry by entry. So the same lines train one client, or many with tensors stacked along a
-first axis and an objective under vmap. `Crowd` chooses between the two:
+first axis and an objective under vmap. `ClientTrainer` chooses between the two:
 
 | way        | training                                                                                          |
 |------------|---------------------------------------------------------------------------------------------------|
@@ -33,7 +33,7 @@ from secateur.gpu.client_ops import copies, descend, erase
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
 from secateur.inference import arranged
-from secateur.interfaces import Batch, Loss, Mask, OwnTurn, Params, Sent
+from secateur.interfaces import Batch, ClientResult, CustomTurn, Loss, Mask, Params
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
 Choose = Callable[[Params, Params], Mask]  # (weights, dense gradient) -> a client's own mask; runs under vmap
@@ -56,7 +56,7 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "binary": binary_cros
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTraining:
     """The local training of a client in its turn; the defaults are PruneFL's and PriPrune's on FEMNIST."""
 
     steps: int | None = 5  # batches of a turn; None: epochs instead
@@ -88,7 +88,7 @@ class Local:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class BroadcastModel:
     """The model that a round's clients receive: tensors that stay in place, changed in place between rounds."""
 
     params: Params
@@ -96,7 +96,7 @@ class Model:
     mask: Mask
 
 
-class Given(NamedTuple):
+class ClientInputs(NamedTuple):
     """The inputs of a client's turn beside the server's model; tensors of many clients have a first axis of clients."""
 
     rows: Rows  # of the data
@@ -105,7 +105,7 @@ class Given(NamedTuple):
     chance: Params  # random draws of a turn of its own, of a rule that withholds, of an upload
 
 
-class Trained(NamedTuple):
+class TrainedClient(NamedTuple):
     """The result of local training; tensors of many clients have a first axis of clients."""
 
     params: Params  # exactly 0 where the mask drops
@@ -115,16 +115,16 @@ class Trained(NamedTuple):
     loss: Tensor  # the mean over the steps
 
 
-class Crowd:
+class ClientTrainer:
     """The trainer of one client or of many."""
 
     def __init__(
         self,
         net: nn.Module,
         data: Batch,
-        model: Model,
-        local: Local,
-        own_turn: OwnTurn | None = None,
+        model: BroadcastModel,
+        local: LocalTraining,
+        own_turn: CustomTurn | None = None,
         way: str = "auto",
     ) -> None:
         if way not in WAYS:
@@ -142,13 +142,17 @@ class Crowd:
         params = self.model.params if start is None else start
         return params if self.own is not None else arranged(params)
 
-    def one(self, one: Given, start: Params, choose: Choose | None = None) -> tuple[Trained | Sent, Mask | None]:
+    def one(
+        self, one: ClientInputs, start: Params, choose: Choose | None = None
+    ) -> tuple[TrainedClient | ClientResult, Mask | None]:
         """Train one client; return the result and the mask that the client chose, if any."""
         batches = [self._batch(rows) for rows in one.rows]
         with tf32(True):
             return self._trained(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
 
-    def many(self, many: Given, start: Params, choose: Choose | None) -> tuple[Trained | Sent, Mask | None]:
+    def many(
+        self, many: ClientInputs, start: Params, choose: Choose | None
+    ) -> tuple[TrainedClient | ClientResult, Mask | None]:
         """Train many stacked clients from the server's model, or from stacked tensors in `start`.
 
         The tensors in `start` are changed, and must be 0 where the server's mask drops.
@@ -178,13 +182,13 @@ class Crowd:
     def _trained(
         self,
         mapped: Callable[..., Any],  # vmap, or for one client the identity
-        turn_inputs: Given,
+        turn_inputs: ClientInputs,
         start: Params,
         buffers: Params,
         batches: Sequence[tuple[Tensor, Tensor]],
         choose: Choose | None,
         fresh: bool = False,
-    ) -> tuple[Trained | Sent, Mask | None]:
+    ) -> tuple[TrainedClient | ClientResult, Mask | None]:
         """Train clients; in a round where clients choose their masks they do so before their last step (FedDST).
 
         A weight that a new mask lets in begins at 0 and takes that step. A turn of its own (PriPrune) has its mask from
@@ -210,10 +214,10 @@ class Crowd:
     def _own_turn(
         self,
         mapped: Callable[..., Any],
-        turn_inputs: Given,
+        turn_inputs: ClientInputs,
         batches: Sequence[tuple[Tensor, Tensor]],
         chosen: Mask | None,
-    ) -> Sent:
+    ) -> ClientResult:
         """Run a defense's own turn on all batches."""
         own_turn, model, rate = self.own, self.model, self.local.learning_rate
         assert own_turn is not None
@@ -225,7 +229,7 @@ class Crowd:
         axis = batches[0][1].ndim - 1  # the axis of clients comes before the steps
         inputs, labels = (torch.stack(part, axis) for part in zip(*batches, strict=True))
         many = mapped(turn, (0, 0, 0, 0, None if chosen is None else 0))
-        return Sent(*many(turn_inputs.state, inputs, labels, turn_inputs.chance, chosen))
+        return ClientResult(*many(turn_inputs.state, inputs, labels, turn_inputs.chance, chosen))
 
     def _objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
         return self.local.loss(self.function(params | buffers, inputs, noise), labels)
@@ -248,10 +252,10 @@ def train(
     buffers: Params,
     mask: Mask,
     batches: Sequence[tuple[Tensor, ...]],
-    local: Local,
+    local: LocalTraining,
     summing: bool = False,
     fresh: bool = False,
-) -> Trained:
+) -> TrainedClient:
     """Run SGD from `start`, a step for each of `batches` (inputs, labels, noise of the network ...).
 
     Args:
@@ -285,7 +289,7 @@ def train(
             elif summing:  # two gradients may share their memory: these are never changed
                 summed = list(torch._foreach_add(summed, grads)) if summed else grads
             moments = _descend(leaves, grads, moments, local, dropped)
-    return Trained(
+    return TrainedClient(
         {name: leaf.detach() for name, leaf in params.items()},
         held,
         dict(zip(params, summed, strict=False)),
@@ -303,7 +307,11 @@ def _drop(leaves: Sequence[Tensor], dropped: Sequence[Tensor | None]) -> None:
 
 
 def _descend(
-    leaves: list[Tensor], grads: list[Tensor], moments: list[Tensor], local: Local, dropped: Sequence[Tensor | None]
+    leaves: list[Tensor],
+    grads: list[Tensor],
+    moments: list[Tensor],
+    local: LocalTraining,
+    dropped: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """Take one step of torch.optim.SGD, with zero at dropped entries; return the moments."""
     step = grads
@@ -328,7 +336,7 @@ def gradient(objective: Objective, params: Params, buffers: Params, batch: tuple
     return dict(zip(leaves, grads, strict=True))
 
 
-def added(before: Trained, after: Trained, first: int, then: int) -> Trained:
+def added(before: TrainedClient, after: TrainedClient, first: int, then: int) -> TrainedClient:
     """Return a training of `first` steps and one of `then` more steps as one."""
     summed = {name: value + before.summed[name] if before.summed else value for name, value in after.summed.items()}
     return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
@@ -345,7 +353,7 @@ def even(rows: Sequence[Rows]) -> bool:
     return len(sizes) == 1 and len(set(next(iter(sizes)))) == 1
 
 
-def check_network(net: nn.Module, own_turn: OwnTurn | None, inputs: Tensor) -> None:
+def check_network(net: nn.Module, own_turn: CustomTurn | None, inputs: Tensor) -> None:
     """Refuse a network whose BatchNorm or random draws a turn of its own does not support.
 
     A dry forward also finds dropout that is called as a function, which no module shows.
@@ -361,7 +369,7 @@ def check_network(net: nn.Module, own_turn: OwnTurn | None, inputs: Tensor) -> N
         raise WrongInput("defense", f"{name} knows no network that draws; leave dropout and precode out")
 
 
-def turn_caution(net: nn.Module, own_turn: OwnTurn | None) -> str | None:
+def turn_caution(net: nn.Module, own_turn: CustomTurn | None) -> str | None:
     """Return a note about training this network by turns of their own, if there is one."""
     return (
         None

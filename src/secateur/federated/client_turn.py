@@ -1,6 +1,6 @@
 """A client's turn, from the received model to the sent update: restore, train, choose a mask, withhold or rewrite.
 
-`Turns.update` is written for one client and also runs under vmap, because all its random draws are arguments.
+`ClientTurn.update` is written for one client and also runs under vmap, because all its random draws are arguments.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from secateur import tree
 from secateur.defenses.uploads import capturable, drawn, makes_anew
 from secateur.defenses.withholding import Rates, divided, entries_sent, nothing_saved, put_back
 from secateur.federated.base_pruning import BasePruning
-from secateur.federated.client_training import Choose, Crowd, Given, Model, Noise, Rows, Trained
-from secateur.federated.spec import Terms
-from secateur.interfaces import Batch, Mask, Params, Sent, Turning
+from secateur.federated.client_training import (
+    BroadcastModel,
+    Choose,
+    ClientInputs,
+    ClientTrainer,
+    Noise,
+    Rows,
+    TrainedClient,
+)
+from secateur.federated.spec import FederationSpec
+from secateur.interfaces import Batch, ClientResult, Mask, Params, UploadContext
 from secateur.seeding import derive
 
 
-class Update(NamedTuple):
+class ClientUpdate(NamedTuple):
     """The result of a client's turn: the parts that are sent, and the parts that stay with the client."""
 
     values: Params  # weights or gradients, exactly 0 where withheld or pruned
@@ -34,14 +42,14 @@ class Update(NamedTuple):
     rates: Rates | None = None  # the withheld shares, of a remote client that reports nothing else
 
 
-class Sender(Protocol):
+class BroadcastSource(Protocol):
     """The part of the server that a turn needs: the broadcast model and the base pruning."""
 
     base: BasePruning
     prunes: bool
     weights: Params
     mask: Mask
-    model: Model
+    model: BroadcastModel
 
     @property
     def received(self) -> Params:
@@ -49,13 +57,15 @@ class Sender(Protocol):
         ...
 
 
-class Turns:
+class ClientTurn:
     """The turns of a federation's clients, run one by one or stacked."""
 
-    def __init__(self, net: nn.Module, terms: Terms, server: Sender, data: Batch, way: str = "auto") -> None:
+    def __init__(
+        self, net: nn.Module, terms: FederationSpec, server: BroadcastSource, data: Batch, way: str = "auto"
+    ) -> None:
         self.net, self.terms, self.server, self.data = net, terms, server, data
         self.varies = any(rule is not None for rule in (terms.withholding, terms.own, terms.upload))
-        self.crowd = Crowd(net, data, server.model, terms.local, terms.own, way)
+        self.crowd = ClientTrainer(net, data, server.model, terms.local, terms.own, way)
         self.crowd.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
         self.stacks = self.crowd.stacks and (terms.upload is None or capturable(terms.upload))
 
@@ -69,7 +79,7 @@ class Turns:
             return noise, terms.withholding.noise(weights, sending)
         return noise, {} if terms.upload is None else drawn(terms.upload, weights, sending)
 
-    def __call__(self, clients: Iterable[tuple[Given, Generator]], number: int) -> Iterator[Update]:
+    def __call__(self, clients: Iterable[tuple[ClientInputs, Generator]], number: int) -> Iterator[ClientUpdate]:
         """Yield the updates of clients, one by one; each client's generator is for an upload that draws by itself."""
         received, choose = self.crowd.received(), self.choosing(number)
         for client, rng in clients:
@@ -78,22 +88,22 @@ class Turns:
             trained, chosen = self.crowd.one(client, begun, choose)
             yield self.update(trained, chosen, client, number, rng)
 
-    def many(self, many: Given, number: int, choose: Choose | None) -> Update:
+    def many(self, many: ClientInputs, number: int, choose: Choose | None) -> ClientUpdate:
         """Return the stacked updates of many clients; all random draws are in the inputs."""
         model = self.server.model
         start = put_back(model.params, many.state, model.mask) if self.reloads else {}
         trained, chosen = self.crowd.many(many, start, choose)
         kind, nothing = type(trained), Generator()
-        if isinstance(trained, Trained) and self.terms.withholding is not None and self.terms.upload is None:
+        if isinstance(trained, TrainedClient) and self.terms.withholding is not None and self.terms.upload is None:
             return self._withhold(trained, chosen, many, vmap)
 
         def sent(trained: Any, chosen: Mask | None, *inputs: Any) -> tuple[Any, ...]:
-            update = self.update(kind(*trained), chosen, Given(*inputs), number, nothing)
+            update = self.update(kind(*trained), chosen, ClientInputs(*inputs), number, nothing)
             return tuple({} if part is None else part for part in update[:-1])  # vmap cannot return None
 
         updates = vmap(sent, (0, None if chosen is None else 0, 0, 0, 0, 0))
         values, buffers, entries, own_mask, *others = updates(tuple(trained), chosen, *many)
-        return Update(values, buffers, entries or None, own_mask or None, *others)
+        return ClientUpdate(values, buffers, entries or None, own_mask or None, *others)
 
     def init(self) -> Params:
         """Return a client's state before its first round; empty if the client keeps nothing."""
@@ -125,29 +135,34 @@ class Turns:
 
     @torch.no_grad()
     def update(
-        self, trained: Trained | Sent, chosen: Mask | None, client: Given, number: int, rng: Generator
-    ) -> Update:
+        self,
+        trained: TrainedClient | ClientResult,
+        chosen: Mask | None,
+        client: ClientInputs,
+        number: int,
+        rng: Generator,
+    ) -> ClientUpdate:
         """Return the update of one trained client, under the mask `chosen` by the client or else the server's."""
         mask = self.server.model.mask if chosen is None else chosen
-        if isinstance(trained, Sent):
+        if isinstance(trained, ClientResult):
             sending = entries_sent(trained.withheld, mask) if self.terms.counts_sent else None
             summed = self._shared(trained.summed, trained.withheld)
-            return Update(trained.values, {}, sending, chosen, summed, trained.state, trained.withheld)
+            return ClientUpdate(trained.values, {}, sending, chosen, summed, trained.state, trained.withheld)
         if self.terms.sends_gradients:
             return self._gradient(trained, client, number, rng)
         if self.terms.withholding is None:
-            return Update(trained.params, trained.buffers, None, chosen, trained.summed, {}, {})
+            return ClientUpdate(trained.params, trained.buffers, None, chosen, trained.summed, {}, {})
         if self.terms.upload is not None:
             trained = self._noised(trained, client, number, rng)
         return self._withhold(trained, chosen, client)
 
     def _withhold(
         self,
-        trained: Trained,
+        trained: TrainedClient,
         chosen: Mask | None,
-        client: Given,
+        client: ClientInputs,
         mapped: Callable[..., Any] = lambda function, *_: function,
-    ) -> Update:
+    ) -> ClientUpdate:
         """Withhold entries of one client, or of many if `mapped` is vmap.
 
         Only the rule's own functions run under vmap; everything else works entry by entry.
@@ -164,7 +179,9 @@ class Turns:
         withheld = mapped(choose, (0, 0, mask_axis, 0))(trained.params, gradient, mask, client.chance)
         covered = mapped(entries_sent, (0, mask_axis))(withheld, mask) if self.terms.counts_sent else None
         values, state = divided(trained.params, withheld, rule.pseudo)
-        return Update(values, trained.buffers, covered, chosen, self._shared(trained.summed, withheld), state, withheld)
+        return ClientUpdate(
+            values, trained.buffers, covered, chosen, self._shared(trained.summed, withheld), state, withheld
+        )
 
     def _shared(self, summed: Params, withheld: Mask) -> Params:
         """Return the gradients whose squares the client sends."""
@@ -172,7 +189,7 @@ class Turns:
             return summed
         return summed | {name: torch.where(where, 0, summed[name]) for name, where in withheld.items()}
 
-    def _gradient(self, trained: Trained, client: Given, number: int, rng: Generator) -> Update:
+    def _gradient(self, trained: TrainedClient, client: ClientInputs, number: int, rng: Generator) -> ClientUpdate:
         """Return the update of a client that sends gradients.
 
         For several steps this is their sum: (received - trained) / learning rate.
@@ -186,9 +203,9 @@ class Turns:
         if self.terms.upload is not None:
             grads, state = self._uploaded(grads, client, number, rng)
             grads = tree.masked(grads, self.server.model.mask)
-        return Update(grads, self._statistics(trained), None, None, trained.summed, state, {})
+        return ClientUpdate(grads, self._statistics(trained), None, None, trained.summed, state, {})
 
-    def _noised(self, trained: Trained, client: Given, number: int, rng: Generator) -> Trained:
+    def _noised(self, trained: TrainedClient, client: ClientInputs, number: int, rng: Generator) -> TrainedClient:
         """Redo the client's single step with the gradient that a defense (dp) computes again from the examples.
 
         The withheld entries are chosen after this step.
@@ -203,21 +220,21 @@ class Turns:
             params=tree.masked(params, self.server.model.mask), summed=grads, buffers=self._statistics(trained)
         )
 
-    def _uploaded(self, grads: Params, client: Given, number: int, rng: Generator) -> tuple[Params, Params]:
+    def _uploaded(self, grads: Params, client: ClientInputs, number: int, rng: Generator) -> tuple[Params, Params]:
         """Apply the upload defense to a gradient; return the sent gradient and the client's new state."""
         upload, batch, begun = self.terms.upload, self.data.take(flat(client.rows)), self._begun(client)
         assert upload is not None
         batch = batch._replace(inputs=batch.inputs.to(next(iter(begun.values())).dtype))
-        turning = Turning(self.net, self.server.received | begun, batch, number, rng, self.terms.local.loss)
+        turning = UploadContext(self.net, self.server.received | begun, batch, number, rng, self.terms.local.loss)
         draws = {"noise": client.chance} if client.chance else {}
         return upload(grads, client.state, turning, **draws)
 
-    def _begun(self, client: Given) -> Params:
+    def _begun(self, client: ClientInputs) -> Params:
         """Return the parameters from which a client starts; dropped entries are zero from the start."""
         start = self.start(client.state)
         return tree.masked(self.server.model.params if start is None else start, self.server.model.mask)
 
-    def _statistics(self, trained: Trained) -> Params:
+    def _statistics(self, trained: TrainedClient) -> Params:
         """Return BatchNorm's statistics, sent openly; none under a promised epsilon, which does not cover them."""
         upload = self.terms.upload
         return {} if upload is not None and makes_anew(upload) else trained.buffers

@@ -21,16 +21,16 @@ from secateur import tree
 from secateur.data.dataset import Dataset
 from secateur.defenses.withholding import rates
 from secateur.errors import NotFinite, WrongInput
-from secateur.federated.attacks.observer import Arrived, Observer, Panel
+from secateur.federated.attacks.observer import Arrived, Observer, Observers
 from secateur.federated.averaging import alive_of
-from secateur.federated.client_training import Given, Rows, even
-from secateur.federated.client_turn import Turns, Update, flat
+from secateur.federated.client_training import ClientInputs, Rows, even
+from secateur.federated.client_turn import ClientTurn, ClientUpdate, flat
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.privacy_budget import spent
-from secateur.federated.sampling import Drawn, sampler_of
-from secateur.federated.server import Gathered, Server
-from secateur.federated.spec import Terms
-from secateur.federated.stacked_rounds import Homes, Room, Together, room_for
+from secateur.federated.sampling import SampledClients, sampler_of
+from secateur.federated.server import RoundSums, Server
+from secateur.federated.spec import FederationSpec
+from secateur.federated.stacked_rounds import ClientStateBank, Room, StackedRounds, room_for
 from secateur.federated.traffic import Ledger, Measure, values_of
 from secateur.functional import joined
 from secateur.inference import logits
@@ -57,7 +57,7 @@ class Federation:
         self,
         net: nn.Module,
         data: Dataset,
-        terms: Terms,
+        terms: FederationSpec,
         seed: int,
         device: torch.device | str = "cpu",
         *,
@@ -66,23 +66,25 @@ class Federation:
     ) -> None:
         check(net, data.input_shape, data.classes)
         self.net, self.terms, self.seed, self.device = net, terms, seed, torch.device(device)
-        self.panel = Panel(observers, self)
+        self.panel = Observers(observers, self)
         inputs, labels = data.batch.to(self.device)
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.server = Server(net, terms, self.train, derive(seed, "base"), self.device, self.exact)
-        self.judge = Judge(net, Batch(inputs[data.train_size :], labels[data.train_size :]), terms.local.loss)
+        self.judge = ServerEvaluation(
+            net, Batch(inputs[data.train_size :], labels[data.train_size :]), terms.local.loss
+        )
         self.sampler = sampler_of(terms, seed, self.device)
-        self.turns = Turns(net, terms, self.server, self.train, way)
+        self.turns = ClientTurn(net, terms, self.server, self.train, way)
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
         self.states: MutableMapping[int, Params] = {}  # by client, of those sampled so far; hidden from the server
-        self.together: Together | None = None
+        self.together: StackedRounds | None = None
         fresh, clients = self.turns.init(), min(len(terms.shares), terms.rounds * terms.per_round)
         self.room: Room | None = None  # None: the clients keep their states elsewhere
         if not self.exact:
             self.room = room_for(fresh, clients, self.device)
         if self.turns.stacks and self.room is not None:
-            homes = Homes(fresh, clients, self.room.on_host)
-            self.states, self.together = homes, Together(self.server, self.turns, homes, seed)
+            homes = ClientStateBank(fresh, clients, self.room.on_host)
+            self.states, self.together = homes, StackedRounds(self.server, self.turns, homes, seed)
         self.number = 0  # finished rounds
         self.waits = self.device.type != "cuda"  # True: a round may read numbers from the device
 
@@ -171,7 +173,7 @@ class Federation:
         measures = self.ledger.measures(number, judged, last) + spent(terms, self.ledger.turns, number, last)
         return Round(number, measures)
 
-    def _faults(self, number: int, drawn: Drawn) -> dict[int, Fault]:
+    def _faults(self, number: int, drawn: SampledClients) -> dict[int, Fault]:
         victims = self.panel.victims(number, drawn.clients)
         faults: dict[int, Fault] = {}
         if self.terms.faults.any:
@@ -184,8 +186,8 @@ class Federation:
         return faults
 
     def _stacked(
-        self, number: int, drawn: Drawn, faults: dict[int, Fault], sizing: bool, evaluating: bool
-    ) -> tuple[Gathered, list[Arrived]]:
+        self, number: int, drawn: SampledClients, faults: dict[int, Fault], sizing: bool, evaluating: bool
+    ) -> tuple[RoundSums, list[Arrived]]:
         """Return the sum of all updates of the round, trained as one stack; single updates are read where needed."""
         assert self.together is not None
         looked, answers = self.panel.looks(number), [self._answers(number, client, faults) for client in drawn.clients]
@@ -210,8 +212,8 @@ class Federation:
         return fault not in NO_ANSWER and refused is None
 
     def _one_by_one(
-        self, number: int, drawn: Drawn, faults: dict[int, Fault], sizing: bool, evaluating: bool
-    ) -> tuple[Gathered, list[Arrived]]:
+        self, number: int, drawn: SampledClients, faults: dict[int, Fault], sizing: bool, evaluating: bool
+    ) -> tuple[RoundSums, list[Arrived]]:
         """Return the sum of the updates that have the right form and are finite; note the others as lost."""
         server, waits, looked = self.server, self.waits, self.panel.looks(number)
         gathered = server.gathering(own_masks=self.turns.choosing(number) is not None)
@@ -233,14 +235,16 @@ class Federation:
             arrived.append(self._shown(arrival, update, looked, sizing and not arrived, evaluating))
         return gathered, arrived
 
-    def _updates(self, number: int, drawn: Drawn, faults: dict[int, Fault]) -> Iterator[tuple[int, Rows, Update]]:
+    def _updates(
+        self, number: int, drawn: SampledClients, faults: dict[int, Fault]
+    ) -> Iterator[tuple[int, Rows, ClientUpdate]]:
         """Yield (client, rows, update) of every client that answers, in the order of arrival."""
         answering = [i for i, client in enumerate(drawn.clients) if faults.get(client) not in NO_ANSWER]
         starts = (self._given(number, drawn.clients[i], drawn.rows[i]) for i in answering)
         for i, update in zip(answering, self.turns(starts, number), strict=True):
             yield drawn.clients[i], drawn.rows[i], update
 
-    def _given(self, number: int, client: int, rows: Rows) -> tuple[Given, Generator]:
+    def _given(self, number: int, client: int, rows: Rows) -> tuple[ClientInputs, Generator]:
         """Return the start of a client's turn and the generator of its upload.
 
         Generators belong to the client alone, so they do not depend on which other clients answer.
@@ -248,7 +252,7 @@ class Federation:
         training, sending = (derive(self.seed, purpose, number, client) for purpose in ("noise", "defense"))
         state = self._state_of(client)
         generators = [Generator(self.device).manual_seed(cpu_rng.initial_seed()) for cpu_rng in (training, sending)]
-        return Given(rows, state, *self.turns.draws(rows, *generators)), sending
+        return ClientInputs(rows, state, *self.turns.draws(rows, *generators)), sending
 
     @torch.no_grad()
     def _keep(self, client: int, state: Params, alive: Tensor | None) -> None:
@@ -270,7 +274,7 @@ class Federation:
     def _states_device(self) -> torch.device:
         return torch.device("cpu") if self.room is not None and self.room.on_host else self.device
 
-    def _shown(self, arrival: Arrived, update: Update, looked: bool, sizing: bool, evaluating: bool) -> Arrived:
+    def _shown(self, arrival: Arrived, update: ClientUpdate, looked: bool, sizing: bool, evaluating: bool) -> Arrived:
         """Return the arrival with the numbers that are asked for; all others are let go, as a round is a stream."""
         if sizing:
             self.ledger.traffic.measure_update(update, self.server.model.mask)
@@ -279,7 +283,7 @@ class Federation:
         return arrival._replace(values=update.values, buffers=update.buffers) if looked else arrival
 
 
-class Judge:
+class ServerEvaluation:
     """Accuracy and loss of the server's model on the test part, which no client has."""
 
     def __init__(self, net: nn.Module, test: Batch, loss: Loss) -> None:

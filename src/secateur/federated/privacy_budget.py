@@ -16,11 +16,11 @@ from secateur.defenses.dp import DifferentialPrivacy
 from secateur.defenses.dp_accounting import Guarantee
 from secateur.defenses.private_client import LOOKS, PrivateTurn
 from secateur.defenses.uploads import inner_of
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import Measure
 
 
-def spent(terms: Terms, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
+def spent(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
     """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
     private, looks = _promise(terms)
     if private is None:
@@ -44,7 +44,7 @@ def spent(terms: Terms, turns: Sequence[int], number: int, last: bool) -> list[M
     return worst_measure + (client_measures if last else [])
 
 
-def _promise(terms: Terms) -> tuple[DifferentialPrivacy | None, int]:
+def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
     """Return the differential privacy of a client, if any, and its number of looks at a batch per turn."""
     if isinstance(terms.own, PrivateTurn):
         return terms.own.private, LOOKS
@@ -52,7 +52,7 @@ def _promise(terms: Terms) -> tuple[DifferentialPrivacy | None, int]:
     return (private, 1) if isinstance(private, DifferentialPrivacy) else (None, 0)
 
 
-def check_spending(terms: Terms) -> None:
+def check_spending(terms: FederationSpec) -> None:
     """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
     spent(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
 

@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from secateur.catalogue import Choice, Defense
-from secateur.federated.attacks.inversion import Attacker
-from secateur.federated.attacks.membership import Asker
+from secateur.federated.attacks.inversion import InversionObserver
+from secateur.federated.attacks.membership import MembershipObserver
 from secateur.federated.attacks.observer import Observer
-from secateur.federated.checkpoint import Story
+from secateur.federated.checkpoint import FederationLog
 from secateur.federated.federation import Round
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import Measure
 from secateur.progress import Advance
 from secateur.runs.rows import Row
 
 
-def labels_of(model: str, data: str, seed: int, base: Choice, defense: Defense, terms: Terms) -> dict[str, Any]:
+def labels_of(
+    model: str, data: str, seed: int, base: Choice, defense: Defense, terms: FederationSpec
+) -> dict[str, Any]:
     """Return the labels of every row of a federation; `row_of` adds round and client."""
     extra: dict[str, Any] = {"base_pruning": str(base), "averaging": terms.averaging, "broadcast": terms.broadcast}
     extra |= {"method": terms.method, "clients": len(terms.shares), "local_batch": terms.local.batch_size}
@@ -50,7 +52,7 @@ def row_of(labels: dict[str, Any], measure: Measure, timing: bool = False) -> Ro
 
 
 def teller(
-    labels: dict[str, Any], story: Story, observers: Sequence[Observer], advance: Advance
+    labels: dict[str, Any], story: FederationLog, observers: Sequence[Observer], advance: Advance
 ) -> Callable[[Round], None]:
     """Return a function that adds a round's measures to the log `story`, and advances the progress line."""
     shown, name = 0, f"{labels['extra']['base_pruning']}, {labels['defense']}, seed {labels['seed']}"
@@ -69,6 +71,6 @@ def _description(done: Round, observers: Sequence[Observer]) -> str:
     parts = [f"round {done.number}"]
     parts += [f"accuracy {values['test_accuracy']:.3f}"] if "test_accuracy" in values else []
     parts.append(f"{values['bytes_up'] / 1e6:.1f} MB up, {values['bytes_down'] / 1e6:.1f} MB down")
-    attackers = [o for o in observers if isinstance(o, Attacker | Asker) and o.leak is not None]
-    parts += [f"best {'PSNR' if isinstance(o, Attacker) else 'AUC'} {o.leak:.2f}" for o in attackers]
+    attackers = [o for o in observers if isinstance(o, InversionObserver | MembershipObserver) and o.leak is not None]
+    parts += [f"best {'PSNR' if isinstance(o, InversionObserver) else 'AUC'} {o.leak:.2f}" for o in attackers]
     return ", ".join(parts)

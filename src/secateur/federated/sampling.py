@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.errors import WrongInput
-from secateur.federated.client_training import Local
-from secateur.federated.spec import Terms
+from secateur.federated.client_training import LocalTraining
+from secateur.federated.spec import FederationSpec
 from secateur.seeding import derive
 
 AHEAD = 64  # most rounds that are drawn at once
@@ -18,7 +18,7 @@ TURNS = 1024  # most client turns drawn at once: they stay in memory, and a remo
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class SampledClients:
     """The clients of a round and their batches."""
 
     clients: list[int]
@@ -43,7 +43,7 @@ class Sampler:
         self,
         shares: Sequence[Tensor],
         per_round: int,
-        local: Local,
+        local: LocalTraining,
         seed: int,
         device: torch.device | str = "cpu",
         fixed: bool = False,
@@ -54,9 +54,9 @@ class Sampler:
         self.shares, self.per_round, self.local, self.seed = list(shares), per_round, local, seed
         self.device, self.fixed = torch.device(device), fixed
         self._at_once = max(1, min(AHEAD, TURNS // per_round))
-        self._ahead: dict[int, Drawn] = {}
+        self._ahead: dict[int, SampledClients] = {}
 
-    def __call__(self, number: int) -> Drawn:
+    def __call__(self, number: int) -> SampledClients:
         """Return a round's draws; rounds count from 1."""
         if number not in self._ahead:
             first = (number - 1) // self._at_once * self._at_once + 1
@@ -74,10 +74,10 @@ class Sampler:
     def _clients(self, rng: Generator) -> list[int]:
         return torch.randperm(len(self.shares), generator=rng)[: self.per_round].tolist()
 
-    def _draw(self, rng: Generator) -> Drawn:
+    def _draw(self, rng: Generator) -> SampledClients:
         clients = self._clients(rng)
         rngs = [derive(self.seed, "rows", client) if self.fixed else rng for client in clients]
-        return Drawn(
+        return SampledClients(
             clients, [self._rows(self.shares[c], client_rng) for c, client_rng in zip(clients, rngs, strict=True)]
         )
 
@@ -90,16 +90,16 @@ class Sampler:
         passes = range(-(-needed // len(share)))
         return torch.cat([_shuffled(share, rng) for _ in passes])[:needed].view(self.local.steps, size)
 
-    def _moved(self, drawn: list[Drawn]) -> list[Drawn]:
+    def _moved(self, drawn: list[SampledClients]) -> list[SampledClients]:
         """Copy the rows of all rounds to a GPU at once; elsewhere return them unchanged."""
         if self.device.type != "cuda" or self.local.steps is None:
             return drawn
         stacked = torch.stack([torch.stack(sample.rows) for sample in drawn])  # type: ignore[arg-type]
         moved = stacked.pin_memory().to(self.device, non_blocking=True)
-        return [Drawn(sample.clients, list(rows)) for sample, rows in zip(drawn, moved, strict=True)]
+        return [SampledClients(sample.clients, list(rows)) for sample, rows in zip(drawn, moved, strict=True)]
 
 
-def sampler_of(terms: Terms, seed: int, device: torch.device | str = "cpu") -> Sampler:
+def sampler_of(terms: FederationSpec, seed: int, device: torch.device | str = "cpu") -> Sampler:
     """Return the sampler of a federation."""
     return Sampler(terms.shares, terms.per_round, terms.local, seed, device, terms.fixed_batches)
 

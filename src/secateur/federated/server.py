@@ -9,9 +9,9 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.federated.averaging import Average, zeros
-from secateur.federated.client_training import Model
-from secateur.federated.client_turn import Update
-from secateur.federated.spec import Terms
+from secateur.federated.client_training import BroadcastModel
+from secateur.federated.client_turn import ClientUpdate
+from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import squares_of
 from secateur.functional import joined, split
 from secateur.gpu.client_ops import add_weighted
@@ -21,7 +21,7 @@ SAMPLES = 200  # examples that a base pruning uses before the first round
 
 
 @dataclass(eq=False)
-class Gathered:
+class RoundSums:
     """The aggregated updates of a round."""
 
     values: Average  # of weights or gradients
@@ -36,7 +36,13 @@ class Server:
     """
 
     def __init__(
-        self, net: nn.Module, terms: Terms, data: Batch, rng: Generator, device: torch.device, exact: bool = False
+        self,
+        net: nn.Module,
+        terms: FederationSpec,
+        data: Batch,
+        rng: Generator,
+        device: torch.device,
+        exact: bool = False,
     ) -> None:
         self.terms, self.net, self.exact = terms, net, exact
         params, buffers = split(net, tree.state_of(net))
@@ -52,7 +58,9 @@ class Server:
         self.mask: Mask = {name: keep.to(device).clone() for name, keep in started.items()}
         self.prunes = self.base.rate > 0
         self.keeps_dropped = self.base.keeps_dropped or terms.broadcast == "dense"
-        self.model = Model(tree.clone(self.weights), tree.clone(self.buffers), self.mask if self.prunes else {})
+        self.model = BroadcastModel(
+            tree.clone(self.weights), tree.clone(self.buffers), self.mask if self.prunes else {}
+        )
         self.moments = zeros(self.weights) if terms.server_momentum else {}
         self.squares = zeros(self.weights, exact) if self.base.wants_squares else {}
         self._forget_dropped()
@@ -75,19 +83,19 @@ class Server:
         for name, value in self.model.buffers.items():
             value.copy_(self.buffers[name])
 
-    def gathering(self, own_masks: bool = False) -> Gathered:
+    def gathering(self, own_masks: bool = False) -> RoundSums:
         """Return empty averages for this round's updates; by entry if clients choose their own masks."""
         all_sent = self.terms.averaging == "coverage" and not self.terms.counts_sent
         values = Average("weighted" if all_sent else self.terms.averaging, self.weights, self.exact, own_masks)
-        return Gathered(values, Average("weighted", self._floating(self.buffers), self.exact))
+        return RoundSums(values, Average("weighted", self._floating(self.buffers), self.exact))
 
-    def numbers(self, update: Update) -> Params:
+    def numbers(self, update: ClientUpdate) -> Params:
         """Return all tensors of an update that must be finite: also the squares, which cover unsent entries too."""
         dense = {f"squares.{name}": value for name, value in squares_of(update).items()} if self.squares else {}
         return update.values | update.buffers | dense
 
     @torch.no_grad()
-    def add(self, gathered: Gathered, update: Update, size: int, alive: Tensor | None) -> None:
+    def add(self, gathered: RoundSums, update: ClientUpdate, size: int, alive: Tensor | None) -> None:
         """Add the complete update of one client."""
         own_mask = update.own_mask
         gathered.values.add(update.values, size, self._counted(update), alive)
@@ -100,7 +108,7 @@ class Server:
             self.add_squares(squares_of(update), size, alive)
 
     @torch.no_grad()
-    def add_stacked(self, gathered: Gathered, update: Update, sizes: Tensor, alive: Tensor) -> None:
+    def add_stacked(self, gathered: RoundSums, update: ClientUpdate, sizes: Tensor, alive: Tensor) -> None:
         """Add the updates of many clients, tensors (clients, ...); only those that are `alive` count."""
         gathered.values.add_stacked(update.values, sizes, self._counted(update), alive)
         if update.buffers:
@@ -113,7 +121,7 @@ class Server:
             for name, total in self.squares.items():
                 add_weighted(total, update.summed[name], weights, squared=True)
 
-    def _counted(self, update: Update) -> Mask | None:
+    def _counted(self, update: ClientUpdate) -> Mask | None:
         """Return the entries that an average by entry counts as the client's."""
         return update.sent if self.terms.counts_sent else update.own_mask
 
@@ -123,18 +131,18 @@ class Server:
         for name, total in self.squares.items():
             total.add_(squares[name] if alive is None else torch.where(alive, squares[name], 0), alpha=size)
 
-    def mean_of(self, gathered: Gathered) -> Params:
+    def mean_of(self, gathered: RoundSums) -> Params:
         """Return the average of a round's weights or gradients; unsent entries: the server's weights, or 0."""
         gradients = self.terms.sends_gradients
         default = {name: torch.zeros_like(value) for name, value in self.weights.items()} if gradients else self.weights
         return gathered.values.result(default)
 
-    def statistics_of(self, gathered: Gathered) -> Params:
+    def statistics_of(self, gathered: RoundSums) -> Params:
         """Return the average of the BatchNorm statistics that arrived, or else the server's."""
         return gathered.statistics.result(self._floating(self.buffers))
 
     @torch.no_grad()
-    def step(self, gathered: Gathered) -> None:
+    def step(self, gathered: RoundSums) -> None:
         """Set the weights to the average, or take a step towards it; dropped weights are unchanged."""
         terms, gradients, mean = self.terms, self.terms.sends_gradients, self.mean_of(gathered)
         union = gathered.union

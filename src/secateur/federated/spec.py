@@ -16,13 +16,13 @@ from secateur.errors import WrongInput, unknown
 from secateur.federated.averaging import AVERAGINGS
 from secateur.federated.base_pruning import BasePruning
 from secateur.federated.base_pruning.one_shot import NoPruning
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.collaborative.plan import named
 from secateur.federated.faults import Faults
-from secateur.interfaces import Mask, OwnTurn, Params, Upload
+from secateur.interfaces import CustomTurn, Mask, Params, Upload
 
 
-class Withholding(Protocol):
+class WithholdingRule(Protocol):
     """A defense that withholds entries of the trained weights."""
 
     pseudo: bool  # True: the client keeps the withheld values and restores them next time; False: they are lost
@@ -43,19 +43,19 @@ class Withholding(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class FederationSpec:
     """Specification of federated averaging, or of federated SGD if clients send gradients (McMahan et al. 2017)."""
 
     shares: Sequence[Tensor]  # rows of the train part, one tensor a client
     rounds: int = 100
     per_round: int = 10  # clients, drawn without replacement
     method: Literal["fedavg", "fedsgd"] = "fedavg"
-    local: Local = field(default_factory=Local)
+    local: LocalTraining = field(default_factory=LocalTraining)
     averaging: str = "coverage"
     broadcast: Literal["masked", "dense"] = "masked"  # dense: the server also sends dropped weights
     base: BasePruning = field(default_factory=NoPruning)
-    withholding: Withholding | None = None  # at most one of these three, or this one and dp
-    own: OwnTurn | None = None
+    withholding: WithholdingRule | None = None  # at most one of these three, or this one and dp
+    own: CustomTurn | None = None
     upload: Upload | None = None
     server_rate: float = 1.0  # of the step towards the average
     server_momentum: float = 0.0

@@ -4,7 +4,7 @@ On a GPU the function is one CUDA graph. A round is then some copies to the devi
 by client, and the host neither waits nor launches. Rounds in which clients choose their own masks run stacked too, but
 uncaptured. They are few, and their rule may depend on the round.
 
-`Homes` holds the states of all clients in fixed memory, so that a round reads and writes them at once.
+`ClientStateBank` holds the states of all clients in fixed memory, so that a round reads and writes them at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur import tree
 from secateur.errors import WrongInput
-from secateur.federated.client_training import Choose, Given, Noise
-from secateur.federated.client_turn import Turns, Update
+from secateur.federated.client_training import Choose, ClientInputs, Noise
+from secateur.federated.client_turn import ClientTurn, ClientUpdate
 from secateur.federated.faults import Fault
-from secateur.federated.sampling import Drawn
-from secateur.federated.server import Gathered, Server
+from secateur.federated.sampling import SampledClients
+from secateur.federated.server import RoundSums, Server
 from secateur.federated.traffic import look
 from secateur.gpu.client_ops import put_rows, rows_at
 from secateur.gpu.graphs import Captured
@@ -34,7 +34,7 @@ from secateur.seeding import derive
 log = logging.getLogger(__name__)
 
 
-class Stacked(NamedTuple):
+class RoundInputs(NamedTuple):
     """The inputs of a round; every tensor has the clients first.
 
     A graph has fixed shapes, so clients that do not answer train too, and their updates are not counted. A client with
@@ -51,35 +51,37 @@ class Stacked(NamedTuple):
         """Return all tensors in a fixed order."""
         return tree_leaves(self)
 
-    def clone(self) -> Stacked:
+    def clone(self) -> RoundInputs:
         """Return a copy in memory of its own."""
-        copy: Stacked = tree_map(torch.clone, self)
+        copy: RoundInputs = tree_map(torch.clone, self)
         return copy
 
 
-class Made(NamedTuple):
+class RoundOutputs(NamedTuple):
     """The outputs of a round; on a GPU the next round overwrites them."""
 
-    update: Update  # of all clients, stacked; before any fault
+    update: ClientUpdate  # of all clients, stacked; before any fault
     alive: Tensor  # (clients,) True for clients that answer with finite numbers
     sizes: Tensor | None  # (clients,) bytes of the values sent; None: as in the measured update
-    gathered: Gathered
+    gathered: RoundSums
 
-    def lane(self, client: int) -> Update:
+    def lane(self, client: int) -> ClientUpdate:
         """Return one client's update, as views."""
         parts = [part and {name: value[client] for name, value in part.items()} for part in self.update[:-1]]
-        return Update(*parts)  # type: ignore[arg-type]
+        return ClientUpdate(*parts)  # type: ignore[arg-type]
 
 
-class Together:
+class StackedRounds:
     """The rounds of a federation whose clients are stacked."""
 
-    def __init__(self, server: Server, turns: Turns, homes: Homes, seed: int) -> None:
+    def __init__(self, server: Server, turns: ClientTurn, homes: ClientStateBank, seed: int) -> None:
         self.server, self.turns, self.homes, self.seed = server, turns, homes, seed
         self.device = turns.data.inputs.device
         self._usual = Captured(self._round, self.device) if self.device.type == "cuda" else self._round
 
-    def __call__(self, number: int, drawn: Drawn, answered: Sequence[bool], faults: dict[int, Fault]) -> Made:
+    def __call__(
+        self, number: int, drawn: SampledClients, answered: Sequence[bool], faults: dict[int, Fault]
+    ) -> RoundOutputs:
         """Run one round after the broadcast, and keep the clients' states; the caller makes the server's step."""
         round_inputs, choose = self._given(number, drawn, answered, faults), self.turns.choosing(number)
         result = self._usual(round_inputs) if choose is None else self._round(round_inputs, number, choose)
@@ -88,16 +90,18 @@ class Together:
             self.homes.keep(places, tree.to(result.update.state, "cpu"), result.alive.cpu())
         return result
 
-    def _given(self, number: int, drawn: Drawn, answered: Sequence[bool], faults: dict[int, Fault]) -> Stacked:
+    def _given(
+        self, number: int, drawn: SampledClients, answered: Sequence[bool], faults: dict[int, Fault]
+    ) -> RoundInputs:
         rows = torch.stack([steps if isinstance(steps, Tensor) else torch.stack([*steps]) for steps in drawn.rows])
         places, shares = self.homes.settled(drawn.clients, answered), self.turns.terms.shares
         sizes, spoilt = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
         table = torch.tensor(list(zip(places, sizes, answered, spoilt, strict=True)))
         rows, table = (tensor.to(self.device, non_blocking=True) for tensor in (rows, table))  # the host does not wait
         state = tree.to(self.homes.at(torch.tensor(places)), self.device) if self.homes.on_host else {}
-        return Stacked(rows, table, *self._draws(number, drawn), state)
+        return RoundInputs(rows, table, *self._draws(number, drawn), state)
 
-    def _draws(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
+    def _draws(self, number: int, drawn: SampledClients) -> tuple[Noise, Params]:
         """Return all random draws of a round: on a GPU for all clients at once, on a CPU client by client."""
         if self.device.type == "cuda":
             return self.draws_at_once(number, drawn)
@@ -108,18 +112,18 @@ class Together:
         all_draws: tuple[Noise, Params] = tree_map(lambda *lanes: torch.stack(lanes), *draws)
         return all_draws
 
-    def draws_at_once(self, number: int, drawn: Drawn) -> tuple[Noise, Params]:
+    def draws_at_once(self, number: int, drawn: SampledClients) -> tuple[Noise, Params]:
         """Return the draws of all clients by one launch a tensor, from one generator of the seed and the round."""
         rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
         draw = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
         all_draws: tuple[Noise, Params] = draw(torch.empty(len(drawn.clients), device=self.device))
         return all_draws
 
-    def _round(self, round_inputs: Stacked, number: int = 0, choose: Choose | None = None) -> Made:
+    def _round(self, round_inputs: RoundInputs, number: int = 0, choose: Choose | None = None) -> RoundOutputs:
         places, sizes, answered, spoilt = round_inputs.told.unbind(1)
         state = round_inputs.state if self.homes.on_host else self.homes.at(places)
         update = self.turns.many(
-            Given(round_inputs.rows, state, round_inputs.noise, round_inputs.chance), number, choose
+            ClientInputs(round_inputs.rows, state, round_inputs.noise, round_inputs.chance), number, choose
         )
         squares = bool(self.server.squares)
         seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
@@ -128,10 +132,10 @@ class Together:
         if not self.homes.on_host:
             self.homes.keep(places, update.state, alive)
         varies = self.turns.varies or squares or choose is not None
-        return Made(update, alive, seen.size if varies else None, gathered)
+        return RoundOutputs(update, alive, seen.size if varies else None, gathered)
 
 
-class Homes(MutableMapping[int, Params]):
+class ClientStateBank(MutableMapping[int, Params]):
     """The states of clients, by client: one tensor a name, (places + 1, ...), at a fixed address.
 
     A client gets a place with its first answer; until then its state is `fresh`. The last place takes the states that

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.federated.client_turn import Update
+from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import WORDS, Fault
 from secateur.gpu.client_ops import looked
 from secateur.interfaces import Mask, Params
@@ -141,7 +141,7 @@ class Traffic:
         self.mask_bytes = len(encode_mask(mask)) if mask else 0
         self.model_bytes = len(encode(model, inside=None if dense or not mask else mask))
 
-    def measure_update(self, update: Update, mask: Mask) -> None:
+    def measure_update(self, update: ClientUpdate, mask: Mask) -> None:
         """Encode one update, as its client does."""
         self.read()  # earlier updates count with the earlier sizes
         kind, values = _kind(update.own_mask is not None), int(values_of(update, self.squares))
@@ -177,7 +177,7 @@ def _kind(own_masks: bool) -> str:
     return "own masks" if own_masks else "the server's mask"
 
 
-def messages(update: Update, mask: Mask, squares: bool) -> dict[str, bytes]:
+def messages(update: ClientUpdate, mask: Mask, squares: bool) -> dict[str, bytes]:
     """Return an update as the messages that carry it, by name.
 
     The mask of sent entries is included only where the server counts them and cannot derive it.
@@ -195,19 +195,19 @@ def messages(update: Update, mask: Mask, squares: bool) -> dict[str, bytes]:
     return encoded
 
 
-def squares_of(update: Update) -> Params:
+def squares_of(update: ClientUpdate) -> Params:
     """Return the squares of every entry of the dense gradient, for PruneFL."""
     return {name: value.square() for name, value in update.summed.items()}
 
 
-def look(update: Update, squares: bool) -> Looked:
+def look(update: ClientUpdate, squares: bool) -> Looked:
     """Check stacked updates in one pass over all that leaves the clients."""
     parts = [(value, False) for part in (update.values, update.buffers) for value in part.values()]
     parts += [(value, True) for value in update.summed.values()] if squares else []
     return Looked(*looked(parts))
 
 
-def values_of(update: Update, squares: bool) -> Tensor:
+def values_of(update: ClientUpdate, squares: bool) -> Tensor:
     """Return () the bytes of the values in one client's messages."""
     parts = [update.values, update.buffers, *([squares_of(update)] if squares else [])]
     return _nonzero_bytes(value for part in parts for value in part.values())

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.metrics.membership import Curve
+from secateur.metrics.membership import RocCurve
 
 POINTS = 200  # points of a curve: enough for a screen
 BINS = 25
 
 
-def roc_figure(curve: Curve) -> dict[str, Any]:
+def roc_figure(curve: RocCurve) -> dict[str, Any]:
     """Return a ROC curve of about 200 points: half evenly spaced, half logarithmically, to keep all low FPRs."""
     last = curve.fpr.numel() - 1
     even = torch.linspace(0, last, POINTS // 2)

@@ -22,7 +22,7 @@ from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from secateur.data.archives import contents
 from secateur.data.fetch import find
-from secateur.data.pickles import STANDS_FOR, Kind, Reader
+from secateur.data.pickles import STANDS_FOR, Kind, PickleReader
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.interfaces import Params
@@ -212,7 +212,7 @@ class FloatArray:
         self.value = np.frombuffer(data, dtype="<f4").reshape(shape)
 
 
-class FloatReader(Reader):
+class FloatReader(PickleReader):
     """Unpickler of the five names that the reader of bytes knows, which makes arrays of float32."""
 
     allowed: ClassVar[dict[tuple[str, str], Callable[..., Any]]] = {

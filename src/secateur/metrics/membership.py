@@ -22,20 +22,20 @@ class Estimate(NamedTuple):
     note: str | None = None
 
 
-class Curve(NamedTuple):
+class RocCurve(NamedTuple):
     """ROC curve from the highest score down, one point per distinct score, starting at (0, 0)."""
 
     fpr: Tensor  # (..., L + 1)
     tpr: Tensor  # (..., L + 1)
 
 
-def roc(scores: Tensor, is_member: Tensor) -> Curve:
+def roc(scores: Tensor, is_member: Tensor) -> RocCurve:
     """Return the ROC curve with one point per distinct score: tied examples are accepted together."""
     level, count = _levels(scores)
     return _curve(_counts(level[is_member], count), _counts(level[~is_member], count))
 
 
-def auc(curve: Curve) -> Tensor:
+def auc(curve: RocCurve) -> Tensor:
     """Return the area under the curve by trapezoids, which counts a tied pair as one half.
 
     Example:
@@ -46,7 +46,7 @@ def auc(curve: Curve) -> Tensor:
     return (step * (curve.tpr[..., 1:] + curve.tpr[..., :-1]) / 2).sum(-1)
 
 
-def tpr_at_fpr(curve: Curve, fpr: float) -> Tensor:
+def tpr_at_fpr(curve: RocCurve, fpr: float) -> Tensor:
     """Return the largest TPR at a threshold whose FPR is at most `fpr` (no interpolation between thresholds)."""
     return torch.where(curve.fpr <= fpr + 1e-12, curve.tpr, 0.0).amax(-1)
 
@@ -111,13 +111,13 @@ def _counts(levels: Tensor, count: int) -> Tensor:
     return ones.new_zeros(*levels.shape[:-1], count).scatter_add_(-1, levels, ones)
 
 
-def _curve(positive: Tensor, negative: Tensor) -> Curve:
+def _curve(positive: Tensor, negative: Tensor) -> RocCurve:
     zero = positive.new_zeros((*positive.shape[:-1], 1))
     tp, fp = (torch.cat([zero, x.cumsum(-1)], -1) for x in (positive, negative))
-    return Curve(fpr=fp / fp[..., -1:], tpr=tp / tp[..., -1:])
+    return RocCurve(fpr=fp / fp[..., -1:], tpr=tp / tp[..., -1:])
 
 
-def _measures(curve: Curve, tpr: Tensor, tnr: Tensor, prior: float) -> dict[str, Tensor]:
+def _measures(curve: RocCurve, tpr: Tensor, tnr: Tensor, prior: float) -> dict[str, Tensor]:
     return {
         "attack_accuracy": prior * tpr + (1 - prior) * tnr,
         "balanced_accuracy": (tpr + tnr) / 2,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from secateur.report import summary
-from secateur.report.audit_plots import Curve, classes, front_sentence, histogram, roc, tradeoff
+from secateur.report.audit_plots import StyledCurve, classes, front_sentence, histogram, roc, tradeoff
 from secateur.report.plotting import Panel
 from secateur.report.sources import Record, gather
-from secateur.report.summary import Key, Line, attack_key, model_key
+from secateur.report.summary import Key, SummaryLine, attack_key, model_key
 
 QUANTITIES = ("confidence", "sensitivity", "accuracy")
 Labels = Mapping[str, Any]
@@ -25,7 +25,7 @@ class View:
     text: str = ""
 
 
-def tradeoffs(table: Sequence[Line]) -> list[View]:
+def tradeoffs(table: Sequence[SummaryLine]) -> list[View]:
     """Return one trade-off view for each run, network and data set."""
     views = []
     for group in summary.by_setting(table):
@@ -36,7 +36,7 @@ def tradeoffs(table: Sequence[Line]) -> list[View]:
     return views
 
 
-def rocs(table: Sequence[Line], figures: Iterable[Labels]) -> list[View]:
+def rocs(table: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[View]:
     """Return one view for each model, pruned models first, with the ROC curves of all attacks on the model."""
     aucs = {attack_key(line.labels): line.value("auc") for line in summary.attacks(table)}
     models = _by_model(gather(figure for figure in figures if figure["kind"] == "roc"))
@@ -46,7 +46,7 @@ def rocs(table: Sequence[Line], figures: Iterable[Labels]) -> list[View]:
     views = []
     for records in sorted(models.values(), key=lambda records: not summary.is_pruned(records[0].labels)):
         curves = [
-            Curve(name, aucs.get(attack_key(record.labels)) or 0.0, record, styles[name])
+            StyledCurve(name, aucs.get(attack_key(record.labels)) or 0.0, record, styles[name])
             for record in records
             for name in [attack(record.labels)]
         ]

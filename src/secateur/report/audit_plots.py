@@ -10,7 +10,7 @@ from itertools import pairwise
 from secateur.report.measures import shown
 from secateur.report.plotting import GREY, MEMBERS, OTHERS, PALETTE, Panel, Part, alone, cycle, panel, short, thin
 from secateur.report.sources import Record
-from secateur.report.summary import Line, front, full_title
+from secateur.report.summary import SummaryLine, front, full_title
 from secateur.report.verdict import GUESSING
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -20,7 +20,7 @@ SIDES = (("members", "members", MEMBERS), ("nonmembers", "non-members", OTHERS))
 
 
 @dataclass(frozen=True)
-class Curve:
+class StyledCurve:
     """One attack's ROC curve and its style."""
 
     name: str
@@ -29,7 +29,7 @@ class Curve:
     style: int  # the same attack looks the same on every plot
 
 
-def roc(title: str, curves: Sequence[Curve]) -> Panel:
+def roc(title: str, curves: Sequence[StyledCurve]) -> Panel:
     """Plot ROC curves on logarithmic axes, which show the low false positive rates that an attacker can afford."""
     ranked = sorted(curves, key=lambda curve: -curve.auc)
     least = min((x for curve in ranked for x in curve.record.content["fpr"] if x > 0), default=0.1)
@@ -53,7 +53,7 @@ def roc(title: str, curves: Sequence[Curve]) -> Panel:
     )
 
 
-def _stair(curve: Curve, floor: float, visible: bool) -> Part:
+def _stair(curve: StyledCurve, floor: float, visible: bool) -> Part:
     """Return a curve that rises at thresholds only: between two of them an attacker has the lower rate."""
     fpr, tpr = (short(max(x, floor) for x in curve.record.content[side]) for side in ("fpr", "tpr"))
     points = list(dict(zip(fpr, tpr, strict=True)).items())  # of each FPR the last TPR, the highest
@@ -139,7 +139,7 @@ def classes(title: str, record: Record, top: float) -> Panel:
     )
 
 
-def tradeoff(title: str, best: Sequence[Line]) -> Panel:
+def tradeoff(title: str, best: Sequence[SummaryLine]) -> Panel:
     """Plot each model's accuracy against the AUC of the strongest attack, with the Pareto front as a stair.
 
     Colours are defenses, shapes are pruners.
@@ -147,7 +147,7 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
     points = [line for line in best if line.value("test_accuracy") is not None]
     pruners = list(dict.fromkeys(line.labels["pruner"] for line in points if line.pruned))
     shapes = {name: cycle(SYMBOLS, number) for number, name in enumerate(pruners)}
-    kinds: dict[str, list[Line]] = {}
+    kinds: dict[str, list[SummaryLine]] = {}
     for line in points:
         kinds.setdefault(line.labels["defense"] if line.pruned else "original", []).append(line)
     traces = [_front(points)]
@@ -170,7 +170,7 @@ def tradeoff(title: str, best: Sequence[Line]) -> Panel:
     )
 
 
-def front_sentence(best: Sequence[Line]) -> str:
+def front_sentence(best: Sequence[SummaryLine]) -> str:
     """Return the front in words, for readers who print the page or cannot see the plot."""
     models = "; ".join(
         f"{full_title(line.labels)}: AUC {shown(line.cells['auc'], 'auc', False)} "
@@ -180,12 +180,12 @@ def front_sentence(best: Sequence[Line]) -> str:
     return f"On the front, from least to most accurate: {models}." if models else "No accuracy was measured."
 
 
-def _edge(best: Sequence[Line]) -> list[Line]:
+def _edge(best: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the front of the pruned models, or of all models if none was pruned."""
     return front([line for line in best if line.pruned] or best)
 
 
-def _front(points: Sequence[Line]) -> Part:
+def _front(points: Sequence[SummaryLine]) -> Part:
     """Return the Pareto front as a stair."""
     edge = _edge(points)
     line = {"shape": "vh", "width": 2, "color": GREY}  # an accuracy in between leaks as much as the next better model
@@ -193,7 +193,7 @@ def _front(points: Sequence[Line]) -> Part:
     return {"type": "scatter", "mode": "lines", "name": "Pareto front", "line": line, "hoverinfo": "skip"} | corners
 
 
-def _points(name: str, points: Sequence[Line], marker: Part) -> Part:
+def _points(name: str, points: Sequence[SummaryLine], marker: Part) -> Part:
     """Return the models of one defense as points with the intervals of their AUC."""
     ends = [(cell.value or 0, cell.low, cell.high) for cell in (line.cells["auc"] for line in points)]
     return {
@@ -217,7 +217,7 @@ def _points(name: str, points: Sequence[Line], marker: Part) -> Part:
     }
 
 
-def _hover_text(line: Line) -> str:
+def _hover_text(line: SummaryLine) -> str:
     """Return the hover text of a model."""
     auc, accuracy = (shown(line.cells[name], name) for name in ("auc", "test_accuracy"))
     return f"<b>{full_title(line.labels)}</b><br>AUC {auc} under {line.labels['attack']}<br>test accuracy {accuracy}"
@@ -230,5 +230,5 @@ def _legend_entry(name: str, shape: str) -> Part:
     return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "marker": marker} | group
 
 
-def _values(points: Sequence[Line], metric: str) -> list[float]:
+def _values(points: Sequence[SummaryLine], metric: str) -> list[float]:
     return short(line.value(metric) or 0.0 for line in points)

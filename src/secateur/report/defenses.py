@@ -18,7 +18,7 @@ from secateur.report.audit_plots import DASHES
 from secateur.report.inversion import Picture, where
 from secateur.report.measures import ordered
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.summary import Key, Line, estimate, lines
+from secateur.report.summary import Key, SummaryLine, estimate, lines
 from secateur.runs.rows import Row
 
 ACROSS = 9  # truths in a sheet: one batch of the rob attack
@@ -44,7 +44,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Point:
+class DefensePoint:
     """One defense on the trade-off of accuracy, leakage and bytes."""
 
     name: str
@@ -53,7 +53,7 @@ class Point:
     attacker: str
     ratio: float  # of the bytes of dense, for an upload and a download
 
-    def worse_than(self, other: Point) -> bool:
+    def worse_than(self, other: DefensePoint) -> bool:
         """Return True if the other is as good in every value and better in one; intervals do not count."""
         mine, theirs = self._values(), other._values()
         return all(b <= a for a, b in zip(mine, theirs, strict=True)) and mine != theirs
@@ -63,11 +63,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Table:
+class DefenseTable:
     """One kind of measurement, a line for each network, data set and defense."""
 
     title: str
-    lines: list[Line]
+    lines: list[SummaryLine]
 
     @property
     def places(self) -> dict[str, str]:
@@ -165,7 +165,7 @@ def balance(rows: Sequence[Row]) -> list[View]:
     ]
 
 
-def worth(rows: Iterable[Row]) -> list[Point]:
+def worth(rows: Iterable[Row]) -> list[DefensePoint]:
     """Return the point of every defense that one network was trained with and attacked under; means over seeds."""
     trained: dict[str, dict[str, Measure]] = {"test_accuracy": {}, "ratio": {}}
     leaks: dict[str, dict[Attacker, Measure]] = {}
@@ -186,7 +186,7 @@ def worth(rows: Iterable[Row]) -> list[Point]:
         accuracy, ratio = mean(accuracies), mean(trained["ratio"].get(name, {}))
         if seen and accuracy is not None and ratio is not None:
             leak, attack = max(seen, key=lambda pair: pair[0].value)
-            points.append(Point(name, accuracy, leak, split(attack)[0], ratio.value))
+            points.append(DefensePoint(name, accuracy, leak, split(attack)[0], ratio.value))
     return points
 
 
@@ -199,12 +199,12 @@ def _met(leaks: dict[str, dict[Attacker, Measure]], name: str) -> dict[Attacker,
     return {who: measure for who, measure in base.items() if who[1] != "weights given"} | leaks.get(name, {})
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Sequence[DefensePoint]) -> list[DefensePoint]:
     """Return the points that no other beats in accuracy, leakage and bytes."""
     return [point for point in points if not any(point.worse_than(other) for other in points)]
 
 
-def front_sentence(points: Sequence[Point]) -> str:
+def front_sentence(points: Sequence[DefensePoint]) -> str:
     """Return the front in words, for readers who print the page or cannot see the plot."""
     defenses = "; ".join(
         f"{x.name}: {100 * x.accuracy.value:.1f}% right, CW-SSIM {x.leak.value:.2f} under {x.attacker}, "
@@ -214,7 +214,7 @@ def front_sentence(points: Sequence[Point]) -> str:
     return f"On the front, from least to most accurate: {defenses}."
 
 
-def _scatter(title: str, points: Sequence[Point]) -> Panel:
+def _scatter(title: str, points: Sequence[DefensePoint]) -> Panel:
     best, traces = front(points), list[Part]()
     for number, point in enumerate(points):
         ring = {"width": 3 if point in best else 0, "color": GREY}
@@ -251,7 +251,7 @@ def _bar(x: Estimate) -> Part:
     return {"type": "data", "array": short([up]), "arrayminus": short([down])} | style
 
 
-def tables(rows: Iterable[Row]) -> list[Table]:
+def tables(rows: Iterable[Row]) -> list[DefenseTable]:
     """Return a table for each kind of measurement; of a training its last epoch."""
     kinds: dict[str, list[Row]] = {}
     for row in rows:
@@ -259,4 +259,4 @@ def tables(rows: Iterable[Row]) -> list[Table]:
         if kind in TITLES and extra.get("epoch") == extra.get("epochs"):
             labels = {name: extra[name] for name in ("run",) if name in extra}
             kinds.setdefault(kind, []).append(replace(row, extra=labels, note=None))
-    return [Table(title, lines(kinds[kind])) for kind, title in TITLES.items() if kind in kinds]
+    return [DefenseTable(title, lines(kinds[kind])) for kind, title in TITLES.items() if kind in kinds]

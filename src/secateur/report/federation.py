@@ -41,7 +41,7 @@ Spread = tuple[float, float, float]  # least, mean and most
 
 
 @dataclass(frozen=True)
-class Federated:
+class FederationLine:
     """One federation, a line of the table; means over its seeds."""
 
     labels: Labels
@@ -174,7 +174,7 @@ def attacked(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return by_place
 
 
-def table(rows: Sequence[Row]) -> list[Federated]:
+def table(rows: Sequence[Row]) -> list[FederationLine]:
     """Return one line a federation, in the order they were run."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -183,7 +183,7 @@ def table(rows: Sequence[Row]) -> list[Federated]:
     return [_line(group) for group in groups.values()]
 
 
-def _line(rows: Sequence[Row]) -> Federated:
+def _line(rows: Sequence[Row]) -> FederationLine:
     """Return the line of one federation from its rows."""
     last = max(row.extra["round"] for row in rows)
     seeds = len({row.seed for row in rows})
@@ -199,7 +199,7 @@ def _line(rows: Sequence[Row]) -> Federated:
 
     leaks = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
     nmi, psnr, auc = (_by_attack(rows, metric) for metric in ("nmi_256", "psnr", "auc"))
-    return Federated(
+    return FederationLine(
         labels_of(rows[0]),
         final("test_accuracy"),
         final("bytes_up"),
@@ -224,22 +224,22 @@ def _by_attack(rows: Sequence[Row], metric: str) -> dict[str, float]:
     return {attack: sum(values) / len(values) for attack, values in by_attack.items()}
 
 
-def places(rows: Sequence[Row]) -> dict[str, list[Federated]]:
+def places(rows: Sequence[Row]) -> dict[str, list[FederationLine]]:
     """Return the federations of each network and data set."""
-    by_place: dict[str, list[Federated]] = {}
+    by_place: dict[str, list[FederationLine]] = {}
     for line in table(rows):
         by_place.setdefault(place(line.labels), []).append(line)
     return by_place
 
 
-def apart(lines: Sequence[Federated]) -> dict[str, str]:
+def apart(lines: Sequence[FederationLine]) -> dict[str, str]:
     """Return the labels that tell federations apart, with their headings; other labels would be columns of one word."""
     several = {label for label in TOLD if len({line.told(label) for line in lines}) > 1}
     runs = {"run": "run"} if len({line.labels.get("run") for line in lines}) > 1 else {}
     return runs | {label: heading for label, heading in TOLD.items() if label in several}
 
 
-def common(lines: Sequence[Federated]) -> str:
+def common(lines: Sequence[FederationLine]) -> str:
     """Return in words the labels that all federations share."""
     same = [label for label in TOLD if label not in apart(lines) and label in lines[0].labels] if lines else []
     return ", ".join(f"{TOLD[label]} {lines[0].told(label)}" for label in same)

@@ -13,7 +13,7 @@ from secateur.report import federation
 from secateur.report.audit import View
 from secateur.report.audit_plots import DASHES, SYMBOLS
 from secateur.report.defenses import ACROSS, Sheet
-from secateur.report.federation import Federated, brief, name, name_and_settings, places, titles
+from secateur.report.federation import FederationLine, brief, name, name_and_settings, places, titles
 from secateur.report.inversion import Picture
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
 from secateur.report.summary import Key
@@ -43,7 +43,7 @@ def planes(rows: Sequence[Row]) -> list[View]:
     return views
 
 
-def _plane(leak: str, title: str, federations: Sequence[Federated]) -> Panel:
+def _plane(leak: str, title: str, federations: Sequence[FederationLine]) -> Panel:
     """Plot federations by accuracy and one measure of leakage, with arrows from no defense to PriPrune."""
     called = titles(line.labels for line in federations)
     bases = list(dict.fromkeys(map(_base, federations)))
@@ -76,17 +76,19 @@ def _plane(leak: str, title: str, federations: Sequence[Federated]) -> Panel:
     )
 
 
-def _base(line: Federated) -> str:
+def _base(line: FederationLine) -> str:
     """Return the key of a colour: a base pruning without its settings, the broadcast, and the server's view."""
     return name({**line.labels, "base_pruning": name_and_settings(line.labels["base_pruning"])[0], "defense": "none"})
 
 
-def _defense(line: Federated) -> str:
+def _defense(line: FederationLine) -> str:
     """Return the key of a shape: a defense without its settings."""
     return name_and_settings(line.labels["defense"])[0]
 
 
-def _points(title: str, federations: Sequence[Federated], leak: str, marker: Part, called: Mapping[str, str]) -> Part:
+def _points(
+    title: str, federations: Sequence[FederationLine], leak: str, marker: Part, called: Mapping[str, str]
+) -> Part:
     """Return the federations of one base pruning as points."""
     hover_texts = []
     for line in federations:
@@ -110,7 +112,7 @@ def _points(title: str, federations: Sequence[Federated], leak: str, marker: Par
     }
 
 
-def _settings(federations: Sequence[Federated]) -> list[str]:
+def _settings(federations: Sequence[FederationLine]) -> list[str]:
     """Return the settings that tell federations of one colour and one shape apart, such as their rates."""
     texts = []
     for line in federations:
@@ -122,7 +124,7 @@ def _settings(federations: Sequence[Federated]) -> list[str]:
     return texts
 
 
-def _arrow(before: Federated, after: Federated, leak: str, colour: str) -> Part:
+def _arrow(before: FederationLine, after: FederationLine, leak: str, colour: str) -> Part:
     """Return the arrow from a federation without a defense to the same under PriPrune."""
     ends: Mapping[str, Any] = {
         "ax": before.accuracy,
@@ -135,7 +137,7 @@ def _arrow(before: Federated, after: Federated, leak: str, colour: str) -> Part:
     return {"text": "", **ends, **axes, **head}
 
 
-def _sentence(federations: Sequence[Federated]) -> str:
+def _sentence(federations: Sequence[FederationLine]) -> str:
     """Return the arrows in words."""
     called = titles(line.labels for line in federations)
     changes = [
@@ -145,14 +147,14 @@ def _sentence(federations: Sequence[Federated]) -> str:
     return f"{'; '.join(changes)}." if changes else ""
 
 
-def _worth(line: Federated) -> str:
+def _worth(line: FederationLine) -> str:
     """Return accuracy and NMI of a federation in words."""
     leak = "not attacked" if line.nmi is None else f"NMI {line.nmi:.3f}"
     chance = "" if line.chance is None else f" ({line.chance:.3f} by chance)"
     return f"{100 * (line.accuracy or 0):.1f}% right and {leak}{chance}"
 
 
-def pairs(federations: Sequence[Federated]) -> list[tuple[Federated, Federated]]:
+def pairs(federations: Sequence[FederationLine]) -> list[tuple[FederationLine, FederationLine]]:
     """Return pairs: every federation without a defense, and the same under PriPrune."""
     undefended = {line.base: line for line in federations if line.labels["defense"] == "none"}
     return [
@@ -172,7 +174,7 @@ def traffic(rows: Sequence[Row]) -> list[View]:
     return views
 
 
-def _bars(federations: Sequence[Federated]) -> Panel:
+def _bars(federations: Sequence[FederationLine]) -> Panel:
     """Plot the megabytes of a client as bars."""
     called = titles(line.labels for line in federations)
     names = [called[line.name].replace(", ", ",<br>") for line in federations]  # a phone is narrow

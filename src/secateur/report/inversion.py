@@ -12,7 +12,7 @@ from secateur.report.audit import View, setting
 from secateur.report.audit_plots import DASHES
 from secateur.report.measures import PICTURE, shown
 from secateur.report.plotting import PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.summary import Cell, Key, Line, lines
+from secateur.report.summary import Key, SummaryCell, SummaryLine, lines
 from secateur.report.verdict import Badge
 from secateur.runs.rows import Row
 
@@ -50,7 +50,7 @@ def is_inversion(row: Row) -> bool:
     return "target" in row.extra
 
 
-def attacked(rows: Iterable[Row]) -> list[Line]:
+def attacked(rows: Iterable[Row]) -> list[SummaryLine]:
     """Return one line an attack, over all its targets and seeds, in the order of measurement."""
     whole = (row for row in rows if is_inversion(row) and row.extra["target"] is None)
     return [line for line in lines(whole) if line.labels["attack"] is not None]
@@ -97,7 +97,7 @@ def where(figure: Labels) -> str:
     return ", ".join([*parts, *(["labels told"] if figure.get("labels") == "oracle" else [])])
 
 
-def threat(line: Line) -> str:
+def threat(line: SummaryLine) -> str:
     """Return the attacker's threat model and knowledge."""
     return f"{str(line.labels['threat']).removesuffix('.')}. Told here: {line.labels['knows']}."
 
@@ -116,7 +116,7 @@ def facts(labelled: Iterable[Labels]) -> dict[str, str]:
     return {title: told(name) for title, name in names.items()} | {"Updates attacked": str(len(targets))}
 
 
-def badge(results: Sequence[Line]) -> Badge:
+def badge(results: Sequence[SummaryLine]) -> Badge:
     """Judge whether a picture is recognisable, or more are nearest to their own truths than chance allows.
 
     An attack that failed on targets measured nothing there, which is no sign of safety.
@@ -133,7 +133,7 @@ def badge(results: Sequence[Line]) -> Badge:
     return Badge("No picture was recognised", "good")
 
 
-def verdict(results: Sequence[Line]) -> list[str]:
+def verdict(results: Sequence[SummaryLine]) -> list[str]:
     """Return in sentences what the attacks recovered."""
     known = [line for line in results if line.value("psnr") is not None]
     if not known:
@@ -165,7 +165,7 @@ def verdict(results: Sequence[Line]) -> list[str]:
     return sentences
 
 
-def _nearest(results: Iterable[Line]) -> list[str]:
+def _nearest(results: Iterable[SummaryLine]) -> list[str]:
     """Return a sentence if no picture is recognisable, but more than chance are nearest to their own truths."""
     hidden = [line for line in results if not line.value("recognisable") and _above_chance(line)]
     if not hidden:
@@ -175,7 +175,7 @@ def _nearest(results: Iterable[Line]) -> list[str]:
     return [f"{name(most.labels)} brings {share} of its pictures nearest to their own truth of all; chance: {chance}."]
 
 
-def failures(results: Iterable[Line]) -> list[str]:
+def failures(results: Iterable[SummaryLine]) -> list[str]:
     """Return a sentence for each attack that failed on targets, where nothing was measured."""
     sentences = []
     for line in results:
@@ -186,9 +186,9 @@ def failures(results: Iterable[Line]) -> list[str]:
     return sentences
 
 
-def plain_only(results: Iterable[Line]) -> list[str]:
+def plain_only(results: Iterable[SummaryLine]) -> list[str]:
     """Return a sentence for each defense that stands against the plain attacker and not against an adaptive one."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+    groups: dict[tuple[str, str], list[SummaryLine]] = {}
     for line in results:
         if line.labels.get("defense") not in (None, "none"):
             groups.setdefault((setting(line.labels), defended(line.labels)), []).append(line)
@@ -202,24 +202,24 @@ def plain_only(results: Iterable[Line]) -> list[str]:
     return sentences
 
 
-def _failed(line: Line) -> bool:
+def _failed(line: SummaryLine) -> bool:
     """Return True if the attack failed on every target."""
     return (line.value("failed") or 0) >= 1
 
 
-def _leaks(line: Line) -> bool:
+def _leaks(line: SummaryLine) -> bool:
     """Return True if a picture is recognisable, or more than chance are nearest to their own truths."""
     return bool(line.value("recognisable")) or _above_chance(line)
 
 
-def _above_chance(line: Line) -> bool:
+def _above_chance(line: SummaryLine) -> bool:
     """Return True if the low end of the share that is nearest to its own truth is above chance."""
     if (cell := line.cells.get("identified")) is None:
         return False
     return (cell.low if cell.low is not None else cell.value or 0.0) > (line.value("identified_chance") or 0.0)
 
 
-def _value(line: Line, metric: str) -> str:
+def _value(line: SummaryLine, metric: str) -> str:
     return shown(line.cells.get(metric), metric, interval=False)
 
 
@@ -255,7 +255,9 @@ def _title(figure: Labels, several: bool, staged: bool) -> str:
 def _guess(figure: Labels) -> Picture:
     scores = figure["scores"]
     texts = [
-        f"{PICTURE[name]} {shown(Cell(float(x), None, None), name)}" for name, x in scores.items() if x is not None
+        f"{PICTURE[name]} {shown(SummaryCell(float(x), None, None), name)}"
+        for name, x in scores.items()
+        if x is not None
     ]
     if not figure["found"]:
         texts = ["nothing found", *texts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from secateur.report.summary import Cell
+from secateur.report.summary import SummaryCell
 
 ATTACK = {
     "auc": "AUC",
@@ -94,7 +94,7 @@ def ordered(names: Iterable[str], known: Iterable[str]) -> list[str]:
     return first + [name for name in names if name not in first]
 
 
-def shown(cell: Cell | None, metric: str, interval: bool = True) -> str:
+def shown(cell: SummaryCell | None, metric: str, interval: bool = True) -> str:
     """Format a number with its interval: shares in per cent, counts with separators or in millions.
 
     Example:
@@ -125,7 +125,7 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _number(cell: Cell, interval: bool, scale: float, digits: int, unit: str) -> str:
+def _number(cell: SummaryCell, interval: bool, scale: float, digits: int, unit: str) -> str:
     value, *ends = (None if x is None else f"{scale * x:.{digits}f}" for x in (cell.value, cell.low, cell.high))
     with_interval = interval and None not in ends and cell.low != cell.high  # no width: there is one target
     return f"{value}{unit} [{', '.join(map(str, ends))}]" if with_interval else f"{value}{unit}"

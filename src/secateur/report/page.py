@@ -24,7 +24,7 @@ from secateur.report import (
 from secateur.report.federation import name_and_settings
 from secateur.report.measures import ATTACK, COST, MODEL
 from secateur.report.sources import Source, sources_of
-from secateur.report.summary import Line, attacks, by_setting, compression, lines, models, strongest
+from secateur.report.summary import SummaryLine, attacks, by_setting, compression, lines, models, strongest
 from secateur.report.verdict import badge, verdict
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.rows import Row
@@ -152,7 +152,7 @@ def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def _tables(table: Sequence[Line], updates: Sequence[Line]) -> dict[str, Any]:
+def _tables(table: Sequence[SummaryLine], updates: Sequence[SummaryLine]) -> dict[str, Any]:
     """Return the lines of the three tables, their columns, and the notes of all cells by number."""
     attacked, model_lines = attacks(table), models(table)
     metrics = list(dict.fromkeys(name for line in model_lines for name in line.cells))

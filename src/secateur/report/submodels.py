@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from secateur.metrics.estimates import SMALLEST, Correlation, average, average_on_same, exposure_correlation
 from secateur.metrics.membership import Estimate
-from secateur.report.summary import Cell
+from secateur.report.summary import SummaryCell
 from secateur.runs.rows import Row
 
 MEASURES = {"accuracy": "test_accuracy", "advantage": "advantage", "auc": "auc"}  # metrics by the fields of a party
@@ -31,7 +31,7 @@ class BySize(NamedTuple):
         return f"{self.found.clients} of size {self.parameters:,}{least}"
 
 
-class Asker(NamedTuple):
+class AttackedFederation(NamedTuple):
     """An attack on a federation."""
 
     labels: tuple[tuple[str, Any], ...]
@@ -54,9 +54,9 @@ class Party:
     data_size: str
     parameters: int
     attack: str
-    accuracy: Cell | None
-    advantage: Cell | None
-    auc: Cell | None
+    accuracy: SummaryCell | None
+    advantage: SummaryCell | None
+    auc: SummaryCell | None
     rows: Mapping[str, Sequence[Row]]  # of these cells, by metric
 
     @property
@@ -71,13 +71,13 @@ class Party:
 
 
 @dataclass(frozen=True)
-class Federated:
+class SubmodelPoint:
     """One federation under one attack, a point on the plane: its server, and its average client."""
 
     labels: Mapping[str, Any]
     server: Party | None
-    accuracy: Cell | None
-    advantage: Cell | None
+    accuracy: SummaryCell | None
+    advantage: SummaryCell | None
     clients: int
     attack: str = ""
     excluded: Sequence[str] = ()  # reasons of clients outside the mean advantage, one each
@@ -89,7 +89,7 @@ class Federated:
         return name(self.labels)
 
 
-class Found(NamedTuple):
+class ScoringResult(NamedTuple):
     """The result of one way of scoring, as means over clients and seeds."""
 
     batches: str  # the other examples of a scoring batch
@@ -100,12 +100,12 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoringComparison:
     """One attack on one federation in several ways of scoring: the one of the other tables, then the others."""
 
     labels: Mapping[str, Any]
     attack: str
-    found: Sequence[Found]
+    found: Sequence[ScoringResult]
 
     @property
     def name(self) -> str:
@@ -140,14 +140,14 @@ def parties(rows: Sequence[Row]) -> list[Party]:
     return lines
 
 
-def federations(lines: Sequence[Party]) -> list[Federated]:
+def federations(lines: Sequence[Party]) -> list[SubmodelPoint]:
     """Return one line a federation and attack, in the order they were run.
 
     Clients share the test examples, so their accuracies are not independent. An attack uses each client's members.
     """
-    groups: dict[Asker, list[Party]] = {}
+    groups: dict[AttackedFederation, list[Party]] = {}
     for line in lines:
-        groups.setdefault(Asker(tuple(line.labels.items()), line.attack), []).append(line)
+        groups.setdefault(AttackedFederation(tuple(line.labels.items()), line.attack), []).append(line)
     result = []
     for (_, attack), group in groups.items():
         clients = [line for line in group if line.client is not None]
@@ -158,11 +158,13 @@ def federations(lines: Sequence[Party]) -> list[Federated]:
         cells = [line.advantage for line in clients]
         excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
         sized = by_size(measured["advantage"])
-        result.append(Federated(group[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized))
+        result.append(
+            SubmodelPoint(group[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized)
+        )
     return result
 
 
-def not_attacked(rows: Sequence[Row]) -> list[Federated]:
+def not_attacked(rows: Sequence[Row]) -> list[SubmodelPoint]:
     """Return federations with known accuracy only, by the last round that was evaluated."""
     groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
     attacked = {tuple(labels_of(row).items()) for row in rows if "scope" in row.extra and row.attack}
@@ -179,31 +181,37 @@ def not_attacked(rows: Sequence[Row]) -> list[Federated]:
         )
         labels = dict(key)
         party = Party(labels, None, "", 0, "", server, None, None, {})
-        result.append(Federated(labels, party, clients, None, 0))
+        result.append(SubmodelPoint(labels, party, clients, None, 0))
     return result
 
 
-def asked(rows: Sequence[Row]) -> list[Asked]:
+def asked(rows: Sequence[Row]) -> list[ScoringComparison]:
     """Return every attack that scored in several ways."""
     plain = plain_views(rows)
-    groups: dict[Asker, dict[tuple[str, int], list[Row]]] = {asker: {view: []} for asker, view in plain.items()}
+    groups: dict[AttackedFederation, dict[tuple[str, int], list[Row]]] = {
+        asker: {view: []} for asker, view in plain.items()
+    }
     for row in rows:
         if (view := way_of(row)) is not None:
             groups[asker_of(row)].setdefault(view, []).append(row)
     return [
-        Asked(dict(asker.labels), asker.attack, [_found(*view, view_rows) for view, view_rows in views.items()])
+        ScoringComparison(
+            dict(asker.labels), asker.attack, [_found(*view, view_rows) for view, view_rows in views.items()]
+        )
         for asker, views in groups.items()
         if len(views) > 1
     ]
 
 
-def _found(batches: str, updates: int, rows: Sequence[Row]) -> Found:
+def _found(batches: str, updates: int, rows: Sequence[Row]) -> ScoringResult:
     def mean(metric: str, scope: str) -> float | None:
         measured = [row.value for row in rows if row.metric == metric and row.extra["scope"] == scope]
         values = [value for value in measured if value is not None]
         return sum(values) / len(values) if values else None
 
-    return Found(batches, updates, mean("advantage", "server"), mean("advantage", "client"), mean("auc", "client"))
+    return ScoringResult(
+        batches, updates, mean("advantage", "server"), mean("advantage", "client"), mean("auc", "client")
+    )
 
 
 def name(labels: Mapping[str, Any]) -> str:
@@ -232,9 +240,9 @@ def labels_of(row: Row) -> dict[str, Any]:
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
 
 
-def plain_views(rows: Iterable[Row]) -> dict[Asker, tuple[str, int]]:
+def plain_views(rows: Iterable[Row]) -> dict[AttackedFederation, tuple[str, int]]:
     """Return each attack's configured way of scoring: its first row has it, and comparisons come later."""
-    views: dict[Asker, tuple[str, int]] = {}
+    views: dict[AttackedFederation, tuple[str, int]] = {}
     for row in rows:
         if (view := way_of(row)) is not None:
             views.setdefault(asker_of(row), view)
@@ -247,24 +255,24 @@ def way_of(row: Row) -> tuple[str, int] | None:
     return None if batches is None else (batches, row.extra.get("updates", 1))
 
 
-def asker_of(row: Row) -> Asker:
+def asker_of(row: Row) -> AttackedFederation:
     """Return the attack that a row is of."""
-    return Asker(tuple(labels_of(row).items()), row.attack or "")
+    return AttackedFederation(tuple(labels_of(row).items()), row.attack or "")
 
 
-def over_seeds(rows: Sequence[Row]) -> Cell | None:
+def over_seeds(rows: Sequence[Row]) -> SummaryCell | None:
     """Return the mean over seeds; its interval is that of a single seed, or the range of several."""
     known = _estimates(rows)
     note = next((row.note for row in rows if row.note), None)
     if not known:
-        return Cell(None, None, None, note) if rows else None
+        return SummaryCell(None, None, None, note) if rows else None
     if len(known) == 1:
         (row,) = (row for row in rows if row.value is not None)
-        return Cell(row.value, row.low, row.high, note)
+        return SummaryCell(row.value, row.low, row.high, note)
     return _cell([estimate.value for estimate in known], note)
 
 
-def over_clients(rows: Iterable[Row], average: Callable[[Sequence[Estimate]], Estimate]) -> Cell | None:
+def over_clients(rows: Iterable[Row], average: Callable[[Sequence[Estimate]], Estimate]) -> SummaryCell | None:
     """Return the average client: one seed has the clients' joint interval, several the range of their means."""
     seeds: dict[int, list[Row]] = {}
     for row in rows:
@@ -272,7 +280,7 @@ def over_clients(rows: Iterable[Row], average: Callable[[Sequence[Estimate]], Es
     means = [average(known) for known in map(_estimates, seeds.values()) if known]
     if not means:
         return None
-    return Cell(*means[0][:3]) if len(means) == 1 else _cell([mean.value for mean in means])
+    return SummaryCell(*means[0][:3]) if len(means) == 1 else _cell([mean.value for mean in means])
 
 
 def by_size(rows: Iterable[Row]) -> list[BySize]:
@@ -293,8 +301,8 @@ def by_size(rows: Iterable[Row]) -> list[BySize]:
     return list({x.parameters: x for x in reversed(correlations)}.values())[::-1]
 
 
-def _cell(values: Sequence[float], note: str | None = None) -> Cell:
-    return Cell(sum(values) / len(values), min(values), max(values), note)
+def _cell(values: Sequence[float], note: str | None = None) -> SummaryCell:
+    return SummaryCell(sum(values) / len(values), min(values), max(values), note)
 
 
 def _estimates(rows: Iterable[Row]) -> list[Estimate]:

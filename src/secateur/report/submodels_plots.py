@@ -13,7 +13,7 @@ from typing import Any
 from secateur.report.audit import View
 from secateur.report.audit_plots import DASHES, SYMBOLS
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.submodels import Federated, Party, federations, is_submodel, labels_of, name
+from secateur.report.submodels import Party, SubmodelPoint, federations, is_submodel, labels_of, name
 from secateur.runs.rows import Row
 
 GROUPS = 16  # different parts with a plot each: as many as MaPP-FL has groups at most
@@ -31,7 +31,7 @@ def planes(lines: Sequence[Party]) -> list[View]:
 
     The plots are the average client's accuracy against its advantage, and every client's advantage by data size.
     """
-    places: dict[str, list[Federated]] = {}
+    places: dict[str, list[SubmodelPoint]] = {}
     for federation in federations(lines):
         if federation.accuracy is not None and federation.advantage is not None:
             places.setdefault(_place(federation), []).append(federation)
@@ -46,19 +46,19 @@ def planes(lines: Sequence[Party]) -> list[View]:
     return views
 
 
-def _named_curves(group: Sequence[Federated]) -> dict[str, str]:
+def _named_curves(group: Sequence[SubmodelPoint]) -> dict[str, str]:
     """Return the curve of each federation, by its name: kept cells get their own curve only beside zeroed ones."""
     plain = {federation.name: name(dict(federation.labels) | {"uncovered": None}) for federation in group}
     without_large = Counter(plain[full_name] for full_name in {x.name for x in group if x.labels["large_clients"] == 0})
     return {full_name: base if without_large[base] < 2 else full_name for full_name, base in plain.items()}
 
 
-def _place(line: Federated | Party) -> str:
+def _place(line: SubmodelPoint | Party) -> str:
     """Return the data set and the attack of a federation or a party."""
     return f"{line.labels['dataset']}, {line.attack}"
 
 
-def _plane(group: Sequence[Federated], curves: Mapping[str, str], **layout: Any) -> Panel:
+def _plane(group: Sequence[SubmodelPoint], curves: Mapping[str, str], **layout: Any) -> Panel:
     """Plot the average client's accuracy against its advantage, a curve a rule."""
     traces: list[Part] = []
     ordered = sorted(group, key=lambda federation: federation.labels["large_clients"])
@@ -94,13 +94,13 @@ def _plane(group: Sequence[Federated], curves: Mapping[str, str], **layout: Any)
     )
 
 
-def _at(federation: Federated) -> tuple[float, float]:
+def _at(federation: SubmodelPoint) -> tuple[float, float]:
     """Return the average client's accuracy and advantage."""
     accuracy, advantage = federation.accuracy, federation.advantage
     return (accuracy.value or 0.0 if accuracy else 0.0), (advantage.value or 0.0 if advantage else 0.0)
 
 
-def _sentence(group: Sequence[Federated]) -> str:
+def _sentence(group: Sequence[SubmodelPoint]) -> str:
     """Return the front in words: no federation is both more accurate and less exposed."""
     front = [
         line.name + f" ({line.labels['large_clients']} large)"

@@ -16,7 +16,7 @@ Key = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Cell:
+class SummaryCell:
     """Measure over the seeds: the mean, and the interval of a single seed or the range of several."""
 
     value: float | None
@@ -26,11 +26,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class SummaryLine:
     """Measures of one model, or of one attack on it."""
 
     labels: dict[str, Any]
-    cells: dict[str, Cell] = field(default_factory=dict)
+    cells: dict[str, SummaryCell] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
 
     @property
@@ -88,14 +88,14 @@ def setting_key(labels: Mapping[str, Any]) -> Key:
     return model_key(labels)[:3]
 
 
-def lines(rows: Iterable[Row]) -> list[Line]:
+def lines(rows: Iterable[Row]) -> list[SummaryLine]:
     """Return one line per model and attack over all seeds, in the order of the rows."""
     groups: dict[Key, dict[str, list[Row]]] = {}
     for row in rows:
         labels = {name: getattr(row, name) for name in NAMES} | row.extra
         groups.setdefault(tuple(labels.items()), {}).setdefault(row.metric, []).append(row)
     return [
-        Line(
+        SummaryLine(
             dict(labels),
             {metric: _cell(measured) for metric, measured in metrics.items()},
             tuple(sorted({row.seed for measured in metrics.values() for row in measured})),
@@ -104,24 +104,24 @@ def lines(rows: Iterable[Row]) -> list[Line]:
     ]
 
 
-def models(table: Sequence[Line]) -> list[Line]:
+def models(table: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the lines of models: utility, cost and gaps."""
     return [line for line in table if line.labels["attack"] is None]
 
 
-def attacks(table: Sequence[Line]) -> list[Line]:
+def attacks(table: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the lines of attacks, each with the utility and cost of its model beside the attack's measures."""
     beside = {model_key(line.labels): line.cells for line in models(table)}
     return [
-        Line(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.seeds)
+        SummaryLine(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.seeds)
         for line in table
         if line.labels["attack"] is not None
     ]
 
 
-def strongest(table: Sequence[Line], metric: str = "auc") -> list[Line]:
+def strongest(table: Sequence[SummaryLine], metric: str = "auc") -> list[SummaryLine]:
     """Return for each model the line of its strongest attack, under any knowledge of the attacker."""
-    best: dict[Key, Line] = {}
+    best: dict[Key, SummaryLine] = {}
     for line in attacks(table):
         score, key = line.value(metric), model_key(line.labels)
         if score is not None and (key not in best or score > (best[key].value(metric) or 0)):
@@ -129,22 +129,22 @@ def strongest(table: Sequence[Line], metric: str = "auc") -> list[Line]:
     return list(best.values())
 
 
-def front(results: Sequence[Line]) -> list[Line]:
+def front(results: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the Pareto front, in order of rising accuracy.
 
     For a line of the front, no other line is at least as accurate and leaks no more.
     """
     points = [line for line in results if line.value("test_accuracy") is not None and line.value("auc") is not None]
-    best: list[Line] = []
+    best: list[SummaryLine] = []
     for line in sorted(points, key=lambda line: (-(line.value("test_accuracy") or 0), line.value("auc") or 0)):
         if not best or (line.value("auc") or 0) < (best[-1].value("auc") or 0):
             best.append(line)
     return best[::-1]
 
 
-def by_setting(table: Iterable[Line]) -> list[list[Line]]:
+def by_setting(table: Iterable[SummaryLine]) -> list[list[SummaryLine]]:
     """Group the lines by run, network and data set."""
-    groups: dict[Key, list[Line]] = {}
+    groups: dict[Key, list[SummaryLine]] = {}
     for line in table:
         groups.setdefault(setting_key(line.labels), []).append(line)
     return list(groups.values())
@@ -161,14 +161,14 @@ def original_of(labels: Mapping[str, Any], originals: Iterable[Mapping[str, Any]
     return max(same, key=nearness, default=None)
 
 
-def _cell(rows: Sequence[Row]) -> Cell:
+def _cell(rows: Sequence[Row]) -> SummaryCell:
     notes = "; ".join(sorted({row.note for row in rows if row.note})) or None
     values = [row.value for row in rows if row.value is not None]
     if not values:
-        return Cell(None, None, None, notes)
+        return SummaryCell(None, None, None, notes)
     if len(rows) == 1:
-        return Cell(rows[0].value, rows[0].low, rows[0].high, notes)
-    return Cell(sum(values) / len(values), min(values), max(values), notes)
+        return SummaryCell(rows[0].value, rows[0].low, rows[0].high, notes)
+    return SummaryCell(sum(values) / len(values), min(values), max(values), notes)
 
 
 def estimate(row: Row) -> Estimate:

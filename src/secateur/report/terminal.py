@@ -12,7 +12,7 @@ from secateur.evaluation.submodel_advice import Advice, caution, from_rows
 from secateur.metrics.membership import Estimate
 from secateur.report import federation, inversion, submodels
 from secateur.report.measures import shown, title
-from secateur.report.summary import Cell, Line, attacks, by_setting, lines
+from secateur.report.summary import SummaryCell, SummaryLine, attacks, by_setting, lines
 from secateur.report.verdict import verdict
 from secateur.runs.rows import Row
 
@@ -71,7 +71,7 @@ def print_audit(rows: Sequence[Row]) -> None:
             console.print(sentence)
 
 
-def _brief(cell: Cell | None, name: str) -> str:
+def _brief(cell: SummaryCell | None, name: str) -> str:
     """Return a number for a narrow table; the AUC with half the width of its interval."""
     text = shown(cell, name, interval=False)
     if name != "auc" or cell is None or cell.low is None or cell.high is None:
@@ -106,7 +106,7 @@ def print_inversion(rows: Sequence[Row]) -> None:
         console.print(sentence)
 
 
-def _names(results: Sequence[Line]) -> dict[str, list[str]]:
+def _names(results: Sequence[SummaryLine]) -> dict[str, list[str]]:
     """Return the columns that name a line: the attack with its settings, and labels that differ between lines."""
     columns = {"attack": ["\n".join(split(str(line.labels["attack"]))) for line in results]}
     defenses = [inversion.defended(line.labels) for line in results]
@@ -172,7 +172,7 @@ def print_submodels(rows: Sequence[Row]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _cells(rows: Sequence[Row], exposed: submodels.Federated | None) -> list[str]:
+def _cells(rows: Sequence[Row], exposed: submodels.SubmodelPoint | None) -> list[str]:
     """Return the cells of one federation under one attack."""
 
     def mean(metric: str) -> float | None:
@@ -188,7 +188,7 @@ def _cells(rows: Sequence[Row], exposed: submodels.Federated | None) -> list[str
     return cells + ["-" if value is None else f"{value / 1e6:.2f}" for value in sent]
 
 
-def _excluded(federations: Sequence[submodels.Federated]) -> list[str]:
+def _excluded(federations: Sequence[submodels.SubmodelPoint]) -> list[str]:
     """Return the number of clients outside the mean advantage, and the first one's reason.
 
     Federations with the same text share a line.

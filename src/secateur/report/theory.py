@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from secateur.evaluation.theory_curves import AXES, ROUNDS, SIZE, THEORY, Axis, Curve, curves, updates
+from secateur.evaluation.theory_curves import AXES, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
 from secateur.report.audit import View, setting
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, alone, cycle, panel, short, thin
 from secateur.runs.rows import Row
@@ -19,7 +19,7 @@ from secateur.runs.rows import Row
 STUDY = "theory"  # the `study` of rows from studies/dgp/distance.py
 MEASURES = ("relative_distance", "error", "bound", "bound_by_sent")
 NMI, CHANCE = "nmi_256", "nmi_256_chance"
-BOUNDS: dict[str, tuple[Callable[[Point], float], str]] = {  # each with its mark
+BOUNDS: dict[str, tuple[Callable[[BoundPoint], float], str]] = {  # each with its mark
     "at least, by Eq. 2": (lambda point: point.bound, "line-ew-open"),
     "at least, by what was sent": (lambda point: point.by_sent, "triangle-up-open"),
 }
@@ -27,7 +27,7 @@ Values = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Point:
+class BoundPoint:
     """One target under one defense, with the bounds of Proposition 1 on its reconstruction error."""
 
     defense: str
@@ -53,11 +53,11 @@ def by_distance(rows: Iterable[Row]) -> list[View]:
     ]
 
 
-def _distance_points(measured: dict[tuple[str, int, int], Values]) -> list[Point]:
+def _distance_points(measured: dict[tuple[str, int, int], Values]) -> list[BoundPoint]:
     """Return the reconstructed targets with finite values: a gradient of zeros has no relative distance."""
     several = len({seed for _, seed, _ in measured}) > 1
     return [
-        Point(
+        BoundPoint(
             defense,
             f"target {number}" + (f", seed {seed}" if several else ""),
             *(values[name] for name in MEASURES),
@@ -67,7 +67,7 @@ def _distance_points(measured: dict[tuple[str, int, int], Values]) -> list[Point
     ]
 
 
-def sentence(points: Sequence[Point]) -> str:
+def sentence(points: Sequence[BoundPoint]) -> str:
     """Return the plot in words: the ends, and the number of broken bounds."""
     means = {
         name: (fmean(x.distance for x in group), fmean(x.error for x in group))
@@ -83,15 +83,15 @@ def sentence(points: Sequence[Point]) -> str:
     )
 
 
-def _groups(points: Iterable[Point]) -> dict[str, list[Point]]:
+def _groups(points: Iterable[BoundPoint]) -> dict[str, list[BoundPoint]]:
     """Return the points of each defense."""
-    groups: dict[str, list[Point]] = {}
+    groups: dict[str, list[BoundPoint]] = {}
     for point in points:
         groups.setdefault(point.defense, []).append(point)
     return groups
 
 
-def _scatter(title: str, points: Sequence[Point]) -> Panel:
+def _scatter(title: str, points: Sequence[BoundPoint]) -> Panel:
     groups = _groups(points)
     traces = [
         _distance_trace(name, group, lambda x: x.error, {"color": cycle(PALETTE, number), "size": 9})
@@ -111,7 +111,9 @@ def _scatter(title: str, points: Sequence[Point]) -> Panel:
     )
 
 
-def _distance_trace(name: str, points: Sequence[Point], value: Callable[[Point], float], marker: Part) -> Part:
+def _distance_trace(
+    name: str, points: Sequence[BoundPoint], value: Callable[[BoundPoint], float], marker: Part
+) -> Part:
     texts = [f"<b>{x.defense}</b>, {x.target}<br>distance {x.distance:.3g}, error {x.error:.3g}" for x in points]
     bounds = [f"<br>at least {x.bound:.3g} by Eq. 2, {x.by_sent:.3g} by what was sent" for x in points]
     return {
@@ -137,7 +139,7 @@ def beside_measured(rows: Iterable[Row]) -> list[View]:
         return []
     known, views = updates(rows), []
     for axis in AXES:
-        groups: dict[str, list[Curve]] = {}
+        groups: dict[str, list[LeakageCurve]] = {}
         for curve in curves(known, axis):
             if axis is not ROUNDS or len(curve.points) > 2:
                 groups.setdefault(_place(curve), []).append(curve)
@@ -146,7 +148,7 @@ def beside_measured(rows: Iterable[Row]) -> list[View]:
     return views
 
 
-def _place(curve: Curve) -> str:
+def _place(curve: LeakageCurve) -> str:
     """Return the labels that the curves of one view share: all but the base pruning and the attack."""
     labels = {name: value for name, value in curve.labels.items() if name not in ("base", "attack")}
     network = f"{labels.pop('model')} on " if "model" in labels else ""
@@ -154,7 +156,7 @@ def _place(curve: Curve) -> str:
     return ", ".join([f"{network}{labels['data']}", *rest])
 
 
-def _panels(axis: Axis, group: Sequence[Curve]) -> list[Panel]:
+def _panels(axis: Axis, group: Sequence[LeakageCurve]) -> list[Panel]:
     theory = "rounds" if axis is ROUNDS else "total"
     name = "Corollary 4.2" if axis is ROUNDS else "Theorem 4.1"
     measures = {NMI: "NMI of SGI, 256 levels", f"printed_{theory}": f"{name} as printed, bits"}
@@ -163,7 +165,7 @@ def _panels(axis: Axis, group: Sequence[Curve]) -> list[Panel]:
     return [plot for metric, title in measures.items() if (plot := _panel(axis, group, metric, title)) is not None]
 
 
-def _panel(axis: Axis, group: Sequence[Curve], metric: str, title: str) -> Panel | None:
+def _panel(axis: Axis, group: Sequence[LeakageCurve], metric: str, title: str) -> Panel | None:
     traces, ends = list[Part](), []
     for number, curve in enumerate(group):
         points = _points(curve, metric)
@@ -187,7 +189,7 @@ def _panel(axis: Axis, group: Sequence[Curve], metric: str, title: str) -> Panel
     )
 
 
-def _points(curve: Curve, metric: str) -> dict[float, float]:
+def _points(curve: LeakageCurve, metric: str) -> dict[float, float]:
     estimates = {x: curve.at(x, metric) for x in curve.points}
     return {x: estimate.value for x, estimate in estimates.items() if estimate is not None}
 

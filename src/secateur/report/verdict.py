@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secateur.report.measures import shown
-from secateur.report.summary import Line, full_title, model_key, models, original_of, strongest
+from secateur.report.summary import SummaryLine, full_title, model_key, models, original_of, strongest
 
 NEAR = 0.02  # an accuracy loss against the original that many would accept
 GUESSING = 0.5
@@ -20,7 +20,7 @@ class Badge:
     colour: str
 
 
-def badge(table: Sequence[Line], broken: Sequence[str] | None = None) -> Badge:
+def badge(table: Sequence[SummaryLine], broken: Sequence[str] | None = None) -> Badge:
     """Return PASS or FAIL if there are limits, else the answer if any attack on a shipped model beats guessing."""
     if broken is not None:
         return Badge("FAIL", "bad") if broken else Badge("PASS", "good")
@@ -31,7 +31,7 @@ def badge(table: Sequence[Line], broken: Sequence[str] | None = None) -> Badge:
     return Badge("Members can be told apart", "doubtful") if leaking else Badge("No leak found", "good")
 
 
-def verdict(table: Sequence[Line]) -> list[str]:
+def verdict(table: Sequence[SummaryLine]) -> list[str]:
     """Return sentences about one setting: the leakage of the pruned models, and the model that leaks least."""
     best = strongest(table)
     if not best:
@@ -54,14 +54,14 @@ def verdict(table: Sequence[Line]) -> list[str]:
     return sentences
 
 
-def leaks(line: Line) -> bool:
+def leaks(line: SummaryLine) -> bool:
     """Return True if an attack is better than guessing, by the low end of its interval."""
     cell = line.cells["auc"]
     low = cell.value if cell.low is None else cell.low
     return low is not None and low > GUESSING
 
 
-def _answer(shipped: Sequence[Line]) -> str:
+def _answer(shipped: Sequence[SummaryLine]) -> str:
     count, what = sum(map(leaks, shipped)), "pruned model" if shipped[0].labels["sparsity"] else "model"
     total = f"the {len(shipped)} {what}s" if len(shipped) > 1 else f"the {what}"
     if not count:
@@ -70,12 +70,12 @@ def _answer(shipped: Sequence[Line]) -> str:
     return f"An attacker tells members of {of} from others better than by guessing."
 
 
-def _shipped(best: Sequence[Line]) -> list[Line]:
+def _shipped(best: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the pruned models, or all models if nothing was pruned."""
     return [line for line in best if line.pruned] or list(best)
 
 
-def _near(table: Sequence[Line], shipped: Sequence[Line]) -> list[Line]:
+def _near(table: Sequence[SummaryLine], shipped: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the pruned models that are about as accurate as their originals."""
     originals = {model_key(line.labels): line for line in models(table) if not line.pruned}
     near = []
@@ -88,15 +88,15 @@ def _near(table: Sequence[Line], shipped: Sequence[Line]) -> list[Line]:
     return near
 
 
-def _auc(line: Line) -> float:
+def _auc(line: SummaryLine) -> float:
     return line.value("auc") or 0.0
 
 
-def _leak(line: Line) -> str:
+def _leak(line: SummaryLine) -> str:
     leak = f"AUC {shown(line.cells['auc'], 'auc')} under {line.labels['attack']}"
     accuracy = line.cells.get("test_accuracy")
     return f"{leak}, at a test accuracy of {shown(accuracy, 'test_accuracy')}" if accuracy else leak
 
 
-def _name(line: Line) -> str:
+def _name(line: SummaryLine) -> str:
     return f"{line.title} ({line.labels['defense']})"

@@ -17,7 +17,7 @@ POINTS = 200  # stored points of a loss curve, at most
 Draw = Callable[[Sequence[Reconstruction]], list[dict[str, Any]]]
 
 
-class Onlooker:
+class NullWatcher:
     """Observer of an attack that stores no state."""
 
     def __init__(self, advance: Callable[[int], None]) -> None:
@@ -31,7 +31,7 @@ class Onlooker:
         """Do nothing."""
 
 
-class Keeper:
+class StageWatcher:
     """Observer of one stage of a run; its files are in `unfinished/` until the stage is done."""
 
     def __init__(self, folder: Path, name: str, key: str, advance: Callable[[int], None], draw: Draw) -> None:

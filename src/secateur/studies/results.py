@@ -13,7 +13,7 @@ from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
 
-class Model(NamedTuple):
+class VictimKey(NamedTuple):
     """A victim model, named by its pruner, sparsity, defense and original."""
 
     pruner: str  # none: an original
@@ -29,25 +29,25 @@ class Model(NamedTuple):
         return f"{self.pruner} {self.sparsity:g}" + ("" if self.defense == "basic" else f" {self.defense}")
 
     @property
-    def source(self) -> Model:
+    def source(self) -> VictimKey:
         """The original that the model was pruned from."""
-        return Model("none", 0.0, "basic", self.original)
+        return VictimKey("none", 0.0, "basic", self.original)
 
 
 @dataclass(frozen=True)
-class Found:
+class AuditResults:
     """The rows and figures of one audit."""
 
     rows: Sequence[Row]
     figures: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
-    def models(self) -> list[Model]:
+    def models(self) -> list[VictimKey]:
         """All victims, originals included, in the order of measurement."""
         return list(dict.fromkeys(map(_model, self.rows)))
 
     @cached_property
-    def pruned(self) -> list[Model]:
+    def pruned(self) -> list[VictimKey]:
         """The pruned victims."""
         return [model for model in self.models if model.pruner != "none"]
 
@@ -56,7 +56,7 @@ class Found:
         """Names of the attacks, without settings."""
         return list(dict.fromkeys(name_of(row.attack) for row in self.rows if row.attack))
 
-    def of(self, model: Model, metric: str, attack: str | None = None, **extra: Any) -> Measure:
+    def of(self, model: VictimKey, metric: str, attack: str | None = None, **extra: Any) -> Measure:
         """Return one measure of a model, or of an attack on the model, by seed."""
         return {
             row.seed: Estimate(row.value, _or(row.low, -INFINITE), _or(row.high, INFINITE), row.note)
@@ -68,7 +68,7 @@ class Found:
             and all(row.extra.get(name) == value for name, value in extra.items())
         }
 
-    def drawn(self, model: Model, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
+    def drawn(self, model: VictimKey, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
         """Return one figure of a model, by seed."""
         return {
             figure["seed"]: figure
@@ -78,14 +78,14 @@ class Found:
         }
 
 
-def lowest(candidates: Iterable[tuple[Model, Measure]]) -> tuple[Model, Measure] | None:
+def lowest(candidates: Iterable[tuple[VictimKey, Measure]]) -> tuple[VictimKey, Measure] | None:
     """Return the model with the smallest mean of a measure, and its measure; None if no model has one."""
     known = [(estimate.value, pair) for pair in candidates if (estimate := mean(pair[1])) is not None]
     return min(known, key=lambda scored: scored[0])[1] if known else None
 
 
-def _model(row: Row) -> Model:
-    return Model(row.pruner or "none", row.sparsity or 0.0, row.defense or "basic", row.extra.get("original"))
+def _model(row: Row) -> VictimKey:
+    return VictimKey(row.pruner or "none", row.sparsity or 0.0, row.defense or "basic", row.extra.get("original"))
 
 
 def _or(value: float | None, default: float) -> float:

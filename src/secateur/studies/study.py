@@ -18,8 +18,8 @@ from secateur.config.messages import plain as yaml_value
 from secateur.errors import WrongInput, unknown
 from secateur.runs.artifacts import write
 from secateur.studies.claims import Finding
-from secateur.studies.results import Found
-from secateur.studies.table import Line, Table
+from secateur.studies.results import AuditResults
+from secateur.studies.table import StudyTable, TableLine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")  # pruners
 ONE = ("l1-unstructured",)  # pruner of the paper's MLP
 NETWORKS = ("nn", "top3-nn", "nn-cls", "samia")  # attacks that are trained
-Tabulate = Callable[[Found], tuple[list[Line], list[Finding]]]
+Tabulate = Callable[[AuditResults], tuple[list[TableLine], list[Finding]]]
 S = TypeVar("S", bound="DataclassInstance")
 
 
@@ -47,7 +47,7 @@ class Study:
 
     def conduct(
         self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> Table:
+    ) -> StudyTable:
         """Run the audit into `out`, and return the table."""
         from secateur.config import Audit, read
         from secateur.experiments.audit import run_audit
@@ -59,16 +59,16 @@ class Study:
         changes = {field: value for field, value in options.items() if value is not None and field != "images"}
         config = read(Audit, None, settings(self, scale, options) | changes, overrides)  # an audit has no pictures
         rows = run_audit(config, out)
-        lines, findings = self.tabulate(Found(rows, load_figures(out)))
+        lines, findings = self.tabulate(AuditResults(rows, load_figures(out)))
         facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": config.data, "model": config.model}
         facts |= {"shadows": config.shadows}
         facts |= {} if config.examples is None else {"examples": config.examples}
         facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
-        return Table(entry.summary, facts, lines, findings)
+        return StudyTable(entry.summary, facts, lines, findings)
 
 
 @dataclass(frozen=True)
-class Scale:
+class AuditScale:
     """The size of a study."""
 
     shadows: int
@@ -93,7 +93,7 @@ class Scale:
         return [f"{name}:{field}={value:g}" for value in values]
 
 
-TINY = Scale(
+TINY = AuditScale(
     shadows=1,
     seeds=1,
     sparsity=(0.5, 0.7),
@@ -105,8 +105,8 @@ TINY = Scale(
     schedule=":epochs=5",
     pruners=("l1-unstructured", "l1-structured"),
 )
-SMALL_TABLES = Scale(2, 3, (0.5, 0.7, 0.9), (4, 16), (1,), (0.1,), experiments=20, examples=5010)
-SMALL_IMAGES = Scale(
+SMALL_TABLES = AuditScale(2, 3, (0.5, 0.7, 0.9), (4, 16), (1,), (0.1,), experiments=20, examples=5010)
+SMALL_IMAGES = AuditScale(
     shadows=1,
     seeds=1,
     sparsity=(0.5, 0.9),
@@ -119,7 +119,7 @@ SMALL_IMAGES = Scale(
     examples=3000,
     threads=2,
 )
-FULL = Scale(
+FULL = AuditScale(
     shadows=5,
     seeds=1,
     sparsity=(0.5, 0.6, 0.7, 0.8, 0.9),
@@ -132,10 +132,10 @@ FULL = Scale(
 SCALES = {"tiny": (TINY, TINY), "small": (SMALL_TABLES, SMALL_IMAGES), "full": (FULL, FULL)}  # of tables, of images
 
 
-def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> Table:
+def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> StudyTable:
     """Run a study into `out`, write its table there, and return the table; `options` and `overrides` change fields."""
     entry = find("study", name)
-    table: Table = entry.make().conduct(entry, scale, options, overrides, out)
+    table: StudyTable = entry.make().conduct(entry, scale, options, overrides, out)
     write(out / "table.md", table.markdown().encode())
     write(out / "table.jsonl", table.jsonl().encode())
     return table

@@ -17,7 +17,7 @@ Cells = dict[str, Estimate | str | None]  # by column
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of a table: its labels, the measured cells, the paper's numbers, and a remark for the reader."""
 
     labels: dict[str, str]
@@ -28,12 +28,12 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class StudyTable:
     """The result of a study."""
 
     title: str
     settings: dict[str, Any]  # the study's name and scale, data, model, shadows, seeds, ...
-    lines: Sequence[Line]
+    lines: Sequence[TableLine]
     findings: Sequence[Finding] = field(default_factory=list)
     intervals: str = ""  # describes the bracketed intervals; empty: they are over examples or seeds
 
@@ -96,7 +96,7 @@ def unit_of(column: str) -> str:
     return "%" if column.endswith(("accuracy", "loss", "advantage")) else ""
 
 
-def _lines(lines: Sequence[Line]) -> str:
+def _lines(lines: Sequence[TableLine]) -> str:
     """Return lines as one table; columns that are empty in all lines are omitted."""
     columns = dict.fromkeys(name for line in lines for name, cell in (line.labels | line.cells).items() if cell)
     extra = [name for name in ("paper", "mark") if any(getattr(line, name) for line in lines)]

@@ -1,7 +1,7 @@
 """The job of `secateur sweep`: pieces of work over Ray workers, into one folder, one file of rows and one page.
 
-Read `run_sweep` first. plan.py makes the pieces, and workers.py runs them on workers. `Book` keeps the state of every
-piece: on disk, for a sweep that is started again, and on the terminal.
+Read `run_sweep` first. plan.py makes the pieces, and workers.py runs them on workers. `SweepLog` keeps the state of
+every piece: on disk, for a sweep that is started again, and on the terminal.
 
 pieces/NAME     the run folder of each piece; its piece.json says that it is finished, and of which settings.
 pieces.jsonl    the state of every piece, rewritten with every change.
@@ -30,11 +30,11 @@ from secateur.runs.artifacts import SCHEMA, explained, write
 from secateur.runs.folder import Run, load_figures, load_rows, open_run
 from secateur.runs.rows import Row
 from secateur.sweep.plan import Piece, plan_at
-from secateur.sweep.workers import STARTS, Home, Outcome, spread
+from secateur.sweep.workers import STARTS, PieceOutcome, SweepFolder, spread
 
 
 @dataclass
-class Entry:
+class PieceStatus:
     """One piece's line in pieces.jsonl."""
 
     name: str
@@ -52,7 +52,7 @@ class Swept:
     """The result of a sweep."""
 
     rows: list[Row]
-    entries: list[Entry]
+    entries: list[PieceStatus]
     broken: list[str]  # limits of audits that do not hold
 
     @property
@@ -74,7 +74,7 @@ def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int
     settings = config.model_dump(mode="json", by_alias=True)
     with open_run(out, "sweep", settings, seeds=seeds) as run:
         home = at_home(out)
-        book = Book(run, pieces, home.pieces)
+        book = SweepLog(run, pieces, home.pieces)
         try:
             if left := [piece for piece in pieces if not book.finished(piece)]:
                 with progress(book.told(), len(pieces)) as book.advance:
@@ -89,22 +89,22 @@ def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int
     return Swept(run.rows, book.entries, broken(done, home.pieces))
 
 
-def at_home(out: Path) -> Home:
+def at_home(out: Path) -> SweepFolder:
     """Create the folder of the pieces, with a token by which workers recognise a shared disk."""
     pieces = out.resolve() / "pieces"
     pieces.mkdir(exist_ok=True)
-    home = Home(pieces, uuid.uuid4().hex, Path.cwd())
+    home = SweepFolder(pieces, uuid.uuid4().hex, Path.cwd())
     write(pieces / ".home", home.token.encode())
     return home
 
 
-class Book:
+class SweepLog:
     """The state of all pieces: it is kept in pieces.jsonl and printed, and the outcomes of pieces are stored."""
 
     def __init__(self, run: Run, pieces: Sequence[Piece], folder: Path) -> None:
         self.advance: Advance = lambda steps, said=None: None
         self._run, self._folder, self._begun = run, folder, time.monotonic()
-        self._entries = {piece.name: Entry(piece.name, piece.run) for piece in pieces}
+        self._entries = {piece.name: PieceStatus(piece.name, piece.run) for piece in pieces}
         for piece in pieces:
             if (marker := self._marker(piece)) is not None:
                 entry = self._entries[piece.name]
@@ -113,7 +113,7 @@ class Book:
         self._save()
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PieceStatus]:
         """All pieces, in the plan's order."""
         return list(self._entries.values())
 
@@ -138,7 +138,7 @@ class Book:
         why = reason.partition(". ")[0][:200]
         self._tell(f"{piece.name}: its worker died, so it is started again ({why}; start {starts + 1} of {STARTS})")
 
-    def ended(self, piece: Piece, outcome: Outcome) -> None:
+    def ended(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Note that a piece is done, or has failed for good."""
         entry = self._entries[piece.name]
         entry.said, entry.trace = outcome.wrong, outcome.trace
@@ -170,7 +170,7 @@ class Book:
             return None
         return marker if isinstance(marker, dict) and marker.get("key") == piece.key else None
 
-    def _put(self, piece: Piece, outcome: Outcome) -> None:
+    def _put(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Write the files that came back into the piece's folder, and last of all the marker of its end, piece.json."""
         folder = self._folder / piece.name
         if outcome.files is not None:

@@ -34,7 +34,7 @@ GROWTH = 10.0  # seconds between questions if a cluster has more room
 
 
 @dataclass(frozen=True)
-class Home:
+class SweepFolder:
     """The folder in which the sweep was started; a worker that reads the token there shares its disk."""
 
     pieces: Path
@@ -51,7 +51,7 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PieceOutcome:
     """The end of a piece on a worker."""
 
     machine: str
@@ -61,7 +61,7 @@ class Outcome:
     files: dict[str, bytes] | None = None  # of a folder that only the worker has
 
 
-class Watch(Protocol):
+class PieceCallbacks(Protocol):
     """Callbacks on the state of the pieces."""
 
     def began(self, piece: Piece) -> None:
@@ -70,11 +70,13 @@ class Watch(Protocol):
     def died(self, piece: Piece, starts: int, reason: str) -> None:
         """Note that a worker died after so many starts of the piece, which waits for the next."""
 
-    def ended(self, piece: Piece, outcome: Outcome) -> None:
+    def ended(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Note that a piece is done, or has failed for good."""
 
 
-def spread(pieces: Sequence[Piece], home: Home, watch: Watch, address: str | None, workers: int | None) -> None:
+def spread(
+    pieces: Sequence[Piece], home: SweepFolder, watch: PieceCallbacks, address: str | None, workers: int | None
+) -> None:
     """Run the pieces in their order on a cluster, or on this machine, at most `workers` at once."""
     most = None if workers is None else math.ceil(workers * max(piece.cpus for piece in pieces))
     with connected(address, most) as ray:
@@ -93,14 +95,14 @@ def spread(pieces: Sequence[Piece], home: Home, watch: Watch, address: str | Non
                 try:
                     outcome = ray.get(ended)
                 except ray.exceptions.RayTaskError as error:
-                    outcome = Outcome("?", 0.0, f"{type(error.cause).__name__}: {error.cause}", str(error))
+                    outcome = PieceOutcome("?", 0.0, f"{type(error.cause).__name__}: {error.cause}", str(error))
                 except ray.exceptions.RayError as error:  # the worker or its machine died, or its answer was lost
                     reason = " ".join(str(error).split())
                     if starts[piece.name] < STARTS:
                         waiting.append(piece)  # last, as what killed it (too little memory) may have passed by then
                         watch.died(piece, starts[piece.name], reason)
                         continue
-                    outcome = Outcome("?", 0.0, f"its worker died {STARTS} times", reason)
+                    outcome = PieceOutcome("?", 0.0, f"its worker died {STARTS} times", reason)
                 watch.ended(piece, outcome)
 
 
@@ -125,7 +127,7 @@ def _fits(piece: Piece, running: Collection[Piece], resources: Mapping[str, floa
     )
 
 
-def conduct(piece: Piece, home: Home) -> Outcome:
+def conduct(piece: Piece, home: SweepFolder) -> PieceOutcome:
     """Run a piece to its end; a failure is an outcome too, so that the other pieces go on."""
     start, wrong, trace, files = time.monotonic(), None, None, None
     torch.set_num_threads(1)
@@ -143,7 +145,7 @@ def conduct(piece: Piece, home: Home) -> Outcome:
         wrong = str(error)
     except Exception as error:
         wrong, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
-    return Outcome(platform.node(), time.monotonic() - start, wrong, trace, files)
+    return PieceOutcome(platform.node(), time.monotonic() - start, wrong, trace, files)
 
 
 def own_folder(piece: Piece) -> Path:

@@ -101,7 +101,7 @@ def train_many(
         # On a GPU the kernels of several runs overlap.
         together = chosen == "stacked" or (device.type == "cuda" and trainer.lockstep)
         for some in [indices] if together else [[index] for index in indices]:
-            yield from trainer.train([Run(trainer, index, tasks[index]) for index in some], chosen, progress)
+            yield from trainer.train([TaskTraining(trainer, index, tasks[index]) for index in some], chosen, progress)
 
 
 def _on_ray(make: Callable[[torch.device], Trainer], tasks: Sequence[Task]) -> Iterator[tuple[int, Fitted]]:
@@ -143,11 +143,11 @@ class Trainer:
         loss = self.loss(self.learner(tensors, inputs, noise), labels)
         return loss if self.penalty is None else loss + self.penalty(tensors)
 
-    def stepper(self, runs: Sequence[Run], way: str) -> Stepper:
+    def stepper(self, runs: Sequence[TaskTraining], way: str) -> Stepper:
         """Return the stepper of these runs."""
         return _Descent(self, runs, way)
 
-    def order(self, run: Run) -> Sequence[Tensor]:
+    def order(self, run: TaskTraining) -> Sequence[Tensor]:
         """Return an epoch's batches of one run."""
         return run.order()
 
@@ -157,11 +157,11 @@ class Trainer:
             return way
         if not tasks[0].train.inputs.is_cuda:
             return "sequential"
-        runs = [Run(self, 0, task) for task in tasks]
+        runs = [TaskTraining(self, 0, task) for task in tasks]
         batches = [run.tensors(torch.arange(min(self.recipe.batch_size, run.train.size))) for run in runs]
         return choose(self.objective, [run.lane for run in runs], self.recipe.make_optimiser, batches)
 
-    def train(self, runs: Sequence[Run], way: str, progress: Progress | None) -> Iterator[tuple[int, Fitted]]:
+    def train(self, runs: Sequence[TaskTraining], way: str, progress: Progress | None) -> Iterator[tuple[int, Fitted]]:
         """Step the runs together and yield each when it is done."""
         steps = self.stepper(runs, way)
         for epoch in range(1, self.recipe.epochs + 1):
@@ -186,7 +186,7 @@ class Trainer:
 class _Descent:
     """Stepper that minimises the trainer's objective."""
 
-    def __init__(self, trainer: Trainer, runs: Sequence[Run], way: str) -> None:
+    def __init__(self, trainer: Trainer, runs: Sequence[TaskTraining], way: str) -> None:
         self.runs = runs
         self.lanes = Lanes(trainer.objective, [run.lane for run in runs], trainer.recipe.make_optimiser, way)
 
@@ -200,7 +200,7 @@ class _Descent:
         return [{} for _ in self.runs]
 
 
-class Run:
+class TaskTraining:
     """Training of one task: its data on the device, its generators, its history and its best state."""
 
     def __init__(self, trainer: Trainer, index: int, task: Task) -> None:

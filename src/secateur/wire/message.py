@@ -18,7 +18,19 @@ from secateur.interfaces import Mask, Params
 from secateur.wire import positions, rans
 from secateur.wire.positions import Bits
 from secateur.wire.rans import Bytes
-from secateur.wire.table import DTYPES, HEAD, MAGIC, VERSION, Coding, Entry, Shapes, Table, item_size, pack, unpack
+from secateur.wire.table import (
+    DTYPES,
+    HEAD,
+    MAGIC,
+    VERSION,
+    Coding,
+    Shapes,
+    TableEntry,
+    TensorTable,
+    item_size,
+    pack,
+    unpack,
+)
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of the same bits, by bytes
 
@@ -27,12 +39,12 @@ WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integ
 class Expected:
     """Tensor of a message's table, to be read."""
 
-    entry: Entry
+    entry: TableEntry
     inside: Tensor | None  # (n,) the broadcast positions; None: all
     size: int  # entries that are coded
 
     @classmethod
-    def of(cls, entry: Entry, inside: Mask | None) -> Self:
+    def of(cls, entry: TableEntry, inside: Mask | None) -> Self:
         """Return the expected tensor of an entry in the table."""
         where = mask_of(entry.name, entry.shape, inside)
         return cls(entry, where, math.prod(entry.shape) if where is None else int(where.sum()))
@@ -82,13 +94,13 @@ def encode(update: Params, *, inside: Mask | None = None) -> bytes:
     kept = {name: (value != 0).numpy() for name, value in flat.items()}
     coded = positions.code(kept, {name: item_size(value.dtype) for name, value in flat.items()})
     listed = tuple(
-        Entry(name, value.dtype, tuple(value.shape), coded[name].count, coded[name].coding, len(coded[name].own))
+        TableEntry(name, value.dtype, tuple(value.shape), coded[name].count, coded[name].coding, len(coded[name].own))
         for name, value in update.items()
     )
     shared = [one for one in coded.values() if one.coding == Coding.ENTROPY]
     bitmaps = [one.bitmap for one in shared]
     stream = rans.encode(np.concatenate(bitmaps), [(one.count, len(one.bitmap)) for one in shared]) if shared else b""
-    table = pack(Table(None if inside is None else fingerprint(inside), len(stream), listed))
+    table = pack(TensorTable(None if inside is None else fingerprint(inside), len(stream), listed))
     values = [packed_values(flat[e.name], None if e.coding == Coding.DENSE else kept[e.name]) for e in listed]
     body = b"".join([len(table).to_bytes(4, "little"), table, *(one.own for one in coded.values()), stream, *values])
     return MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "little") + body
@@ -182,7 +194,7 @@ def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
     }
 
 
-def _opened(data: bytes, shapes: Shapes) -> tuple[Table, memoryview]:
+def _opened(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
     """Return the table of a message, checked against the shapes, and the body behind the table."""
     if len(data) < HEAD or data[:4] != MAGIC:
         raise WrongInput("message", "is not one of secateur's, or is cut off: it must begin with SCTR")

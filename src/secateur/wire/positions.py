@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from secateur.errors import WrongInput
 from secateur.wire import rans
-from secateur.wire.table import Coding, Entry, inflate, item_size
+from secateur.wire.table import Coding, TableEntry, inflate, item_size
 
 Bits = npt.NDArray[np.bool_]
 DROPPED = 128  # the flag in the first byte, beside k: the gaps are those between dropped entries
@@ -77,7 +77,7 @@ def entropy(size: int, count: int) -> float:
     return sum(part * math.log2(size / part) for part in parts) if len(parts) > 1 else 0.0
 
 
-def own_bytes(entry: Entry, size: int) -> int:
+def own_bytes(entry: TableEntry, size: int) -> int:
     """Return the number of bytes sent for one tensor's positions alone; refuse a contradictory table."""
     if entry.count > size:
         raise WrongInput("message", f"{entry.name} has a wrong count: {entry.count} of {size} entries")
@@ -91,7 +91,7 @@ def own_bytes(entry: Entry, size: int) -> int:
     return entry.bytes
 
 
-def read(entry: Entry, payload: bytes, bitmap: rans.Bytes | None, size: int) -> Bits | None:
+def read(entry: TableEntry, payload: bytes, bitmap: rans.Bytes | None, size: int) -> Bits | None:
     """Return the mask of kept entries, None if the values say it; `bitmap` comes from the shared stream."""
     if entry.coding == Coding.DENSE:
         return None

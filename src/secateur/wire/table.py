@@ -33,7 +33,7 @@ class Coding(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One tensor in the table."""
 
     name: str
@@ -45,12 +45,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
+class TensorTable:
     """All tensors of a message."""
 
     inside: int | None  # the checksum of the mask that positions are relative to
     stream: int  # bytes of the shared stream
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
 
 
 def item_size(dtype: torch.dtype) -> int:
@@ -58,7 +58,7 @@ def item_size(dtype: torch.dtype) -> int:
     return 0 if dtype == torch.bool else dtype.itemsize
 
 
-def pack(table: Table) -> bytes:
+def pack(table: TensorTable) -> bytes:
     """Return the table as deflated bytes."""
     checksum = b"" if table.inside is None else table.inside.to_bytes(4, "little")
     plain = _number(len(checksum)) + checksum + _number(table.stream) + _number(len(table.entries))
@@ -69,10 +69,10 @@ def pack(table: Table) -> bytes:
     return zlib.compress(plain, 9)
 
 
-def unpack(data: bytes, shapes: Shapes) -> Table:
+def unpack(data: bytes, shapes: Shapes) -> TensorTable:
     """Return the table from deflated bytes; its size is bounded by the largest table of these shapes."""
     limit = 64 + sum(len(name.encode()) + 10 * (6 + len(shape)) for name, shape in shapes.items())
-    reader = Reader(inflate(data, limit, "table"))
+    reader = TableReader(inflate(data, limit, "table"))
     checksum = reader.take(reader.number())
     if len(checksum) not in (0, 4):
         raise WrongInput("message", "is damaged: its table has a broken checksum of the mask")
@@ -83,7 +83,7 @@ def unpack(data: bytes, shapes: Shapes) -> Table:
     entries = tuple(_entry(reader, shapes) for _ in range(number))
     if reader.rest:
         raise WrongInput("message", "is damaged: something follows its table")
-    return Table(inside, stream, entries)
+    return TensorTable(inside, stream, entries)
 
 
 def inflate(data: bytes, limit: int, what: str) -> bytes:
@@ -100,7 +100,7 @@ def inflate(data: bytes, limit: int, what: str) -> bytes:
     return plain
 
 
-class Reader:
+class TableReader:
     """Reader of a table's bytes that refuses to read past the end."""
 
     def __init__(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ def _number(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-def _entry(reader: Reader, shapes: Shapes) -> Entry:
+def _entry(reader: TableReader, shapes: Shapes) -> TableEntry:
     try:
         name = reader.take(reader.number()).decode()
     except UnicodeDecodeError as error:
@@ -148,4 +148,4 @@ def _entry(reader: Reader, shapes: Shapes) -> Entry:
     if dimensions > len(reader.rest):
         raise WrongInput("message", "is damaged: its table is cut off")
     shape = tuple(reader.number() for _ in range(dimensions))
-    return Entry(name, DTYPES[dtype], shape, reader.number(), Coding(coding), reader.number())
+    return TableEntry(name, DTYPES[dtype], shape, reader.number(), Coding(coding), reader.number())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.attacks.inversion.optimisation import Adam, into_box, learning_rates
+from secateur.attacks.inversion.optimisation import AdamRule, into_box, learning_rates
 from secateur.attacks.inversion.problem import Evaluated
 
 
@@ -37,7 +37,7 @@ def walk(rule, values, steps, clock=0):
 def test_adam_is_torchs_adam():
     values = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rates = learning_rates("steps", 20, 0.1)
-    state, _ = walk(Adam(rates), values, 20)
+    state, _ = walk(AdamRule(rates), values, 20)
     for i in range(3):
         leaf = values[i].clone().requires_grad_()
         optimiser = torch.optim.Adam([leaf], 0.1)
@@ -51,25 +51,25 @@ def test_adam_is_torchs_adam():
 
 def test_the_first_signed_step_is_the_rate():
     values = torch.tensor([[3.0, -5.0, 1.0]])
-    state, matching = walk(Adam(torch.tensor([0.1, 0.0]), sign=True), values, 1)
+    state, matching = walk(AdamRule(torch.tensor([0.1, 0.0]), sign=True), values, 1)
     torch.testing.assert_close(state["inputs"], torch.tensor([[2.9, -4.9, 1.0]]))
     assert matching.tolist() == [16 + 1296], "the loss of where it was"
 
 
 def test_signed_steps_do_not_know_how_large_a_gradient_is():
     values, rates = torch.tensor([[9.0, 2.0]]), torch.tensor([0.1, 0.1, 0.1, 0.0])
-    signed, plain = (walk(Adam(rates, sign=sign), values, 3)[0]["inputs"] for sign in (True, False))
+    signed, plain = (walk(AdamRule(rates, sign=sign), values, 3)[0]["inputs"] for sign in (True, False))
     assert signed[0].tolist() == pytest.approx([8.7, 1.7], abs=1e-5) and float(plain[0, 1]) > 1.701
 
 
 def test_noise_is_scaled_by_the_rate():
-    state, _ = walk(Adam(torch.tensor([0.1, 0.0]), sign=True, noise=0.2), torch.tensor([[1.0]]), 1)
+    state, _ = walk(AdamRule(torch.tensor([0.1, 0.0]), sign=True, noise=0.2), torch.tensor([[1.0]]), 1)
     assert state["inputs"].item() == pytest.approx(1.02)
 
 
 def test_whoever_is_done_stands_still():
     values = torch.tensor([[3.0]])
-    state, _ = walk(Adam(torch.tensor([0.1, 0.0]), noise=0.2), values, 1, clock=1)
+    state, _ = walk(AdamRule(torch.tensor([0.1, 0.0]), noise=0.2), values, 1, clock=1)
     assert torch.equal(state["inputs"], values)
 
 

@@ -23,7 +23,7 @@ from secateur.config import defense_of_updates
 from secateur.data.load import load
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Turning
+from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, UploadContext
 from secateur.tree import state_of
 
 CLASSES = 5
@@ -129,7 +129,7 @@ def pruned(name):
     def update(net, state, batch):
         upload = upload_of(defense_of_updates(name))
         values = gradient_update(net, state, batch).values
-        turning = Turning(net, state, batch, 0, torch.Generator().manual_seed(0))
+        turning = UploadContext(net, state, batch, 0, torch.Generator().manual_seed(0))
         return Gradient(upload(values, upload.init(values), turning)[0])
 
     return update

@@ -9,7 +9,7 @@ from torch.nn.functional import gelu
 
 from secateur.attacks.membership import neural_trainer
 from secateur.attacks.membership.neural import Mlp, Nn
-from secateur.attacks.membership.neural_trainer import Dropout, Schedule, initialised, keep, logits, train
+from secateur.attacks.membership.neural_trainer import Dropout, NeuralSchedule, initialised, keep, logits, train
 from secateur.attacks.membership.samia import Samia, Transformer
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
@@ -118,13 +118,13 @@ def rates_of(monkeypatch, rows, schedule):
 
 
 def test_the_papers_schedule_lowers_the_rate_after_a_half_and_three_quarters(monkeypatch, rows):
-    schedule = Schedule(epochs=8, early_stopping=False)
+    schedule = NeuralSchedule(epochs=8, early_stopping=False)
     rates = rates_of(monkeypatch, rows, schedule)
     assert rates == pytest.approx([0.01] * 4 + [0.001] * 2 + [0.0001] * 2)
 
 
 def test_early_stopping_lowers_the_rate_when_the_held_out_loss_stalls_and_then_ends(monkeypatch, rows):
-    rates = rates_of(monkeypatch, rows, Schedule(epochs=500, learning_rate=0.1))
+    rates = rates_of(monkeypatch, rows, NeuralSchedule(epochs=500, learning_rate=0.1))
     assert 6 <= len(rates) < 100
     assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01, 0.1]
     assert rates == sorted(rates, reverse=True)
@@ -150,7 +150,7 @@ def test_early_stopping_keeps_the_best_weights(rows, rng):
 def test_chance_comes_from_the_generator_alone(rows):
     def once():
         network = initialised(lambda: Transformer(CLASSES), torch.Generator().manual_seed(3))
-        train(network, rows, Schedule(epochs=2), torch.Generator().manual_seed(4))
+        train(network, rows, NeuralSchedule(epochs=2), torch.Generator().manual_seed(4))
         return network.state_dict()
 
     before = torch.get_rng_state()
@@ -165,11 +165,11 @@ def test_chance_comes_from_the_generator_alone(rows):
 
 def test_a_last_batch_of_one_row_joins_the_one_before(rows):
     network = initialised(lambda: Transformer(CLASSES), torch.Generator().manual_seed(0))
-    train(network, rows.take(torch.arange(129)), Schedule(epochs=1, early_stopping=False), torch.Generator())
+    train(network, rows.take(torch.arange(129)), NeuralSchedule(epochs=1, early_stopping=False), torch.Generator())
 
 
 def test_a_network_that_diverges_is_said_clearly(rows):
-    schedule = Schedule(epochs=5, learning_rate=1e20, early_stopping=False)
+    schedule = NeuralSchedule(epochs=5, learning_rate=1e20, early_stopping=False)
     with pytest.raises(WrongInput, match="diverge"):
         train(initialised(lambda: Mlp(3 * CLASSES), torch.Generator()), rows, schedule, torch.Generator())
 
@@ -210,7 +210,7 @@ def test_keep_changes_nothing():
 def test_steps_replayed_from_a_graph_on_a_gpu_learn_what_single_steps_learn(dropout, monkeypatch):
     rng = torch.Generator().manual_seed(0)
     rows = Batch(torch.randn(1000, 30, generator=rng), torch.randint(2, (1000,), generator=rng))
-    schedule = Schedule(epochs=3, batch_size=64, dropout=dropout, early_stopping=False)
+    schedule = NeuralSchedule(epochs=3, batch_size=64, dropout=dropout, early_stopping=False)
 
     def trained(warm_up):
         monkeypatch.setattr(neural_trainer, "WARM_UP", warm_up)

@@ -9,12 +9,12 @@ from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_a
 from secateur.config import defense, inversion
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.federate import Watched, attackers
+from secateur.experiments.federate import ObservedFederation, attackers
 from secateur.federated.attacks.knowledge import check_attacks, knowledge_of
-from secateur.federated.attacks.schedule import Orders
-from secateur.federated.checkpoint import Story
+from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from tiny_rules import federation, plain_net, run, shares
 
 SHOWN = ("sgi:iterations=2", "sgi:follows=true:iterations=2")
@@ -24,12 +24,12 @@ def attacked(rule, orders=None, **more):
     """A federation attacked in its last round by both, and what was told."""
     given = {"rounds": 6, "per_round": 3, "local": ONE, "shares": shares(), "evaluate_every": 6} | more
     given |= protection_of(defense(rule))
-    agreed, net, story = Terms(**given), plain_net(), Story()
+    agreed, net, story = FederationSpec(**given), plain_net(), FederationLog()
     known = knowledge_of(net, bright(), agreed, torch.device("cpu"))
     labels = {"model": "m", "dataset": "d", "seed": 0, "defense": rule, "extra": {"clients": 5}}
-    watched = Watched(net, bright(), agreed, labels, story, torch.device("cpu"))
+    watched = ObservedFederation(net, bright(), agreed, labels, story, torch.device("cpu"))
     choices = [inversion(each) for each in SHOWN]
-    observers = attackers(watched, orders or Orders(6, who="all"), choices, (), known, images=False)
+    observers = attackers(watched, orders or AttackSchedule(6, who="all"), choices, (), known, images=False)
     return federation(net, observers=observers, data=bright(), **given), observers[0], story
 
 
@@ -81,7 +81,7 @@ def test_without_a_defense_nothing_changes(monkeypatch):
 
 
 def test_it_holds_where_the_last_turn_was_lost(monkeypatch):
-    found, _ = cosines("pseudo-largest", monkeypatch, rounds=8, orders=Orders(8), faults=Faults(nan=0.3))
+    found, _ = cosines("pseudo-largest", monkeypatch, rounds=8, orders=AttackSchedule(8), faults=Faults(nan=0.3))
     assert min(found[True]) > 0.999
 
 
@@ -100,7 +100,7 @@ def test_it_is_saved_as_bools():
 
 
 def test_a_sum_is_of_nobody():
-    terms = Terms(shares(), rounds=2, per_round=3, local=ONE, view="sum")
+    terms = FederationSpec(shares(), rounds=2, per_round=3, local=ONE, view="sum")
     known = knowledge_of(plain_net(), bright(), terms, torch.device("cpu"))
     with pytest.raises(WrongInput, match="follows one client"):
         check_attacks([inversion("sgi:follows=true")], known, bright(), terms)

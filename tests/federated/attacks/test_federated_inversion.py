@@ -14,32 +14,34 @@ from secateur.attacks.inversion.updates import gradient_update
 from secateur.config import defense, inversion
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.federated.attacks.inversion import Attacker
+from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, knowledge_of
 from secateur.federated.attacks.observer import prefix_of
-from secateur.federated.attacks.schedule import Orders, check_orders
-from secateur.federated.checkpoint import Story
-from secateur.federated.client_training import Local
+from secateur.federated.attacks.schedule import AttackSchedule, check_orders
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.federated.sampling import Sampler, sampler_of
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Gradient, Weights
 from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
-ONE = Local(1, None, 4, 0.1)
+ONE = LocalTraining(1, None, 4, 0.1)
 
 
 def attacked(attack="ig:iterations=2", orders=None, net=None, labels="inferred", way="auto", at_once=None, **terms):
     """A federation with an attacker, run to its end; and what was told."""
     given = {"rounds": 4, "per_round": 3, "local": ONE, "shares": shares(), "evaluate_every": 4} | terms
-    orders, agreed, net = orders or Orders(every=4), Terms(**given), net or plain_net()
+    orders, agreed, net = orders or AttackSchedule(every=4), FederationSpec(**given), net or plain_net()
     known = knowledge_of(net, bright(), agreed, torch.device("cpu"))
     told = {"model": "m", "dataset": "d", "seed": 0, "extra": {"clients": len(agreed.shares)}}
-    kept, story = orders.remembered(agreed.rounds, sampler_of(agreed, 0).clients), Story()
+    kept, story = orders.remembered(agreed.rounds, sampler_of(agreed, 0).clients), FederationLog()
     choices = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     check_attacks(choices, known, bright(), agreed)
     check_orders(orders, agreed, 0)
-    attacker = Attacker(choices, known, told, story, orders, kept, tells_labels=labels == "oracle", images=False)
+    attacker = InversionObserver(
+        choices, known, told, story, orders, kept, tells_labels=labels == "oracle", images=False
+    )
     attacker.at_once = at_once or attacker.at_once
     return federation(net, way=way, observers=[attacker], data=bright(), **given), attacker, story
 
@@ -57,10 +59,10 @@ def psnrs(story, pooled=False):
 
 # Whom and when ---------------------------------------------------------------------------------------------------
 def test_the_default_is_the_first_that_answers():
-    fed, _, story = attacked(orders=Orders(every=2))
+    fed, _, story = attacked(orders=AttackSchedule(every=2))
     run(fed)
     assert set(psnrs(story)) == {(n, fed.sampler.clients(n)[0]) for n in (2, 4)} and not psnrs(story, pooled=True)
-    away, _, story = attacked(orders=Orders(every=1), faults=Faults(drop_out=0.4))
+    away, _, story = attacked(orders=AttackSchedule(every=1), faults=Faults(drop_out=0.4))
     run(away)
     lost = {n: [c for c in away.sampler.clients(n) if away._faults(n, away.sampler(n)).get(c)] for n in range(1, 5)}
     wanted = {(n, next(c for c in away.sampler.clients(n) if c not in lost[n])) for n in lost if len(lost[n]) < 3}
@@ -69,7 +71,7 @@ def test_the_default_is_the_first_that_answers():
 
 @pytest.mark.parametrize("view", ["update", "sum"])
 def test_where_nobody_answers_it_is_told_that_nobody_was_attacked(view):
-    fed, _, story = attacked(orders=Orders(every=2), view=view, faults=Faults(drop_out=1.0))
+    fed, _, story = attacked(orders=AttackSchedule(every=2), view=view, faults=Faults(drop_out=1.0))
     run(fed)
     told = [(row.metric, row.value, row.extra["round"], row.note) for row in story.rows if row.attack is not None]
     said = "not attacked: no update of the round arrived"
@@ -77,7 +79,7 @@ def test_where_nobody_answers_it_is_told_that_nobody_was_attacked(view):
 
 
 def test_rounds_and_clients_are_chosen():
-    fed, _, story = attacked(orders=Orders(at=(1, 3), who="all"))
+    fed, _, story = attacked(orders=AttackSchedule(at=(1, 3), who="all"))
     run(fed)
     assert set(psnrs(story)) == {(n, c) for n in (1, 3) for c in fed.sampler.clients(n)}
     assert set(psnrs(story, pooled=True)) == {(1, None), (3, None)}
@@ -88,7 +90,7 @@ def test_rounds_and_clients_are_chosen():
 
 
 def test_named_clients_and_those_that_took_no_part():
-    fed, _, story = attacked(orders=Orders(every=1, who=(0, 1)))
+    fed, _, story = attacked(orders=AttackSchedule(every=1, who=(0, 1)))
     run(fed)
     there = {(n, c) for n in range(1, 5) for c in fed.sampler.clients(n) if c in (0, 1)}
     assert set(psnrs(story)) == there and len(there) < 8
@@ -110,7 +112,7 @@ def test_clients_of_several_rounds_are_one_call_and_what_each_would_be_alone(lab
         yield from whole(self, targets, knowledge, chance, watch)
 
     monkeypatch.setattr(IG, "reconstruct", counting)
-    terms = {"labels": labels, "orders": Orders(every=1, who=2), "rounds": 5}
+    terms = {"labels": labels, "orders": AttackSchedule(every=1, who=2), "rounds": 5}
     fed, _, many = attacked(("ig:iterations=4", "sgi:iterations=4"), at_once=6, **terms)
     run(fed)
     assert calls == [6, 6, 4, 4]  # of three rounds, and of the two that are left when all are over
@@ -135,7 +137,7 @@ def test_rounds_of_several_sizes_are_a_call_each(monkeypatch):
 
     monkeypatch.setattr(IG, "reconstruct", counting)
     terms = {"view": "sum", "faults": Faults(drop_out=0.3), "rounds": 6}
-    fed, attacker, story = attacked(orders=Orders(every=1), at_once=100, **terms)
+    fed, attacker, story = attacked(orders=AttackSchedule(every=1), at_once=100, **terms)
     rounds = fed.rounds()
     for _ in range(6):
         next(rounds)
@@ -148,7 +150,7 @@ def test_rounds_of_several_sizes_are_a_call_each(monkeypatch):
 def test_what_knows_something_of_its_round_is_a_call_of_its_own(attack, monkeypatch):
     """A model that was tampered with, a base pruning's mask before a compression."""
     terms = {} if attack == "rob" else {"upload": upload_of(defense("dgp")), "base": Half(every=2)}
-    fed, attacker, story = attacked(attack, Orders(every=1, who=2), at_once=100, **terms)
+    fed, attacker, story = attacked(attack, AttackSchedule(every=1, who=2), at_once=100, **terms)
     kind, calls = type(inversion(attack).make()), []
     whole = kind.reconstruct
 
@@ -163,7 +165,7 @@ def test_what_knows_something_of_its_round_is_a_call_of_its_own(attack, monkeypa
 
 
 def test_who_waits_is_attacked_before_a_state_is_taken():
-    fed, attacker, story = attacked(orders=Orders(every=1), at_once=100)
+    fed, attacker, story = attacked(orders=AttackSchedule(every=1), at_once=100)
     rounds = fed.rounds()
     next(rounds), next(rounds)
     assert len(attacker.waiting) == 2 and not psnrs(story) and fed.puts_off and not fed.observed(2)
@@ -174,7 +176,7 @@ def test_who_waits_is_attacked_before_a_state_is_taken():
 
 
 def test_who_waits_is_forgotten_where_an_earlier_state_is_loaded():
-    fed, attacker, story = attacked(orders=Orders(every=1), at_once=100)
+    fed, attacker, story = attacked(orders=AttackSchedule(every=1), at_once=100)
     begun = fed.state()
     next(fed.rounds())
     assert attacker.waits
@@ -194,7 +196,7 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
         yield from whole(self, targets, knowledge, chance, watch)
 
     monkeypatch.setattr(IG, "reconstruct", counting)
-    fed, _, story = attacked("ig:iterations=4", Orders(at=(2,), who="all"))
+    fed, _, story = attacked("ig:iterations=4", AttackSchedule(at=(2,), who="all"))
     run(fed)
     assert calls == [3]
     for place, client in enumerate(fed.sampler.clients(2)):  # alone: the draws of those before it are taken first
@@ -205,16 +207,18 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
             yield from whole(self, targets, knowledge, chance, watch)
 
         monkeypatch.setattr(IG, "reconstruct", skipping)
-        alone, _, other = attacked("ig:iterations=4", Orders(at=(2,), who=(client,)))
+        alone, _, other = attacked("ig:iterations=4", AttackSchedule(at=(2,), who=(client,)))
         run(alone)
         assert psnrs(other)[2, client] == pytest.approx(psnrs(story)[2, client], abs=1e-9)
 
 
 @pytest.mark.parametrize("way", ["sequential", "stacked"])
 def test_stacked_clients_are_attacked_alike(way):
-    fed, _, story = attacked("ig:iterations=4", Orders(at=(2, 4), who=2, history=2), fixed_batches=True, way=way)
+    fed, _, story = attacked(
+        "ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True, way=way
+    )
     run(fed)
-    plain, _, other = attacked("ig:iterations=4", Orders(at=(2, 4), who=2, history=2), fixed_batches=True)
+    plain, _, other = attacked("ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True)
     run(plain)
     assert psnrs(story) == pytest.approx(psnrs(other), abs=1e-6)
 
@@ -222,14 +226,14 @@ def test_stacked_clients_are_attacked_alike(way):
 @pytest.mark.parametrize(
     "orders, said",
     [
-        (Orders(at=(9,)), "4 rounds"),
-        (Orders(who=4), "3 take part"),
-        (Orders(who=(7,)), "0 to 4"),
-        (Orders(at=(1,), who=(1,)), "they do in"),
+        (AttackSchedule(at=(9,)), "4 rounds"),
+        (AttackSchedule(who=4), "3 take part"),
+        (AttackSchedule(who=(7,)), "0 to 4"),
+        (AttackSchedule(at=(1,), who=(1,)), "they do in"),
     ],
 )
 def test_orders_that_cannot_be_kept(orders, said):
-    terms = Terms(shares(), rounds=4, per_round=3, local=ONE)
+    terms = FederationSpec(shares(), rounds=4, per_round=3, local=ONE)
     assert 1 not in sampler_of(terms, 0).clients(1)
     with pytest.raises(WrongInput, match=said):
         check_orders(orders, terms, 0)
@@ -249,9 +253,9 @@ def test_fixed_batches_are_the_same_rows_in_every_round():
 
 def test_what_is_remembered():
     drawn = {1: [0, 1], 2: [1, 2], 3: [0, 2], 4: [0, 1]}.__getitem__
-    assert Orders(at=(4,), history=2).remembered(4, drawn) == {3: {0}, 2: {1}}
-    assert Orders(at=(4,), who=(1,), history=3).remembered(4, drawn) == {2: {1}, 1: {1}}
-    assert Orders(at=(4,)).remembered(4, drawn) == {}
+    assert AttackSchedule(at=(4,), history=2).remembered(4, drawn) == {3: {0}, 2: {1}}
+    assert AttackSchedule(at=(4,), who=(1,), history=3).remembered(4, drawn) == {2: {1}, 1: {1}}
+    assert AttackSchedule(at=(4,)).remembered(4, drawn) == {}
 
 
 def test_several_rounds_reveal_more():
@@ -268,7 +272,7 @@ def test_several_rounds_reveal_more():
             (inputs, labels),
             clients=4,
             rounds=3,
-            local=Local(1, None, 1, 0.1),
+            local=LocalTraining(1, None, 1, 0.1),
             defense="random:rate=.8",
             attack="ig:iterations=150:tv=0:adaptive=mask",
             attack_clients="all",
@@ -285,7 +289,7 @@ def test_several_rounds_reveal_more():
 
 
 def test_a_client_that_is_one_batch_needs_no_fixed_batches():
-    fed, _, story = attacked(orders=Orders(at=(4,), who="all", history=2), local=Local(1, None, 8, 0.1))
+    fed, _, story = attacked(orders=AttackSchedule(at=(4,), who="all", history=2), local=LocalTraining(1, None, 8, 0.1))
     run(fed)
     rows = [row for row in story.rows if row.metric == "psnr" and row.extra["client"] is not None]
     assert all(row.extra["same_rows"] for row in rows) and {row.extra["history"] for row in rows} <= {1, 2}
@@ -295,7 +299,9 @@ def test_a_client_that_is_one_batch_needs_no_fixed_batches():
 @pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
 def test_a_resumed_attacker_remembers(after, method):
     def new():
-        return attacked(orders=Orders(at=(4,), who="all", history=3), fixed_batches=True, method=method, per_round=4)
+        return attacked(
+            orders=AttackSchedule(at=(4,), who="all", history=3), fixed_batches=True, method=method, per_round=4
+        )
 
     (whole, _, story), (first, _, begun), (second, attacker, told) = new(), new(), new()
     run(whole)
@@ -336,7 +342,7 @@ def test_an_attacker_who_knows_the_compression_applies_it_again():
     ],
 )
 def test_rob_sends_its_victims_another_model(terms):
-    orders = Orders(every=2, who=2)
+    orders = AttackSchedule(every=2, who=2)
     fed, _, story = attacked("rob:bins=16", orders, **terms)
     rows = run(fed)
     lost = [row for row in rows if row.metric == "lost_clients"]
@@ -346,7 +352,7 @@ def test_rob_sends_its_victims_another_model(terms):
 
 
 def test_rob_reads_the_pictures_of_a_plain_client():
-    fed, _, story = attacked("rob:bins=64", Orders(every=4, who=1), method="fedsgd")
+    fed, _, story = attacked("rob:bins=64", AttackSchedule(every=4, who=1), method="fedsgd")
     run(fed)
     rows = {row.metric: row.value for row in story.rows if row.extra.get("client") is not None}
     assert rows["psnr_max"] > 60 and rows["recovered"] == 1
@@ -354,7 +360,7 @@ def test_rob_reads_the_pictures_of_a_plain_client():
 
 def test_a_victim_is_lost_and_its_state_stays():
     """The federation goes on as if the client had never answered."""
-    fed, _, _ = attacked("rob:bins=16", Orders(at=(1,), who=1), withholding=Withhold(), rounds=1)
+    fed, _, _ = attacked("rob:bins=16", AttackSchedule(at=(1,), who=1), withholding=Withhold(), rounds=1)
     first = fed.sampler.clients(1)[0]
     run(fed)
     silent = federation(withholding=Withhold(), rounds=1, local=ONE, data=bright())
@@ -366,7 +372,7 @@ def test_a_victim_is_lost_and_its_state_stays():
 
 def test_a_victim_that_drops_out_answers_nothing():
     faults = Faults(drop_out=0.5)
-    fed, _, story = attacked("rob:bins=16", Orders(every=1, who="all"), faults=faults)
+    fed, _, story = attacked("rob:bins=16", AttackSchedule(every=1, who="all"), faults=faults)
     run(fed)
     silent = {(n, c) for n in range(1, 5) for c, f in fed._faults(n, fed.sampler(n)).items() if f == "dropped"}
     assert silent and not silent & set(psnrs(story)) and len(psnrs(story)) == 12 - len(silent)
@@ -410,19 +416,19 @@ def test_the_sum_is_all_that_is_shown(method):
 
 def test_the_examples_of_a_sum_come_step_by_step():
     seen = []
-    fed = federation(observers=[(4, seen.append)], view="sum", local=Local(2, None, 3, 0.1))
+    fed = federation(observers=[(4, seen.append)], view="sum", local=LocalTraining(2, None, 3, 0.1))
     run(fed)
     rows = fed.sampler(4).rows
     assert torch.equal(seen[0].rows, torch.cat([each[s] for s in range(2) for each in rows]))
 
 
 def test_a_sum_is_attacked_as_one_batch_of_all():
-    fed, _, story = attacked(view="sum", local=Local(2, None, 2, 0.1))
+    fed, _, story = attacked(view="sum", local=LocalTraining(2, None, 2, 0.1))
     run(fed)
     rows = [row for row in story.rows if row.metric == "psnr"]
     assert len(rows) == 1 and rows[0].extra["batch_size"] == 12 and rows[0].extra["client"] is None
     assert "sum of 3 clients" in rows[0].extra["knows"] and rows[0].extra["update"].startswith("the average of 3")
     with pytest.raises(WrongInput, match="no single client"):
-        attacked(orders=Orders(every=4, who=2), view="sum")
+        attacked(orders=AttackSchedule(every=4, who=2), view="sum")
     with pytest.raises(WrongInput, match="leave it at 1"):
-        attacked(orders=Orders(every=4, history=2), view="sum")
+        attacked(orders=AttackSchedule(every=4, history=2), view="sum")

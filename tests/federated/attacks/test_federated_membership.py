@@ -12,15 +12,15 @@ from secateur.config import defense
 from secateur.data.partition import iid
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.federated.attacks.membership import Asker, Observed, check_membership, scores, sent_model
+from secateur.federated.attacks.membership import MembershipObserver, Observed, check_membership, scores, sent_model
 from secateur.federated.attacks.observer import Every
-from secateur.federated.attacks.schedule import Orders
-from secateur.federated.checkpoint import Story
-from secateur.federated.client_training import Local
+from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.federated.result_rows import teller
 from secateur.federated.sampling import sampler_of
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from tiny_rules import Half, Withhold, bn_net, federation, plain_net, run
 
 ROWS = 60
@@ -40,14 +40,14 @@ def asked(attacks=("yeom", "lira"), orders=None, net=None, seed=0, way="auto", *
         "rounds": 4,
         "per_round": 4,
         "shares": PARTS,
-        "local": Local(30, None, 12, 0.3),
+        "local": LocalTraining(30, None, 12, 0.3),
         "evaluate_every": 4,
     } | terms
-    agreed, orders, net = Terms(**given), orders or Orders(every=4, who="all"), net or plain_net()
+    agreed, orders, net = FederationSpec(**given), orders or AttackSchedule(every=4, who="all"), net or plain_net()
     kept = orders.remembered(agreed.rounds, sampler_of(agreed, seed).clients)
-    labels, story = {"model": "m", "dataset": "d", "seed": seed, "extra": {}}, Story()
+    labels, story = {"model": "m", "dataset": "d", "seed": seed, "extra": {}}, FederationLog()
     check_membership(attacks, data(), agreed)
-    asker = Asker(attacks, net, data(), agreed, labels, story, orders, kept, torch.device("cpu"))
+    asker = MembershipObserver(attacks, net, data(), agreed, labels, story, orders, kept, torch.device("cpu"))
     return federation(net, seed, way, [asker], data=data(), **given), asker, story
 
 
@@ -79,7 +79,7 @@ def test_an_example_has_its_own_deviation_where_there_are_many():
 
 
 def test_clients_that_overfit_are_told_apart():
-    fed, _, story = asked(orders=Orders(every=4, who="all", history=3))
+    fed, _, story = asked(orders=AttackSchedule(every=4, who="all", history=3))
     run(fed)
     assert {name for name in MANY if found(story, name)} == MANY
     for attack in ("yeom", "lira"):
@@ -91,7 +91,7 @@ def test_clients_that_overfit_are_told_apart():
 
 
 def test_labels_of_others_are_not_told_apart_by_a_client_that_learns_nothing():
-    fed, _, story = asked(local=Local(1, None, 12, 1e-6), orders=Orders(every=4, who="all"))
+    fed, _, story = asked(local=LocalTraining(1, None, 12, 1e-6), orders=AttackSchedule(every=4, who="all"))
     run(fed)
     values = [value for (name, *_), value in found(story).items() if name == "yeom"]
     assert abs(sum(values) / len(values) - 0.5) < 0.2
@@ -102,7 +102,7 @@ def test_labels_of_others_are_not_told_apart_by_a_client_that_learns_nothing():
     [{"net": bn_net()}, {"base": Half(every=100), "withholding": Withhold()}, {"method": "fedsgd"}, {"view": "sum"}],
 )
 def test_every_kind_of_update(terms):
-    terms = {"local": Local(1, None, 12, 0.3)} | terms
+    terms = {"local": LocalTraining(1, None, 12, 0.3)} | terms
     fed, _, story = asked(("yeom",), **terms)
     run(fed)
     clients = 1 if terms.get("view") == "sum" else 4
@@ -126,7 +126,7 @@ def test_what_was_withheld_is_taken_as_it_was_sent():
         assert withheld.any() and torch.equal(model[name][withheld], look.sent[name][withheld])
         assert torch.equal(model[name][~withheld], kept[name][~withheld])
     dgp = federation(
-        observers=[Looking(1, None)], upload=upload_of(defense("dgp")), rounds=1, local=Local(1, None, 4, 0.1)
+        observers=[Looking(1, None)], upload=upload_of(defense("dgp")), rounds=1, local=LocalTraining(1, None, 4, 0.1)
     )
     run(dgp)
     look = looks[1]
@@ -137,7 +137,7 @@ def test_what_was_withheld_is_taken_as_it_was_sent():
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_resumed_attacker_goes_on(after):
     def new():
-        return asked(orders=Orders(at=(2, 4), who=2, history=3), local=Local(2, None, 6, 0.3))
+        return asked(orders=AttackSchedule(at=(2, 4), who=2, history=3), local=LocalTraining(2, None, 6, 0.3))
 
     (whole, _, story), (first, _, begun), (second, _, told) = new(), new(), new()
     run(whole)
@@ -154,7 +154,7 @@ def test_a_resumed_attacker_goes_on(after):
 def test_stacked_clients_are_asked_alike():
     stories = []
     for way in ("sequential", "stacked"):
-        fed, _, story = asked(local=Local(3, None, 6, 0.3), way=way)
+        fed, _, story = asked(local=LocalTraining(3, None, 6, 0.3), way=way)
         run(fed)
         stories.append(found(story))
     assert stories[0] == pytest.approx(stories[1], abs=1e-9)
@@ -162,7 +162,7 @@ def test_stacked_clients_are_asked_alike():
 
 def test_a_client_with_few_rows_is_told_and_left_out():
     parts = [PARTS[0][:2], *PARTS[1:]]
-    fed, _, story = asked(orders=Orders(every=1, who=(0,)), shares=parts, local=Local(1, None, 4, 0.1))
+    fed, _, story = asked(orders=AttackSchedule(every=1, who=(0,)), shares=parts, local=LocalTraining(1, None, 4, 0.1))
     run(fed)
     rows = [row for row in story.rows if row.metric == "auc"]
     assert rows and all(row.value is None and "too few" in row.note for row in rows)
@@ -182,14 +182,14 @@ def test_what_cannot_be_asked_is_refused(terms, attacks, said):
 
 
 def test_a_model_that_overflows_is_told_as_nothing_and_ends_no_run():
-    fed, _, story = asked(rounds=1, local=Local(1, None, 12, 1e200), orders=Orders(every=1, who="all"))
+    fed, _, story = asked(rounds=1, local=LocalTraining(1, None, 12, 1e200), orders=AttackSchedule(every=1, who="all"))
     run(fed)
     assert len(story.rows) == 8 and all(row.metric == "auc" and row.value is None for row in story.rows)
     assert {row.note for row in story.rows} == {"the client's model answers with NaN or infinity"}
 
 
 def test_lira_leaves_out_others_that_overflow():
-    fed, asker, story = asked(("lira",), rounds=1, orders=Orders(every=1, who="all"))
+    fed, asker, story = asked(("lira",), rounds=1, orders=AttackSchedule(every=1, who="all"))
     answered, gone = asker._probabilities, []
 
     def some(look, seen, batch):
@@ -203,7 +203,7 @@ def test_lira_leaves_out_others_that_overflow():
 
 
 def test_where_nobody_answers_it_is_told_that_nobody_was_asked_about():
-    fed, _, story = asked(orders=Orders(every=2), faults=Faults(drop_out=1.0))
+    fed, _, story = asked(orders=AttackSchedule(every=2), faults=Faults(drop_out=1.0))
     for _ in fed.rounds():
         pass
     told = {(row.attack, row.metric, row.value, row.extra["round"], row.note) for row in story.rows}
@@ -213,10 +213,10 @@ def test_where_nobody_answers_it_is_told_that_nobody_was_asked_about():
 
 
 def test_the_display_says_what_leaked_so_far():
-    fed, asker, story = asked(rounds=2, evaluate_every=1, orders=Orders(2, who="all"))
+    fed, asker, story = asked(rounds=2, evaluate_every=1, orders=AttackSchedule(2, who="all"))
     shown = []
     labels = asker.labels | {"defense": "dgp", "extra": {"base_pruning": "snip"}}
-    tell = teller(labels, Story(), [asker], lambda steps, said=None: shown.append(said))
+    tell = teller(labels, FederationLog(), [asker], lambda steps, said=None: shown.append(said))
     for done in fed.rounds():
         tell(done)
     assert shown[0].startswith("snip, dgp, seed 0: round 1, ") and "AUC" not in shown[0]

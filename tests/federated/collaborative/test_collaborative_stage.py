@@ -12,14 +12,16 @@ from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.collaborative.plan import Plan, schedule_of
 from secateur.federated.collaborative.stage import STAGE, collaborate, depends_of
-from secateur.federated.collaborative.training import TIMES, Training
+from secateur.federated.collaborative.training import TIMES, CollaborativeTraining
 from secateur.runs.artifacts import key_of
 from secateur.runs.folder import open_run
 
 
 def new(upload="adgp+error-feedback", seed=1, **others):
     plan = Plan(3, upload_of(defense(upload)), schedule_of([0.1, 0.1, 0.05]), transform=CropAndFlip(1), batch_size=3)
-    return Training(small(dropout=0.3), pictures(), replace(plan, **others), torch.Generator().manual_seed(seed))
+    return CollaborativeTraining(
+        small(dropout=0.3), pictures(), replace(plan, **others), torch.Generator().manual_seed(seed)
+    )
 
 
 def comparable(history):
@@ -63,7 +65,7 @@ def test_a_killed_run_ends_with_equal_rows(tmp_path):
     training, seen = new(), []
 
     def dies(advance):
-        for epoch in Training.epochs(training, advance):
+        for epoch in CollaborativeTraining.epochs(training, advance):
             seen.append(epoch)
             yield epoch
             if len(seen) == 2:  # the second epoch is done and kept

@@ -24,11 +24,11 @@ from secateur.defenses.uploads import SendAll, capturable
 from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.collaborative.flat_tensors import Flat, Statistics
-from secateur.federated.collaborative.measurements import Tally
-from secateur.federated.collaborative.plan import Given, Plan, Round, schedule_of
-from secateur.federated.collaborative.rounds import Rounds
-from secateur.federated.collaborative.training import TIMES, Training, train_collaboratively
-from secateur.federated.collaborative.uploads import Stacked
+from secateur.federated.collaborative.measurements import TrainingStats
+from secateur.federated.collaborative.plan import Plan, StepInputs, UserInputs, schedule_of
+from secateur.federated.collaborative.rounds import CollaborativeRounds
+from secateur.federated.collaborative.training import TIMES, CollaborativeTraining, train_collaboratively
+from secateur.federated.collaborative.uploads import StackedUploads
 from secateur.gpu import graphs
 from secateur.interfaces import Batch
 from secateur.models.create import create
@@ -51,7 +51,7 @@ def plan_of(upload="dgp+error-feedback", rates=(0.1, 0.05), users=3, **others):
 
 
 def training_of(plan, net=None, data=None, seed=5, device="cpu"):
-    return Training(net or small(), data or pictures(), plan, torch.Generator().manual_seed(seed), device)
+    return CollaborativeTraining(net or small(), data or pictures(), plan, torch.Generator().manual_seed(seed), device)
 
 
 def rows_of(training):
@@ -362,10 +362,12 @@ def average_of_a_fake_step(rounds, given):
         rounds.params, rounds.moments = fake.of(rounds.params), fake.of(rounds.moments)
         rounds.statistics = Statistics(rounds.learner.structure, fake.of(rounds.buffers), plan.users)
         rounds.buffers, flat = rounds.statistics.buffers, Flat(rounds.params)
-        rounds.tally = Tally(flat, plan.users)
-        rounds.uploads = Stacked(plan, rounds.params, rounds.tally, flat)
-        users = [Given(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout))) for user in given.given]
-        made = rounds._round(Round(users, fake.of(given.rate), fake.of(given.chosen)))
+        rounds.tally = TrainingStats(flat, plan.users)
+        rounds.uploads = StackedUploads(plan, rounds.params, rounds.tally, flat)
+        users = [
+            UserInputs(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout))) for user in given.given
+        ]
+        made = rounds._round(StepInputs(users, fake.of(given.rate), fake.of(given.chosen)))
     return {name: value.shape for name, value in made.average.items()}
 
 
@@ -385,7 +387,7 @@ STACKED = ("top-k", "dgp", "dgp:release=2", "adgp", "noise")
 
 def one_by_one_and_together(plan, net):
     made = [training_of(plan, net) for _ in range(2)]
-    made[1].rounds = Rounds(net, plan, tree.state_of(net), made[1].device, stacked=True)
+    made[1].rounds = CollaborativeRounds(net, plan, tree.state_of(net), made[1].device, stacked=True)
     return made
 
 

@@ -11,7 +11,7 @@ from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
 from secateur.errors import WrongInput
 from secateur.federated.base_pruning.prunefl import PruneFL
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.federated.flower.client import Clients
 from secateur.federated.flower.link import Link, packed, unpacked
@@ -28,7 +28,7 @@ RULES = {
     "upload": {"upload": ErrorFeedback(DualGradientPruning(0.1, 0.5))},
     "coverage": {"withholding": Withhold(), "averaging": "coverage"},
     "dense": {"broadcast": "dense"},
-    "gradients": {"method": "fedsgd", "local": Local(steps=1, batch_size=4)},
+    "gradients": {"method": "fedsgd", "local": LocalTraining(steps=1, batch_size=4)},
     "momentum": {"server_momentum": 0.5},
 }
 
@@ -79,7 +79,7 @@ def test_the_bytes_of_the_squares_tell_of_withheld_weights_only_if_told_to(squar
 
 
 def test_batchnorm_and_dropout_and_epochs_too():
-    here = made(net=bn_net(), local=Local(steps=None, epochs=2, batch_size=3, learning_rate=0.1))
+    here = made(net=bn_net(), local=LocalTraining(steps=None, epochs=2, batch_size=3, learning_rate=0.1))
     there, _ = over_flower(here)
     run(here), run(there)
     assert near(here.model(), there.model())

@@ -10,7 +10,7 @@ from near import over_flower
 from alone import pictures
 from secateur.data.partition import iid
 from secateur.federated import sampling
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from tiny_rules import ROWS, federation, run
 
 MIB = 1 << 20
@@ -26,7 +26,7 @@ def peak(clients):
     """MiB by which the peak of this process grows in two rounds; an update has 8.5 MiB."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 56_000), torch.nn.Linear(56_000, 3))
     shares = iid(ROWS, clients, torch.Generator().manual_seed(0))
-    here = federation(net, shares=shares, per_round=clients, rounds=2, local=Local(steps=1, batch_size=2))
+    here = federation(net, shares=shares, per_round=clients, rounds=2, local=LocalTraining(steps=1, batch_size=2))
     here.data = pictures(ROWS, 8)
     there, _ = over_flower(here, deadline=300)
     begun = held()
@@ -54,7 +54,7 @@ def test_peak_memory_does_not_grow_with_the_clients_of_a_round():
 
 def test_rounds_of_many_clients_are_drawn_one_at_a_time(monkeypatch):
     """64 rounds ahead of a thousand clients were 90 MiB, and seconds for every message to a deployed client."""
-    given = [torch.arange(5)] * 600, 600, Local(steps=2, batch_size=3), 0
+    given = [torch.arange(5)] * 600, 600, LocalTraining(steps=2, batch_size=3), 0
     few = sampling.Sampler(*given)
     rounds = [few(number) for number in (1, 2)]
     assert len(few._ahead) == 1 and len(sampling.Sampler(given[0], 10, given[2], 0)(1).clients) == 10

@@ -17,7 +17,7 @@ from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.experiments.federate import run_federate
 from secateur.federated.attacks.observer import Every
-from secateur.federated.client_training import Local
+from secateur.federated.client_training import LocalTraining
 from secateur.federated.flower.app import client_app
 from secateur.federated.flower.client import Clients
 from secateur.federated.flower.federation import FlowerFederation
@@ -26,7 +26,7 @@ from secateur.federated.flower.node_data import KnownPanel, fitted, own_data, sa
 from tiny_rules import ROWS, federation, run
 
 SIZES = [4, 6, 8, 10, 12]
-WHOLE = Local(steps=None, epochs=1, batch_size=64, learning_rate=0.1)  # one batch of all rows: no draw matters
+WHOLE = LocalTraining(steps=None, epochs=1, batch_size=64, learning_rate=0.1)  # one batch of all rows: no draw matters
 
 
 def unequal(**terms):

@@ -15,14 +15,14 @@ from secateur.config.methods import choice
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
-from secateur.federated.checkpoint import Story
+from secateur.federated.checkpoint import FederationLog
 from secateur.federated.submodels import membership_attacks
-from secateur.federated.submodels.clients import Crowd, batches
-from secateur.federated.submodels.exposure import Exposer
-from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.clients import SubmodelTrainer, batches
+from secateur.federated.submodels.exposure import ExposureObserver
+from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking, shadow_clients
 from secateur.federated.submodels.spec import Adam
-from secateur.federated.submodels.stacked_federations import Together
+from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.federated.submodels.structure import static
 from secateur.interfaces import Batch
 from secateur.runs.folder import load_rows
@@ -48,7 +48,7 @@ def by_hand(inputs, picks):
 def test_one_shifted_and_mirrored_picture_by_hand():
     first, second = torch.zeros(1, 3, 3), torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]])
     data = Batch(torch.stack([first, second]), torch.tensor([0, 1]))
-    crowd = Crowd(data, Adam(augment=CropAndFlip(1, (-1.0,))))
+    crowd = SubmodelTrainer(data, Adam(augment=CropAndFlip(1, (-1.0,))))
     picks = torch.tensor([[1, 1, 0, 0], [1, 0, -1, 0], [1, 1, -1, 1]])  # row, down, right, mirrored
     inputs, labels = crowd.batch(picks)
     assert labels.tolist() == [1, 1, 1]
@@ -111,7 +111,7 @@ def test_models_are_judged_by_pictures_as_they_are():
 @pytest.mark.parametrize("rule", ["mapp-fl", "local"])
 def test_resumed_it_comes_to_the_same_numbers(rule):
     def made():
-        return Alone(augmented(rule)) if rule == "local" else augmented(rule)
+        return LocalBaseline(augmented(rule)) if rule == "local" else augmented(rule)
 
     whole, half, again = made(), made(), made()
     wanted = [list(done.measures) for done in whole.rounds()][1:]
@@ -124,7 +124,7 @@ def test_resumed_it_comes_to_the_same_numbers(rule):
 def test_together_each_comes_to_what_it_comes_to_alone():
     alone = [augmented(rule, way="stacked") for rule in ("mapp-fl", "heterofl")]
     first = augmented(way="stacked")
-    both = Together([first, augmented("heterofl", beside=first)])
+    both = StackedFederations([first, augmented("heterofl", beside=first)])
     for federation in alone:
         tiny.told(federation)
     list(both.rounds())
@@ -132,11 +132,14 @@ def test_together_each_comes_to_what_it_comes_to_alone():
         for name in (name for name in one.model() if name not in ("0.bias", "3.bias")):
             assert (one.model()[name] - other.model()[name]).abs().max() < 1e-9
     with pytest.raises(WrongInput, match="local training"):
-        Together([first, tiny.federation(local=replace(LOCAL, augment=None), beside=first)])
+        StackedFederations([first, tiny.federation(local=replace(LOCAL, augment=None), beside=first)])
 
 
 def test_local_trains_on_moved_pictures_too():
-    moving, plain = Alone(augmented("local")), Alone(tiny.federation("local", local=replace(LOCAL, augment=None)))
+    moving, plain = (
+        LocalBaseline(augmented("local")),
+        LocalBaseline(tiny.federation("local", local=replace(LOCAL, augment=None))),
+    )
     job, same = moving._job(1, 0), plain._job(1, 0)
     assert torch.equal(job.epochs[0][:, 0], same.epochs[0]) and bool(job.epochs[0][:, 1:].any())
     assert moving._validated(0) == plain._validated(0)
@@ -160,7 +163,7 @@ def test_shadow_clients_train_as_their_client_does(monkeypatch):
     labels = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
     asking = Asking(size=10, compare=False, shadows=4)
     for local in (LOCAL, replace(LOCAL, augment=None)):
-        exposer = Exposer([choice("attack", "lira")], tiny.data(), labels, Story(), 1, asking=asking)
+        exposer = ExposureObserver([choice("attack", "lira")], tiny.data(), labels, FederationLog(), 1, asking=asking)
         fields = {"local": local, "rounds": 1, "model": tiny.net(dtype=torch.float32)}
         federation = tiny.federation(observers=[(1, exposer)], **fields)
         tiny.told(federation)

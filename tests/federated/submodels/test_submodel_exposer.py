@@ -6,10 +6,10 @@ from torch import nn
 
 import tiny_submodels as tiny
 from secateur.config.methods import choice, defense_of_clients
-from secateur.federated.checkpoint import Story
+from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
-from secateur.federated.submodels.exposure import Exposer, picture
-from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.exposure import ExposureObserver, picture
+from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
 from secateur.federated.submodels.spec import joined_of
 from secateur.models.resnet import Block
@@ -20,7 +20,9 @@ YEOM = choice("attack", "yeom")
 
 def watched(rule="mapp-fl", rounds=3, asking=None, **fields):
     """A federation, and who attacks it."""
-    exposer = Exposer([YEOM], tiny.data(), LABELS, Story(), rounds, asking=asking or Asking(size=10, compare=False))
+    exposer = ExposureObserver(
+        [YEOM], tiny.data(), LABELS, FederationLog(), rounds, asking=asking or Asking(size=10, compare=False)
+    )
     fields = {"model": tiny.net(dtype=torch.float32)} | fields
     terms = tiny.federation(rule, rounds=rounds, **fields).terms
     observers = [(exposer.pace(terms), exposer)]
@@ -113,7 +115,7 @@ def test_what_is_withheld_is_attacked_as_the_server_had_sent_it():
 
 def test_clients_alone_are_attacked_without_a_server():
     federation, exposer = watched("local", fields={"patience": 1})
-    tiny.told(Alone(federation))
+    tiny.told(LocalBaseline(federation))
     exposer.finish(federation)
     rows = [row for row in exposer.story.rows if row.metric == "advantage"]
     assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and not exposer.story.figures

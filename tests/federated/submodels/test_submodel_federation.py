@@ -13,10 +13,10 @@ from secateur.config import defense_of_clients
 from secateur.errors import WrongInput
 from secateur.federated.faults import Faults
 from secateur.federated.submodels import evaluation
-from secateur.federated.submodels.clients import Made, Moments
-from secateur.federated.submodels.local_baseline import Alone
-from secateur.federated.submodels.spec import Terms, joined_of, rates_of
-from secateur.federated.submodels.stacked_federations import Together
+from secateur.federated.submodels.clients import AdamMoments, SubmodelResult
+from secateur.federated.submodels.local_baseline import LocalBaseline
+from secateur.federated.submodels.spec import SubmodelSpec, joined_of, rates_of
+from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.federated.submodels.structure import params_of, static
 from secateur.federated.traffic import value_bytes
 from secateur.interfaces import Batch
@@ -26,7 +26,7 @@ def returned(federation, values):
     """A round in which each client sends one number everywhere."""
     jobs = federation.begin(1)
     made = [torch.full_like(job.start, value) for job, value in zip(jobs, values, strict=True)]
-    return federation.finish(1, [Made(flat, Moments(flat, flat, 1)) for flat in made])
+    return federation.finish(1, [SubmodelResult(flat, AdamMoments(flat, flat, 1)) for flat in made])
 
 
 @pytest.mark.parametrize("uncovered", ["keep", "zero"])
@@ -169,7 +169,7 @@ def test_together_each_comes_to_what_it_comes_to_alone(way):
 
     kinds = [("mapp-fl", 0), ("mapp-fl", 1), ("heterofl", 0), ("none", 0)]
     first = made(*kinds[0])
-    together = Together([first, *(made(*kind, beside=first) for kind in kinds[1:])])
+    together = StackedFederations([first, *(made(*kind, beside=first) for kind in kinds[1:])])
     *_, last = together.rounds()
     for kind, found, one in zip(kinds, last.each, together.federations, strict=True):
         alone = made(*kind)
@@ -182,7 +182,7 @@ def test_together_each_comes_to_what_it_comes_to_alone(way):
 def test_together_resumes():
     def made():
         first = tiny.federation(seed=0)
-        return Together([first, tiny.federation("gsr", seed=1, beside=first)])
+        return StackedFederations([first, tiny.federation("gsr", seed=1, beside=first)])
 
     whole, half, other = made(), made(), made()
     *_, wanted = whole.rounds()
@@ -191,7 +191,7 @@ def test_together_resumes():
     *_, found = other.rounds()
     assert found == wanted and all(torch.equal(v, whole.model()[n]) for n, v in other.model().items())
     with pytest.raises(WrongInput, match="beside the first"):
-        Together([tiny.federation(), tiny.federation()])
+        StackedFederations([tiny.federation(), tiny.federation()])
 
 
 def test_some_clients_a_round():
@@ -204,7 +204,7 @@ def test_some_clients_a_round():
 
 def test_local_stops_by_its_validation_loss_and_keeps_the_best():
     seen = []
-    alone = Alone(
+    alone = LocalBaseline(
         tiny.federation(
             "local",
             rounds=30,
@@ -228,7 +228,7 @@ def test_local_stops_by_its_validation_loss_and_keeps_the_best():
 
 def test_local_resumes():
     def made():
-        return Alone(tiny.federation("local", rounds=6))
+        return LocalBaseline(tiny.federation("local", rounds=6))
 
     whole, half, other = made(), made(), made()
     wanted, rounds = tiny.told(whole), half.rounds()
@@ -287,7 +287,7 @@ def test_wrong_terms_are_refused(fields, message):
     rates = [1.0, *[0.5] * 4]
     rule = tiny.find("submodel", "heterofl")()
     with pytest.raises(WrongInput, match=message):
-        Terms(tiny.shares(), rule, **({"rates": rates} | fields))
+        SubmodelSpec(tiny.shares(), rule, **({"rates": rates} | fields))
 
 
 def test_who_is_large_and_how_widths_are_dealt():

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from secateur.catalogue import find
 from secateur.data.dataset import Dataset
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import Adam, Terms
+from secateur.federated.submodels.spec import Adam, SubmodelSpec
 from secateur.seeding import derive
 
 SIZES, BATCH, ROUNDS, SEED = (21, 14, 11), 8, 3, 7
@@ -85,7 +85,7 @@ def test_three_rounds_are_those_of_plain_loops(name, rule):
         torch.manual_seed(1)
         net = cnn(CHANNELS)
     begun = {key: value.clone() for key, value in net.state_dict().items()}
-    terms = Terms(
+    terms = SubmodelSpec(
         shares,
         find("submodel", name)(),
         [1.0, 0.5, 0.5],

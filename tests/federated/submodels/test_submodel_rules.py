@@ -10,8 +10,8 @@ from secateur import catalogue
 from secateur.catalogue import find
 from secateur.cli import main
 from secateur.errors import WrongInput
-from secateur.federated.submodels.rules import Place, turn
-from secateur.federated.submodels.structure import Asked, Structure, static
+from secateur.federated.submodels.rules import RuleContext, turn
+from secateur.federated.submodels.structure import ClientAndRound, Structure, static
 from secateur.models.create import create
 
 # numpy.random.RandomState(seed).permutation(8), by seed
@@ -29,7 +29,7 @@ FIRST, SECOND = [0, 1, 2, 3], [4, 5, 6, 7]
 
 
 def at(client=0, number=1, layer=0, keep=4, of=8):
-    return Place(client, 10, number, layer, layer, keep, of)
+    return RuleContext(client, 10, number, layer, layer, keep, of)
 
 
 def chosen(name, place, **fields):
@@ -80,7 +80,7 @@ def test_nine_and_sixteen_groups_cover_every_pair_of_blocks_once(groups, width, 
     turns = np.random.RandomState(1).permutation(groups)
     pairs = set()
     for client in range(groups):
-        even, odd = (rule(Place(client, groups, 1, layer, layer, width, of)) for layer in (0, 1))
+        even, odd = (rule(RuleContext(client, groups, 1, layer, layer, width, of)) for layer in (0, 1))
         pairs.add((even[0], odd[0]))
         number = turns[client] % groups
         assert even[0] == number % (of // width) * width and odd[0] == number // (of // width) * width
@@ -124,7 +124,7 @@ def structure():
 def covered(structure, name, clients, number=1, **fields):
     """The share of the hidden convolutions' cells that some of ten clients train in a round."""
     rule = find("submodel", name)(**fields)
-    cuts = [structure.cut(rule, Asked(client, 10, number), 0.5) for client in clients]
+    cuts = [structure.cut(rule, ClientAndRound(client, 10, number), 0.5) for client in clients]
     hidden = ["5.weight", "10.weight", "15.weight"]
     cells = [{int(cell) for cut in cuts for cell in cut.parts[name].tolist()} for name in hidden]
     return sum(map(len, cells)) / sum(structure.sizes[name] for name in hidden)

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from secateur import catalogue
 from secateur.catalogue import find
 from secateur.errors import WrongInput
-from secateur.federated.submodels.structure import Asked, Structure, flat_of, narrowed, params_of, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure, flat_of, narrowed, params_of, static
 from secateur.models.create import create
 from secateur.models.resnet import Block
 
@@ -63,7 +63,7 @@ rules = st.sampled_from([(name, {}) for name in CUTS] + [("osm", {"reading": "pa
 def test_cut_then_map_back(net, rule, rate, client, number):
     net, (name, fields) = drawn(net), rule
     structure, flat = Structure(net, SHAPE), flat_of(dict(net.named_parameters()))
-    cut = structure.cut(find("submodel", name)(**fields), Asked(client, 10, number), rate)
+    cut = structure.cut(find("submodel", name)(**fields), ClientAndRound(client, 10, number), rate)
     small = narrowed(net, structure, rate, False, SHAPE, 3)
     assert {n: tuple(v.shape) for n, v in small.named_parameters()} == cut.shapes
     assert len(cut.index) == len(set(cut.index.tolist())) == sum(v.numel() for v in small.parameters())
@@ -90,8 +90,8 @@ def test_cut_then_map_back(net, rule, rate, client, number):
 @given(net=nets, name=st.sampled_from(["fdropout", "mapp-fl-r", "ufr"]), client=st.integers(0, 9))
 def test_independent_inputs_are_drawn_apart_and_no_cell_is_taken_twice(net, name, client):
     structure = Structure(drawn(net), SHAPE)
-    cut = structure.cut(find("submodel", name)(coupling="independent"), Asked(client, 10, 3), 0.5)
-    coupled = structure.cut(find("submodel", name)(), Asked(client, 10, 3), 0.5)
+    cut = structure.cut(find("submodel", name)(coupling="independent"), ClientAndRound(client, 10, 3), 0.5)
+    coupled = structure.cut(find("submodel", name)(), ClientAndRound(client, 10, 3), 0.5)
     assert cut.shapes == coupled.shapes and len(set(cut.index.tolist())) == len(cut.index)
     assert {n: rows.tolist() for n, rows in cut.channels.items()} == {
         n: rows.tolist() for n, rows in coupled.channels.items()
@@ -102,7 +102,7 @@ def test_independent_inputs_are_drawn_apart_and_no_cell_is_taken_twice(net, name
 def test_independent_inputs_are_not_the_outputs_before_them(name):
     structure = Structure(static(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
     cut, coupled = (
-        structure.cut(find("submodel", name)(coupling=how), Asked(1, 10, 3), 0.5)
+        structure.cut(find("submodel", name)(coupling=how), ClientAndRound(1, 10, 3), 0.5)
         for how in ("independent", "layer-wise")
     )
     inputs, outputs = ({int(cell) // 9 % 16 for cell in each.parts["5.weight"]} for each in (cut, coupled))
@@ -123,7 +123,7 @@ def test_the_papers_parameter_counts(classes, shape, counts):
     for rate, count in zip((0.5, 1.0), counts, strict=True):
         small = narrowed(net, structure, rate, True, shape, classes)
         assert sum(v.numel() for v in small.parameters()) == count
-        assert len(structure.cut(find("submodel", "heterofl")(), Asked(0, 10, 1), rate).index) == count
+        assert len(structure.cut(find("submodel", "heterofl")(), ClientAndRound(0, 10, 1), rate).index) == count
 
 
 def test_heterofls_five_widths_at_once():
@@ -137,7 +137,7 @@ def test_slots_of_a_residual_network():
     assert [(slot.name, slot.size, slot.depth) for slot in structure.slots] == [
         *(("0", 4, 0), ("3.conv1", 4, 1), ("4.conv1", 8, 1), ("4.conv2", 8, 2))
     ]
-    cut = structure.cut(find("submodel", "mapp-fl")(), Asked(4, 10, 1), 0.5)
+    cut = structure.cut(find("submodel", "mapp-fl")(), ClientAndRound(4, 10, 1), 0.5)
     assert torch.equal(cut.channels["3.conv2"], cut.channels["0"])  # joined by a shortcut
     assert torch.equal(cut.channels["4.shortcut.0"], cut.channels["4.conv2"])
 
@@ -145,7 +145,7 @@ def test_slots_of_a_residual_network():
 def test_mapp_fl_covers_all_of_a_residual_network_but_half_of_its_shortcuts_convolutions():
     net = static(residual(4))
     structure = Structure(net, SHAPE)
-    cuts = [structure.cut(find("submodel", "mapp-fl")(), Asked(client, 10, 1), 0.5) for client in range(10)]
+    cuts = [structure.cut(find("submodel", "mapp-fl")(), ClientAndRound(client, 10, 1), 0.5) for client in range(10)]
     for name, size in structure.sizes.items():
         share = len({int(cell) for cut in cuts for cell in cut.parts[name].tolist()}) / size
         assert share == (0.5 if name == "4.shortcut.0.weight" else 1.0), name
@@ -156,7 +156,7 @@ def test_the_projects_networks_can_be_cut(name):
     shape = (1, 28, 28) if name == "conv-2" else (3, 32, 32)
     net = static(create(name, shape, 10, torch.Generator()))
     structure = Structure(net, shape)
-    cut = structure.cut(find("submodel", "fdropout")(), Asked(0, 10, 1), 0.5)
+    cut = structure.cut(find("submodel", "fdropout")(), ClientAndRound(0, 10, 1), 0.5)
     small = narrowed(net, structure, 0.5, True, shape, 10)
     assert {n: tuple(v.shape) for n, v in small.named_parameters()} == cut.shapes
 
@@ -231,7 +231,7 @@ def test_norms_without_weights_follow_their_layers():
     made = [nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     net = drawn(nn.Sequential(*made, nn.Flatten(), nn.Linear(8, 3)))
     structure = Structure(net, SHAPE)
-    cut = structure.cut(find("submodel", "heterofl")(), Asked(0, 1, 1), 0.25)
+    cut = structure.cut(find("submodel", "heterofl")(), ClientAndRound(0, 1, 1), 0.25)
     small = narrowed(net, structure, 0.25, False, SHAPE, 3)
     assert cut.channels["1"].tolist() == [0, 1] and small[1].num_features == 2
     inputs = torch.randn(5, *SHAPE, dtype=torch.float64)
@@ -255,21 +255,21 @@ def test_a_rule_is_asked_once_for_a_client_and_round_and_never_for_the_whole_mod
     rule = find("submodel", "fdropout")()
     call = type(rule).__call__
     monkeypatch.setattr(type(rule), "__call__", lambda self, at: asked.append(at) or call(self, at))
-    first = structure.cut(rule, Asked(3, 10, 7), 0.5)
+    first = structure.cut(rule, ClientAndRound(3, 10, 7), 0.5)
     count = len(asked)
-    assert count == len(structure.slots) and structure.cut(rule, Asked(3, 10, 7), 0.5) is first
-    whole = structure.cut(rule, Asked(0, 10, 1), 1.0)
-    assert whole is structure.cut(find("submodel", "heterofl")(), Asked(5, 10, 2), 1.0) and len(asked) == count
+    assert count == len(structure.slots) and structure.cut(rule, ClientAndRound(3, 10, 7), 0.5) is first
+    whole = structure.cut(rule, ClientAndRound(0, 10, 1), 1.0)
+    assert whole is structure.cut(find("submodel", "heterofl")(), ClientAndRound(5, 10, 2), 1.0) and len(asked) == count
     assert whole.index.tolist() == list(range(sum(structure.sizes.values())))
-    assert structure.cut(rule, Asked(3, 10, 8), 0.5).index.tolist() != first.index.tolist()
+    assert structure.cut(rule, ClientAndRound(3, 10, 8), 0.5).index.tolist() != first.index.tolist()
 
 
 def test_cuts_that_are_remembered_are_bounded(monkeypatch):
     monkeypatch.setattr("secateur.federated.submodels.structure.REMEMBERED", 5)
     structure = Structure(static(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8))
     rule = find("submodel", "fdropout")()
-    first = structure.cut(rule, Asked(0, 10, 1), 0.5)
+    first = structure.cut(rule, ClientAndRound(0, 10, 1), 0.5)
     for number in range(2, 30):
-        structure.cut(rule, Asked(0, 10, number), 0.5)
+        structure.cut(rule, ClientAndRound(0, 10, number), 0.5)
     assert len(structure._asked) == len(structure._cuts) == 5
-    assert torch.equal(structure.cut(rule, Asked(0, 10, 1), 0.5).index, first.index)
+    assert torch.equal(structure.cut(rule, ClientAndRound(0, 10, 1), 0.5).index, first.index)

@@ -125,7 +125,7 @@ def train_generator(
     """
     check_public(data, classes, input_shape)
     chance = torch.Generator(device).manual_seed(_seed(rng))
-    course = Course(*_networks(input_shape, classes, box, width, rng, device), chance, learning_rate)
+    course = GeneratorTraining(*_networks(input_shape, classes, box, width, rng, device), chance, learning_rate)
     generator, critic, data = course.generator, course.critic, data.to(device)
     kept = None if watch is None else watch.load()
     for step in range(0 if kept is None else course.restore(kept), steps):
@@ -179,7 +179,7 @@ def _networks(
     return generator.to(device), critic.to(device)
 
 
-class Course:
+class GeneratorTraining:
     """State of a training: both networks, the generator's running mean, Adam's moments and the random generator."""
 
     def __init__(self, generator: Generator, critic: Critic, chance: torch.Generator, rate: float) -> None:

@@ -22,7 +22,7 @@ from secateur.attacks.inversion.generator_search import (
     pictures_by,
     through_generator,
 )
-from secateur.attacks.inversion.gradient_matching import Aim, GradientMatching, problems
+from secateur.attacks.inversion.gradient_matching import GradientMatching, MatchingTarget, problems
 from secateur.attacks.inversion.objective import Distance
 from secateur.attacks.inversion.optimisation import Trials, sum_of
 from secateur.catalogue import method, users_own
@@ -70,7 +70,7 @@ class GGL(GradientMatching):
         like = next(iter(view.update.values.values()))
         check_generator(self.pictures(knowledge, like), knowledge.input_shape, like, self.search == "gradient")
 
-    def trials(self, aims: Sequence[Aim], seeds: Sequence[int], knowledge: Knowledge) -> Latents:
+    def trials(self, aims: Sequence[MatchingTarget], seeds: Sequence[int], knowledge: Knowledge) -> Latents:
         """Return the stacked trials; their variables are latents (B, 128)."""
         like = next(iter(aims[0].observed[0].values()))
         pictures = self.pictures(knowledge, like)
@@ -88,7 +88,7 @@ class GGL(GradientMatching):
         arguments["evaluate"] = [through_generator(evaluate, pictures, kl) for evaluate, kl in pairs]
         return Latents(**arguments)
 
-    def losses(self, aims: Sequence[Aim], knowledge: Knowledge, pictures: Pictures) -> Losses:
+    def losses(self, aims: Sequence[MatchingTarget], knowledge: Knowledge, pictures: Pictures) -> Losses:
         """Return the function that evaluates the full objective of candidate latents (N, population, B, 128)."""
         known = [aim.labels for aim in aims if aim.labels is not None]
         labels = torch.stack(known).repeat_interleave(self.restarts, 0)
@@ -104,7 +104,7 @@ class GGL(GradientMatching):
 
         return losses
 
-    def best(self, trials: Trials, state: Params, aim: Aim, place: int) -> Reconstruction:
+    def best(self, trials: Trials, state: Params, aim: MatchingTarget, place: int) -> Reconstruction:
         """Return the picture of the best latent."""
         assert isinstance(trials, Latents)
         reconstruction = super().best(trials, state, aim, place)

@@ -21,7 +21,7 @@ from secateur.attacks.inversion.engines.choose import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.lbfgs import LBFGS
 from secateur.attacks.inversion.objective import Distance, Matching
-from secateur.attacks.inversion.optimisation import Adam, Schedule, StepRule, Trials, learning_rates
+from secateur.attacks.inversion.optimisation import AdamRule, Schedule, StepRule, Trials, learning_rates
 from secateur.attacks.inversion.problem import Problem, structure
 from secateur.attacks.inversion.updates import batchnorm_order, observed_gradient
 from secateur.errors import WrongInput
@@ -30,7 +30,7 @@ from secateur.interfaces import Batch, Knowledge, Mask, Params, Reconstruction, 
 
 
 @dataclass(frozen=True, eq=False)
-class Aim:
+class MatchingTarget:
     """One target as the attack reads it: the sent model and the observed gradient of each round, masks and labels."""
 
     index: int
@@ -139,7 +139,7 @@ class GradientMatching:
         tv = self.tv / 2 if self.tv_average else self.tv
         return Matching(self.distance, self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group)
 
-    def trials(self, aims: Sequence[Aim], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
+    def trials(self, aims: Sequence[MatchingTarget], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
         """Return the trials of targets that can be stacked."""
         rounds = problems(aims, knowledge, self.restarts)
         like = next(iter(aims[0].observed[0].values()))
@@ -166,9 +166,11 @@ class GradientMatching:
         """Return the step rule of the trials."""
         if self.optimizer == "lbfgs":
             return LBFGS(self.iterations, self.learning_rate)
-        return Adam(learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise)
+        return AdamRule(
+            learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise
+        )
 
-    def best(self, trials: Trials, state: Params, aim: Aim, place: int) -> Reconstruction:
+    def best(self, trials: Trials, state: Params, aim: MatchingTarget, place: int) -> Reconstruction:
         """Return the restart of one target whose gradient matches best, priors left out."""
         rows = slice(place * self.restarts, (place + 1) * self.restarts)
         matching = state["matching"][rows].nan_to_num(torch.inf)
@@ -190,7 +192,7 @@ class GradientMatching:
         )
 
 
-def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Knowledge, index: int) -> Aim:
+def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Knowledge, index: int) -> MatchingTarget:
     """Read a target's updates as the attack does."""
     if not views:
         raise WrongInput("target", "has no update; give at least one round")
@@ -222,7 +224,7 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
         notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
     steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
-    return Aim(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
+    return MatchingTarget(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
 
 
 def _fresh(sent: Params) -> set[str]:
@@ -238,7 +240,7 @@ def _tensors(sent: Params, knowledge: Knowledge) -> Params:
     return {name: sent[name] if name in sent else value.detach().to(like.device) for name, value in initial.items()}
 
 
-def grouped(aims: Sequence[Aim]) -> list[list[int]]:
+def grouped(aims: Sequence[MatchingTarget]) -> list[list[int]]:
     """Return groups of targets that can be stacked: equal rounds, matched names, compression and local steps."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, aim in enumerate(aims):
@@ -247,7 +249,7 @@ def grouped(aims: Sequence[Aim]) -> list[list[int]]:
     return list(groups.values())
 
 
-def problems(aims: Sequence[Aim], knowledge: Knowledge, restarts: int) -> list[tuple[Problem, Params]]:
+def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int) -> list[tuple[Problem, Params]]:
     """Return the problem of every round and its fixed tensors: the expected statistics of the BatchNorms."""
     net = structure(knowledge.net, knowledge.batchnorm).to(next(iter(aims[0].observed[0].values())).device)
 
@@ -279,7 +281,7 @@ def _same(a: Params, b: Params) -> bool:
     return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 
-def _statistics(aim: Aim, i: int, knowledge: Knowledge) -> Params:
+def _statistics(aim: MatchingTarget, i: int, knowledge: Knowledge) -> Params:
     """Return the batch's statistics where the attacker knows them, else the running ones of the sent model.
 
     A BatchNorm that has seen no batch has statistics of no data, and the attacker knows this: they are left out.

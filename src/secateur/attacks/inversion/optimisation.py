@@ -5,7 +5,7 @@ continues bit for bit. Chance has no state: a start derives from the target's se
 noise from the seed and the step. A step asks nothing of the host, so a CUDA graph can hold it.
 
 Every trial has a clock of its own: a restarted trial has all its iterations before it, a finished one stands still.
-Step rules are Adam with the sign option and Langevin noise (`Adam`, here) and L-BFGS (lbfgs.py).
+Step rules are Adam with the sign option and Langevin noise (`AdamRule`, here) and L-BFGS (lbfgs.py).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def sum_of(values: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Adam:
+class AdamRule:
     """Adam on N trials; with `sign` Adam gets the sign of the gradient (IG)."""
 
     rates: Tensor  # (iterations + 1,), on the trials' device and of their type

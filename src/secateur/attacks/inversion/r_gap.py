@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.r_gap_head import Head, Kept, heads
-from secateur.attacks.inversion.r_gap_network import Layer, chain
+from secateur.attacks.inversion.r_gap_network import LinearMap, chain
 from secateur.attacks.inversion.r_gap_solver import Read, Solved, back, solve, weight_gram
 from secateur.attacks.inversion.updates import observed_gradient
 from secateur.catalogue import method
@@ -104,7 +104,7 @@ class RGap:
         labels = torch.tensor([head.label], device=x.device)
         return Reconstruction(Batch(x, labels), loss, trial=trial, note=_note(layers, solved) + note)
 
-    def _read(self, view: ServerView, knowledge: Knowledge, layers: Sequence[Layer]) -> tuple[Params, Mask, str]:
+    def _read(self, view: ServerView, knowledge: Knowledge, layers: Sequence[LinearMap]) -> tuple[Params, Mask, str]:
         """Return the gradient in float64, the mask of entries that are equations (absent names: all), and a note."""
         observed = {name: value.double() for name, value in observed_gradient(view, knowledge).items()}
         if self.adaptive == "none":
@@ -117,7 +117,7 @@ class RGap:
         where = f" of {adaptive.layer_of(next(iter(kept)))}" if self.adaptive == "layer" else ""
         return observed, kept, f"; adaptive: {used} of {total} entries{where} are equations"
 
-    def _layer_left_out(self, observed: Params, knowledge: Knowledge, layers: Sequence[Layer]) -> Mask:
+    def _layer_left_out(self, observed: Params, knowledge: Knowledge, layers: Sequence[LinearMap]) -> Mask:
         left = self.layer or adaptive.defended_layer(observed, knowledge.net, knowledge.classes)
         names = [layer.name for layer in layers]
         if left not in names:
@@ -134,7 +134,7 @@ class Grams:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def of(self, layer: Layer, read: Tensor | None = None) -> Tensor:
+    def of(self, layer: LinearMap, read: Tensor | None = None) -> Tensor:
         """Return the matrix of the layer; it is cached only if all weight rows are read."""
         if read is not None:
             return weight_gram(layer, read)
@@ -146,7 +146,7 @@ class Grams:
         return gram
 
 
-def walk(layers: Sequence[Layer], observed: Params, head: Head, grams: Grams, kept: Mask) -> list[Solved]:
+def walk(layers: Sequence[LinearMap], observed: Params, head: Head, grams: Grams, kept: Mask) -> list[Solved]:
     """Return the solved inputs of all layers except the last one, last to first."""
     y, flow = head.features, layers[-1].weight.flatten(1).T @ head.k  # output of the layer before, and dL/d output
     known = head.known
@@ -177,7 +177,7 @@ def _open(head: Head, gradient: Tensor) -> float:
     return float(rest.nan_to_num(math.inf))
 
 
-def _note(layers: Sequence[Layer], solved: Sequence[Solved]) -> str:
+def _note(layers: Sequence[LinearMap], solved: Sequence[Solved]) -> str:
     layer_notes = (
         f"{layer.name} rank {solution.rank} of {solution.x.numel()}, condition {solution.condition:.1e}"
         for layer, solution in zip(reversed(layers[:-1]), solved, strict=True)

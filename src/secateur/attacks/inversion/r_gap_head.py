@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from secateur.attacks.inversion.r_gap_network import Layer
+from secateur.attacks.inversion.r_gap_network import LinearMap
 from secateur.interfaces import Loss
 
 ROUNDS = 100  # of alternating least squares; each is exact in one of the two
@@ -46,7 +46,12 @@ class Completed(NamedTuple):
 
 
 def heads(
-    layer: Layer, gradient: Tensor, bias: Tensor | None, loss: Loss, known_label: int | None, kept: Kept | None = None
+    layer: LinearMap,
+    gradient: Tensor,
+    bias: Tensor | None,
+    loss: Loss,
+    known_label: int | None,
+    kept: Kept | None = None,
 ) -> list[Head]:
     """Read x, k and the label from the last layer's gradient k x^T (K, C): one reading, or all that fit equally.
 

@@ -43,7 +43,7 @@ ALLOWED = "Conv2d without bias, Linear, Flatten, LeakyReLU, ELU, Sigmoid, Tanh, 
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LinearMap:
     """Linear map of the chain and the activation after it; a Linear is a convolution of a picture of one pixel."""
 
     name: str
@@ -77,7 +77,7 @@ class Layer:
             ]  # a copy: the activation may work in place
 
 
-class Step(NamedTuple):
+class ModuleCall(NamedTuple):
     """Call of a module without children: its input `given` and its output `gave`."""
 
     name: str
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     gave: Tensor
 
 
-def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
+def chain(knowledge: Knowledge, sent: Params) -> list[LinearMap]:
     """Return the layers in the order of the forward pass, in float64; refuse a network that is no such chain."""
     values = {name: value.double() if value.is_floating_point() else value for name, value in sent.items()}
     if noisy := [name for name, module in knowledge.net.named_modules() if isinstance(module, Noisy)]:
@@ -96,7 +96,7 @@ def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
         reason = _refusal(step.module)
         if reason is not None:
             raise _refused(f"{step.name} ({type(step.module).__name__}) {reason}")
-    layers: list[Layer] = []
+    layers: list[LinearMap] = []
     for name, module, inputs, gave in steps:
         _require_same(name, inputs, before)
         before = gave
@@ -114,20 +114,20 @@ def chain(knowledge: Knowledge, sent: Params) -> list[Layer]:
     return layers
 
 
-def _traced(knowledge: Knowledge, values: Params) -> tuple[list[Step], Tensor, Tensor]:
+def _traced(knowledge: Knowledge, values: Params) -> tuple[list[ModuleCall], Tensor, Tensor]:
     """Return all module calls of a forward pass of noise in order, the noise, and the output."""
     device = next(iter(values.values())).device
     net = structure(knowledge.net, knowledge.batchnorm).to(device)
     probe = torch.randn(2, *knowledge.input_shape, generator=Generator().manual_seed(0), dtype=torch.double).to(device)
     module_inputs: dict[nn.Module, Tensor] = {}
-    steps: list[Step] = []
+    steps: list[ModuleCall] = []
     names = {module: name for name, module in net.named_modules() if not list(module.children())}
 
     def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         module_inputs[module] = inputs[0].clone()  # a copy: activations may work in place
 
     def leave(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        steps.append(Step(names[module], module, module_inputs[module], output.clone()))
+        steps.append(ModuleCall(names[module], module, module_inputs[module], output.clone()))
 
     hooks = [hook for m in names for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))]
     with torch.no_grad():
@@ -167,11 +167,11 @@ def _require_same(name: str, inputs: Tensor, before: Tensor) -> None:
         raise _refused(f"{name} is not what the module before it gave; skips cannot be undone")
 
 
-def _layer(name: str, module: nn.Conv2d | nn.Linear, values: Params, inputs: Tensor) -> Layer:
+def _layer(name: str, module: nn.Conv2d | nn.Linear, values: Params, inputs: Tensor) -> LinearMap:
     weight = values[f"{name}.weight"]
     if isinstance(module, nn.Linear):
         if inputs.ndim != 2:
             raise _refused(f"{name} (Linear) is given no vector; put Flatten before it")
-        return Layer(name, weight[:, :, None, None], values.get(f"{name}.bias"), (inputs.shape[1], 1, 1))
+        return LinearMap(name, weight[:, :, None, None], values.get(f"{name}.bias"), (inputs.shape[1], 1, 1))
     geometry = (module.stride, module.padding, module.dilation)
-    return Layer(name, weight, None, tuple(inputs.shape[1:]), *geometry)  # type: ignore[arg-type]
+    return LinearMap(name, weight, None, tuple(inputs.shape[1:]), *geometry)  # type: ignore[arg-type]

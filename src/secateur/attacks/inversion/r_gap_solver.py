@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import conv2d, fold, unfold
 from torch.nn.grad import conv2d_input
 
-from secateur.attacks.inversion.r_gap_network import Layer
+from secateur.attacks.inversion.r_gap_network import LinearMap
 
 NOTHING = 1e-11  # share of the largest eigenvalue; singular values below its root, 3e-6, count as missing rank
 LANCZOS = 20  # steps at each end of the spectrum
@@ -58,7 +58,7 @@ class Solved(NamedTuple):
 class System:
     """Linear system A x = b of one layer; the gradient rows are multiplied by `weigh`."""
 
-    layer: Layer
+    layer: LinearMap
     k: Tensor  # (O, H', W'): dL/dz
     weigh: float = 1.0
     read: Read = EVERY
@@ -102,14 +102,14 @@ def only(values: Tensor, read: Tensor | None) -> Tensor:
     return values if read is None else torch.where(read, values, 0)
 
 
-def back(layer: Layer, z: Tensor) -> Tensor:
+def back(layer: LinearMap, z: Tensor) -> Tensor:
     """Return W^T z of a batch, (N, C, H, W)."""
     shape, geometry = (len(z), *layer.shape), (layer.stride, layer.padding, layer.dilation)
     x: Tensor = conv2d_input(shape, layer.weight, z, *geometry)  # type: ignore[no-untyped-call]
     return x
 
 
-def weight_gram(layer: Layer, read: Tensor | None = None) -> Tensor:
+def weight_gram(layer: LinearMap, read: Tensor | None = None) -> Tensor:
     """Return W^T W, (unknowns, unknowns), of the weight rows that are read; without `read` it fits every picture."""
     size = layer.shape[0] * layer.shape[1] * layer.shape[2]
     single = torch.eye(size, dtype=layer.weight.dtype, device=layer.weight.device).view(size, *layer.shape)
@@ -120,7 +120,7 @@ def weight_gram(layer: Layer, read: Tensor | None = None) -> Tensor:
     return back(layer, only(z, read)).flatten(1)
 
 
-def solve(layer: Layer, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor, read: Read = EVERY) -> Solved:
+def solve(layer: LinearMap, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor, read: Read = EVERY) -> Solved:
     """Return the least-squares input of the layer; among equally good solutions the shortest.
 
     `z` (O, H', W') and `gradient` (O, C h w) are the right-hand sides, `gram` is the layer's `weight_gram`.

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
-from secateur.attacks.membership.neural_trainer import Drop, Schedule, initialised, keep, logits, train
+from secateur.attacks.membership.neural_trainer import Drop, NeuralSchedule, initialised, keep, logits, train
 from secateur.attacks.membership.thresholds import shadow_sides
 from secateur.catalogue import method
 from secateur.errors import WrongInput
@@ -25,7 +25,7 @@ from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Sha
 
 
 @dataclass(frozen=True)
-class NetworkAttack(Schedule, ABC):
+class NetworkAttack(NeuralSchedule, ABC):
     """A network over features of the model's answers."""
 
     fitted: Any = field(default=None, init=False, repr=False, compare=False)  # (network, seed of the queries)

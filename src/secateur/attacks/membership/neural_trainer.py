@@ -50,7 +50,7 @@ class Dropout:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class NeuralSchedule:
     """Training settings; the defaults are samia_ppb's (5.1.5), except for early stopping.
 
     The learning rate drops to a tenth after half of the epochs, and again after three quarters. With `early_stopping`
@@ -85,7 +85,7 @@ def initialised(build: Callable[[], nn.Module], rng: Generator) -> nn.Module:
         return build()
 
 
-def train(network: nn.Module, rows: Batch, schedule: Schedule, rng: Generator) -> int:
+def train(network: nn.Module, rows: Batch, schedule: NeuralSchedule, rng: Generator) -> int:
     """Train `network(inputs, drop)` in place on rows labelled 1 = member, and return the number of epochs.
 
     The held-out rows, the order of the others and the dropout masks come from `rng`.

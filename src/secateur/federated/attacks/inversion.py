@@ -27,29 +27,29 @@ from secateur import tree
 from secateur.catalogue import Choice
 from secateur.evaluation import gallery
 from secateur.evaluation.membership import flat
-from secateur.evaluation.reconstruction import Outcome, Scoring, attack_labels, joined, judge, summary_rows
+from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
 from secateur.federated.attacks.knowledge import is_active, told_of, who
-from secateur.federated.attacks.memory import Following, Memory, Past, follows
-from secateur.federated.attacks.observer import NOBODY, Look, Seen
-from secateur.federated.attacks.schedule import Orders
-from secateur.federated.checkpoint import Story
+from secateur.federated.attacks.memory import Memory, Past, SentMaskMemory, follows
+from secateur.federated.attacks.observer import NOBODY, ClientView, RoundView
+from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.checkpoint import FederationLog
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import Onlooker
+from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 
 AT_ONCE = 10  # clients that wait for each other on a GPU
 
 
-class Aimed(NamedTuple):
+class PendingAttack(NamedTuple):
     """Clients of a round that wait for one attack, with the attacker's view of them and the labels of their rows."""
 
     attack: Choice
     round: int
     known: Knowledge  # of all of these clients
-    seen: Sequence[Seen]
+    seen: Sequence[ClientView]
     truths: Sequence[Batch]
     targets: Sequence[Sequence[ServerView]]
     labels: Sequence[dict[str, Any]]  # of the rows of each client
@@ -65,7 +65,7 @@ class Aimed(NamedTuple):
         return str(self.attack), self.truths[0].size, self.round if alone else None
 
 
-class Attacker:
+class InversionObserver:
     """An observer that attacks clients by its orders, and adds rows and figures to the story."""
 
     def __init__(
@@ -73,8 +73,8 @@ class Attacker:
         attacks: Sequence[Choice],
         known: Knowledge,
         labels: dict[str, Any],  # of the rows
-        story: Story,
-        orders: Orders,
+        story: FederationLog,
+        orders: AttackSchedule,
         kept: Mapping[int, set[int]],  # by round: the clients whose updates are remembered
         *,
         tells_labels: bool = False,
@@ -87,13 +87,13 @@ class Attacker:
     ) -> None:
         self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
-        self.following = Following(followed or {})
+        self.following = SentMaskMemory(followed or {})
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
         self.compress = compress  # the clients' compression, for an attack that applies it again
         self.caution = caution  # a note for readers about these attacks against this defense
         self.leak: float | None = None  # the highest PSNR so far
-        self.waiting: list[Aimed] = []
+        self.waiting: list[PendingAttack] = []
         self.at_once = at_once or (AT_ONCE if known.mean.device.type == "cuda" else 1)
 
     def looks(self, number: int) -> bool:
@@ -105,7 +105,7 @@ class Attacker:
         active = any(is_active(attack) for attack in self.attacks)
         return self.orders.chosen(clients) if active and self.orders.attacks(number) else ()
 
-    def __call__(self, look: Look) -> None:
+    def __call__(self, look: RoundView) -> None:
         """Attack a round, or let the round wait for others, and remember its updates for later attacks."""
         if self.orders.attacks(look.round):
             for attack in self.attacks:
@@ -138,7 +138,7 @@ class Attacker:
         self.memory.load(tensors, data)
         self.following.load(tensors)
 
-    def _aim(self, attack: Choice, look: Look) -> None:
+    def _aim(self, attack: Choice, look: RoundView) -> None:
         """Record an attack's view of a round."""
         known, mounted, seen = self.known, attack.make(), self._chosen(look)
         if is_active(attack):
@@ -158,14 +158,14 @@ class Attacker:
         knowledge, more = self._knowledge_of(known, truths), {"round": look.round, "attacked": 1}
         labels = [self._labels(attack, one, knowledge, more | {"client": one.client}) for one in seen]
         pooled = self._pooled(attack, seen, knowledge, look.round) if len(seen) > 1 else None
-        self.waiting.append(Aimed(attack, look.round, known, seen, truths, targets, labels, pooled))
+        self.waiting.append(PendingAttack(attack, look.round, known, seen, truths, targets, labels, pooled))
 
-    def _chosen(self, look: Look) -> list[Seen]:
+    def _chosen(self, look: RoundView) -> list[ClientView]:
         """Return the updates of the clients that are ordered to be attacked; a sum is always attacked."""
         clients = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
         return [seen for seen in look.seen if seen.client is None or seen.client in clients]
 
-    def _report_missing(self, attack: Choice, look: Look, seen: Sequence[Seen]) -> None:
+    def _report_missing(self, attack: Choice, look: RoundView, seen: Sequence[ClientView]) -> None:
         """Add a row that names the ordered clients without an update, or that says that none arrived."""
         named = self.orders.who if isinstance(self.orders.who, tuple) else ()
         missing = [f"client {client}" for client in named if client not in [one.client for one in seen]]
@@ -177,7 +177,7 @@ class Attacker:
                 Row(**labels, metric="attacked_clients", value=len(seen), note=f"not attacked: {took}")
             )
 
-    def _history(self, attack: Choice, seen: Seen) -> list[Past]:
+    def _history(self, attack: Choice, seen: ClientView) -> list[Past]:
         """Return a client's earlier rounds, the latest first; none for an active attack."""
         return [] if is_active(attack) else self.memory.of(seen.client)
 
@@ -187,7 +187,7 @@ class Attacker:
         size = truths[0].size
         return replace(known, labels=labels, batch_size=size, local_batch=size // known.local_steps)
 
-    def _labels(self, attack: Choice, seen: Seen, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
+    def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update."""
         extra = told_of(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
         if follows(attack.make()):
@@ -198,7 +198,7 @@ class Attacker:
             }
         return attack_labels(self.labels, self.labels["extra"] | more | extra, attack)
 
-    def _pooled(self, attack: Choice, seen: Sequence[Seen], known: Knowledge, number: int) -> dict[str, Any]:
+    def _pooled(self, attack: Choice, seen: Sequence[ClientView], known: Knowledge, number: int) -> dict[str, Any]:
         """Return the labels of the rows of all clients of a round together."""
         more = {"round": number, "client": None, "attacked": len(seen)}
         labels = self._labels(attack, seen[0], known, more)
@@ -206,7 +206,7 @@ class Attacker:
         labels["extra"] |= {name: min(e[name] for e in every) for name in ("history", "same_rows") if name in every[0]}
         return labels
 
-    def _attack(self, group: Sequence[Aimed]) -> None:
+    def _attack(self, group: Sequence[PendingAttack]) -> None:
         """Attack all targets of a group in one call, and add their rows."""
         attack, first, begun = group[0].attack, group[0], time.monotonic()
         mounted, truths = attack.make(), [truth for aimed in group for truth in aimed.truths]
@@ -217,7 +217,7 @@ class Attacker:
         when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
         clients = [one for aimed in group for one in aimed.seen]
         with progress(f"{attack} on {who(clients)} in {when}", _length(mounted), rate=True) as advance:
-            guesses |= mounted.reconstruct(targets, known, generators, Onlooker(advance))
+            guesses |= mounted.reconstruct(targets, known, generators, NullWatcher(advance))
         seconds, number = (time.monotonic() - begun) / len(targets), count()
         for aimed in group:
             outcomes = [judge([t], [guesses.get(next(number))], known, seconds, self.scoring) for t in aimed.truths]
@@ -227,7 +227,13 @@ class Attacker:
                 self.story.rows += self._rows(aimed.pooled, joined(outcomes))
 
     def _report(
-        self, attack: Choice, seen: Seen, truth: Batch, outcome: Outcome, known: Knowledge, labels: dict[str, Any]
+        self,
+        attack: Choice,
+        seen: ClientView,
+        truth: Batch,
+        outcome: AttackOutcome,
+        known: Knowledge,
+        labels: dict[str, Any],
     ) -> None:
         """Add the rows and figures of one client, and update the leak."""
         rows = self._rows(labels, outcome)
@@ -240,13 +246,13 @@ class Attacker:
             self.story.figures += gallery.truths(shown, number, pixels, names, self.images)
         self.story.figures += gallery.shown(shown, [number], outcome, self.images)
 
-    def _rows(self, labels: dict[str, Any], outcome: Outcome) -> list[Row]:
+    def _rows(self, labels: dict[str, Any], outcome: AttackOutcome) -> list[Row]:
         """Return the summary rows of an outcome, with the caution in the note of the PSNR."""
         rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
         notes = ["; ".join(filter(None, (row.note, self.caution))) or None for row in rows]
         return [replace(r, note=n) if r.metric == "psnr" else r for r, n in zip(rows, notes, strict=True)]
 
-    def _number(self, seen: Seen) -> int:
+    def _number(self, seen: ClientView) -> int:
         """Return a number that is unique to an update, for its figures.
 
         Where one client a round is attacked, this is the round's number.
@@ -256,9 +262,9 @@ class Attacker:
         return seen.round * int(self.labels["extra"]["clients"]) + (seen.client or 0)
 
 
-def alike(waiting: Iterable[Aimed]) -> list[list[Aimed]]:
+def alike(waiting: Iterable[PendingAttack]) -> list[list[PendingAttack]]:
     """Group targets that one call of an attack can take together."""
-    groups: dict[Hashable, list[Aimed]] = {}
+    groups: dict[Hashable, list[PendingAttack]] = {}
     for aimed in waiting:
         groups.setdefault(aimed.alike, []).append(aimed)
     return list(groups.values())

@@ -22,8 +22,8 @@ from secateur.defenses.uploads import makes_anew
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_pictures, scale
 from secateur.federated.attacks.memory import Past, follows
-from secateur.federated.attacks.observer import Seen
-from secateur.federated.spec import Terms
+from secateur.federated.attacks.observer import ClientView
+from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView, Weights
 from secateur.seeding import derive
 
@@ -33,7 +33,7 @@ def is_active(attack: Choice) -> bool:
     return bool(attack.method.info.get("active"))
 
 
-def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.device) -> Knowledge:
+def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: torch.device) -> Knowledge:
     """Return the server's knowledge of its clients' turns beside the updates."""
     check_pictures(data)
     if terms.local.steps is None:
@@ -59,7 +59,7 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: Terms, device: torch.devi
     )
 
 
-def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, terms: Terms) -> None:
+def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, terms: FederationSpec) -> None:
     """Refuse, before any work, an attack that cannot be mounted in this federation."""
     active = [attack for attack in attacks if is_active(attack)]
     if active and len(active) < len(attacks):
@@ -86,7 +86,9 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
         mounted.check(replace(known, net=net), view)
 
 
-def told_of(attack: Choice, seen: Seen, past: Sequence[Past], known: Knowledge, remembers: bool) -> dict[str, Any]:
+def told_of(
+    attack: Choice, seen: ClientView, past: Sequence[Past], known: Knowledge, remembers: bool
+) -> dict[str, Any]:
     """Return the extra columns of one attacked update; if the attacker `remembers`, with the number of rounds used."""
     extra = {"batch_size": known.batch_size, "stage": f"round {seen.round}", "update": sends(known, seen)}
     extra |= {"labels": "inferred" if known.labels is None else "oracle"}
@@ -97,14 +99,14 @@ def told_of(attack: Choice, seen: Seen, past: Sequence[Past], known: Knowledge, 
     return extra | {"knows": ", ".join(_known(seen, past, known, same))}
 
 
-def sends(known: Knowledge, seen: Seen) -> str:
+def sends(known: Knowledge, seen: ClientView) -> str:
     """Return a description of an update."""
     weights = f"weights after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
     whole = weights if isinstance(seen.view.update, Weights) else "gradient"
     return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
 
 
-def _known(seen: Seen, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
+def _known(seen: ClientView, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
     """Return the attacker's knowledge as phrases."""
     size = known.batch_size
     phrases = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
@@ -124,7 +126,7 @@ def _same(rows: Tensor, others: Tensor, one_step: bool) -> bool:
     return rows.shape == others.shape and bool((rows == others).all())
 
 
-def who(seen: Sequence[Seen]) -> str:
+def who(seen: Sequence[ClientView]) -> str:
     """Return a description of the clients of one call of an attack."""
     if seen[0].client is None:
         return f"the sum of {len(seen[0].clients)} clients"

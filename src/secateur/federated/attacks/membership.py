@@ -34,10 +34,10 @@ from secateur.attacks.membership.thresholds import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, known_count, mean_advantage, trial
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, unknown
-from secateur.federated.attacks.observer import NOBODY, Look, Seen
-from secateur.federated.attacks.schedule import Orders
-from secateur.federated.checkpoint import Story
-from secateur.federated.spec import Terms
+from secateur.federated.attacks.observer import NOBODY, ClientView, RoundView
+from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.spec import FederationSpec
 from secateur.inference import logits
 from secateur.interfaces import Batch, Gradient, Guesses, Params
 from secateur.metrics.membership import evaluate
@@ -56,7 +56,7 @@ class Observed(NamedTuple):
     others: Tensor  # (M, N) under the models of the round's other clients
 
 
-class Asker:
+class MembershipObserver:
     """An observer that attacks by its orders, and adds rows to the story."""
 
     waits = False  # no attack is postponed
@@ -66,10 +66,10 @@ class Asker:
         attacks: Sequence[str],
         net: nn.Module,
         data: Dataset,
-        terms: Terms,
+        terms: FederationSpec,
         labels: dict[str, Any],  # of the rows
-        story: Story,
-        orders: Orders,
+        story: FederationLog,
+        orders: AttackSchedule,
         kept: Mapping[int, set[int]],  # by round: the clients whose updates are remembered
         device: torch.device,
     ) -> None:
@@ -87,7 +87,7 @@ class Asker:
         """Return no client: these attacks are passive."""
         return ()
 
-    def __call__(self, look: Look) -> None:
+    def __call__(self, look: RoundView) -> None:
         """Attack the chosen clients of a round, and remember the round's log odds for later attacks."""
         chosen = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
         if self.orders.attacks(look.round) and not look.seen:
@@ -121,7 +121,7 @@ class Asker:
             for client, count in data.items()
         }
 
-    def _score(self, look: Look, seen: Seen, asked: bool) -> None:
+    def _score(self, look: RoundView, seen: ClientView, asked: bool) -> None:
         """Score the candidates of one client; if `asked`, add the rows of the attacks."""
         members = torch.cat([self.terms.shares[client] for client in seen.clients])
         outside = torch.arange(self.train_size, len(self.batch.labels))
@@ -145,12 +145,12 @@ class Asker:
             if asked:
                 self._report("lira", look, seen, drawn, scores(rounds), len(rounds))
 
-    def _report_nothing(self, look: Look, seen: Seen, asked: bool, note: str) -> None:
+    def _report_nothing(self, look: RoundView, seen: ClientView, asked: bool, note: str) -> None:
         """Add a row without a value for every attack, with the reason."""
         for attack in self.attacks if asked else ():
             self.story.rows.append(Row(**self._labels(attack, look, seen, 0), metric="auc", value=None, note=note))
 
-    def _probabilities(self, look: Look, seen: Seen, batch: Batch) -> Tensor | None:
+    def _probabilities(self, look: RoundView, seen: ClientView, batch: Batch) -> Tensor | None:
         """Return a client's (N, classes) probabilities; None if not finite, as with weights that are too large."""
         state = look.sent | sent_model(look, seen, self.terms.local.learning_rate) | seen.buffers
         dtype = next(iter(seen.view.update.values.values())).dtype
@@ -159,7 +159,9 @@ class Asker:
         except NotFinite:
             return None
 
-    def _report(self, attack: str, look: Look, seen: Seen, drawn: Trial, scored: Tensor | None, rounds: int) -> None:
+    def _report(
+        self, attack: str, look: RoundView, seen: ClientView, drawn: Trial, scored: Tensor | None, rounds: int
+    ) -> None:
         """Add the rows of one attack on one client, and update the leak."""
         labels = self._labels(attack, look, seen, rounds) | {"adaptive": False}
         if scored is None:
@@ -176,7 +178,7 @@ class Asker:
         self.story.rows += [Row(**labels, metric=name, **estimate._asdict()) for name, estimate in measured.items()]
         self.leak = max(measured["auc"].value, self.leak or 0.0)
 
-    def _labels(self, attack: str, look: Look, seen: Seen, rounds: int) -> dict[str, Any]:
+    def _labels(self, attack: str, look: RoundView, seen: ClientView, rounds: int) -> dict[str, Any]:
         """Return the labels of the rows of one attack on one client."""
         size = sum(len(self.terms.shares[client]) for client in seen.clients)
         extra = self.labels["extra"] | {"round": look.round, "client": seen.client, "threat": THREAT, "rows": size}
@@ -184,7 +186,7 @@ class Asker:
         return self.labels | {"attack": attack, "adaptive": False, "extra": extra}
 
 
-def check_membership(attacks: Sequence[str], data: Dataset, terms: Terms) -> None:
+def check_membership(attacks: Sequence[str], data: Dataset, terms: FederationSpec) -> None:
     """Refuse, before any work, attacks that this federation does not allow."""
     if wrong := [attack for attack in attacks if attack not in ATTACKS]:
         raise unknown("membership", wrong[0], ATTACKS)
@@ -205,7 +207,7 @@ def asked_about(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
         return error.message
 
 
-def sent_model(look: Look, seen: Seen, rate: float) -> Params:
+def sent_model(look: RoundView, seen: ClientView, rate: float) -> Params:
     """Return the parameters that a client ended at; a withheld weight has the value that the server sent."""
     sent, update = look.sent, seen.view.update
     if isinstance(update, Gradient):

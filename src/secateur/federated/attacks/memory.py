@@ -1,7 +1,7 @@
 """The attacker's memory of clients' earlier rounds, saved with the run.
 
-`Memory` keeps a client's last rounds whole, for attacks with a history. `Following` keeps the weights that a client
-withheld last, for attacks that follow a client.
+`Memory` keeps a client's last rounds whole, for attacks with a history. `SentMaskMemory` keeps the weights that a
+client withheld last, for attacks that follow a client.
 
 A client that withholds a weight and keeps it (pseudo-, priprune) begins its next turn at its own value, not at the
 server's. When the client sends the weight again, the difference from the broadcast holds all earlier changes. The
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.federated.attacks.observer import Look, Seen
-from secateur.federated.spec import Terms
+from secateur.federated.attacks.observer import ClientView, RoundView
+from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Gradient, Mask, Params, ServerView, Weights
 
 _PREFIX = "lacking"
@@ -45,7 +45,7 @@ class Memory:
         """Return a client's remembered rounds, the latest first."""
         return [] if client is None else self.past.get(client, [])
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundView) -> None:
         """Remember the updates that a later attack will use."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
@@ -82,24 +82,24 @@ class Memory:
                 self.past.setdefault(int(client), []).append(past)
 
 
-class Following:
+class SentMaskMemory:
     """The entries of each client that were 0 in its last update."""
 
     def __init__(self, kept: Mapping[int, set[int]]) -> None:
         self.kept = kept  # by round: the clients that a later attack follows
         self.lacking: dict[int, Mask] = {}  # by client: True where the last update was 0
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundView) -> None:
         """Remember the zeros that a later attack will use."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
                 self.lacking[seen.client] = {name: value == 0 for name, value in seen.view.update.values.items()}
 
-    def knows(self, seen: Seen) -> bool:
+    def knows(self, seen: ClientView) -> bool:
         """Return True if the client's last update was seen."""
         return seen.client in self.lacking
 
-    def view(self, seen: Seen) -> ServerView:
+    def view(self, seen: ClientView) -> ServerView:
         """Return the update with 0 for weights that were 0 the last time, as if the client had withheld them."""
         late, update = {} if seen.client is None else self.lacking.get(seen.client, {}), seen.view.update
         if not late or not isinstance(update, Weights):
@@ -125,6 +125,6 @@ def follows(attack: Any) -> bool:
     return bool(getattr(attack, "follows", False))
 
 
-def turns_back(terms: Terms) -> int:
+def turns_back(terms: FederationSpec) -> int:
     """Return the number of a client's earlier turns to watch: one, or all if the last may not have arrived."""
     return terms.rounds if terms.faults.any else 1

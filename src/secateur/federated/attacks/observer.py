@@ -24,24 +24,23 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
-from secateur.federated.client_training import Given, Model, Rows
-from secateur.federated.client_turn import Turns, flat
+from secateur.federated.client_training import BroadcastModel, ClientInputs, Rows
+from secateur.federated.client_turn import ClientTurn, flat
 from secateur.federated.faults import Fault
-from secateur.federated.sampling import Drawn
-from secateur.federated.spec import Terms
+from secateur.federated.sampling import SampledClients
+from secateur.federated.spec import FederationSpec
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Gradient, Mask, Params, ServerView, Weights
 from secateur.seeding import derive
 
 if TYPE_CHECKING:
     from secateur.federated.federation import Federation
-    from secateur.federated.server import Gathered, Server
-
+    from secateur.federated.server import RoundSums, Server
 
 NOBODY = "no update of the round arrived"
 
 
-class Seen(NamedTuple):
+class ClientView(NamedTuple):
     """One update of a round as the server sees it, with the truth for the evaluation of attacks."""
 
     round: int
@@ -53,14 +52,14 @@ class Seen(NamedTuple):
     clients: tuple[int, ...]  # one, or those in the sum
 
 
-class Look(NamedTuple):
+class RoundView(NamedTuple):
     """One round as an observer sees it; its tensors may be kept."""
 
     round: int
     sent: Params  # the model that was broadcast: parameters and buffers
     mask: Mask  # of the server
-    seen: Sequence[Seen]  # in the order of arrival
-    asked: Callable[[nn.Module, Params], list[Seen]]  # the answers of the round's victims to another model
+    seen: Sequence[ClientView]  # in the order of arrival
+    asked: Callable[[nn.Module, Params], list[ClientView]]  # the answers of the round's victims to another model
 
 
 class Observer(Protocol):
@@ -74,7 +73,7 @@ class Observer(Protocol):
         """Return the clients of a round that are sent a changed model; their updates are not averaged."""
         ...
 
-    def __call__(self, look: Look) -> None:
+    def __call__(self, look: RoundView) -> None:
         """Look at a round, after its updates have arrived and before the server's step."""
         ...
 
@@ -113,7 +112,7 @@ class Arrived(NamedTuple):
         return self.alive is None or bool(self.alive)
 
 
-class Panel:
+class Observers:
     """All observers of one federation."""
 
     def __init__(self, observers: Sequence[Observer], federation: Federation) -> None:
@@ -134,7 +133,12 @@ class Panel:
         return {client for observer in looking for client in observer.victims(number, clients)}
 
     def show(
-        self, number: int, drawn: Drawn, faults: Mapping[int, Fault], arrived: Sequence[Arrived], gathered: Gathered
+        self,
+        number: int,
+        drawn: SampledClients,
+        faults: Mapping[int, Fault],
+        arrived: Sequence[Arrived],
+        gathered: RoundSums,
     ) -> None:
         """Show a round to the observers that look at it."""
         if not self.looks(number):
@@ -150,11 +154,11 @@ class Panel:
             if observer.looks(number):
                 victims = [c for c in observer.victims(number, drawn.clients) if faults.get(c) == "tampered"]
 
-                def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[Seen]:
+                def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[ClientView]:
                     turned = answers(federation, number, drawn, net, state, victims)
                     return [self._seen(number, state, Arrived(*one)) for one in turned]
 
-                observer(Look(number, sent, mask, seen, asked))
+                observer(RoundView(number, sent, mask, seen, asked))
 
     def finish(self) -> None:
         """Do the observers' postponed work, after the last round."""
@@ -173,14 +177,14 @@ class Panel:
             prefix = f"{index}."
             observer.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}, saved)
 
-    def _seen(self, number: int, sent: Params, one: Arrived) -> Seen:
+    def _seen(self, number: int, sent: Params, one: Arrived) -> ClientView:
         """Return one client's update as the server sees it."""
         rows = flat(one.rows)
         view = ServerView(sent, as_sent(self.federation.terms, sent, tree.clone(one.values)))
         truth = self.federation.examples(rows)
-        return Seen(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
+        return ClientView(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
 
-    def _sum(self, number: int, sent: Params, arrived: Sequence[Arrived], gathered: Gathered) -> Seen:
+    def _sum(self, number: int, sent: Params, arrived: Sequence[Arrived], gathered: RoundSums) -> ClientView:
         """Return the average of a round's updates, which is all that secure aggregation shows."""
         federation, server = self.federation, self.federation.server
         values, statistics = server.mean_of(gathered), server.statistics_of(gathered)
@@ -188,10 +192,10 @@ class Panel:
         rows = torch.cat(steps, 1).flatten() if steps else torch.cat([flat(one.rows) for one in arrived])
         view = ServerView(sent, as_sent(federation.terms, sent, tree.clone(values)))
         clients = tuple(one.client for one in arrived)
-        return Seen(number, None, view, federation.examples(rows), rows, statistics, clients)
+        return ClientView(number, None, view, federation.examples(rows), rows, statistics, clients)
 
 
-def as_sent(terms: Terms, sent: Params, values: Params) -> Gradient | Weights:
+def as_sent(terms: FederationSpec, sent: Params, values: Params) -> Gradient | Weights:
     """Return an update as an attack takes it; gradients of several steps become the weights that they lead to."""
     if not terms.sends_gradients:
         return Weights(values)
@@ -203,7 +207,7 @@ def as_sent(terms: Terms, sent: Params, values: Params) -> Gradient | Weights:
 class Every:
     """An observer that calls a function with every client's update in every `every`-th round."""
 
-    def __init__(self, every: int, function: Callable[[Seen], None]) -> None:
+    def __init__(self, every: int, function: Callable[[ClientView], None]) -> None:
         self.every, self.function = every, function
 
     def looks(self, number: int) -> bool:
@@ -214,7 +218,7 @@ class Every:
         """Return no client: this observer is passive."""
         return ()
 
-    def __call__(self, look: Look) -> None:
+    def __call__(self, look: RoundView) -> None:
         """Call the function with each update."""
         for seen in look.seen:
             self.function(seen)
@@ -233,19 +237,19 @@ class Every:
 
 
 def answers(
-    federation: Federation, number: int, drawn: Drawn, net: nn.Module, state: Params, victims: Sequence[int]
+    federation: Federation, number: int, drawn: SampledClients, net: nn.Module, state: Params, victims: Sequence[int]
 ) -> Iterator[tuple[int, Rows, Params, Params]]:
     """Yield (client, rows, sent values, BatchNorm statistics) of each victim of a changed model, in round order."""
     terms, seed = federation.terms, federation.seed
     server = Changed(federation.server, net, state)
-    turns = Turns(net, terms, server, federation.train, "sequential")
+    turns = ClientTurn(net, terms, server, federation.train, "sequential")
     for client, rows in zip(drawn.clients, drawn.rows, strict=True):
         if client not in victims:
             continue
         training, sending = (derive(seed, purpose, number, client) for purpose in ("tampered", "defense"))
         generators = [Generator(federation.device).manual_seed(rng.initial_seed()) for rng in (training, sending)]
         held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
-        turn_inputs = Given(rows, held, *turns.draws(rows, *generators))
+        turn_inputs = ClientInputs(rows, held, *turns.draws(rows, *generators))
         update = next(turns([(turn_inputs, sending)], number))
         yield client, rows, update.values, update.buffers
 
@@ -261,7 +265,7 @@ class Changed:
         self.mask: Mask = {self.prefix + name: keep for name, keep in server.mask.items()}
         added = [name for name in self.weights if not name.startswith(self.prefix) and self.weights[name].ndim > 1]
         self.mask |= {name: torch.ones_like(self.weights[name], dtype=torch.bool) for name in added}
-        self.model = Model(self.weights, tree.clone(buffers), self.mask if self.prunes else {})
+        self.model = BroadcastModel(self.weights, tree.clone(buffers), self.mask if self.prunes else {})
 
     @property
     def received(self) -> Params:

@@ -8,13 +8,13 @@ from typing import Literal
 
 from secateur.errors import WrongInput
 from secateur.federated.sampling import sampler_of
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 
 Who = int | Literal["all"] | tuple[int, ...]  # a number of a round's clients, all of them, or these clients
 
 
 @dataclass(frozen=True)
-class Orders:
+class AttackSchedule:
     """The attacked rounds and clients; an attack combines the last `history` rounds of a client."""
 
     every: int = 1  # rounds
@@ -69,7 +69,7 @@ class Orders:
         return kept
 
 
-def check_orders(orders: Orders, terms: Terms, seed: int) -> None:
+def check_orders(orders: AttackSchedule, terms: FederationSpec, seed: int) -> None:
     """Raise WrongInput, before any work, for clients and rounds that do not exist."""
     if wrong := [number for number in orders.at if not 1 <= number <= terms.rounds]:
         raise WrongInput("attack_at", f"round {wrong[0]} is not allowed; there are {terms.rounds} rounds")

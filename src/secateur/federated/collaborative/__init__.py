@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from secateur.federated.collaborative.training import Collaborated, train_collaboratively
+from secateur.federated.collaborative.training import CollaborativeResult, train_collaboratively
 
-__all__ = ["Collaborated", "train_collaboratively"]
+__all__ = ["CollaborativeResult", "train_collaboratively"]

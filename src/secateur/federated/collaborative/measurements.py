@@ -69,7 +69,7 @@ def mean(trees: Sequence[Params]) -> Params:
     return dict(zip(trees[0], total, strict=True))
 
 
-class Tally:
+class TrainingStats:
     """Sums and maxima since the last row, and the entries that were never sent."""
 
     def __init__(self, flat: Flat, users: int) -> None:

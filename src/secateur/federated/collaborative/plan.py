@@ -114,7 +114,7 @@ class Plan:
         }
 
 
-class Given(NamedTuple):
+class UserInputs(NamedTuple):
     """One user's examples of a step, and the random draws inside its network."""
 
     batch: Batch
@@ -126,10 +126,10 @@ class Given(NamedTuple):
         return type(self)(batch, tuple(value.clone() for value in self.dropout))
 
 
-class Round(NamedTuple):
+class StepInputs(NamedTuple):
     """All inputs of a step; on a GPU copied into the memory that a graph reads."""
 
-    given: list[Given]
+    given: list[UserInputs]
     rate: Tensor  # () the learning rate
     chosen: Tensor  # (1,) the user that broadcasts
 
@@ -143,7 +143,7 @@ class Round(NamedTuple):
         return type(self)([user.clone() for user in self.given], self.rate.clone(), self.chosen.clone())
 
 
-class Found(NamedTuple):
+class StepGradients(NamedTuple):
     """The results of the backwards of a step."""
 
     losses: list[Tensor]  # () of each user
@@ -151,7 +151,7 @@ class Found(NamedTuple):
     buffers: list[Tensor]  # of all users, in the groups of Statistics
 
 
-class Exchanged(NamedTuple):
+class StepMessages(NamedTuple):
     """The messages of one round."""
 
     sent: list[Params]  # of each user

@@ -1,7 +1,7 @@
 """Rounds of collaborative SGD (dgp Algorithm 2, lines 3 to 10), and the batches and random draws of each round.
 
-`Rounds` holds the tensors of the server and of all users, and runs one round. `Feed` draws the inputs of every round
-outside of the round, so that a CUDA graph can replay it.
+`CollaborativeRounds` holds the tensors of the server and of all users, and runs one round. `BatchStream` draws the
+inputs of every round outside of the round, so that a CUDA graph can replay it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from secateur.data.partition import iid
 from secateur.defenses.uploads import capturable, makes_anew
 from secateur.errors import WrongInput
 from secateur.federated.collaborative.flat_tensors import Flat, Statistics
-from secateur.federated.collaborative.measurements import Tally
-from secateur.federated.collaborative.plan import Exchanged, Found, Given, Plan, Round
-from secateur.federated.collaborative.uploads import OneByOne, Stacked
+from secateur.federated.collaborative.measurements import TrainingStats
+from secateur.federated.collaborative.plan import Plan, StepGradients, StepInputs, StepMessages, UserInputs
+from secateur.federated.collaborative.uploads import OneByOne, StackedUploads
 from secateur.functional import Ask, Functional, split
 from secateur.gpu.graphs import Branches, Captured, cudnn_chooses
 from secateur.inference import arranged
-from secateur.interfaces import Batch, Params, Turning
+from secateur.interfaces import Batch, Params, UploadContext
 from secateur.seeding import derive
 
 
-class Rounds:
+class CollaborativeRounds:
     """The server's model and momentum, every user's state, and the round that changes them.
 
     All tensors outside of a backward are in plain strides and stay in place: a captured round reads and writes them in
@@ -62,12 +62,12 @@ class Rounds:
         self.statistics = Statistics(self.learner.structure, buffers, plan.users)
         self.buffers = self.statistics.buffers
         flat = Flat(self.params)
-        self.tally = Tally(flat, plan.users)
+        self.tally = TrainingStats(flat, plan.users)
         one_type = len({value.dtype for value in self.params.values()}) == 1
         if stacked is None:
             stacked = graphs and one_type and capturable(plan.upload) and plan.liar is None
-        self.uploads: OneByOne | Stacked = (
-            Stacked(plan, self.params, self.tally, flat) if stacked else OneByOne(plan, self.params, self.tally)
+        self.uploads: OneByOne | StackedUploads = (
+            StackedUploads(plan, self.params, self.tally, flat) if stacked else OneByOne(plan, self.params, self.tally)
         )
         self.branches = Branches(plan.users, device, parallel=graphs)
         self._gradients = Captured(self.gradients, device) if graphs and not stacked else self.gradients
@@ -78,19 +78,19 @@ class Rounds:
         """The state that each user keeps."""
         return self.uploads.states
 
-    def __call__(self, given: Round) -> Exchanged:
+    def __call__(self, given: StepInputs) -> StepMessages:
         """Run one step of all users; on a GPU the next step overwrites the result."""
-        if isinstance(self.uploads, Stacked):
+        if isinstance(self.uploads, StackedUploads):
             self.uploads.draw(self.rng)
         exchanged = self._round(given)
         self.number += 1
         return exchanged
 
-    def _plain_round(self, given: Round) -> Exchanged:
+    def _plain_round(self, given: StepInputs) -> StepMessages:
         """Run one step of all users without capture."""
         return self.exchange(given, self._gradients(given))
 
-    def gradients(self, given: Round) -> Found:
+    def gradients(self, given: StepInputs) -> StepGradients:
         """Return every user's gradient at the shared model, which stays as it is (line 4)."""
         leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
         buffers = self.statistics.copies()  # BatchNorm updates them
@@ -105,16 +105,16 @@ class Rounds:
 
         with cudnn_chooses(by_timing=True):  # in the steps before a capture: a replay does not run this line
             losses, grads = zip(*self.branches(one), strict=True)
-        return Found(list(losses), list(grads), buffers)
+        return StepGradients(list(losses), list(grads), buffers)
 
     @torch.no_grad()
-    def exchange(self, given: Round, found: Found) -> Exchanged:
+    def exchange(self, given: StepInputs, found: StepGradients) -> StepMessages:
         """Compress, send and average the gradients, and take the server's step (lines 5 to 10)."""
         plan, model = self.plan, self.params | self.buffers
 
-        def turning(user: int) -> Turning:
+        def turning(user: int) -> UploadContext:
             batch = given.given[user].batch
-            return Turning(self.net, model, batch, self.number, self.rng, plan.loss, self.batchnorm)
+            return UploadContext(self.net, model, batch, self.number, self.rng, plan.loss, self.batchnorm)
 
         self.tally.losses(found.losses, [user.batch.size for user in given.given])
         exchanged = self.uploads(found.grads, given.chosen, turning)
@@ -132,7 +132,7 @@ class Rounds:
         torch._foreach_sub_(weights, torch._foreach_mul(moments, rate))
 
 
-class Feed:
+class BatchStream:
     """The data on the device, each user's share of the data, and the rounds of an epoch.
 
     All draws of an epoch come from the seed and the epoch's number, so no generator is kept between epochs.
@@ -151,7 +151,7 @@ class Feed:
         self.passes = -(-self.steps // min(batches))  # over the smallest share in an epoch, the last pass cut short
         self._asks: dict[tuple[Functional, int], list[Ask]] = {}
 
-    def __call__(self, epoch: int, rounds: Rounds) -> Iterator[Round]:
+    def __call__(self, epoch: int, rounds: CollaborativeRounds) -> Iterator[StepInputs]:
         """Yield every step's batches and the draws inside the users' networks; uploads draw from `rounds.rng`."""
         plan, device = self.plan, self.device
         uploads, chooser, seeder = (derive(self.seed, purpose, epoch) for purpose in ("upload", "broadcast", "noise"))
@@ -162,10 +162,10 @@ class Feed:
         rate = torch.tensor(plan.schedule.rate(epoch), dtype=self.dtype, device=device)
         for rows, user in zip(steps, chosen, strict=True):
             given = [
-                Given(batch, self.chance(rounds.learner, tensors, batch.inputs, noise))
+                UserInputs(batch, self.chance(rounds.learner, tensors, batch.inputs, noise))
                 for batch in self._users(rows, noise)
             ]
-            yield Round(given, rate, user)
+            yield StepInputs(given, rate, user)
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """Return the rows of an epoch step by step, a tensor for each user.

@@ -12,7 +12,7 @@ from secateur import tree
 from secateur.data.dataset import fingerprint
 from secateur.federated.collaborative.measurements import Row
 from secateur.federated.collaborative.plan import named
-from secateur.federated.collaborative.training import Collaborated, Epoch, Training
+from secateur.federated.collaborative.training import CollaborativeResult, CollaborativeTraining, Epoch
 from secateur.progress import progress
 from secateur.runs.artifacts import Result, decode, encode, explained, key_of, write
 from secateur.runs.folder import Run
@@ -27,12 +27,12 @@ Measure = Callable[[Epoch], Row]  # further columns of an epoch's row, e.g. the 
 
 def collaborate(
     run: Run,
-    training: Training,
+    training: CollaborativeTraining,
     *,
     measure: Measure | None = None,
     also: Mapping[str, Any] | None = None,
     every: float = EVERY,
-) -> Collaborated:
+) -> CollaborativeResult:
     """Train, resume, or return the saved result of the same data, network, plan and seed.
 
     Until the stage is done, checkpoints are written to `unfinished/` after epochs, at most once in `every` seconds.
@@ -53,10 +53,10 @@ def collaborate(
     for name, value in result.tensors.items():
         part, _, key_in_part = name.partition(".")
         parts[part][key_in_part] = value
-    return Collaborated(parts["model"], result.data["history"], parts["client"], training.stated)
+    return CollaborativeResult(parts["model"], result.data["history"], parts["client"], training.stated)
 
 
-def depends_of(training: Training) -> dict[str, Any]:
+def depends_of(training: CollaborativeTraining) -> dict[str, Any]:
     """Return everything that a training's result depends on."""
     net, shares = training.net, training.feed.shares
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
@@ -72,7 +72,7 @@ def depends_of(training: Training) -> dict[str, Any]:
     }
 
 
-def _train(folder: Path, key: str, training: Training, measure: Measure | None, every: float) -> Result:
+def _train(folder: Path, key: str, training: CollaborativeTraining, measure: Measure | None, every: float) -> Result:
     path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     history, saved_at = _resumed(path, key, training), time.monotonic()
     plan, steps = training.plan, training.feed.steps
@@ -92,7 +92,7 @@ def _train(folder: Path, key: str, training: Training, measure: Measure | None, 
     return Result(tensors | {f"client.{name}": value for name, value in client.items()}, {"history": history})
 
 
-def _resumed(path: Path, key: str, training: Training) -> list[Row]:
+def _resumed(path: Path, key: str, training: CollaborativeTraining) -> list[Row]:
     """Load the checkpoint of a killed training and return its rows; a damaged file counts as absent."""
     with explained(path):
         content = path.read_bytes() if path.exists() else None

@@ -34,7 +34,7 @@ from secateur.defenses.uploads import SendAll, aligned, inner_of
 from secateur.errors import WrongInput
 from secateur.federated.collaborative.measurements import Row
 from secateur.federated.collaborative.plan import Plan, Schedule, schedule_of
-from secateur.federated.collaborative.rounds import Feed, Rounds
+from secateur.federated.collaborative.rounds import BatchStream, CollaborativeRounds
 from secateur.functional import Functional, joined
 from secateur.inference import arranged, outputs
 from secateur.interfaces import Mask, Params, Upload
@@ -54,7 +54,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, eq=False)
-class Collaborated:
+class CollaborativeResult:
     """The result of a collaborative training."""
 
     state: Params  # a full state_dict
@@ -63,7 +63,7 @@ class Collaborated:
     stated: dict[str, Any]  # the plan and its formal guarantee, for readers of the result
 
 
-class Training:
+class CollaborativeTraining:
     """A collaborative training that runs epoch by epoch, and can be saved and resumed between two epochs."""
 
     def __init__(
@@ -74,9 +74,9 @@ class Training:
             raise WrongInput("model", "trains no parameter; leave requires_grad on for those that users train")
         self.net, self.data, self.plan, self.device = net, data, plan, torch.device(device)
         self.seed = int(torch.randint(2**62, (), generator=rng.clone_state()))
-        self.rounds = Rounds(net, plan, tree.state_of(net), self.device)
+        self.rounds = CollaborativeRounds(net, plan, tree.state_of(net), self.device)
         self.judge = Functional(net, training=False, device=self.device)
-        self.feed = Feed(net, data, plan, self.seed, self.device)
+        self.feed = BatchStream(net, data, plan, self.seed, self.device)
         self.stated = plan.stated | self._proved()
         self.epoch = 0  # finished epochs
 
@@ -167,7 +167,7 @@ def train_collaboratively(
     *,
     progress: Callable[[Row], None] | None = None,
     **others: Any,
-) -> Collaborated:
+) -> CollaborativeResult:
     """Train a copy of `net` on the train part of `data`; `others` are further fields of Plan.
 
     Example:
@@ -180,10 +180,10 @@ def train_collaboratively(
         ('none', ['entries', 'epoch', 'error_norm'])
     """
     plan = Plan(users, SendAll() if upload is None else upload, schedule_of(schedule), **others)
-    training = Training(net, data, plan, rng, device)
+    training = CollaborativeTraining(net, data, plan, rng, device)
     history = []
     for epoch in training.epochs():
         history.append(epoch.row)
         if progress is not None:
             progress(epoch.row)
-    return Collaborated(training.model(), history, tree.clone(training.rounds.states[0]), training.stated)
+    return CollaborativeResult(training.model(), history, tree.clone(training.rounds.states[0]), training.stated)

@@ -1,7 +1,7 @@
-"""Uploads of a step: `OneByOne` takes one user after the other, `Stacked` all users at once.
+"""Uploads of a step: `OneByOne` takes one user after the other, `StackedUploads` all users at once.
 
-`Stacked` makes the users one axis after their backwards, for a CUDA graph of few nodes. A CPU takes `OneByOne`, and so
-does a GPU for uploads that no graph can hold (defenses/uploads.py).
+`StackedUploads` makes the users one axis after their backwards, for a CUDA graph of few nodes. A CPU takes `OneByOne`,
+and so does a GPU for uploads that no graph can hold (defenses/uploads.py).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from secateur.defenses.error_feedback import INNER, RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise, on_device
 from secateur.defenses.uploads import SendAll, accumulated, aligned, drawn, inner_of
 from secateur.federated.collaborative.flat_tensors import ALIGNED, Flat
-from secateur.federated.collaborative.measurements import Measured, Tally, mean, measure, measured, square
-from secateur.federated.collaborative.plan import Exchanged, Plan
-from secateur.interfaces import Mask, Params, Turning
+from secateur.federated.collaborative.measurements import Measured, TrainingStats, mean, measure, measured, square
+from secateur.federated.collaborative.plan import Plan, StepMessages
+from secateur.interfaces import Mask, Params, UploadContext
 
 
 class OneByOne:
     """Every user's state and upload, in turn: as little memory as one user needs at a time."""
 
-    def __init__(self, plan: Plan, params: Params, tally: Tally) -> None:
+    def __init__(self, plan: Plan, params: Params, tally: TrainingStats) -> None:
         self.plan, self.params, self.tally = plan, params, tally
         self.states = [tree.clone(plan.upload.init(params)) for _ in range(plan.users)]
 
@@ -33,7 +33,7 @@ class OneByOne:
         """Return a backward's gradient in plain strides."""
         return {name: value.contiguous() for name, value in grads.items()}
 
-    def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
+    def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], UploadContext]) -> StepMessages:
         """Compress, send and average the gradients (lines 5 to 9 of Algorithm 2)."""
         wholes = [accumulated(self.plan.upload, *pair) for pair in zip(grads, self.states, strict=True)]
         inside = self._broadcast(wholes, chosen)
@@ -46,7 +46,7 @@ class OneByOne:
         if inside is not None:  # counted after the sending, which fails on a lie of a wrong form
             self.tally.broadcast(inside)
         self.tally.step(Measured(*map(torch.stack, zip(*measured, strict=True))), square(mean(grads)))
-        return Exchanged(sent, inside, mean(sent))
+        return StepMessages(sent, inside, mean(sent))
 
     def _broadcast(self, wholes: list[Params], chosen: Tensor) -> Mask | None:
         """Return ADGP's positions that the chosen user broadcasts, honest or not; None for other uploads."""
@@ -61,7 +61,7 @@ class OneByOne:
         self.tally.sums["lies"] += not all(same)
         return inside
 
-    def _send(self, user: int, grads: Params, inside: Mask | None, turning: Turning) -> Params:
+    def _send(self, user: int, grads: Params, inside: Mask | None, turning: UploadContext) -> Params:
         """Return one user's upload, and update the user's state."""
         state, noise = self.states[user], drawn(self.plan.upload, self.params, turning.rng)
         sent, after = self.plan.upload(grads, state, turning, **_outside(noise, inside))
@@ -70,7 +70,7 @@ class OneByOne:
         return sent
 
 
-class Stacked:
+class StackedUploads:
     """Every user's state as views of stacked tensors, and the uploads of all users.
 
     The upload is written for one user and mapped over all, unless it has a method for rows. Error feedback is separated
@@ -78,7 +78,7 @@ class Stacked:
     values are subtracted, it holds the residual again, entry by entry as in ErrorFeedback.
     """
 
-    def __init__(self, plan: Plan, params: Params, tally: Tally, flat: Flat) -> None:
+    def __init__(self, plan: Plan, params: Params, tally: TrainingStats, flat: Flat) -> None:
         self.plan, self.params, self.tally, self.flat = plan, params, tally, flat
         self.inner, self.feedback = inner_of(plan.upload), isinstance(plan.upload, ErrorFeedback)
         self.found = flat.new(plan.users)  # gradients, filters channels last
@@ -105,7 +105,7 @@ class Stacked:
                 for name, value in drawn(self.plan.upload, self.params, rng).items():
                     self.noise[name][user].copy_(value)
 
-    def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], Turning]) -> Exchanged:
+    def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], UploadContext]) -> StepMessages:
         """Compress, send and average the gradients (lines 5 to 9 of Algorithm 2)."""
         if isinstance(self.plan.upload, SendAll):
             return self._send_all()
@@ -116,9 +116,9 @@ class Stacked:
         missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
         self.tally.sent_by_all(sent)
         self.tally.step(measured(self.norms.square(), before, missing), square({"": gradient}))
-        return Exchanged([self.flat.views(row) for row in sent], inside, self.flat.views(sent.mean(0)))
+        return StepMessages([self.flat.views(row) for row in sent], inside, self.flat.views(sent.mean(0)))
 
-    def _send_all(self) -> Exchanged:
+    def _send_all(self) -> StepMessages:
         """Send all gradients as they are: nothing is missing, and only the average is put into plain strides."""
         gradient = self.found.mean(0)
         average = torch.empty_like(gradient)
@@ -128,7 +128,7 @@ class Stacked:
             never.logical_and_(value == 0)
         squares = self.norms.square()
         self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": gradient}))
-        return Exchanged([self.flat.turned(row) for row in self.found], None, self.flat.views(average))
+        return StepMessages([self.flat.turned(row) for row in self.found], None, self.flat.views(average))
 
     def _accumulate(self) -> None:
         """Write gradient + residual with error feedback, else the gradient, in plain strides."""
@@ -144,7 +144,7 @@ class Stacked:
         self.tally.broadcast(inside)
         return inside
 
-    def _send(self, inside: Mask | None, turning: Turning) -> Tensor:
+    def _send(self, inside: Mask | None, turning: UploadContext) -> Tensor:
         """Return (users, N) uploads of all users, in separate memory."""
         defined = "compress_rows" in vars(type(self.inner))  # an inherited one need not match a subclass's upload
         by_rows = getattr(self.inner, "compress_rows", None) if defined and not self.kept else None

@@ -15,11 +15,11 @@ from secateur import tree
 from secateur.defenses.withholding import rates
 from secateur.errors import WrongInput
 from secateur.federated.base_pruning import BasePruning
-from secateur.federated.client_training import Given, Model
-from secateur.federated.client_turn import Turns, Update
+from secateur.federated.client_training import BroadcastModel, ClientInputs
+from secateur.federated.client_turn import ClientTurn, ClientUpdate
 from secateur.federated.flower.link import keep, kept, packed, unpacked
 from secateur.federated.sampling import sampler_of
-from secateur.federated.spec import Terms
+from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import messages
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
@@ -34,14 +34,14 @@ STATE, BEFORE, MASK = "secateur.state", "secateur.before", "secateur.mask"
 class Clients:
     """The client side of a federation: runs the turn of any client."""
 
-    def __init__(self, net: nn.Module, train: Batch, terms: Terms, seed: int, device: torch.device) -> None:
+    def __init__(self, net: nn.Module, train: Batch, terms: FederationSpec, seed: int, device: torch.device) -> None:
         self.terms, self.seed, self.device = terms, seed, device
         self.train = train.to(device)
         self.base = terms.base.bound(net, tuple(train.inputs.shape[1:]))
         self.sampler = sampler_of(terms, seed, device)
         self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
         self.server = Received(net, self.base, device)
-        self.turns = Turns(net, terms, self.server, self.train, "sequential")
+        self.turns = ClientTurn(net, terms, self.server, self.train, "sequential")
 
     def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
         """Return the answer of a client to a message; `home` holds the records of its context."""
@@ -61,14 +61,14 @@ class Clients:
             reply["withheld"] = MetricRecord({name: float(value) for name, value in shares.items()})
         return reply
 
-    def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> Update:
+    def turn(self, number: int, client: int, state: Params, mask: Mask, kept: Params | None) -> ClientUpdate:
         """Return the update of one client in a round; the draws are those of an in-process federation."""
         drawn, turns = self.sampler(number), self.turns
         rows = drawn.rows[drawn.clients.index(client)]
         self.server.load(state, mask)
         training, sending = (derive(self.seed, purpose, number, client) for purpose in ("noise", "defense"))
         generators = [Generator(self.device).manual_seed(cpu_rng.initial_seed()) for cpu_rng in (training, sending)]
-        start = Given(rows, turns.init() if kept is None else kept, *turns.draws(rows, *generators))
+        start = ClientInputs(rows, turns.init() if kept is None else kept, *turns.draws(rows, *generators))
         return next(turns([(start, sending)], number))
 
 
@@ -81,7 +81,7 @@ class Received:
         self.weights = tree.to(tree.clone(params), device)
         whole = {name: torch.ones_like(self.weights[name], dtype=torch.bool) for name in weights_of(net)}
         self.mask: Mask = whole
-        self.model = Model(self.weights, tree.to(tree.clone(buffers), device), whole if self.prunes else {})
+        self.model = BroadcastModel(self.weights, tree.to(tree.clone(buffers), device), whole if self.prunes else {})
 
     @property
     def received(self) -> Params:

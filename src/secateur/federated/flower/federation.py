@@ -22,12 +22,12 @@ from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
 from secateur.federated.client_training import Rows
-from secateur.federated.client_turn import Update
+from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import NO_ANSWER, Fault
 from secateur.federated.federation import Federation, Round
 from secateur.federated.flower.link import Link, packed, size_of, unpacked
 from secateur.federated.flower.node_data import KnownPanel, believed, said_of
-from secateur.federated.sampling import Drawn
+from secateur.federated.sampling import SampledClients
 from secateur.federated.traffic import Ledger, Measure, Traffic
 from secateur.interfaces import Mask, Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
@@ -98,7 +98,9 @@ class FlowerFederation(Federation):
         measures = [Measure("own_examples", size, number, client, note=OWN) for client, size in sorted(sizes.items())]
         return replace(done, measures=done.measures + measures)
 
-    def _updates(self, number: int, drawn: Drawn, faults: dict[int, Fault]) -> Iterator[tuple[int, Rows, Update]]:
+    def _updates(
+        self, number: int, drawn: SampledClients, faults: dict[int, Fault]
+    ) -> Iterator[tuple[int, Rows, ClientUpdate]]:
         """Yield (client, rows, update) of every client that answers before the deadline, in the order of arrival."""
         rows = dict(zip(drawn.clients, drawn.rows, strict=True))
         asked = [client for client in drawn.clients if faults.get(client) not in NO_ANSWER]
@@ -135,7 +137,7 @@ class FlowerFederation(Federation):
             turn |= {"version": traffic.version if mask else -1, "key": self.key, "task": self.task, "said": self.said}
             yield client, RecordDict({"model": record, "turn": ConfigRecord(turn)})
 
-    def _read(self, answer: RecordDict | Fault, client: int, own_masks: bool) -> tuple[Update, Params]:
+    def _read(self, answer: RecordDict | Fault, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
         """Return the update and its squares out of an answer; nothing in the answer is trusted."""
         if isinstance(answer, str):
             raise Refused(answer)
@@ -147,7 +149,7 @@ class FlowerFederation(Federation):
             shares = [torch.tensor(float(str(withheld[name])), dtype=torch.float64) for name in Rates._fields]
             return update._replace(rates=Rates(*shares)), squares
 
-    def _decoded(self, record: ArrayRecord, client: int, own_masks: bool) -> tuple[Update, Params]:
+    def _decoded(self, record: ArrayRecord, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
         """Return the update and its squares out of a record.
 
         Squares are checked to be finite here; the values are checked where the update is added.
@@ -166,7 +168,7 @@ class FlowerFederation(Federation):
         if chosen is not None and chosen.keys() != mask.keys():
             raise Refused("damaged")
         sent = self._mask(messages, "sent", chosen or mask) if self.terms.counts_sent else None
-        return Update(values, buffers, sent, chosen, {}, {}, {}), squares
+        return ClientUpdate(values, buffers, sent, chosen, {}, {}, {}), squares
 
     def _tensors(self, data: bytes, like: Params, inside: Mask | None = None) -> Params:
         """Return the tensors of a message, which must have the shapes and precision of `like`."""

@@ -13,7 +13,7 @@ from secateur.defenses.soteria import Soteria
 from secateur.defenses.uploads import aligned, inner_of, makes_anew
 from secateur.errors import WrongInput
 from secateur.federated.flower.link import arrays_of, keep, kept, only, packed, tensors_of
-from secateur.interfaces import Batch, Params, Turning, Upload
+from secateur.interfaces import Batch, Params, Upload, UploadContext
 from secateur.seeding import derive
 from secateur.wire import encode
 
@@ -90,7 +90,7 @@ def applied(received: Params, sent: Params, order: Params, buffers: tuple[str, .
     }
 
 
-def _turning(message: Message, context: Context, received: Params, seed: int | None) -> Turning:
+def _turning(message: Message, context: Context, received: Params, seed: int | None) -> UploadContext:
     number = round_of(message)
     no_examples = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
     if seed is None:
@@ -98,7 +98,7 @@ def _turning(message: Message, context: Context, received: Params, seed: int | N
         rng.seed()
     else:
         rng = derive(seed, "upload", number, int(context.node_config.get("partition-id", context.node_id)))
-    return Turning(nn.Identity(), received, no_examples, number, rng)
+    return UploadContext(nn.Identity(), received, no_examples, number, rng)
 
 
 def round_of(message: Message) -> int:

@@ -31,7 +31,7 @@ from secateur.progress import progress
 from secateur.report import page_afterwards
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import Onlooker
+from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 from secateur.wire import decode
 
@@ -201,7 +201,7 @@ class Auditor:
         begun, seed = time.monotonic(), labels["seed"]
         rng = derive(seed, "reconstruct", attack.name, labels["extra"]["round"], self.targets)
         with progress(f"{attack} in round {labels['extra']['round']}", getattr(method, "iterations", None)) as advance:
-            reconstructions = dict(method.reconstruct([[view]], known, [rng], Onlooker(advance)))
+            reconstructions = dict(method.reconstruct([[view]], known, [rng], NullWatcher(advance)))
         outcome = judge([truth], [reconstructions.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
         self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))

@@ -19,11 +19,11 @@ from secateur.federated.federation import Round
 from secateur.federated.flower.client import last, remember, settle
 from secateur.federated.flower.federation import SLACK, Refused, why_refused
 from secateur.federated.flower.link import Link, packed, size_of, unpacked
-from secateur.federated.submodels.clients import Job
+from secateur.federated.submodels.clients import SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
-from secateur.federated.submodels.spec import Terms
-from secateur.federated.submodels.structure import Cut, flat_of, params_of
-from secateur.federated.submodels.uploads import Sent
+from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
+from secateur.federated.submodels.uploads import SubmodelSent
 from secateur.interfaces import Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
@@ -31,7 +31,7 @@ from secateur.wire import decode, decode_mask, encode, encode_mask
 class NarrowClients:
     """The clients' side: a federation that knows only the channels of one client, and only while that client trains."""
 
-    def __init__(self, net: nn.Module, data: Dataset, terms: Terms, seed: int, device: torch.device) -> None:
+    def __init__(self, net: nn.Module, data: Dataset, terms: SubmodelSpec, seed: int, device: torch.device) -> None:
         self.federation = SubmodelFederation(net, data, terms, seed, device, way="sequential")
 
     def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
@@ -80,11 +80,11 @@ class FlowerSubmodels(SubmodelFederation):
             self.begin(number)
             yield self._averaged(number, self._answers(number))
 
-    def _job(self, number: int, turn: Turn) -> Job:
+    def _job(self, number: int, turn: Turn) -> SubmodelTurn:
         """Return an empty job, because the server does not train."""
-        return Job("", turn.received, [], torch.Generator(), None)
+        return SubmodelTurn("", turn.received, [], torch.Generator(), None)
 
-    def _answers(self, number: int) -> Iterator[tuple[Turn, Sent]]:
+    def _answers(self, number: int) -> Iterator[tuple[Turn, SubmodelSent]]:
         turns = {turn.client: turn for turn in self._turns}
         self.link.meet()
         for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, list(turns.values()))):
@@ -100,7 +100,7 @@ class FlowerSubmodels(SubmodelFederation):
             request |= {"key": self.key, "task": self.task}
             yield turn.client, RecordDict({"model": model, "turn": ConfigRecord(request)})
 
-    def _read(self, answer: RecordDict | Fault, turn: Turn) -> Sent:
+    def _read(self, answer: RecordDict | Fault, turn: Turn) -> SubmodelSent:
         """Decode and check a client's answer, which is not trusted; raise Refused for a fault."""
         if isinstance(answer, str):
             raise Refused(answer)
@@ -114,18 +114,18 @@ class FlowerSubmodels(SubmodelFederation):
                 raise Refused("damaged")
             return self._as_sent(turn, tree.to(values, self.device), self._covered(messages, cut))
 
-    def _covered(self, messages: dict[str, bytes], cut: Cut) -> Tensor | None:
+    def _covered(self, messages: dict[str, bytes], cut: SubmodelIndex) -> Tensor | None:
         if self.terms.withholding is None:
             return None
         sent = decode_mask(messages.get("sent", b""), cut.shapes)
         cells = {name: torch.ones(shape, dtype=torch.bool) for name, shape in cut.shapes.items()} | sent
         return flat_of(cells).to(self.flat)
 
-    def _as_sent(self, turn: Turn, values: Params, covered: Tensor | None) -> Sent:
+    def _as_sent(self, turn: Turn, values: Params, covered: Tensor | None) -> SubmodelSent:
         if self.terms.upload is None:
-            return Sent(flat_of(values), covered, None if covered is None else values, {})
+            return SubmodelSent(flat_of(values), covered, None if covered is None else values, {})
         rate = self.terms.local.learning_rate
-        return Sent(turn.received - rate * flat_of(values), None, values, {})
+        return SubmodelSent(turn.received - rate * flat_of(values), None, values, {})
 
     def _keep(self, client: int, state: Params) -> None:
         """Record that the server accepted this client's turn; the client itself keeps the state."""

@@ -41,7 +41,7 @@ from secateur.interfaces import Batch
 MOST_GRAPHS = 512  # a graph keeps its memory; clients that change from round to round make new forms without end
 
 
-class Moments(NamedTuple):
+class AdamMoments(NamedTuple):
     """Adam's state of a client that goes on."""
 
     first: Tensor
@@ -49,7 +49,7 @@ class Moments(NamedTuple):
     steps: int
 
 
-class Job(NamedTuple):
+class SubmodelTurn(NamedTuple):
     """The input of one client's turn."""
 
     key: str  # of the client's Narrow
@@ -57,14 +57,14 @@ class Job(NamedTuple):
     epochs: Sequence[Tensor]  # the rows in the order of each epoch, from `picked`
     rng: Generator  # for the network's noise, on the device
     owned: Tensor | None = None  # (K,) 1 for the labels that the client owns, else 0
-    moments: Moments | None = None  # None: zeros
+    moments: AdamMoments | None = None  # None: zeros
 
 
-class Made(NamedTuple):
+class SubmodelResult(NamedTuple):
     """The output of one client's turn."""
 
     flat: Tensor
-    moments: Moments
+    moments: AdamMoments
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class _Step:
         return type(self)(self.rows.clone(), self.scales.clone(), tuple(draw.clone() for draw in self.noise))
 
 
-class Crowd:
+class SubmodelTrainer:
     """The training of a round's clients."""
 
     def __init__(self, data: Batch, local: Adam, way: str = "auto") -> None:
@@ -102,12 +102,12 @@ class Crowd:
         """Add a width, and return its key."""
         return self.narrow.setdefault(narrow.key, narrow).key
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Made]:
+    def __call__(self, jobs: Sequence[SubmodelTurn]) -> list[SubmodelResult]:
         """Return the output of every client's turn, in order."""
         if not self.stacks:
             with tf32(True):
                 return [self._alone(job) for job in jobs]
-        outputs: dict[int, Made] = {}
+        outputs: dict[int, SubmodelResult] = {}
         lanes = sorted(range(len(jobs)), key=lambda i: (jobs[i].key, jobs[i].owned is None, *self._order(jobs[i])))
         for (key, free), group in groupby(lanes, key=lambda i: (jobs[i].key, jobs[i].owned is None)):
             indices = list(group)
@@ -119,14 +119,14 @@ class Crowd:
             outputs |= dict(zip(indices, trained, strict=True))
         return [outputs[i] for i in range(len(jobs))]
 
-    def _order(self, job: Job) -> tuple[int, int]:
+    def _order(self, job: SubmodelTurn) -> tuple[int, int]:
         """Return the sort key of a lane: most full batches first, then the longest rest."""
         sizes = [len(rows) for rows in batches(job.epochs[0], self.local.batch_size)]
         return -sizes.count(self.local.batch_size), -sizes[-1]
 
-    def _alone(self, job: Job) -> Made:
+    def _alone(self, job: SubmodelTurn) -> SubmodelResult:
         narrow, flat = self.narrow[job.key], job.start.detach().clone().requires_grad_()
-        first, second, number = job.moments or Moments(torch.zeros_like(flat), torch.zeros_like(flat), 0)
+        first, second, number = job.moments or AdamMoments(torch.zeros_like(flat), torch.zeros_like(flat), 0)
         first, second = first.clone(), second.clone()
         for rows in (rows for epoch in job.epochs for rows in batches(epoch, self.local.batch_size)):
             inputs, labels = self.batch(rows.to(self.data.inputs.device))
@@ -136,7 +136,7 @@ class Crowd:
             (grad,) = torch.autograd.grad(loss, flat)
             number += 1
             adam_(flat, grad, first, second, *scales(self.local, number), self.local)
-        return Made(flat.detach(), Moments(first, second, number))
+        return SubmodelResult(flat.detach(), AdamMoments(first, second, number))
 
     def captured(self, step: Callable[[_Step], None]) -> Callable[[_Step], None]:
         """Return a step as CUDA graphs on a GPU, else the step itself.
@@ -178,7 +178,7 @@ class Crowd:
 class _Stack:
     """A fixed number of lanes of one width, at a fixed address."""
 
-    def __init__(self, crowd: Crowd, narrow: Narrow, lanes: int, free: bool) -> None:
+    def __init__(self, crowd: SubmodelTrainer, narrow: Narrow, lanes: int, free: bool) -> None:
         self.crowd, self.narrow, self.local, self.free = crowd, narrow, crowd.local, free
         self.device = crowd.data.inputs.device
         size, like = sum(value.numel() for value in narrow.net.parameters()), crowd.data.inputs
@@ -186,7 +186,7 @@ class _Stack:
         self.owned: Tensor | None = None
         self._steps: dict[tuple[int, int], Callable[[_Step], None]] = {}
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Made]:
+    def __call__(self, jobs: Sequence[SubmodelTurn]) -> list[SubmodelResult]:
         """Return the output of every lane's turn."""
         self._begin(jobs)
         numbers = [0 if job.moments is None else job.moments.steps for job in jobs]
@@ -202,10 +202,10 @@ class _Stack:
         for (first, last, rows), size in zip(steps, by_step, strict=True):
             self._step(first, last, jobs[first:last], torch.stack(rows), size)
         copies = (value.detach().clone() for value in (self.flat, self.first, self.second))
-        return [Made(flat, Moments(*rest)) for flat, *rest in zip(*copies, numbers, strict=True)]
+        return [SubmodelResult(flat, AdamMoments(*rest)) for flat, *rest in zip(*copies, numbers, strict=True)]
 
     @torch.no_grad()
-    def _begin(self, jobs: Sequence[Job]) -> None:
+    def _begin(self, jobs: Sequence[SubmodelTurn]) -> None:
         for lane, job in enumerate(jobs):
             self.flat[lane].copy_(job.start)
             if job.moments is None:
@@ -218,7 +218,7 @@ class _Stack:
         elif owned and self.owned is not None:
             self.owned.copy_(torch.stack(owned))
 
-    def _step(self, first: int, last: int, jobs: Sequence[Job], rows: Tensor, sizes: Tensor) -> None:
+    def _step(self, first: int, last: int, jobs: Sequence[SubmodelTurn], rows: Tensor, sizes: Tensor) -> None:
         drawn = [self.narrow.noise(self.flat[0], self.crowd.data.inputs, rows.shape[1], job.rng) for job in jobs]
         noise = tuple(torch.stack(draws) for draws in zip(*drawn, strict=True))
         step = _Step(rows, sizes, noise)

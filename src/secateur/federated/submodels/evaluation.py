@@ -17,21 +17,23 @@ from torch.nn.functional import cross_entropy
 
 from secateur import tree
 from secateur.federated.submodels.clients import Narrow, batches
-from secateur.federated.submodels.spec import Terms
-from secateur.federated.submodels.structure import Cut, params_of
+from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.structure import SubmodelIndex, params_of
 from secateur.federated.traffic import Measure
 from secateur.gpu.precision import full_precision
 from secateur.inference import arranged
 from secateur.interfaces import Batch, Params
 from secateur.pruning.channels import NORMS
 
-Received = Callable[[int], tuple[Narrow, Cut, Tensor]]  # client -> its width, its channels, the model at its start
+Received = Callable[
+    [int], tuple[Narrow, SubmodelIndex, Tensor]
+]  # client -> its width, its channels, the model at its start
 
 
-class Judge:
+class SubmodelEvaluation:
     """Accuracy and loss of the server's model and of every client's."""
 
-    def __init__(self, train: Batch, test: Batch, terms: Terms) -> None:
+    def __init__(self, train: Batch, test: Batch, terms: SubmodelSpec) -> None:
         self.train, self.test, self.terms = train, test, terms
 
     def __call__(self, narrow: Narrow, flat: Tensor, shares: Sequence[Tensor]) -> dict[str, float]:
@@ -49,7 +51,7 @@ class Judge:
     def clients(self, number: int, received: Received) -> list[Measure]:
         """Return the measures of the models that clients begin the round with; equal models are tested once."""
         measures: list[Measure] = []
-        tested: dict[int, tuple[Cut, dict[str, float]]] = {}
+        tested: dict[int, tuple[SubmodelIndex, dict[str, float]]] = {}
         shared = self.terms.batchnorm == "static" and self.terms.withholding is None
         for client, rows in enumerate(self.terms.shares):
             narrow, cut, flat = received(client)

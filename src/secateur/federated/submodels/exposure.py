@@ -1,7 +1,7 @@
 """Exposure of every client and of the server, by the last models that they sent (mapp_fl Section 3).
 
-`Exposer` observes a federation and attacks at its end. It also draws a layer's cells by client, for the page: the
-picture of a channel rule (mapp_fl Figure 2).
+`ExposureObserver` observes a federation and attacks at its end. It also draws a layer's cells by client, for the page:
+the picture of a channel rule (mapp_fl Figure 2).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from secateur.attacks.membership.yeom import trial
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput
-from secateur.federated.checkpoint import Story
-from secateur.federated.submodels.federation import Seen, SubmodelFederation
-from secateur.federated.submodels.membership_attacks import TURN, Asking, Meeting, Target
-from secateur.federated.submodels.spec import Terms
-from secateur.federated.submodels.structure import Asked, Structure
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
+from secateur.federated.submodels.membership_attacks import TURN, Asking, MembershipEvaluation, Target
+from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.interfaces import Params
 from secateur.runs.rows import Row
 from secateur.seeding import derive
@@ -40,7 +40,7 @@ class Last(NamedTuple):
     begun: Params | None = None  # the start of its training; None: `received`
 
 
-class Exposer:
+class ExposureObserver:
     """An observer that, at the end of a federation, attacks every client by its last updates, and the server."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Exposer:
         attacks: Sequence[Choice],
         data: Dataset,
         labels: dict[str, Any],
-        story: Story,  # takes the rows and the figures
+        story: FederationLog,  # takes the rows and the figures
         rounds: int,
         *,
         asking: Asking | None = None,
@@ -67,12 +67,12 @@ class Exposer:
         most = max(1, self.rounds // self.asking.updates)
         return next(step for step in range(most, 0, -1) if self.rounds % step == 0)
 
-    def pace(self, terms: Terms) -> int:
+    def pace(self, terms: SubmodelSpec) -> int:
         """Return the observer's period in rounds: 1 where a client may miss the last round."""
         sure = terms.per_round in (None, len(terms.shares)) and not terms.faults.any
         return self.every if sure else 1
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: SubmodelView) -> None:
         """Keep a client's update, in case it is the last; of earlier ones keep the latest in every `every` rounds."""
         kept, last = self.sent.setdefault(seen.client, []), self.last.get(seen.client)
         if last is not None and (last.round - 1) // self.every == (seen.round - 1) // self.every:
@@ -147,7 +147,7 @@ def expose(
 ) -> list[Row]:
     """Return the rows of a target: its accuracy, and every attack with intervals, or the reason of its exclusion."""
     asking, own_labels = asking or Asking(), _labelled(target, labels)
-    meeting = Meeting(target, data, asking, turn, torch.device(device), own_labels)
+    meeting = MembershipEvaluation(target, data, asking, turn, torch.device(device), own_labels)
     if not target.sent:
         return [meeting.left_out(attack, "none of its updates was seen") for attack in attacks]
     rows = [meeting.accuracy()]
@@ -167,7 +167,7 @@ def expose(
     return [*rows, *(_rows_of(meeting, others, meeting.shadowed(others, asked)) if others else [])]
 
 
-def _rows_of(meeting: Meeting, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
+def _rows_of(meeting: MembershipEvaluation, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
     """Return the rows of attacks; on a model whose outputs are not finite, rows that exclude them."""
     try:
         return list(rows)
@@ -187,7 +187,7 @@ def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
     return labels | {"extra": labels.get("extra", {}) | extra}
 
 
-def known(seen: Seen) -> Params:
+def known(seen: SubmodelView) -> Params:
     """Return a client's model as the server knows it: sent entries, and for withheld ones the values it received.
 
     A withheld weight comes as zero, and an attacker knows that this is not the client's weight.
@@ -209,7 +209,9 @@ def picture(federation: SubmodelFederation, clients: Sequence[int], labels: Mapp
     outputs, inputs = structure.shapes[f"{name}.weight"][:2]
     trained = []
     for client in clients:
-        cut = structure.cut(terms.rule, Asked(client, len(terms.shares), terms.rounds), federation.rates[client])
+        cut = structure.cut(
+            terms.rule, ClientAndRound(client, len(terms.shares), terms.rounds), federation.rates[client]
+        )
         kept = {"outputs": cut.channels[name].tolist(), "inputs": cut.inputs(name, inputs).tolist()}
         trained.append({"client": client} | kept)
     cells = {"kind": "cells", "layer": name, "outputs": outputs, "inputs": inputs, "trained": trained}

@@ -1,8 +1,8 @@
 """Rounds over sub-models: cut, train, send, average each cell over the clients that trained it (mapp_fl Figure 2).
 
 Read `begin` and `finish` first: `begin` returns the turns of a round, `finish` averages their outputs. In between a
-`Crowd` trains them, for this federation alone or for several (stacked_federations.py). Random draws depend on the seed
-and the round's number.
+`SubmodelTrainer` trains them, for this federation alone or for several (stacked_federations.py). Random draws depend on
+the seed and the round's number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.federation import Round
-from secateur.federated.submodels.clients import Crowd, Job, Made, Narrow, picked
-from secateur.federated.submodels.evaluation import Judge
-from secateur.federated.submodels.spec import Terms, check_rows
-from secateur.federated.submodels.structure import Asked, Cut, Structure, flat_of, narrowed, params_of, static
-from secateur.federated.submodels.uploads import Sender, Sent
+from secateur.federated.submodels.clients import Narrow, SubmodelResult, SubmodelTrainer, SubmodelTurn, picked
+from secateur.federated.submodels.evaluation import SubmodelEvaluation
+from secateur.federated.submodels.spec import SubmodelSpec, check_rows
+from secateur.federated.submodels.structure import (
+    ClientAndRound,
+    Structure,
+    SubmodelIndex,
+    flat_of,
+    narrowed,
+    params_of,
+    static,
+)
+from secateur.federated.submodels.uploads import SubmodelSent, SubmodelUpload
 from secateur.federated.traffic import Ledger, value_bytes
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
@@ -33,7 +41,7 @@ from secateur.seeding import derive
 from secateur.wire import encode
 
 
-class Seen(NamedTuple):
+class SubmodelView(NamedTuple):
     """One client's turn in one round, for an observer; `rows` is the truth, for evaluating an attack."""
 
     round: int
@@ -48,7 +56,7 @@ class Seen(NamedTuple):
     begun: Params | None = None  # the start of training, withheld entries put back; None: `received`
 
 
-Observer = Callable[[Seen], None]
+Observer = Callable[[SubmodelView], None]
 
 
 @runtime_checkable
@@ -68,7 +76,7 @@ class Turn(NamedTuple):
     """A client's channels in a round, and the model that it is sent."""
 
     client: int
-    cut: Cut
+    cut: SubmodelIndex
     received: Tensor
 
 
@@ -83,7 +91,7 @@ class SubmodelFederation:
         self,
         net: nn.Module,
         data: Dataset,
-        terms: Terms,
+        terms: SubmodelSpec,
         seed: int,
         device: torch.device | str = "cpu",
         *,
@@ -107,12 +115,12 @@ class SubmodelFederation:
             whole = Batch(inputs.to(self.flat.dtype), labels)
             self.train = Batch(*(part[: data.train_size] for part in whole))
             self.test = Batch(*(part[data.train_size :] for part in whole))
-            self.crowd = Crowd(self.train, terms.local, way)
+            self.crowd = SubmodelTrainer(self.train, terms.local, way)
         else:
             self.train, self.test, self.crowd = beside.train, beside.test, beside.crowd
-        self.judge = Judge(self.train, self.test, terms)
+        self.judge = SubmodelEvaluation(self.train, self.test, terms)
         self.keys = {rate: self.crowd.add(self._made(rate, data)) for rate in sorted({*self.rates, 1.0})}
-        self.sender = Sender(terms, self.structure.shapes)
+        self.sender = SubmodelUpload(terms, self.structure.shapes)
         self.states: dict[int, Params] = {}
         self.ledger = Ledger(len(terms.shares), squares=False)
         self.sizes = Sizes()
@@ -130,7 +138,7 @@ class SubmodelFederation:
         """Return the server's model as it is now: a state_dict of copies."""
         return joined(self.net, params_of(self.flat, self.structure.shapes) | dict(self.net.named_buffers()))
 
-    def begin(self, number: int) -> list[Job]:
+    def begin(self, number: int) -> list[SubmodelTurn]:
         """Return the jobs of a round's clients that will answer."""
         terms, rng = self.terms, derive(self.seed, "clients", number)
         count = len(terms.shares)
@@ -151,7 +159,7 @@ class SubmodelFederation:
             jobs.append(self._job(number, turn))
         return jobs
 
-    def finish(self, number: int, results: Sequence[Made]) -> Round:
+    def finish(self, number: int, results: Sequence[SubmodelResult]) -> Round:
         """Average the trained models, and evaluate in evaluation rounds."""
         trained = zip(self._turns, results, strict=True)
         return self._averaged(number, ((turn, self._sent(number, turn, output)) for turn, output in trained))
@@ -159,7 +167,7 @@ class SubmodelFederation:
     def received(self, number: int, client: int) -> Turn:
         """Return the model that a client is sent in a round, and its channels."""
         rate = self.rates[client]
-        cut = self.structure.cut(self.terms.rule, Asked(client, len(self.rates), number), rate)
+        cut = self.structure.cut(self.terms.rule, ClientAndRound(client, len(self.rates), number), rate)
         return Turn(client, cut, self.flat if rate == 1 else self.flat[cut.index])
 
     def narrow(self, client: int) -> Narrow:
@@ -210,16 +218,16 @@ class SubmodelFederation:
         owned[self.train.labels[rows.to(self.device)]] = 1
         return owned
 
-    def _job(self, number: int, turn: Turn) -> Job:
+    def _job(self, number: int, turn: Turn) -> SubmodelTurn:
         client, share = turn.client, self.terms.shares[turn.client]
         rng = derive(self.seed, "rows", number, client)
         epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
         picked_epochs = picked(epochs, self.terms.local.augment, derive(self.seed, "augment", number, client))
         noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
         narrow, _, start = self._begun(number, client)
-        return Job(narrow.key, start, picked_epochs, noise, None if self.owned is None else self.owned[client])
+        return SubmodelTurn(narrow.key, start, picked_epochs, noise, None if self.owned is None else self.owned[client])
 
-    def _begun(self, number: int, client: int) -> tuple[Narrow, Cut, Tensor]:
+    def _begun(self, number: int, client: int) -> tuple[Narrow, SubmodelIndex, Tensor]:
         """Return a client's width and channels in a round, and the model that it begins with."""
         turn = self.received(number, client)
         return self.narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
@@ -228,14 +236,14 @@ class SubmodelFederation:
         return self.states[client] if client in self.states else self.sender.init(self.flat)
 
     @torch.no_grad()
-    def _sent(self, number: int, turn: Turn, result: Made) -> Sent:
+    def _sent(self, number: int, turn: Turn, result: SubmodelResult) -> SubmodelSent:
         """Return the upload of a client after its training."""
         client = turn.client
         narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
         return self.sender(narrow.net, turn.cut, turn.received, result.flat, self._state(client), rng)
 
     @torch.no_grad()
-    def _averaged(self, number: int, sent: Iterable[tuple[Turn, Sent]]) -> Round:
+    def _averaged(self, number: int, sent: Iterable[tuple[Turn, SubmodelSent]]) -> Round:
         """Average the uploads of a round as they arrive, and evaluate in evaluation rounds."""
         last = number == self.terms.rounds
         judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the average
@@ -250,7 +258,7 @@ class SubmodelFederation:
         scores |= {"covered": cells.share, "parameters": float(len(self.flat))}
         return Round(number, self.ledger.measures(number, scores, last) + judged)
 
-    def _taken(self, number: int, turn: Turn, sent: Sent, cells: Cells) -> None:
+    def _taken(self, number: int, turn: Turn, sent: SubmodelSent, cells: Cells) -> None:
         """Add one client's upload to the cells, or note the fault."""
         client, shapes = turn.client, turn.cut.shapes
         values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
@@ -273,7 +281,7 @@ class SubmodelFederation:
             self._observe(number, turn, sent)  # before `_keep`: the client began with its earlier state
         self._keep(client, sent.state)
 
-    def _observe(self, number: int, turn: Turn, sent: Sent) -> None:
+    def _observe(self, number: int, turn: Turn, sent: SubmodelSent) -> None:
         client, shapes = turn.client, turn.cut.shapes
         net = self.narrow(client).net
         received, uploaded = (tree.clone(params_of(flat, shapes)) for flat in (turn.received, sent.flat))
@@ -284,7 +292,9 @@ class SubmodelFederation:
             begun = tree.clone(params_of(self._begun(number, client)[2], shapes))
         for every, observer in self.observers:
             if number % every == 0:
-                observer(Seen(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun))
+                observer(
+                    SubmodelView(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun)
+                )
 
     def _keep(self, client: int, state: Params) -> None:
         """Keep the client's state after a turn that the server took."""
@@ -330,7 +340,7 @@ class Cells:
         return float((self.count > 0).double().mean())
 
 
-def of_own_labels(owned: Tensor, outputs: Sequence[str], cut: Cut) -> Tensor:
+def of_own_labels(owned: Tensor, outputs: Sequence[str], cut: SubmodelIndex) -> Tensor:
     """Return (P_c,) 1 where a client's cell counts, else 0.
 
     Of the classifier `outputs` only the rows of the client's own labels count.

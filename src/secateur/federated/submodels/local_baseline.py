@@ -17,11 +17,11 @@ from secateur import tree
 from secateur.errors import WrongInput
 from secateur.federated.federation import Round
 from secateur.federated.submodels import evaluation
-from secateur.federated.submodels.clients import Job, Moments, picked
+from secateur.federated.submodels.clients import AdamMoments, SubmodelTurn, picked
 from secateur.federated.submodels.evaluation import mean_of
-from secateur.federated.submodels.federation import Seen, SubmodelFederation
-from secateur.federated.submodels.rules import Local
-from secateur.federated.submodels.structure import Asked, params_of
+from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
+from secateur.federated.submodels.rules import LocalRule
+from secateur.federated.submodels.structure import ClientAndRound, params_of
 from secateur.federated.traffic import Measure
 from secateur.interfaces import Params
 from secateur.seeding import derive
@@ -33,18 +33,18 @@ class _Client:
 
     flat: Tensor
     best: Tensor  # the model of the epoch with the lowest validation loss
-    moments: Moments | None = None
+    moments: AdamMoments | None = None
     lowest: float = float("inf")
     waited: int = 0  # epochs since the lowest validation loss
     epochs: int = 0
 
 
-class Alone:
+class LocalBaseline:
     """Clients that share nothing; replaces a federation, and uses its data, widths and trainer (`crowd`)."""
 
     def __init__(self, federation: SubmodelFederation) -> None:
         rule = federation.terms.rule
-        if not isinstance(rule, Local):
+        if not isinstance(rule, LocalRule):
             raise WrongInput("submodels", f"{type(rule).__name__} is no rule for clients alone; take local")
         self.federation, self.rule, self.terms, self.net = federation, rule, federation.terms, federation.net
         self.seed, self.device, self.number = federation.seed, federation.device, 0
@@ -88,12 +88,12 @@ class Alone:
         self.number = self.terms.rounds if done else number
         return Round(self.number, self._measures() if done else [])
 
-    def _job(self, number: int, client: int) -> Job:
+    def _job(self, number: int, client: int) -> SubmodelTurn:
         state, (train_rows, _) = self.clients[client], self.parts[client]
         rows = train_rows[torch.randperm(len(train_rows), generator=derive(self.seed, "rows", number, client))]
         epochs = picked([rows], self.terms.local.augment, derive(self.seed, "augment", number, client))
         noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
-        return Job(self.federation.narrow(client).key, state.flat, epochs, noise, None, state.moments)
+        return SubmodelTurn(self.federation.narrow(client).key, state.flat, epochs, noise, None, state.moments)
 
     def _validated(self, client: int) -> float:
         narrow, held = self.federation.narrow(client), self.parts[client][1].to(self.device)
@@ -115,10 +115,10 @@ class Alone:
     def _observe(self, client: int, params: Params) -> None:
         """Show the client's model to the observers, as the model that an attacker would get; nothing is sent."""
         fed, number = self.federation, self.terms.rounds
-        cut = fed.structure.cut(self.rule, Asked(client, len(self.clients), number), fed.rates[client])
+        cut = fed.structure.cut(self.rule, ClientAndRound(client, len(self.clients), number), fed.rates[client])
         rows, rate, net = self.parts[client][0], fed.rates[client], fed.narrow(client).net  # no validation
         for _, observer in fed.observers:
-            observer(Seen(number, client, rate, net, params, params, cut.channels, rows))
+            observer(SubmodelView(number, client, rate, net, params, params, cut.channels, rows))
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next epoch depends on, for `load`."""
@@ -144,7 +144,7 @@ class Alone:
             raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
         moved = {name: value.to(self.device) for name, value in tensors.items()}
         for client, (lowest, waited, epochs, steps) in enumerate(data["clients"]):
-            moments = Moments(moved[f"{client}.first"], moved[f"{client}.second"], steps) if epochs else None
+            moments = AdamMoments(moved[f"{client}.first"], moved[f"{client}.second"], steps) if epochs else None
             lowest = float("inf") if lowest is None else lowest
             self.clients[client] = _Client(
                 moved[f"{client}.flat"], moved[f"{client}.best"], moments, lowest, waited, epochs

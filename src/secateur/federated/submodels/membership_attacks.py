@@ -70,7 +70,7 @@ class Asking:
     mates: int = 0  # seed of the shuffles
 
 
-class View(NamedTuple):
+class YeomView(NamedTuple):
     """One view of Yeom's attack on a target: its batch rule, and its number of updates."""
 
     batches: str
@@ -78,7 +78,7 @@ class View(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
+class MembershipEvaluation:
     """A target and its attacker."""
 
     target: Target
@@ -107,10 +107,10 @@ class Meeting:
 
     def yeom(self, attack: Choice, asked: Trial) -> Iterator[Row]:
         """Yield the rows of Yeom's attack as configured, then by k updates, and by the other batch rules to compare."""
-        views = [View(self.asking.batches, 1)]
-        views += [View(self.asking.batches, len(self.target.sent))] if len(self.target.sent) > 1 else []
+        views = [YeomView(self.asking.batches, 1)]
+        views += [YeomView(self.asking.batches, len(self.target.sent))] if len(self.target.sent) > 1 else []
         if self.asking.compare and is_static(self.target.net):
-            views += [View(rule, 1) for rule in RULES if rule != self.asking.batches]
+            views += [YeomView(rule, 1) for rule in RULES if rule != self.asking.batches]
         parts = [self._batch(rows) for rows in (asked.known, asked.known_outside, asked.members, asked.nonmembers)]
         for view in views:
             values, labels = self._values(parts, asked, view)
@@ -135,15 +135,15 @@ class Meeting:
         candidates = Candidates(pool, torch.arange(pool.size))
         for attack in attacks:
             fitted = attack.make().fit(InOut(boxes, pool, design), derive(seed, str(attack)))
-            guesses, view = fitted.score(target_box, candidates), View(self.asking.batches, 1)
+            guesses, view = fitted.score(target_box, candidates), YeomView(self.asking.batches, 1)
             yield from self._rows(attack, guesses, order < len(asked.members), view, 0, main=True)
 
-    def _values(self, parts: Sequence[Batch], asked: Trial, view: View) -> tuple[list[Tensor], list[Tensor]]:
+    def _values(self, parts: Sequence[Batch], asked: Trial, view: YeomView) -> tuple[list[Tensor], list[Tensor]]:
         """Return log p_y, the mean over updates and shuffles, and the labels, of each part."""
         values = [torch.zeros(part.size, dtype=torch.float64, device=self.device) for part in parts]
         used = self.target.sent[-view.updates :]
         rng = derive(self.labels["seed"], "batches", self.target.client, self.asking.mates)
-        mixed = view == View("mixed", 1) and is_static(self.target.net)  # several updates shuffle apart
+        mixed = view == YeomView("mixed", 1) and is_static(self.target.net)  # several updates shuffle apart
         shuffles = self.asking.shuffles if mixed else 1
         for state in (state for state in used for _ in range(shuffles)):
             for value, part, outputs in zip(values, parts, self._answers(state, parts, asked, view, rng), strict=True):
@@ -151,7 +151,7 @@ class Meeting:
         return values, [part.labels for part in parts]
 
     def _answers(
-        self, state: Params, parts: Sequence[Batch], asked: Trial, view: View, rng: Generator
+        self, state: Params, parts: Sequence[Batch], asked: Trial, view: YeomView, rng: Generator
     ) -> Sequence[Tensor]:
         net, size = self.target.net, self.asking.size
         if view.batches == "fixed" and is_static(net):
@@ -166,7 +166,7 @@ class Meeting:
         return [known, outside, members, others]
 
     def _yeom_rows(
-        self, attack: Choice, values: list[Tensor], labels: list[Tensor], view: View, *, main: bool
+        self, attack: Choice, values: list[Tensor], labels: list[Tensor], view: YeomView, *, main: bool
     ) -> Iterator[Row]:
         """Fit on the known examples, decide on the candidates, and show the spread over the choice of known members."""
         known, outside, members, others = values
@@ -187,7 +187,7 @@ class Meeting:
         attack: Choice,
         guesses: Guesses,
         truth: Tensor,
-        view: View,
+        view: YeomView,
         known: int,
         *,
         main: bool,
@@ -200,7 +200,7 @@ class Meeting:
             notes = [note for note in (estimates[name].note, guesses.note) if note]
             yield Row(**labels, metric=name, **estimates[name]._asdict() | {"note": "; ".join(notes) or None})
 
-    def _labels(self, attack: Choice, view: View, known: int) -> dict[str, Any]:
+    def _labels(self, attack: Choice, view: YeomView, known: int) -> dict[str, Any]:
         extra = self.labels["extra"] | {"batches": view.batches, "updates": view.updates, "known": known}
         return self.labels | {"attack": str(attack), "extra": extra}
 

@@ -22,7 +22,7 @@ from secateur.pruning.masks import one_of
 Coupling = Literal["layer-wise", "independent"]
 
 
-class Place(NamedTuple):
+class RuleContext(NamedTuple):
     """The argument of a rule: a client, a round, and a layer of which the client keeps some channels."""
 
     client: int
@@ -42,7 +42,7 @@ class Rule(ABC):
     alone: ClassVar[bool] = False  # True: every client trains alone
 
     @abstractmethod
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the channels that the client trains, sorted."""
 
     @property
@@ -57,7 +57,7 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class Random(Rule):
+class RandomRule(Rule):
     """Random channels: coupled through the layers, or inputs and outputs apart (mapp_fl Table 6)."""
 
     coupling: Coupling = "layer-wise"
@@ -71,17 +71,17 @@ class Random(Rule):
         return self.coupling == "independent"
 
     @abstractmethod
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return the number of the set that the client trains in this round."""
 
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the set's channels: the first of a permutation that depends on the set and the layer alone, sorted."""
         order = np.random.RandomState((self.set_of(at) + 1) * (at.layer + 1)).permutation(at.of)
         return np.sort(order[: at.keep])
 
 
 @dataclass(frozen=True)
-class GroupedRandom(Random):
+class GroupedRandom(RandomRule):
     """Random channels by groups of clients."""
 
     groups: int = 4
@@ -98,10 +98,10 @@ class GroupedRandom(Random):
 
 @method("submodel", "fdropout", "mapp_fl")
 @dataclass(frozen=True)
-class FederatedDropout(Random):
+class FederatedDropout(RandomRule):
     """Random channels of a client's own, new in every round (FDropout, USR; Caldas et al. 2018, mapp_fl Eq. 6)."""
 
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return a number unique to the client and the round."""
         return turn(at) + at.clients * at.round
 
@@ -111,24 +111,24 @@ class FederatedDropout(Random):
 class HeteroFL(Rule):
     """The first channels of every layer (HeteroFL, OFM; Diao et al. 2021, mapp_fl Eq. 7)."""
 
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the first channels: the top left of every weight matrix."""
         return np.arange(at.keep)
 
 
 @method("submodel", "heterofl-r", "mapp_fl")
 @dataclass(frozen=True)
-class HeteroFLRandom(Random):
+class HeteroFLRandom(RandomRule):
     """One random set of channels for all clients and rounds (HeteroFL (R), OFR; mapp_fl Section 5.4)."""
 
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return 0: one set for all clients and rounds."""
         return 0
 
 
 @method("submodel", "local", "mapp_fl")
 @dataclass(frozen=True)
-class Local(Rule):
+class LocalRule(Rule):
     """Every client trains a model of its size alone, with early stopping on a part of its data (mapp_fl Section 5.3).
 
     Stops after `patience` epochs without a lower loss on the part `validation`, and keeps the best epoch's model.
@@ -145,7 +145,7 @@ class Local(Rule):
         if not 0 < self.validation < 1:
             raise WrongInput("validation", f"{self.validation} is not allowed; give a number between 0 and 1")
 
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the first channels: a model of the client's size, whose start is the server's."""
         return np.arange(at.keep)
 
@@ -165,7 +165,7 @@ class MappFL(Rule):
         """The number of groups; no layer may have fewer channels."""
         return self.groups
 
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the block of the client's group."""
         return block(at, turn(at) % self.groups, self.groups)
 
@@ -175,7 +175,7 @@ class MappFL(Rule):
 class MappFLRandom(GroupedRandom):
     """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4)."""
 
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return the client's group."""
         return turn(at) % self.groups
 
@@ -185,7 +185,7 @@ class MappFLRandom(GroupedRandom):
 class GroupsResampledRandom(GroupedRandom):
     """Clients are dealt into groups with new random channels in every round (GSR; mapp_fl Section 5.4)."""
 
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return a number unique to the client's group and the round."""
         return turn(at) % self.groups + at.clients * at.round
 
@@ -197,17 +197,17 @@ class NoSubmodels(Rule):
 
     whole: ClassVar[bool] = True
 
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return all channels."""
         return np.arange(at.of)
 
 
 @method("submodel", "osr", "mapp_fl")
 @dataclass(frozen=True)
-class OneResampledRandom(Random):
+class OneResampledRandom(RandomRule):
     """One random set of channels for all clients, drawn anew in every round (OSR; mapp_fl Section 5.4)."""
 
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return the round's number."""
         return at.round
 
@@ -233,7 +233,7 @@ class OneResampledBlock(Rule):
         """The number of groups; no layer may have fewer channels."""
         return self.groups
 
-    def __call__(self, at: Place) -> np.ndarray:
+    def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the block of the round's group, or of the client's."""
         drawn = np.random.RandomState(at.round).randint(self.groups, size=at.clients)[at.client]
         return block(at, at.round % self.groups if self.reading == "code" else int(drawn), self.groups)
@@ -241,15 +241,15 @@ class OneResampledBlock(Rule):
 
 @method("submodel", "ufr", "mapp_fl")
 @dataclass(frozen=True)
-class UniqueFixedRandom(Random):
+class UniqueFixedRandom(RandomRule):
     """As many fixed random sets as clients, dealt out anew in every round (UFR; mapp_fl Section 5.4)."""
 
-    def set_of(self, at: Place) -> int:
+    def set_of(self, at: RuleContext) -> int:
         """Return the set that the client was dealt."""
         return turn(at)
 
 
-def turn(at: Place) -> int:
+def turn(at: RuleContext) -> int:
     """Return the client's place in the round's permutation of all clients."""
     return _order(at.round, at.clients)[at.client]
 
@@ -260,7 +260,7 @@ def _order(number: int, clients: int) -> list[int]:
     return order
 
 
-def block(at: Place, group: int, groups: int) -> np.ndarray:
+def block(at: RuleContext, group: int, groups: int) -> np.ndarray:
     """Return a group's block of neighbouring channels: of k blocks `group % k` on even depths, `group // k` on odd.
 
     With k^2 groups every pair of an input and an output block is one group's (mapp_fl Eq. 8 for k = 2).

@@ -20,7 +20,7 @@ from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip, crop_and_flip
 from secateur.federated.build import shares_of
 from secateur.federated.faults import Faults
-from secateur.federated.spec import Withholding
+from secateur.federated.spec import WithholdingRule
 from secateur.federated.submodels.rules import Rule
 from secateur.interfaces import Upload
 from secateur.pruning.channels import NORMS
@@ -49,7 +49,7 @@ class Adam:
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class SubmodelSpec:
     """Specification of federated averaging over sub-models; a cell is averaged over the clients that trained it."""
 
     shares: Sequence[Tensor]  # rows of the train part, one tensor a client
@@ -64,7 +64,7 @@ class Terms:
     scaler: bool = True
     own_labels: bool = False  # HeteroFL: a client trains and sends only the classifier rows of its labels
     upload: Upload | None = None  # at most one of these two
-    withholding: Withholding | None = None
+    withholding: WithholdingRule | None = None
     faults: Faults = field(default_factory=Faults)
     evaluate_every: int = 10
     test_batch: int = 128  # under static BatchNorm a prediction depends on its batch
@@ -114,14 +114,14 @@ NOT_HERE = "cannot be joined with sub-models; give dgp, top-k, noise, or a rule 
 
 
 def joined_of(defense: Defense) -> dict[str, Any]:
-    """Return a defense as fields of Terms; raise WrongInput for one that sub-models do not support."""
+    """Return a defense as fields of SubmodelSpec; raise WrongInput for one that sub-models do not support."""
     fields = protection_of(defense)
     if "own" in fields:
         raise WrongInput("defense", f"{defense} {NOT_HERE}")
     return fields
 
 
-def check_rows(net: nn.Module, terms: Terms) -> None:
+def check_rows(net: nn.Module, terms: SubmodelSpec) -> None:
     """Raise WrongInput for clients with too few rows for BatchNorm, or for a validation split."""
     norms = any(isinstance(module, NORMS) for module in net.modules())
     needed, why = (4, "to train and to stop by") if terms.rule.alone else (2 if norms else 1, "for BatchNorm")
@@ -154,12 +154,12 @@ def rates_of(shares: Sequence[Tensor], large: int, widths: Sequence[float] = (0.
     return [rate for _, rate in sorted(zip(order, by_rank, strict=True))]
 
 
-def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> Terms:
+def terms_of(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> SubmodelSpec:
     """Return the specification of one federation of a run file."""
     shares = shares_of(config, data, seed)
     augment = crop_and_flip(data) if config.augment else None
     names = ("rounds", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every", "test_batch")
-    return Terms(
+    return SubmodelSpec(
         shares,
         rule.make(),
         rates_of(shares, config.large_clients, config.client_widths),

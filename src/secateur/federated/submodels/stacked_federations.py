@@ -14,14 +14,14 @@ from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.interfaces import Params
 
 
-class Rounds(NamedTuple):
+class FinishedRounds(NamedTuple):
     """A finished round of all federations."""
 
     number: int
     each: list[Round]
 
 
-class Together:
+class StackedFederations:
     """Federations with equal numbers of rounds and one trainer (`beside`), run, saved and resumed as one."""
 
     def __init__(self, federations: Sequence[SubmodelFederation]) -> None:
@@ -37,7 +37,7 @@ class Together:
         """The number of finished rounds."""
         return self.federations[0].number
 
-    def rounds(self) -> Iterator[Rounds]:
+    def rounds(self) -> Iterator[FinishedRounds]:
         """Yield the remaining rounds."""
         while self.number < self.terms.rounds:
             number = self.number + 1
@@ -47,7 +47,7 @@ class Together:
                 fed.finish(number, [next(trained) for _ in fed_jobs])
                 for fed, fed_jobs in zip(self.federations, jobs, strict=True)
             ]
-            yield Rounds(number, finished)
+            yield FinishedRounds(number, finished)
 
     def observed(self, number: int) -> bool:
         """Return True if an observer looks at a round's updates."""

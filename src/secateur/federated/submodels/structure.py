@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import WrongInput
-from secateur.federated.submodels.rules import HeteroFL, Place, Rule
+from secateur.federated.submodels.rules import HeteroFL, Rule, RuleContext
 from secateur.interfaces import Params
 from secateur.models.create import check
 from secateur.models.mapp import Scaler
@@ -44,7 +44,7 @@ class Slot:
     start: int  # of the slot's flags, among those of all slots
 
 
-class Asked(NamedTuple):
+class ClientAndRound(NamedTuple):
     """The client and the round of a sub-model."""
 
     client: int
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class SubmodelIndex:
     """The place of a sub-model among the server's cells."""
 
     index: Tensor  # (P_c,) the place of each of its numbers in the server's flat vector, on the network's device
@@ -109,8 +109,10 @@ class Structure:
                 raise WrongInput("model", f"cannot be cut to sub-models: {name} belongs to no layer with channels")
             if not value.requires_grad:
                 raise WrongInput("model", f"cannot be cut to sub-models: {name} is frozen; let all of it be trained")
-        self._cuts: dict[bytes, Cut] = {}  # by channels
-        self._asked: dict[tuple[Rule, Asked, float] | None, Cut] = {}  # None: the whole model, the same for all
+        self._cuts: dict[bytes, SubmodelIndex] = {}  # by channels
+        self._asked: dict[
+            tuple[Rule, ClientAndRound, float] | None, SubmodelIndex
+        ] = {}  # None: the whole model, the same for all
 
     def widths(self, rate: float) -> list[int]:
         """Return the channels of each slot that a client with this share keeps: rounded up, as in HeteroFL."""
@@ -135,14 +137,14 @@ class Structure:
             least = f"the {narrowest.size} channels of the layer {narrowest.name}"
             raise WrongInput("groups", f"{rule.most_groups} are more than {least}; give fewer")
 
-    def cut(self, rule: Rule, asked: Asked, rate: float) -> Cut:
+    def cut(self, rule: Rule, asked: ClientAndRound, rate: float) -> SubmodelIndex:
         """Return the sub-model that a rule gives a client in a round."""
         key = None if rate == 1 else (rule, asked, rate)
         if key not in self._asked:
             _remember(self._asked, key, self._chosen(rule, asked, rate))
         return self._asked[key]
 
-    def _chosen(self, rule: Rule, asked: Asked, rate: float) -> Cut:
+    def _chosen(self, rule: Rule, asked: ClientAndRound, rate: float) -> SubmodelIndex:
         keep, count = self.widths(rate), sum(slot.size for slot in self.slots) + 1
 
         def flags(read: np.ndarray | None = None, layer: int = 0) -> np.ndarray:
@@ -151,7 +153,7 @@ class Structure:
             kept[-1] = True
             for slot, width in zip(self.slots, keep, strict=True) if rate < 1 else ():
                 if read is None or bool(((read >= slot.start) & (read < slot.start + slot.size)).any()):
-                    place = Place(*asked, slot.layer + layer, slot.depth, width, slot.size)
+                    place = RuleContext(*asked, slot.layer + layer, slot.depth, width, slot.size)
                     kept[slot.start + rule(place)] = True
             return kept
 
@@ -165,7 +167,7 @@ class Structure:
             _remember(self._cuts, key, self._made(outputs, inputs))
         return self._cuts[key]
 
-    def _made(self, outputs: np.ndarray, inputs: dict[str, np.ndarray]) -> Cut:
+    def _made(self, outputs: np.ndarray, inputs: dict[str, np.ndarray]) -> SubmodelIndex:
         parts: dict[str, np.ndarray] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         kept = {name: np.flatnonzero(outputs[layer.makes]) for name, layer in self.layers.items()}
@@ -182,7 +184,7 @@ class Structure:
         cells = {name: torch.from_numpy(parts[name]) for name in self.shapes}
         shapes = {name: shapes.get(name, (len(part),)) for name, part in cells.items()}
         index = torch.cat([cells[name] + offset for name, offset in offsets.items()]).to(self.device)
-        return Cut(index, cells, shapes, {name: torch.from_numpy(rows) for name, rows in kept.items()})
+        return SubmodelIndex(index, cells, shapes, {name: torch.from_numpy(rows) for name, rows in kept.items()})
 
 
 def analysed(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
@@ -222,7 +224,7 @@ def _slots(channels: Channels) -> tuple[list[Slot], Tensor]:
     return slots, flags
 
 
-def _remember(known: dict[Key, Cut], key: Key, cut: Cut) -> None:
+def _remember(known: dict[Key, SubmodelIndex], key: Key, cut: SubmodelIndex) -> None:
     """Keep a cut; drop the oldest when there are too many."""
     if len(known) >= REMEMBERED:
         del known[next(iter(known))]
@@ -257,7 +259,7 @@ def narrowed(
     narrow = copy.deepcopy(net)
     if rate == 1:
         return narrow
-    cut = structure.cut(HeteroFL(), Asked(0, 1, 1), rate)  # any rule's sub-models have this structure
+    cut = structure.cut(HeteroFL(), ClientAndRound(0, 1, 1), rate)  # any rule's sub-models have this structure
     for name, layer in structure.layers.items():
         outputs, inputs = (torch.zeros(len(flags), dtype=torch.bool) for flags in layer)
         outputs[cut.channels[name]] = True

@@ -14,12 +14,12 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.defenses.uploads import drawn
 from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
-from secateur.federated.submodels.spec import Terms
-from secateur.federated.submodels.structure import Cut, flat_of, params_of
-from secateur.interfaces import Batch, Params, Turning
+from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
+from secateur.interfaces import Batch, Params, UploadContext
 
 
-class Sent(NamedTuple):
+class SubmodelSent(NamedTuple):
     """The result of a client's turn: the sent parts, and the state that stays with the client."""
 
     flat: Tensor  # the model as the server averages it
@@ -28,10 +28,10 @@ class Sent(NamedTuple):
     state: Params  # in the server's coordinates
 
 
-class Sender:
+class SubmodelUpload:
     """The step of a federation's clients from a trained model to a sent update."""
 
-    def __init__(self, terms: Terms, shapes: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, terms: SubmodelSpec, shapes: dict[str, tuple[int, ...]]) -> None:
         self.terms, self.shapes = terms, shapes
         rule = terms.withholding
         self.keeps = terms.upload is not None or (rule is not None and rule.pseudo)
@@ -44,7 +44,7 @@ class Sender:
         return nothing_saved(params) if self.terms.upload is None else self.terms.upload.init(params)
 
     @torch.no_grad()
-    def start(self, received: Tensor, state: Params, cut: Cut) -> Tensor:
+    def start(self, received: Tensor, state: Params, cut: SubmodelIndex) -> Tensor:
         """Return the received model with the values withheld last time restored."""
         if self.terms.withholding is None or not self.keeps:
             return received
@@ -52,33 +52,33 @@ class Sender:
 
     @torch.no_grad()
     def __call__(
-        self, net: nn.Module, cut: Cut, received: Tensor, trained: Tensor, state: Params, rng: Generator
-    ) -> Sent:
+        self, net: nn.Module, cut: SubmodelIndex, received: Tensor, trained: Tensor, state: Params, rng: Generator
+    ) -> SubmodelSent:
         """Return the upload of a client that trained `received` into `trained`."""
         terms = self.terms
         if terms.upload is None and terms.withholding is None:
-            return Sent(trained, None, None, {})
+            return SubmodelSent(trained, None, None, {})
         rate, before = terms.local.learning_rate, params_of(received, cut.shapes)
         update = params_of((received - trained) / rate, cut.shapes)
         if terms.upload is not None:
             no_examples = Batch(received[:0], received[:0])  # these uploads use no examples
-            turning = Turning(net, before, no_examples, 0, rng)
+            turning = UploadContext(net, before, no_examples, 0, rng)
             noise = tree.to(drawn(terms.upload, before, rng), received.device)
             draws = {"noise": noise} if noise else {}
             message, after = terms.upload(update, self._part(state, cut), turning, **draws)
-            return Sent(received - rate * flat_of(message), None, message, self._whole(state, after, cut))
+            return SubmodelSent(received - rate * flat_of(message), None, message, self._whole(state, after, cut))
         assert terms.withholding is not None
         values = params_of(trained, cut.shapes)
         withheld = terms.withholding.withheld(values, update, {}, rng)
         message = sent(values, withheld, {})
         covered = flat_of({n: ~withheld[n] if n in withheld else torch.ones_like(v) for n, v in message.items()})
         after = saved(values, withheld) if self.keeps else {}
-        return Sent(flat_of(message), covered.to(trained.dtype), message, self._whole(state, after, cut))
+        return SubmodelSent(flat_of(message), covered.to(trained.dtype), message, self._whole(state, after, cut))
 
-    def _part(self, state: Params, cut: Cut) -> Params:
+    def _part(self, state: Params, cut: SubmodelIndex) -> Params:
         return {key: cut.take(self._name(key), value) for key, value in state.items()}
 
-    def _whole(self, state: Params, part: Params, cut: Cut) -> Params:
+    def _whole(self, state: Params, part: Params, cut: SubmodelIndex) -> Params:
         return {key: cut.put(self._name(key), value, part[key]) for key, value in state.items()}
 
     def _name(self, key: str) -> str:

@@ -24,7 +24,7 @@ from secateur.studies.dgp.membership_step import Members
 from secateur.studies.dgp.residual_steps import Midway, Overheard, Silence
 from secateur.studies.dgp.runner import UpdateStudy
 from secateur.studies.dgp.scale import CIFAR100, NETWORKS, SCALES
-from secateur.studies.dgp.training_step import Trained
+from secateur.studies.dgp.training_step import TrainingStep
 
 SIZES = tuple(SCALES)
 PAPER = "dgp"
@@ -48,7 +48,7 @@ def table1() -> UpdateStudy:
         Attacked("ig", ("none", "top-k", "dgp"), labels="oracle", adaptive=()),
         Attacked("gi", DEFENSES),
         Attacked("rob", DEFENSES, batch_size=BATCH),
-        Trained(TRAINED),
+        TrainingStep(TRAINED),
     )
     return UpdateStudy(accuracy_tables.table1, steps)
 
@@ -57,7 +57,7 @@ def table1() -> UpdateStudy:
 def table2() -> UpdateStudy:
     """DGP by k1 + k2 under Rob and by p = k1 / k2 under IG, and its accuracy (dgp, Table 2)."""
     with_feedback = tuple(f"{defense}+error-feedback" for defense in dict.fromkeys((*TOTALS, *RATIOS)))
-    steps = (Attacked("rob", TOTALS, batch_size=BATCH), Attacked("ig", RATIOS), Trained(with_feedback))
+    steps = (Attacked("rob", TOTALS, batch_size=BATCH), Attacked("ig", RATIOS), TrainingStep(with_feedback))
     return UpdateStudy(accuracy_tables.table2_both, steps)
 
 
@@ -89,7 +89,7 @@ def table6() -> UpdateStudy:
 def table7() -> UpdateStudy:
     """Accuracy of Top-k at 95 % and of DGP at 80 %, four networks, CIFAR-100 (dgp, Table 7)."""
     both = (f"{HARD_TOP_K}+error-feedback", DGP)
-    return UpdateStudy(accuracy_tables.table7, tuple(Trained(both, model, CIFAR100) for model in NETWORKS))
+    return UpdateStudy(accuracy_tables.table7, tuple(TrainingStep(both, model, CIFAR100) for model in NETWORKS))
 
 
 @method("study", "dgp-fig1", PAPER, scales=SIZES)
@@ -101,7 +101,9 @@ def fig1() -> UpdateStudy:
 @method("study", "dgp-fig2", PAPER, scales=SIZES)
 def fig2() -> UpdateStudy:
     """Top-k against DGP: what IG recovers, and the accuracy over the epochs (dgp, Fig. 2)."""
-    return UpdateStudy(accuracy_tables.fig2, (Attacked("ig", ("none", "top-k", "dgp")), Trained(("none", TOP_K, DGP))))
+    return UpdateStudy(
+        accuracy_tables.fig2, (Attacked("ig", ("none", "top-k", "dgp")), TrainingStep(("none", TOP_K, DGP)))
+    )
 
 
 @method("study", "dgp-fig3", PAPER, scales=SIZES)
@@ -120,7 +122,9 @@ def fig3() -> UpdateStudy:
 def fig4() -> UpdateStudy:
     """Accuracy with and without error feedback, four networks, two data sets (dgp, Fig. 4)."""
     four = ("none", DGP, "dgp", ADGP)
-    steps = [Trained(four, model) for model in NETWORKS] + [Trained(four, model, CIFAR100) for model in NETWORKS]
+    steps = [TrainingStep(four, model) for model in NETWORKS] + [
+        TrainingStep(four, model, CIFAR100) for model in NETWORKS
+    ]
     return UpdateStudy(accuracy_tables.fig4, tuple(steps))
 
 
@@ -169,8 +173,8 @@ def adgp() -> UpdateStudy:
         Attacked("gi", four),
         Attacked("rob", four, batch_size=BATCH),
         Overheard("adgp"),
-        Trained(("none", DGP, ADGP)),
-        Trained((ADGP,), liar=Silence()),
+        TrainingStep(("none", DGP, ADGP)),
+        TrainingStep((ADGP,), liar=Silence()),
     )
     return UpdateStudy(residual_steps.aligned, steps)
 

@@ -10,18 +10,18 @@ from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp import privacy_tables
 from secateur.studies.dgp.paper_numbers import ACCURACY, TABLE_2_ACCURACY, TABLE_7
-from secateur.studies.dgp.results import Course, Seen, base
-from secateur.studies.table import Cells, Line, sparkline
+from secateur.studies.dgp.results import DgpResults, TrainingKey, base
+from secateur.studies.table import Cells, TableLine, sparkline
 
 LITTLE = 0.01  # a loss of accuracy that still counts as similar to the baseline
 MUCH = 0.05  # a large loss of accuracy
 TRAINED = "Accuracy of collaborative training"
 FEEDBACK = "+error-feedback"
-Paper = Callable[[Course], str]
+Paper = Callable[[TrainingKey], str]
 Cases = dict[str, Estimate | None]
 
 
-def accuracy_lines(results: Seen, paper: Paper = lambda course: "") -> list[Line]:
+def accuracy_lines(results: DgpResults, paper: Paper = lambda course: "") -> list[TableLine]:
     """Return one line per training: final accuracy, accuracy over the epochs, traffic and residual."""
     lines = []
     for course, measures in results.courses.get("training", {}).items():
@@ -33,27 +33,27 @@ def accuracy_lines(results: Seen, paper: Paper = lambda course: "") -> list[Line
         cells: Cells = {"test_accuracy": mean(measures["test_accuracy"]), "over_epochs": curve(results, course)}
         names = ("ratio", "paper_ratio", "gamma_1", "residual_mean")
         cells |= {_TITLES.get(name, name): mean(measures.get(name, {})) for name in names}
-        lines.append(Line(labels, cells, paper(course), part=TRAINED))
+        lines.append(TableLine(labels, cells, paper(course), part=TRAINED))
     return lines
 
 
 _TITLES = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "residual_mean": "residual"}
 
 
-def curve(results: Seen, course: Course) -> str:
+def curve(results: DgpResults, course: TrainingKey) -> str:
     """Return the first seed's accuracy over the epochs as one line of text, scaled to its maximum."""
     rows = [
         row
         for row in results.rows
         if row.metric == "test_accuracy"
         and row.extra.get("study") == "training"
-        and Course(row.defense or "none", row.model, row.dataset) == course
+        and TrainingKey(row.defense or "none", row.model, row.dataset) == course
     ]
     values = [row.value or 0.0 for row in rows if row.seed == rows[0].seed]
     return sparkline(values[:: max(1, len(values) // 20)])
 
 
-def table1(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table1(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 1: the quality of the reconstructions, and the final accuracy."""
     lines, findings = privacy_tables.table1(results)
     similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
@@ -69,10 +69,10 @@ def table1(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def table2_both(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table2_both(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 2: DGP by k1 and k2, reconstructions and accuracy."""
 
-    def paper(course: Course) -> str:
+    def paper(course: TrainingKey) -> str:
         return _percent(TABLE_2_ACCURACY.get(privacy_tables.shares(course.defense) or (0.0, 0.0)), course)
 
     by_shares = {privacy_tables.shares(course.defense): course for course in results.courses.get("training", {})}
@@ -86,7 +86,7 @@ def table2_both(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def table7(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table7(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
     courses = results.courses.get("training", {})
     cases = {x.model: _less(results, x, _other(results, x, "top-k")) for x in courses if base(x.defense) == "dgp"}
@@ -94,12 +94,12 @@ def table7(results: Seen) -> tuple[list[Line], list[Finding]]:
     return lines, [judge("DGP at 80 % is more accurate than Top-k at 95 %", cases, "every")]
 
 
-def fig4(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig4(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 4: accuracy with and without error feedback, on several networks and data sets."""
     courses = list(results.courses.get("training", {}))
     several = len({x.data for x in courses}) > 1
 
-    def named(course: Course) -> str:
+    def named(course: TrainingKey) -> str:
         return f"{course.model}, {course.data}" if several else course.model
 
     with_feedback = [course for course in courses if course.defense == "dgp" + FEEDBACK]
@@ -114,7 +114,7 @@ def fig4(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def fig2(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig2(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 2: Top-k against DGP, the quality of IG's reconstructions and the accuracy over the epochs."""
     lines, _ = privacy_tables.table1(results)
     by_defense = {base(cell.defense): cell for cell in results.places}
@@ -129,22 +129,22 @@ def fig2(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def _table1_accuracy(course: Course) -> str:
+def _table1_accuracy(course: TrainingKey) -> str:
     return _percent(ACCURACY.get(base(course.defense)), course)
 
 
-def _percent(value: float | None, course: Course, network: str = "resnet18") -> str:
+def _percent(value: float | None, course: TrainingKey, network: str = "resnet18") -> str:
     """Format an accuracy of the paper, with the paper's network if ours is another one."""
     return "" if value is None else privacy_tables.of_network(f"{100 * value:.2f}%", course.model, network)
 
 
-def _other(results: Seen, course: Course, defense: str) -> Course | None:
+def _other(results: DgpResults, course: TrainingKey, defense: str) -> TrainingKey | None:
     """Return the training of the same network on the same data under another defense; None if there is none."""
     candidates = (x for x in results.courses.get("training", {}) if (x.model, x.data) == (course.model, course.data))
     return next((x for x in candidates if base(x.defense) == defense), None)
 
 
-def _less(results: Seen, course: Course | None, other: Course | None) -> Estimate | None:
+def _less(results: DgpResults, course: TrainingKey | None, other: TrainingKey | None) -> Estimate | None:
     """Return the accuracy of one training minus that of another."""
     if course is None or other is None:
         return None

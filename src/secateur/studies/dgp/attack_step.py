@@ -12,10 +12,10 @@ from secateur.catalogue import Choice, find
 from secateur.config import defense_of_updates
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_attack
-from secateur.experiments.context import Bench
+from secateur.experiments.context import SeedContext
 from secateur.experiments.generators import needs_generator, with_untrained
-from secateur.experiments.invert import Exposure, chance_of
-from secateur.studies.dgp.scale import CIFAR10, Scale, Setting
+from secateur.experiments.invert import ClientExposure, chance_of
+from secateur.studies.dgp.scale import CIFAR10, DgpScale, DgpSetting
 
 ADAPTIVE = ("support", "layer", "reapply", "mask")
 NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper
@@ -35,7 +35,7 @@ class Attacked:
     weights: Path | None = None  # a trained model
     residual: Path | None = None  # of a client in mid-training
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Run every attacker; add a row with the reason for an attack that cannot be mounted."""
         model = setting.model(self)
         if model is None:
@@ -55,7 +55,7 @@ class Attacked:
                     labels = setting.labels(model, exposure.bench.data, defense, "left out", **more)
                     setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
 
-    def exposure(self, setting: Setting, model: str, defense: str) -> Exposure:
+    def exposure(self, setting: DgpSetting, model: str, defense: str) -> ClientExposure:
         """Return the client under a defense, with all its attackers."""
         data = setting.data(self)
         config = setting.invert(
@@ -68,13 +68,13 @@ class Attacked:
             weights=self.weights,
             residual=self.residual if "error-feedback" in defense else None,
         )
-        bench = Bench(setting.run, config, data, setting.device, setting.seed)
+        bench = SeedContext(setting.run, config, data, setting.device, setting.seed)
         trained = "" if self.weights is None else f"-{self.weights.stem}"  # a trained model's pictures: another folder
         folder = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}{trained}")
-        return Exposure(config, bench, config.defense[0], f"pictures/{folder}")
+        return ClientExposure(config, bench, config.defense[0], f"pictures/{folder}")
 
 
-def attackers(attack: str, defense: str, scale: Scale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
+def attackers(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
     """Yield the plain attack, then one adaptive attack per mode in `adaptive` that the defense is weak against."""
     name = NAMES.get(attack, attack)
     entry = find("inversion", name)
@@ -87,7 +87,7 @@ def attackers(attack: str, defense: str, scale: Scale, adaptive: Sequence[str] =
         yield from (f"{text}:adaptive={mode}" for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive)
 
 
-def _refused(exposure: Exposure, attack: Choice) -> str | None:
+def _refused(exposure: ClientExposure, attack: Choice) -> str | None:
     """Return the reason why an attack cannot be mounted; None if it can."""
     client = exposure.client
     attacked = with_untrained(client, exposure.config) if needs_generator(attack) else client

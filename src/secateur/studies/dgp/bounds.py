@@ -15,7 +15,7 @@ from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.uploads import SendAll
 from secateur.federated.collaborative.plan import Plan, Schedule
 from secateur.federated.collaborative.stage import depends_of
-from secateur.federated.collaborative.training import Training
+from secateur.federated.collaborative.training import CollaborativeTraining
 from secateur.functional import Functional
 from secateur.interfaces import Batch, Params
 from secateur.metrics.estimates import Measure, mean
@@ -26,9 +26,9 @@ from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import Finding, judge
-from secateur.studies.dgp.results import Seen
-from secateur.studies.dgp.scale import CIFAR10, Setting
-from secateur.studies.table import Cells, Line
+from secateur.studies.dgp.results import DgpResults
+from secateur.studies.dgp.scale import CIFAR10, DgpSetting
+from secateur.studies.table import Cells, TableLine
 from secateur.theory.convergence import (
     Checked,
     check_lemma_1,
@@ -52,7 +52,7 @@ class Bounded:
     model: str = "lenet-zhu"  # no BatchNorm: its statistics make the evaluated loss differ from the trained loss
     data: str = CIFAR10
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Train once per defense, with the gradient over the full train part before every epoch."""
         model, data = setting.model(self), setting.data(self)
         if model is None:
@@ -63,17 +63,17 @@ class Bounded:
             labels = setting.labels(model, data, defense, "bounds")
             setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
 
-    def _training(self, setting: Setting, model: str, data: Dataset, defense: str) -> Training:
+    def _training(self, setting: DgpSetting, model: str, data: Dataset, defense: str) -> CollaborativeTraining:
         scale = setting.scale
         net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
         schedule = Schedule(scale.epochs or EPOCHS, ((1, scale.learning_rate),))
         upload = upload_of(defense_of_updates(defense)) or SendAll()
         plan = Plan(scale.users, upload, schedule, momentum=0.0, weight_decay=0.0)
         rng = derive(setting.seed, "collaborate", "bounds")
-        return Training(net.to(setting.device), data, plan, rng, setting.device)
+        return CollaborativeTraining(net.to(setting.device), data, plan, rng, setting.device)
 
 
-def _follow(training: Training) -> Result:
+def _follow(training: CollaborativeTraining) -> Result:
     """Train, and evaluate both theorems at the observed constants.
 
     The minimal loss l* is taken as 0, and the smoothness K is estimated from the models between epochs.
@@ -103,7 +103,7 @@ def _follow(training: Training) -> Result:
     return Result({}, values | {"gamma_1_whole": met.gamma, "smoothness": met.smoothness, "steps": float(steps)})
 
 
-def _loss(training: Training, model: Params, batch: Batch) -> float:
+def _loss(training: CollaborativeTraining, model: Params, batch: Batch) -> float:
     """Return the mean loss over the train part, in batches of 1024 examples."""
     forward, total = Functional(training.net, training=False, device=training.device), 0.0
     parts = zip(batch.inputs.split(1024), batch.labels.split(1024), strict=True)  # type: ignore[no-untyped-call]
@@ -113,9 +113,9 @@ def _loss(training: Training, model: Params, batch: Batch) -> float:
     return total / batch.size
 
 
-def convergence(results: Seen) -> tuple[list[Line], list[Finding]]:
+def convergence(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return one line per theorem and training, and verdicts: the theorems hold, and their bounds are not vacuous."""
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     holds: dict[str, Estimate | None] = {}
     tighter: dict[str, Estimate | None] = {}
     for course, measures in results.courses.get("bounds", {}).items():
@@ -130,7 +130,7 @@ def convergence(results: Seen) -> tuple[list[Line], list[Finding]]:
             cells |= {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
             cells |= {"K, at least": mean(measures["smoothness"])}
             mark = "broken" if not check.holds else "says nothing" if check.vacuous else ""
-            lines.append(Line({"theorem": title, "defense": course.defense}, cells, "", mark))
+            lines.append(TableLine({"theorem": title, "defense": course.defense}, cells, "", mark))
     return lines, [
         judge("Lemma 1 and Theorem 2 hold: what is measured is below what they say", holds, "every", unit=""),
         judge("and say more than the assumptions alone, (t G)^2 and G^2", tighter, "every", unit=""),

@@ -24,7 +24,7 @@ from secateur.defenses.uploads import SendAll
 from secateur.evaluation.client import scale as pixel_scale
 from secateur.evaluation.client import transform_of
 from secateur.functional import noise_of
-from secateur.interfaces import Batch, Params, Transform, Turning
+from secateur.interfaces import Batch, Params, Transform, UploadContext
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.metrics.estimates import combine, mean
 from secateur.metrics.membership import Estimate
@@ -33,10 +33,10 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp.paper_numbers import TABLE_3, TABLE_4
-from secateur.studies.dgp.results import Course, Seen, base
-from secateur.studies.dgp.scale import CIFAR10, Setting
+from secateur.studies.dgp.results import DgpResults, TrainingKey, base
+from secateur.studies.dgp.scale import CIFAR10, DgpSetting
 from secateur.studies.dgp.training_step import structure
-from secateur.studies.table import Cells, Line
+from secateur.studies.table import Cells, TableLine
 
 BATCH = 32
 MEGABYTE = 2**20
@@ -54,7 +54,7 @@ class Costed:
     data: str = CIFAR10
     exact: bool = False  # measure the paper's network in addition to its stand-in, if the images are 3x32x32
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Measure sizes and times; the times hold for this machine."""
         data, model = setting.data(self), setting.model(self)
         if self.exact:
@@ -75,7 +75,7 @@ class Costed:
             setting.run.add(rows)
 
 
-def _measure(setting: Setting, model: str, data: Dataset, defense: str) -> Result:
+def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Result:
     """Measure one user's update; under ADGP it uses the positions broadcast by another user."""
     net = structure(setting, model, data, defense).to(setting.device)
     state = tree.state_of(net)
@@ -104,11 +104,11 @@ def _measure(setting: Setting, model: str, data: Dataset, defense: str) -> Resul
     return Result(data=sizes | dict(zip(TIMES, map(_spread, (defending, total_seconds)), strict=True)))
 
 
-def _gradient(turning: Turning) -> Params:
+def _gradient(turning: UploadContext) -> Params:
     return gradient_update(turning.net, turning.sent, turning.batch, "batch").values
 
 
-def _transformed(turning: Turning, transform: Transform) -> Turning:
+def _transformed(turning: UploadContext, transform: Transform) -> UploadContext:
     inputs = transform(turning.batch.inputs, turning.rng)
     return replace(turning, batch=turning.batch._replace(inputs=inputs))
 
@@ -117,12 +117,12 @@ def _spread(seconds: list[float]) -> dict[str, float]:
     return {"value": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
 
 
-def _turning(setting: Setting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> Turning:
+def _turning(setting: DgpSetting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> UploadContext:
     rng = derive(setting.seed, "cost", user)
     rows = torch.randperm(data.train_size, generator=rng)[:BATCH]
     batch: Batch = data.batch.take(rows).to(setting.device)
     held = state | noise_of(net, batch.size, rng)
-    return Turning(net, held, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
+    return UploadContext(net, held, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
 
 
 def _now(device: torch.device) -> float:
@@ -131,7 +131,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def table3(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table3(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 3: MB of one upload and one download, as encoded and as the paper counts."""
     costs = results.courses.get("cost", {})
     lines = []
@@ -143,7 +143,7 @@ def table3(results: Seen) -> tuple[list[Line], list[Finding]]:
         }
         cells |= {"of dense": mean(measures["ratio"]), "as the paper counts": mean(measures["paper_ratio"])}
         paper = TABLE_3.get(course.model, {}).get(base(course.defense))
-        lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} MB"))
+        lines.append(TableLine(_labels(course), cells, "" if paper is None else f"{paper:g} MB"))
     ratios = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
     room = {name: combine(lambda x, most=most: most - x, ratios.get(name, {})) for name, most in DENSE_SHARE.items()}
     saved = {x.model: _less(costs, x._replace(defense="dgp"), x, "ratio") for x in costs if x.defense == "adgp"}
@@ -156,7 +156,7 @@ def table3(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def table4(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table4(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
 
     PRECODE acts on the model, so that its cost is in the gradients, which take longer.
@@ -166,17 +166,17 @@ def table4(results: Seen) -> tuple[list[Line], list[Finding]]:
     for course, measures in costs.items():
         paper = TABLE_4.get(course.model, {}).get(base(course.defense))
         cells: Cells = {title: mean(measures.get(name, {})) for name, title in TIMES.items()}
-        lines.append(Line(_labels(course), cells, "" if paper is None else f"{paper:g} s"))
+        lines.append(TableLine(_labels(course), cells, "" if paper is None else f"{paper:g} s"))
     dgp_courses = [course for course in costs if course.defense == "dgp"]
     slower = {x.model: _less(costs, x._replace(defense="soteria"), x, "defense_seconds") for x in dgp_courses}
     return lines, [judge("Soteria takes longer than DGP (seconds)", slower, "every", unit="")]
 
 
-def _labels(course: Course) -> dict[str, str]:
+def _labels(course: TrainingKey) -> dict[str, str]:
     return {"model": course.model, "defense": course.defense}
 
 
-def _less(costs: dict[Course, Any], course: Course, other: Course, metric: str) -> Estimate | None:
+def _less(costs: dict[TrainingKey, Any], course: TrainingKey, other: TrainingKey, metric: str) -> Estimate | None:
     if course not in costs or other not in costs:
         return None
     return combine(sub, costs[course][metric], costs[other][metric])

@@ -12,7 +12,7 @@ import torch
 
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.evaluation.reconstruction import share_by_target
-from secateur.experiments.invert import Exposure, chance_of
+from secateur.experiments.invert import ClientExposure, chance_of
 from secateur.interfaces import Batch
 from secateur.metrics.estimates import combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
@@ -21,9 +21,9 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp.attack_step import Attacked
-from secateur.studies.dgp.results import Seen, base
-from secateur.studies.dgp.scale import CIFAR10, Setting
-from secateur.studies.table import Cells, Line
+from secateur.studies.dgp.results import DgpResults, base
+from secateur.studies.dgp.scale import CIFAR10, DgpSetting
+from secateur.studies.table import Cells, TableLine
 from secateur.theory.gradient_distance import cosine_distance, epsilon, relative_distance, theorem_1_cosine
 from secateur.theory.reconstruction_bound import reconstruction_bound
 
@@ -43,7 +43,7 @@ class Distanced:
     model: str = "resnet18"
     data: str = CIFAR10
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Attack, then compare the sent update and the reconstruction with the truth."""
         attacked = Attacked("ig", self.defenses, self.model, self.data, adaptive=())
         attacked(setting)
@@ -60,7 +60,7 @@ class Distanced:
                     setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
 
 
-def _compare(exposure: Exposure, group: range) -> Result:
+def _compare(exposure: ClientExposure, group: range) -> Result:
     """Return, per target, the distance of the sent update and Proposition 1 at IG's reconstruction."""
     attack, client, by_target = exposure.config.attacks[0], exposure.client, []
     for number, reconstruction in zip(group, exposure.reconstructed(attack, client, group)[0], strict=True):
@@ -83,7 +83,7 @@ def _compare(exposure: Exposure, group: range) -> Result:
     return Result(data={"targets": by_target})
 
 
-def fig1(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig1(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 1: quality by relative distance, and how often Proposition 1 is violated."""
     targets = _targets(results)
     lines = []
@@ -95,7 +95,7 @@ def fig1(results: Seen) -> tuple[list[Line], list[Finding]]:
         cells |= {title: _mean(measures, name) for name, title in TITLES.items()}
         cells |= {f"{title} broken": _broken(measures, name) for name, title in FORMS.items()}
         cells |= {"epsilon": _epsilon(measures, "reached"), "Theorem 1 prints": _theorem_1(measures)}
-        lines.append(Line({"defense": defense}, cells))
+        lines.append(TableLine({"defense": defense}, cells))
     every = _by_target(targets)
     return lines, [
         judge("a greater distance goes with a worse reconstruction (correlation)", _follow(every), "every", unit=""),
@@ -109,7 +109,7 @@ def fig1(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def _targets(results: Seen) -> dict[tuple[str, int, int], Values]:
+def _targets(results: DgpResults) -> dict[tuple[str, int, int], Values]:
     """Return all measures of every target, by defense, seed and number."""
     targets: dict[tuple[str, int, int], Values] = {}
     for row in results.rows:
@@ -171,7 +171,7 @@ def _theorem_1(targets: Sequence[Values]) -> str:
     return f"{theorem_1_cosine(fitted.value, gamma).printed:.3f}" if fitted is not None and gamma <= 1 else ""
 
 
-def _larger(line: Line, lines: Sequence[Line]) -> Estimate | None:
+def _larger(line: TableLine, lines: Sequence[TableLine]) -> Estimate | None:
     """Return a defense's epsilon minus the epsilon without a defense."""
     bare = next((other.cells["epsilon"] for other in lines if other.labels["defense"] == "none"), None)
     ours = line.cells["epsilon"]

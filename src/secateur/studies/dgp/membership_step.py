@@ -16,7 +16,7 @@ from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.splits import Part, in_out, victim_shadow
 from secateur.errors import WrongInput
 from secateur.evaluation.membership import attack_rows, flat, judged, remembering
-from secateur.federated.collaborative.training import Collaborated
+from secateur.federated.collaborative.training import CollaborativeResult
 from secateur.inference import answering
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 from secateur.metrics.estimates import combine, mean
@@ -25,11 +25,11 @@ from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import Finding, judge
-from secateur.studies.dgp.results import Seen
-from secateur.studies.dgp.scale import CIFAR10, Setting
+from secateur.studies.dgp.results import DgpResults
+from secateur.studies.dgp.scale import CIFAR10, DgpSetting
 from secateur.studies.dgp.training_step import parted, structure, train
-from secateur.studies.results import Found, Model
-from secateur.studies.table import Cells, Line
+from secateur.studies.results import AuditResults, VictimKey
+from secateur.studies.table import Cells, TableLine
 
 SHADOWED, IN_OUT = ("conf", "mentr"), ("lira", "rmia")
 VICTIM, SHADOW = "victim", "shadow"
@@ -47,7 +47,7 @@ class Members:
     model: str = "resnet18"
     data: str = CIFAR10
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Train a victim and the attacker's models, and attack the victim's predictions.
 
         The shadow model has disjoint data; models of LiRA and RMIA have random subsets of the victim's data.
@@ -57,7 +57,7 @@ class Members:
             return
         split = victim_shadow(len(data.inputs), 1, derive(setting.seed, "membership"))
         for defense in self.defenses:
-            meeting = Meeting(setting, model, data, defense, split.victim, split.shadows[0])
+            meeting = MembershipMatch(setting, model, data, defense, split.victim, split.shadows[0])
             try:
                 meeting.measure()
             except WrongInput as error:
@@ -65,10 +65,10 @@ class Members:
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
+class MembershipMatch:
     """The victim and the attackers under one defense."""
 
-    setting: Setting
+    setting: DgpSetting
     model: str
     data: Dataset
     defense: str
@@ -98,10 +98,10 @@ class Meeting:
     def _attack(
         self,
         name: str,
-        victim: Collaborated,
+        victim: CollaborativeResult,
         box: BlackBox,
         known: Sequence[Shadow] | InOut,
-        models: Sequence[Collaborated],
+        models: Sequence[CollaborativeResult],
     ) -> None:
         """Run one attack as a stage of the run, and add its rows."""
         attack: Choice = choice("attack", name)
@@ -119,10 +119,10 @@ class Meeting:
         self.setting.run.add(attack_rows(labels, scores))
         self.setting.run.show([flat(labels) | scores["figure"]])
 
-    def _train(self, members: Tensor, outside: Tensor, role: str) -> Collaborated:
+    def _train(self, members: Tensor, outside: Tensor, role: str) -> CollaborativeResult:
         return train(self.setting, self.model, parted(self.data, members, outside), self.defense, role)
 
-    def _box(self, trained: Collaborated) -> BlackBox:
+    def _box(self, trained: CollaborativeResult) -> BlackBox:
         net = structure(self.setting, self.model, self.data, self.defense)
         answer = answering(net, trained.state, self.setting.device)
         return remembering(lambda inputs: answer(inputs).softmax(1))
@@ -135,23 +135,23 @@ class Meeting:
         return labels | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
 
 
-def membership(results: Seen) -> tuple[list[Line], list[Finding]]:
+def membership(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return one line per defense and attack, and per defense the verdict that it hides members."""
-    audit = Found([row for row in results.rows if not row.extra])
+    audit = AuditResults([row for row in results.rows if not row.extra])
     lines, findings = [], []
-    bare = Model("none", 0.0, "none", None)
+    bare = VictimKey("none", 0.0, "none", None)
     for model in audit.models:
         for attack in audit.attacks:
             names = ("auc", "attack_accuracy", "tpr_at_fpr_0.01")
             cells: Cells = {name: mean(audit.of(model, name, attack)) for name in names}
             cells |= {name: mean(audit.of(model, name)) for name in ("test_accuracy", "train_accuracy")}
-            lines.append(Line({"defense": model.defense, "attack": attack}, cells))
+            lines.append(TableLine({"defense": model.defense, "attack": attack}, cells))
         if model != bare:
             findings.append(_hides(audit, bare, model))
     return lines, findings
 
 
-def _hides(audit: Found, bare: Model, model: Model) -> Finding:
+def _hides(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
     """Judge that a defense lowers the AUC of every attack that beats guessing on the undefended model.
 
     The undefended model alone selects the attacks, so that no defense selects its own test.

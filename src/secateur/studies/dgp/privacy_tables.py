@@ -13,8 +13,8 @@ from secateur.metrics.estimates import combine, mean
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp.paper_numbers import COLUMNS, TABLE_1, TABLE_2, TABLE_5_6
-from secateur.studies.dgp.results import Cell, Seen, base
-from secateur.studies.table import Cells, Line
+from secateur.studies.dgp.results import AttackKey, DgpResults, base
+from secateur.studies.table import Cells, TableLine
 
 MEASURES = ("lpips", "cw_ssim")
 EXTREMES = (("lpips", "min"), ("cw_ssim", "max"))  # of Rob's pictures
@@ -24,26 +24,26 @@ SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
 FAR = f": LPIPS and CW-SSIM at least {HIDDEN:g} away from the baseline's"
 RECOVERED, LEFT_OUT = "What attackers recover", "Left out"
 PLAIN_ONLY = "stands only against the plain attacker"
-Paper = Callable[[Cell], str]
+Paper = Callable[[AttackKey], str]
 Cases = dict[str, Estimate | None]
 
 
-def table1(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table1(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return the privacy rows of Table 1 (and Fig. 3), with the claims of Section 6.2."""
     return privacy_lines(results, by_column), [*claims(results), *knowing_claims(results)]
 
 
-def table2(results: Seen) -> list[Line]:
+def table2(results: DgpResults) -> list[TableLine]:
     """Return the privacy rows of Table 2."""
 
-    def paper(cell: Cell) -> str:
+    def paper(cell: AttackKey) -> str:
         k = shares(cell.defense)
         return of_network(_pair(TABLE_2.get((*k, cell.attack)) if k else None), cell.model)
 
     return privacy_lines(results, paper)
 
 
-def table2_claims(results: Seen) -> list[Finding]:
+def table2_claims(results: DgpResults) -> list[Finding]:
     """Judge that Rob depends on k1 + k2, and IG on p = k1 / k2."""
     by_total, by_ratio = _rising(results, "rob", sum), _rising(results, "ig", lambda k: k[0] / k[1])
     return [
@@ -52,10 +52,10 @@ def table2_claims(results: Seen) -> list[Finding]:
     ]
 
 
-def models(paper_data: str, results: Seen) -> tuple[list[Line], list[Finding]]:
+def models(paper_data: str, results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 5 or 6: IG and Rob on more networks."""
 
-    def paper(cell: Cell) -> str:
+    def paper(cell: AttackKey) -> str:
         return _pair(TABLE_5_6.get((paper_data, cell.attack, cell.model, cell.defense)))
 
     cases: Cases = {}
@@ -68,7 +68,7 @@ def models(paper_data: str, results: Seen) -> tuple[list[Line], list[Finding]]:
 table5, table6 = partial(models, "cifar10"), partial(models, "cifar100")
 
 
-def gallery(results: Seen) -> tuple[list[Line], list[Finding]]:
+def gallery(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return the scores of the pictures of Figs. 5 to 9, which the page shows; judge if DGP hides most."""
     cases: Cases = {}
     for cell in results.select(defense="dgp"):
@@ -80,7 +80,7 @@ def gallery(results: Seen) -> tuple[list[Line], list[Finding]]:
     return privacy_lines(results, lambda cell: ""), [best, *labels, *knowing_claims(results)]
 
 
-def privacy_lines(results: Seen, paper: Paper) -> list[Line]:
+def privacy_lines(results: DgpResults, paper: Paper) -> list[TableLine]:
     """Return a line for each client: scores of the plain attacker, and of the best one that knows of the defense."""
     lines = []
     for cell in results.places:
@@ -93,37 +93,37 @@ def privacy_lines(results: Seen, paper: Paper) -> list[Line]:
         cells["adaptive"] = knowing.adaptive if knowing else ""
         if knowing is not None:
             cells |= {f"adaptive {name}": mean(results.of(knowing, name)) for name in MEASURES}
-        lines.append(Line(labels, cells, paper(cell), _mark(results, cell, knowing), RECOVERED))
+        lines.append(TableLine(labels, cells, paper(cell), _mark(results, cell, knowing), RECOVERED))
     return lines
 
 
-def _mark(results: Seen, cell: Cell, knowing: Cell | None) -> str:
+def _mark(results: DgpResults, cell: AttackKey, knowing: AttackKey | None) -> str:
     """Return the mark of a client whose defense loses to an attacker that knows of it."""
     lost = hidden(results, cell, knowing, "").values()
     return PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
 
 
-def left_out_lines(results: Seen) -> list[Line]:
+def left_out_lines(results: DgpResults) -> list[TableLine]:
     """Return a line for each setting that could not be measured."""
     lines = []
     for row in results.left_out:
         labels = {"defense": row.defense or "none", "model": row.model, "reason": row.note or ""}
-        lines.append(Line(labels, {}, part=LEFT_OUT))
+        lines.append(TableLine(labels, {}, part=LEFT_OUT))
     return lines
 
 
-def title(cell: Cell) -> str:
+def title(cell: AttackKey) -> str:
     """Return the client's defense, for ATS with the pictures that are compared."""
     return f"{cell.defense} ({cell.against} pictures)" if cell.against else cell.defense
 
 
-def differing(results: Seen, cell: Cell) -> dict[str, str]:
+def differing(results: DgpResults, cell: AttackKey) -> dict[str, str]:
     """Return the labels in which the clients of a study differ, beside attack and defense."""
     names = ("model", "data", "batch_size", "labels", "stage")
     return {name: str(getattr(cell, name)) for name in names if len({getattr(x, name) for x in results.places}) > 1}
 
 
-def by_column(cell: Cell) -> str:
+def by_column(cell: AttackKey) -> str:
     """Return Table 1's numbers for the client, with the paper's network if another stands for it."""
     column = COLUMNS.get((base(cell.defense), cell.against), "")
     named = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
@@ -149,7 +149,7 @@ def shares(defense: str) -> tuple[float, float] | None:
     return part.make().shares if part is not None and part.name == "dgp" else None
 
 
-def claims(results: Seen) -> list[Finding]:
+def claims(results: DgpResults) -> list[Finding]:
     """Judge the claims of Section 6.2 about plain attackers."""
     every, passive, shut = ("r-gap", "ig", "gi", "rob"), ("ig", "gi"), ("soteria", "noise", "top-k", "outpost", "dgp")
     open_to_rob = [("ats", "used"), ("soteria", ""), ("precode", ""), ("noise", "")]
@@ -167,7 +167,7 @@ def claims(results: Seen) -> list[Finding]:
     ]
 
 
-def _hides(claim: str, results: Seen, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
+def _hides(claim: str, results: DgpResults, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
     """Judge if one defense hides more than the other, by at least `bound`; `pairs` are (attack, one, other)."""
     cases: Cases = {}
     for attack, one, other in pairs:
@@ -176,13 +176,13 @@ def _hides(claim: str, results: Seen, pairs: Iterable[tuple[str, str, str]], bou
     return judge(claim + (FAR if bound else ""), cases, "every", bound, unit="")
 
 
-def _client(results: Seen, attack: str, defense: str, against: str = "") -> Cell | None:
+def _client(results: DgpResults, attack: str, defense: str, against: str = "") -> AttackKey | None:
     """Return the client of the untrained model whose labels are inferred, if it was attacked."""
     cells = results.select(attack=attack, defense=defense, against=against, labels="inferred", stage="untrained")
     return next(cells, None)
 
 
-def _rising(results: Seen, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
+def _rising(results: DgpResults, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
     """Return how much more each setting of DGP hides than the one before it."""
     ranks = [(order(k), cell) for cell in results.select(attack=attack, defense="dgp") if (k := shares(cell.defense))]
     cases: Cases = {}
@@ -191,7 +191,7 @@ def _rising(results: Seen, attack: str, order: Callable[[tuple[float, float]], f
     return cases
 
 
-def labels_claim(results: Seen) -> Finding:
+def labels_claim(results: DgpResults) -> Finding:
     """Judge the second reason of Section 4.1: pruning the largest entries hides the label."""
     right: Cases = {
         case(results, cell): combine(lambda share: 0.5 - share, results.of(cell, "label_accuracy"))
@@ -200,7 +200,7 @@ def labels_claim(results: Seen) -> Finding:
     return judge("DGP hides the label: less than half of the labels are found", right, "every")
 
 
-def knowing_claims(results: Seen) -> list[Finding]:
+def knowing_claims(results: DgpResults) -> list[Finding]:
     """Judge if each defense hides as much from an attacker that knows of it; the paper does not ask this."""
     findings = []
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
@@ -213,13 +213,13 @@ def knowing_claims(results: Seen) -> list[Finding]:
     return findings
 
 
-def hidden(results: Seen, one: Cell | None, other: Cell | None, name: str) -> Cases:
+def hidden(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:
     """Return how much less is seen of one client than of another: LPIPS is higher, CW-SSIM lower."""
     lpips, cw_ssim = results.less(one, other, "lpips"), results.less(other, one, "cw_ssim")
     return {f"{name}, LPIPS": lpips, f"{name}, CW-SSIM": cw_ssim}
 
 
-def case(results: Seen, cell: Cell) -> str:
+def case(results: DgpResults, cell: AttackKey) -> str:
     """Return the client's name among the cases of a claim."""
     settings = [cell.defense] if ":" in cell.defense else []
     return ", ".join([cell.attack, *differing(results, cell).values(), *settings])

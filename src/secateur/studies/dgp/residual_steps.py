@@ -28,10 +28,10 @@ from secateur.studies.claims import Finding, judge
 from secateur.studies.dgp.accuracy_tables import FEEDBACK, accuracy_lines
 from secateur.studies.dgp.attack_step import ADAPTIVE, Attacked
 from secateur.studies.dgp.privacy_tables import SAME, Cases, case, hidden, knowing_claims, privacy_lines
-from secateur.studies.dgp.results import Course, Seen
-from secateur.studies.dgp.scale import CIFAR10, Setting
-from secateur.studies.dgp.training_step import Trained, train
-from secateur.studies.table import Cells, Line
+from secateur.studies.dgp.results import DgpResults, TrainingKey
+from secateur.studies.dgp.scale import CIFAR10, DgpSetting
+from secateur.studies.dgp.training_step import TrainingStep, train
+from secateur.studies.table import Cells, TableLine
 from secateur.theory.convergence import lemma_1
 
 LISTENED = "What the broadcast alone tells"
@@ -46,7 +46,7 @@ class Overheard:
     model: str = "resnet18"
     data: str = CIFAR10
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Guess each example's label: the class with the most positions of the classifier's weight in I."""
         model = setting.model(self)
         if model is None:
@@ -85,9 +85,9 @@ class Midway:
     data: str = CIFAR10
     adaptive: tuple[str, ...] = ADAPTIVE
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Train, then attack the model and the first user as the training left them."""
-        Trained(self.defenses, self.model, self.data)(setting)
+        TrainingStep(self.defenses, self.model, self.data)(setting)
         model, data = setting.model(self), setting.data(self)
         for number, defense in enumerate(self.defenses):
             if model is None:
@@ -117,7 +117,7 @@ class Silence:
         return f"user {self.user} broadcasts nothing"
 
 
-def aligned(results: Seen) -> tuple[list[Line], list[Finding]]:
+def aligned(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return the table of ADGP against attackers, which the paper leaves to future work."""
     cases: Cases = {}
     for cell in results.select(defense="adgp"):
@@ -139,7 +139,7 @@ def aligned(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def residual(results: Seen) -> tuple[list[Line], list[Finding]]:
+def residual(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
     """Return the table of an empty against a trained residual, with the entries that error feedback holds back."""
     cases: Cases = {}
     for cell in results.places:
@@ -184,16 +184,16 @@ def _kept(path: Path, tensors: Params) -> Path:
     return path
 
 
-def overheard_lines(results: Seen) -> list[Line]:
+def overheard_lines(results: DgpResults) -> list[TableLine]:
     """Return a line for each run: the accuracy of labels guessed from the broadcast."""
     lines = []
     for course, measures in results.courses.get("overheard", {}).items():
         cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
-        lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=LISTENED))
+        lines.append(TableLine({"defense": course.defense, "model": course.model}, cells, part=LISTENED))
     return lines
 
 
-def overheard_claims(results: Seen) -> list[Finding]:
+def overheard_claims(results: DgpResults) -> list[Finding]:
     """Judge if the broadcast hides the labels."""
     courses = results.courses.get("overheard", {})
     cases: Cases = {}
@@ -206,7 +206,7 @@ def overheard_claims(results: Seen) -> list[Finding]:
     return [judge(claim, cases, "every", -0.05)] if cases else []
 
 
-def _held(results: Seen) -> list[Line]:
+def _held(results: DgpResults) -> list[TableLine]:
     """Return lines of the residual's norm beside Lemma 1's bound, and of the entries that were never sent."""
     lines = []
     for course, measures in results.courses.get("training", {}).items():
@@ -217,16 +217,16 @@ def _held(results: Seen) -> list[Line]:
         cells: Cells = {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
         cells |= {"mean residual, squared norm": combine(lambda norm: norm * abs(norm), measures["error_norm"])}
         cells |= {"Lemma 1 says at most": "" if bound is None else f"{bound.value:.3g}", "share never sent": never}
-        lines.append(Line({"defense": course.defense, "model": course.model}, cells, part=HELD))
+        lines.append(TableLine({"defense": course.defense, "model": course.model}, cells, part=HELD))
     return lines
 
 
-def _trainings(results: Seen) -> dict[str, Course]:
+def _trainings(results: DgpResults) -> dict[str, TrainingKey]:
     """Return the trainings by their defense."""
     return {course.defense: course for course in results.courses.get("training", {})}
 
 
-def _change(results: Seen, one: Course | None, other: Course | None, metric: str) -> Estimate | None:
+def _change(results: DgpResults, one: TrainingKey | None, other: TrainingKey | None, metric: str) -> Estimate | None:
     """Return a metric of one training less that of the other."""
     if one is None or other is None:
         return None

@@ -23,7 +23,7 @@ Picture = tuple[int, int, int]  # seed, target, item
 PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
 
 
-class Cell(NamedTuple):
+class AttackKey(NamedTuple):
     """An attacker on the updates of one client."""
 
     attack: str  # the paper's name
@@ -37,12 +37,12 @@ class Cell(NamedTuple):
     stage: str  # the training stage of the attacked model
 
     @property
-    def place(self) -> Cell:
+    def place(self) -> AttackKey:
         """The attacked client: the fields that all its attackers share."""
         return self._replace(adaptive="none")
 
 
-class Course(NamedTuple):
+class TrainingKey(NamedTuple):
     """A collaborative training, or another measurement that is no attack, such as the cost of an update."""
 
     defense: str
@@ -51,32 +51,32 @@ class Course(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
+class DgpResults:
     """The rows of one study."""
 
     rows: Sequence[Row]
 
     @cached_property
-    def cells(self) -> dict[Cell, dict[str, Measure]]:
+    def cells(self) -> dict[AttackKey, dict[str, Measure]]:
         """Measures of each attacker over all its targets, by seed, in the order of measurement."""
-        cells: dict[Cell, dict[str, Measure]] = {}
+        cells: dict[AttackKey, dict[str, Measure]] = {}
         for row in self.rows:
             if "target" in row.extra and row.extra["target"] is None and row.attack and row.value is not None:
                 cells.setdefault(cell_of(row), {}).setdefault(row.metric, {})[row.seed] = estimate(row)
         return cells
 
     @cached_property
-    def places(self) -> list[Cell]:
+    def places(self) -> list[AttackKey]:
         """All clients that were attacked plainly."""
         return [cell for cell in self.cells if cell.adaptive == "none"]
 
     @cached_property
-    def courses(self) -> dict[str, dict[Course, dict[str, Measure]]]:
+    def courses(self) -> dict[str, dict[TrainingKey, dict[str, Measure]]]:
         """Measures without an attack, by kind (training, cost, ...); of a training those of the last epoch."""
-        courses: dict[str, dict[Course, dict[str, Measure]]] = {}
+        courses: dict[str, dict[TrainingKey, dict[str, Measure]]] = {}
         for row in self.rows:
             if "study" in row.extra and row.value is not None and row.extra.get("epoch") == row.extra.get("epochs"):
-                course = Course(row.defense or "none", row.model, row.dataset)
+                course = TrainingKey(row.defense or "none", row.model, row.dataset)
                 of_kind = courses.setdefault(row.extra["study"], {})
                 of_kind.setdefault(course, {}).setdefault(row.metric, {})[row.seed] = estimate(row)
         return courses
@@ -86,30 +86,30 @@ class Seen:
         """Rows of measurements that could not be made, with the reason."""
         return [row for row in self.rows if row.metric == "left_out"]
 
-    def of(self, cell: Cell, metric: str) -> Measure:
+    def of(self, cell: AttackKey, metric: str) -> Measure:
         """Return one measure of one attacker, by seed."""
         return self.cells.get(cell, {}).get(metric, {})
 
-    def accuracy(self, course: Course) -> Measure:
+    def accuracy(self, course: TrainingKey) -> Measure:
         """Return the accuracy at the end of a training, by seed."""
         return self.courses.get("training", {}).get(course, {}).get("test_accuracy", {})
 
-    def knowing(self, place: Cell) -> Cell | None:
+    def knowing(self, place: AttackKey) -> AttackKey | None:
         """Return the adaptive attacker with the highest mean PSNR; None if there is no adaptive attacker."""
         adaptive_cells = [cell for cell in self.cells if cell.place == place and cell.adaptive != "none"]
         return max(adaptive_cells, key=lambda cell: _value(mean(self.of(cell, "psnr"))), default=None)
 
     @cached_property
-    def pictures(self) -> dict[tuple[Cell, str], dict[Picture, float]]:
+    def pictures(self) -> dict[tuple[AttackKey, str], dict[Picture, float]]:
         """Scores of every reconstructed picture, by attacker and metric, for paired comparisons."""
-        scores: dict[tuple[Cell, str], dict[Picture, float]] = {}
+        scores: dict[tuple[AttackKey, str], dict[Picture, float]] = {}
         for row in self.rows:
             if row.metric in PAIRED and row.extra.get("item") is not None and row.value is not None:
                 picture = (row.seed, row.extra["target"], row.extra["item"])
                 scores.setdefault((cell_of(row), row.metric), {})[picture] = row.value
         return scores
 
-    def less(self, one: Cell | None, other: Cell | None, metric: str) -> Estimate | None:
+    def less(self, one: AttackKey | None, other: AttackKey | None, metric: str) -> Estimate | None:
         """Return the measure of one attacker minus that of another.
 
         With one seed the attackers are compared target by target, with several seed by seed. A target counts once, by
@@ -126,7 +126,7 @@ class Seen:
             return mean_of([fmean(gaps) for gaps in targets.values()])
         return combine(sub, self.of(one, metric), self.of(other, metric))
 
-    def select(self, **wanted: object) -> Iterator[Cell]:
+    def select(self, **wanted: object) -> Iterator[AttackKey]:
         """Yield the plainly attacked clients with these fields; `defense` is the bare name without settings."""
         for cell in self.places:
             if all(
@@ -135,12 +135,12 @@ class Seen:
                 yield cell
 
 
-def cell_of(row: Row) -> Cell:
+def cell_of(row: Row) -> AttackKey:
     """Return the attacker and client of a row."""
     extra, attack = row.extra, row.attack or ""
     name = name_of(attack)
     adaptive = re.search(r":adaptive=([\w-]+)", attack)
-    return Cell(
+    return AttackKey(
         PAPERS_NAMES.get(name, name),
         row.defense or "none",
         adaptive[1] if adaptive else "none",

@@ -23,12 +23,12 @@ from secateur.runs.rows import Row
 from secateur.studies.claims import Finding
 from secateur.studies.dgp.attack_step import ADAPTIVE
 from secateur.studies.dgp.privacy_tables import left_out_lines
-from secateur.studies.dgp.results import Seen
-from secateur.studies.dgp.scale import Scale, Setting, Step, load_all, scale_of, stand_in
-from secateur.studies.dgp.training_step import Trained
-from secateur.studies.table import Line, Table
+from secateur.studies.dgp.results import DgpResults
+from secateur.studies.dgp.scale import DgpScale, DgpSetting, Step, load_all, scale_of, stand_in
+from secateur.studies.dgp.training_step import TrainingStep
+from secateur.studies.table import StudyTable, TableLine
 
-Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
+Tabulate = Callable[[DgpResults], tuple[list[TableLine], list[Finding]]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class UpdateStudy:
 
     def conduct(
         self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> Table:
+    ) -> StudyTable:
         """Run all steps for every seed into the folder `out`, and return the table."""
         steps, others = chosen(self.steps, overrides or [])
         size = scale_of(scale, others)
@@ -55,7 +55,7 @@ class UpdateStudy:
         try:
             with open_run(out, "study", config, device=str(device), seeds=asked.seeds) as run:
                 for seed in asked.seeds:
-                    setting = Setting(run, size, options, datasets, seed)
+                    setting = DgpSetting(run, size, options, datasets, seed)
                     for step in steps:
                         step(setting)
                 rows = run.rows
@@ -63,12 +63,14 @@ class UpdateStudy:
             with suppress(WrongInput):  # there may be no rows yet
                 _write_page(out)
         shutil.rmtree(out / "unfinished", ignore_errors=True)
-        lines, findings = self.tabulate(Seen(rows))
-        lines += left_out_lines(Seen(rows))
-        return Table(entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals)
+        lines, findings = self.tabulate(DgpResults(rows))
+        lines += left_out_lines(DgpResults(rows))
+        return StudyTable(
+            entry.summary, _facts(entry.name, scale, size, rows, asked.seeds), lines, findings, self.intervals
+        )
 
 
-def merged(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any]) -> tuple[Step, ...]:
+def merged(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> tuple[Step, ...]:
     """Return the steps without duplicates: steps whose stand-in network and data set are equal are one step."""
     kept: dict[str, Step] = {}
     for step in steps:
@@ -100,7 +102,7 @@ def chosen(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[tuple[Step,
 
 
 def _name(step: Step) -> str:
-    return getattr(step, "attack", "training" if isinstance(step, Trained) else type(step).__name__.lower())
+    return getattr(step, "attack", "training" if isinstance(step, TrainingStep) else type(step).__name__.lower())
 
 
 def _under(step: Any, defenses: Sequence[str]) -> Step | None:
@@ -126,7 +128,7 @@ def _write_page(out: Path) -> None:
     write_page([out])
 
 
-def _facts(name: str, scale: str, size: Scale, rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
+def _facts(name: str, scale: str, size: DgpScale, rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
     """Return the settings that the numbers hold for; they show where a run is smaller than the paper's."""
     inverted = any("target" in row.extra for row in rows)
     trained = any(row.metric == "test_accuracy" for row in rows)

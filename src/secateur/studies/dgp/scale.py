@@ -27,7 +27,7 @@ TESTED = 0.2  # test share of a data set without a test part
 
 
 @dataclass(frozen=True)
-class Scale:
+class DgpScale:
     """The size of a study; the defaults are the paper's setting."""
 
     data: dict[str, str] = field(default_factory=lambda: {CIFAR10: CIFAR10, CIFAR100: CIFAR100})  # stand-ins
@@ -49,7 +49,7 @@ class Scale:
     threads: int = 1
 
 
-TINY = Scale(
+TINY = DgpScale(
     data={CIFAR10: "digits", CIFAR100: "digits"},
     models={"resnet18": "digits-cnn", "lenet-zhu": "lenet-zhu", "cnn6": "cnn6"},
     examples=400,
@@ -65,7 +65,7 @@ TINY = Scale(
     in_out=4,
     repeats=2,
 )
-SMALL = Scale(
+SMALL = DgpScale(
     models={"resnet18": "resnet18-w16", "lenet-zhu": "lenet-zhu", "cnn6": "cnn6"},
     examples=6000,
     targets=3,
@@ -80,10 +80,10 @@ SMALL = Scale(
     repeats=5,
     untrained=("soteria",),  # a Jacobian for every step of every user
 )
-SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
+SCALES = {"tiny": TINY, "small": SMALL, "full": DgpScale()}
 
 
-def scale_of(name: str, overrides: list[str] | None) -> Scale:
+def scale_of(name: str, overrides: list[str] | None) -> DgpScale:
     """Return a scale by its name, with `field=value` overrides."""
     return laid_over(SCALES, name, overrides, FIXED, zero=("in_out",))
 
@@ -101,17 +101,17 @@ class Step(Protocol):
         """The paper's data set."""
         ...
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Measure; stages finished by an earlier start of the run are reused."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class DgpSetting:
     """The context that all steps of a study share."""
 
     run: Run
-    scale: Scale
+    scale: DgpScale
     given: Mapping[str, Any]  # the user's model, data_folder, device and images, if set
     datasets: Mapping[str, Dataset]  # by the paper's data set that they stand in for
     seed: int
@@ -149,12 +149,12 @@ class Setting:
         self.run.add([Row(**(labels | {"extra": extra}), metric="left_out", value=None, note=reason)])
 
 
-def stand_in(paper: str, scale: Scale, options: Mapping[str, Any]) -> str | None:
+def stand_in(paper: str, scale: DgpScale, options: Mapping[str, Any]) -> str | None:
     """Return the stand-in for a network of the paper; None if the scale skips it. A user's model replaces all."""
     return options.get("model") or scale.models.get(paper)
 
 
-def load_all(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any]) -> dict[str, Dataset]:
+def load_all(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
     """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
 
     A data set without a test part gets a fifth of its rows as test part.

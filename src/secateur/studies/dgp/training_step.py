@@ -22,14 +22,14 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.collaborative.measurements import Row as Numbers
 from secateur.federated.collaborative.plan import SCHEDULES, Liar, Plan, Schedule
 from secateur.federated.collaborative.stage import collaborate
-from secateur.federated.collaborative.training import Collaborated, Epoch, Training
+from secateur.federated.collaborative.training import CollaborativeResult, CollaborativeTraining, Epoch
 from secateur.interfaces import Loss, Transform
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.metrics.membership import share_of
 from secateur.models.create import create
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.dgp.scale import CIFAR10, Scale, Setting
+from secateur.studies.dgp.scale import CIFAR10, DgpScale, DgpSetting
 
 LAST = (  # measures of a training's last epoch
     *("train_loss", "gamma_1", "gamma_1_whole", "gradient_square", "residual_mean", "error_norm"),
@@ -38,7 +38,7 @@ LAST = (  # measures of a training's last epoch
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingStep:
     """A step that trains one network collaboratively under every defense, and records its accuracy by epoch."""
 
     defenses: tuple[str, ...]
@@ -46,7 +46,7 @@ class Trained:
     data: str = CIFAR10
     liar: Liar | None = None  # of adgp: broadcasts other positions than the honest ones
 
-    def __call__(self, setting: Setting) -> None:
+    def __call__(self, setting: DgpSetting) -> None:
         """Train, and add rows with the accuracy of each epoch and the other measures of the last."""
         model, data = setting.model(self), setting.data(self)
         if model is None:
@@ -64,7 +64,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TrainingTraffic:
     """Traffic of a training's last step, in bytes and as a share of dense: as encoded, and as dgp counts."""
 
     epochs: int
@@ -90,8 +90,8 @@ class Both:
 
 
 def train(
-    setting: Setting, model: str, data: Dataset, defense: str, role: str = "shared", liar: Liar | None = None
-) -> Collaborated:
+    setting: DgpSetting, model: str, data: Dataset, defense: str, role: str = "shared", liar: Liar | None = None
+) -> CollaborativeResult:
     """Return the model that all users train together under a defense, as a stage of the run.
 
     Each `role` has its own initial model and random draws.
@@ -112,24 +112,26 @@ def train(
         liar=liar,
         loss=loss,
     )
-    training = Training(net.to(setting.device), data, plan, derive(seed, "collaborate", role), setting.device)
-    return collaborate(setting.run, training, measure=Traffic(plan.schedule.epochs))
+    training = CollaborativeTraining(
+        net.to(setting.device), data, plan, derive(seed, "collaborate", role), setting.device
+    )
+    return collaborate(setting.run, training, measure=TrainingTraffic(plan.schedule.epochs))
 
 
-def structure(setting: Setting, model: str, data: Dataset, defense: str) -> nn.Module:
+def structure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> nn.Module:
     """Return the network structure of a training under this defense."""
     net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
     return protected(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
 
 
-def schedule_of(scale: Scale, model: str) -> Schedule:
+def schedule_of(scale: DgpScale, model: str) -> Schedule:
     """Return the paper's schedule, which has separate rates for LeNet, or the scale's epochs at one rate."""
     if scale.epochs is not None:
         return Schedule(scale.epochs, ((1, scale.learning_rate),))
     return SCHEDULES["paper-lenet" if model == "lenet-zhu" else "paper"]
 
 
-def history_rows(labels: dict[str, Any], trained: Collaborated, tested: int) -> list[Row]:
+def history_rows(labels: dict[str, Any], trained: CollaborativeResult, tested: int) -> list[Row]:
     """Return rows with each epoch's accuracy, with Wilson's interval, and the other measures of the last epoch."""
     rows, last = [], trained.history[-1]
     extra = labels["extra"] | {"epochs": len(trained.history)}
@@ -142,7 +144,7 @@ def history_rows(labels: dict[str, Any], trained: Collaborated, tested: int) -> 
     return [*rows, Row(**labelled, metric="epoch_seconds", value=seconds, timing=True)]
 
 
-def _transform(scale: Scale, data: Dataset, defense: Defense) -> Transform | None:
+def _transform(scale: DgpScale, data: Dataset, defense: Defense) -> Transform | None:
     shifted = crop_and_flip(data) if scale.augment else None
     mean, std = pixel_scale(data.mean, data.std, data.inputs[: data.train_size])
     changed = transform_of(defense, mean, std)

@@ -12,9 +12,9 @@ from secateur.catalogue import method
 from secateur.studies.mapp.exposure_tables import attackers, complexity, correlations, joined
 from secateur.studies.mapp.method_tables import INDEPENDENT, by_client, by_large, coupled, methods, methods_and_clients
 from secateur.studies.mapp.paper_numbers import RIVALS
-from secateur.studies.mapp.results import Seen, Tabulated
+from secateur.studies.mapp.results import MappResults, Tabulated
 from secateur.studies.mapp.runner import MappStudy
-from secateur.studies.mapp.scale import SCALES, Case, Scale
+from secateur.studies.mapp.scale import SCALES, Case, MappScale
 
 SIZES = tuple(SCALES)
 PAPER = "mapp_fl"
@@ -23,15 +23,15 @@ ATTACKERS = ("yeom", "yeom:threshold=tuned", "yeom:threshold=class", "lira", "rm
 FEDAVG = (Case("none"), Case("none", 8))
 
 
-def _widths(scale: Scale) -> list[Case]:
+def _widths(scale: MappScale) -> list[Case]:
     return [Case("none", unit, fresh=True) for unit in scale.units]
 
 
-def _rules(scale: Scale) -> list[Case]:
+def _rules(scale: MappScale) -> list[Case]:
     return [*FEDAVG, *(Case(name) for name in RULES), Case("osm:reading=paper"), Case("local")]
 
 
-def _large(scale: Scale) -> list[Case]:
+def _large(scale: MappScale) -> list[Case]:
     keep_uncovered = [Case(name, large=0, uncovered="keep") for name in RIVALS] if 0 in scale.large else []
     return [*(Case(name, large=large) for large in scale.large for name in RIVALS), *keep_uncovered]
 
@@ -103,5 +103,5 @@ def with_defenses() -> MappStudy:
     return MappStudy(lambda scale: [Case("mapp-fl", defense=defense) for defense in defenses], _of(joined))
 
 
-def _of(tabulate: Callable[[Seen], Tabulated]) -> Callable[[Seen, Scale], Tabulated]:
+def _of(tabulate: Callable[[MappResults], Tabulated]) -> Callable[[MappResults, MappScale], Tabulated]:
     return lambda results, scale: tabulate(results)

@@ -13,8 +13,8 @@ from secateur.studies.mapp.paper_numbers import PARAMETERS, TABLE_3
 from secateur.studies.mapp.results import (
     YEOM,
     Cases,
-    Federation,
-    Seen,
+    MappFederation,
+    MappResults,
     Tabulated,
     Way,
     accurate,
@@ -25,12 +25,12 @@ from secateur.studies.mapp.results import (
     served,
     summary,
 )
-from secateur.studies.table import Cells, Line
+from secateur.studies.table import Cells, TableLine
 
 ASKED = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
 
 
-def correlations(results: Seen, smallest: int) -> Tabulated:
+def correlations(results: MappResults, smallest: int) -> Tabulated:
     """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
     lines, cases = [], {}
     for federation in results.federations:
@@ -39,12 +39,12 @@ def correlations(results: Seen, smallest: int) -> Tabulated:
         data = results.rows[0].dataset
         paper = TABLE_3.get((data, federation.model))
         labels = {"network": federation.model, "parameters": PARAMETERS.get(federation.model, "")}
-        lines.append(Line(labels, _correlated(result), "" if paper is None else f"{paper:.2f}"))
+        lines.append(TableLine(labels, _correlated(result), "" if paper is None else f"{paper:.2f}"))
     claim = "clients with less data are exposed more: r of log10 dataset size and advantage is negative (-r is shown)"
     return lines, [judge(claim, cases, "every", unit="")]
 
 
-def complexity(results: Seen, smallest: int) -> Tabulated:
+def complexity(results: MappResults, smallest: int) -> Tabulated:
     """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
     lines, findings = correlations(results, smallest)
     order = sorted(results.federations, key=lambda federation: federation.unit)
@@ -64,7 +64,7 @@ def complexity(results: Seen, smallest: int) -> Tabulated:
     ]
 
 
-def attackers(results: Seen) -> Tabulated:
+def attackers(results: MappResults) -> Tabulated:
     """Return a table of the methods under stronger attackers, to test their ranking (not in the paper)."""
     lines = []
     ways = [way for way in results.ways if way.batches == YEOM.batches and way.updates == 1]
@@ -74,7 +74,9 @@ def attackers(results: Seen) -> Tabulated:
             for metric in ("auc", "tpr_at_fpr_0.01"):
                 cells[metric] = mean(clients(results, federation, metric, way))
             cells["client_accuracy"] = mean(accurate(results, federation))
-            lines.append(Line({"rule": federation.title, "network": federation.model, "attack": way.attack}, cells))
+            lines.append(
+                TableLine({"rule": federation.title, "network": federation.model, "attack": way.attack}, cells)
+            )
     mapp = next((federation for federation in results.federations if federation.submodels == "mapp-fl"), None)
     others = [
         federation
@@ -114,10 +116,10 @@ def attackers(results: Seen) -> Tabulated:
     ]
 
 
-def joined(results: Seen) -> Tabulated:
+def joined(results: MappResults) -> Tabulated:
     """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
     lines = [
-        Line({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
+        TableLine({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
         for federation in results.federations
     ]
     defended = [federation for federation in results.federations if federation.defense != "none"]
@@ -134,7 +136,7 @@ def joined(results: Seen) -> Tabulated:
     ]
 
 
-def asked(results: Seen) -> list[Line]:
+def asked(results: MappResults) -> list[TableLine]:
     """Return one line per mode of Yeom's attack: batches in which examples are scored, and number of updates."""
     ways = [way for way in results.ways if way.attack == "yeom"]
     lines, senders = (
@@ -148,7 +150,7 @@ def asked(results: Seen) -> list[Line]:
             "client_auc": _overall([clients(results, sender, "auc", way) for sender in senders]),
         }
         labels = {"scoring batches": way.batches, "updates": str(way.updates)}
-        lines.append(Line(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
+        lines.append(TableLine(labels, cells, mark="as above" if way == YEOM else "", part=ASKED))
     return lines
 
 
@@ -159,7 +161,7 @@ def _overall(measures: list[Measure]) -> Estimate | None:
     return mean({seed: average_on_same([measure[seed] for measure in known]) for seed in sorted(seeds)})
 
 
-def _over(results: Seen, federation: Federation, ways: list[Way]) -> Estimate | None:
+def _over(results: MappResults, federation: MappFederation, ways: list[Way]) -> Estimate | None:
     """Return LiRA's AUC minus Yeom's, for the average client."""
     lira = next((way for way in ways if way.attack == "lira"), None)
     if lira is None:

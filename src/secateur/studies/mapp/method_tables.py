@@ -27,8 +27,8 @@ from secateur.studies.mapp.results import (
     NEAR,
     YEOM,
     Cases,
-    Federation,
-    Seen,
+    MappFederation,
+    MappResults,
     Tabulated,
     accurate,
     averaged,
@@ -40,15 +40,15 @@ from secateur.studies.mapp.results import (
     summary,
     whose,
 )
-from secateur.studies.table import Cells, Line
+from secateur.studies.table import Cells, TableLine
 
 INDEPENDENT = ":coupling=independent"
 
 
-def methods(results: Seen) -> Tabulated:
+def methods(results: MappResults) -> Tabulated:
     """Return Table 5 and Fig. 4: every channel rule with two large clients."""
     lines = [
-        Line(
+        TableLine(
             {"rule": federation.title, "network": federation.model},
             summary(results, federation),
             str(TABLE_5.get((federation.submodels, federation.model), "")),
@@ -59,7 +59,7 @@ def methods(results: Seen) -> Tabulated:
     return lines, method_claims(results)
 
 
-def method_claims(results: Seen) -> list[Finding]:
+def method_claims(results: MappResults) -> list[Finding]:
     """Judge the paper's claims about its rules at two large clients."""
     rules = {
         f.submodels: f for f in results.federations if f.defense == "none" and f.submodels not in ("none", "local")
@@ -112,16 +112,16 @@ def method_claims(results: Seen) -> list[Finding]:
     return [finding for finding in findings if finding.measured != "not measured here"]
 
 
-def methods_and_clients(results: Seen) -> Tabulated:
+def methods_and_clients(results: MappResults) -> Tabulated:
     """Return Table 5 as `methods` does, and Table 2 of the rules that it shows."""
     shown = ("none", "local", "mapp-fl")
     lines, findings = methods(results)
-    more, others = by_client(Seen([row for row in results.rows if row.extra.get("submodels") in shown]))
+    more, others = by_client(MappResults([row for row in results.rows if row.extra.get("submodels") in shown]))
     clients = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
     return [*lines, *clients], [*findings, *others]
 
 
-def by_client(results: Seen) -> Tabulated:
+def by_client(results: MappResults) -> Tabulated:
     """Return Table 2: client by client, two of them large."""
     lines = []
     sizes = results.sizes(results.federations[0])
@@ -133,9 +133,9 @@ def by_client(results: Seen) -> Tabulated:
             cells[f"{name} accuracy"] = mean(results.client(federation, client, "test_accuracy"))
             cells[f"{name} advantage"] = mean(results.client(federation, client, "advantage", YEOM))
         labels = {"client": str(client), "data size": str(first[client])}
-        lines.append(Line(labels, cells, _table2(first[client], client)))
+        lines.append(TableLine(labels, cells, _table2(first[client], client)))
     lines += [
-        Line(
+        TableLine(
             {"rule": federation.title, "network": federation.model},
             summary(results, federation),
             _server2(federation),
@@ -187,19 +187,19 @@ def _table2(size: int, client: int) -> str:
     return ", ".join([*parts, f"MaPP-FL {TABLE_2_MAPP[0][client]:.2f} / {TABLE_2_MAPP[1][client]:.2f}"])
 
 
-def _server2(federation: Federation) -> str:
+def _server2(federation: MappFederation) -> str:
     """Return the paper's numbers of the server in Table 2."""
     pair = TABLE_2_SERVER.get((federation.submodels, federation.model))
     return "" if pair is None else str(Printed(*pair, None, None))
 
 
-def by_large(results: Seen) -> Tabulated:
+def by_large(results: MappResults) -> Tabulated:
     """Return Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
 
     The paper's numbers and claims are those of zeroed cells; federations that keep them have lines of their own.
     """
     lines = [
-        Line(
+        TableLine(
             {"large clients": str(federation.large), "rule": federation.title},
             summary(results, federation),
             str(TABLE_4.get((_data(results), federation.large, federation.submodels), ""))
@@ -211,14 +211,14 @@ def by_large(results: Seen) -> Tabulated:
     zeroed = [federation for federation in results.federations if federation.uncovered == "zero"]
     mapp = {federation.large: federation for federation in zeroed if federation.submodels == "mapp-fl"}
 
-    def over(name: str, measure: Callable[[Seen, Federation], Measure]) -> Cases:
+    def over(name: str, measure: Callable[[MappResults, MappFederation], Measure]) -> Cases:
         """Return MaPP-FL's measure less another rule's."""
         return {
             f"{large} large": less(results, federation, results.other(federation, submodels=name), measure)
             for large, federation in mapp.items()
         }
 
-    def under(name: str, measure: Callable[[Seen, Federation], Measure]) -> Cases:
+    def under(name: str, measure: Callable[[MappResults, MappFederation], Measure]) -> Cases:
         """Return another rule's measure less MaPP-FL's."""
         return {
             f"{large} large": less(results, results.other(federation, submodels=name), federation, measure)
@@ -260,17 +260,17 @@ def by_large(results: Seen) -> Tabulated:
     ]
 
 
-def _data(results: Seen) -> str:
+def _data(results: MappResults) -> str:
     return next((row.dataset for row in results.rows), "")
 
 
-def coupled(results: Seen) -> Tabulated:
+def coupled(results: MappResults) -> Tabulated:
     """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
     lines, cases = [], {}
     for federation in results.federations:
         rule, apart = federation.submodels.removesuffix(INDEPENDENT), federation.submodels.endswith(INDEPENDENT)
         labels = {"rule": rule, "inputs and outputs": "independent" if apart else "layer by layer"}
-        lines.append(Line(labels, summary(results, federation), str(TABLE_6.get((rule, apart), ""))))
+        lines.append(TableLine(labels, summary(results, federation), str(TABLE_6.get((rule, apart), ""))))
         if apart:
             cases[rule] = less(results, results.other(federation, submodels=rule), federation, accurate)
     return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]

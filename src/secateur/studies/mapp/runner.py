@@ -22,15 +22,15 @@ from secateur.config.methods import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import device_of
-from secateur.federated.checkpoint import STAGE, Stories, Story, depends_of, follow
+from secateur.federated.checkpoint import STAGE, FederationLog, FederationLogs, depends_of, follow
 from secateur.federated.federation import Round
 from secateur.federated.result_rows import row_of
-from secateur.federated.submodels.exposure import Exposer
+from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.local_baseline import Alone
+from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import Terms
-from secateur.federated.submodels.stacked_federations import Rounds, Together
+from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
 from secateur.federated.submodels.structure import static
 from secateur.federated.traffic import Measure
 from secateur.models.create import create
@@ -41,10 +41,10 @@ from secateur.runs.folder import Run, open_run
 from secateur.runs.unfinished import forget
 from secateur.seeding import derive
 from secateur.studies.mapp.exposure_tables import asked
-from secateur.studies.mapp.results import Seen, Tabulated
-from secateur.studies.mapp.scale import CLIENTS, Case, Scale, loaded, scale_of, settled, terms_of
+from secateur.studies.mapp.results import MappResults, Tabulated
+from secateur.studies.mapp.scale import CLIENTS, Case, MappScale, loaded, scale_of, settled, terms_of
 from secateur.studies.study import plain
-from secateur.studies.table import Table
+from secateur.studies.table import StudyTable
 from secateur.training.recipe import Recipe
 
 ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."
@@ -55,13 +55,13 @@ MANY = "Values are means over repeats, with Student's 95 % intervals over them."
 class MappStudy:
     """A figure or table of the paper: its federations at a scale, and the function from their rows to the table."""
 
-    cases: Callable[[Scale], Sequence[Case]]
-    tabulate: Callable[[Seen, Scale], Tabulated]
+    cases: Callable[[MappScale], Sequence[Case]]
+    tabulate: Callable[[MappResults, MappScale], Tabulated]
     attacks: tuple[str, ...] = ("yeom",)
 
     def conduct(
         self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> Table:
+    ) -> StudyTable:
         """Run all federations for every seed into `out`, and return the table."""
         size = scale_of(scale, overrides)
         if options.get("model") is not None:
@@ -77,22 +77,24 @@ class MappStudy:
         facts |= {} if size.examples is None else {"examples": size.examples}
         kept = plain(facts | asdict(size) | {"attacks": self.attacks, "seeds": settings.seeds})
         with page_afterwards(out), open_run(out, "study", kept, device=str(device), seeds=settings.seeds) as run:
-            Hall(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(cases, settings.seeds)
-        results = Seen(run.rows)
+            MappRunner(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(
+                cases, settings.seeds
+            )
+        results = MappResults(run.rows)
         lines, findings = self.tabulate(results, size)
         facts |= {"augmentation": "crop and flip" if size.augment else "none"}
         facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
-        return Table(
+        return StudyTable(
             entry.summary, facts, [*lines, *asked(results)], findings, ONE if len(settings.seeds) == 1 else MANY
         )
 
 
-class Job(NamedTuple):
+class FederationJob(NamedTuple):
     """One federation of one seed before its first round."""
 
     case: Case
     seed: int
-    terms: Terms
+    terms: SubmodelSpec
     net: nn.Module
     device: torch.device
 
@@ -103,11 +105,11 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Hall:
+class MappRunner:
     """The run of a study's federations, with the data, device and attacks that they share."""
 
     run: Run
-    scale: Scale
+    scale: MappScale
     data: Dataset
     device: torch.device
     attacks: Sequence[Choice]
@@ -151,24 +153,24 @@ class Hall:
         self.run.stages(STAGE, depends, compute)
         add(len(jobs))
 
-    def _job(self, case: Case, seed: int) -> Job:
+    def _job(self, case: Case, seed: int) -> FederationJob:
         """Return a federation with the server's initial network."""
         data, rng = self.data, derive(seed, "initialise", "server")
         net = static(create(case.model, data.input_shape, data.classes, rng))
-        return Job(case, seed, terms_of(case, self.scale, data, seed), net, self.device)
+        return FederationJob(case, seed, terms_of(case, self.scale, data, seed), net, self.device)
 
-    def _depends(self, job: Job) -> dict[str, Any]:
+    def _depends(self, job: FederationJob) -> dict[str, Any]:
         """Return all that the rows of a federation depend on; federations stacked with it do not count."""
         settings = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
         return depends_of(job, self.data) | settings | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
 
-    def _groups(self, jobs: Sequence[Job], missing: Sequence[int]) -> list[list[int]]:
+    def _groups(self, jobs: Sequence[FederationJob], missing: Sequence[int]) -> list[list[int]]:
         """Return the stacks by their first job; clients that train alone end at different times, so are not stacked."""
         stacked, most = [i for i in missing if not jobs[i].alone], self.at_once
         groups = [stacked[start : start + most] for start in range(0, len(stacked), most)]
         return sorted([*groups, *([i] for i in missing if jobs[i].alone)])
 
-    def _measured(self, key: str, jobs: Sequence[Job]) -> list[Result]:
+    def _measured(self, key: str, jobs: Sequence[FederationJob]) -> list[Result]:
         """Run some federations, stacked if there are several; after a kill they resume by their common key."""
         exposers = [self._exposer(job) for job in jobs]
         federations: list[SubmodelFederation] = []
@@ -179,38 +181,48 @@ class Hall:
                     job.net, self.data, job.terms, job.seed, self.device, observers=watching, beside=beside
                 )
             )
-        trainings: list[Any] = [Alone(federations[0])] if jobs[0].alone else federations
-        whole = trainings[0] if len(jobs) == 1 else Together(federations)
+        trainings: list[Any] = [LocalBaseline(federations[0])] if jobs[0].alone else federations
+        whole = trainings[0] if len(jobs) == 1 else StackedFederations(federations)
         stories = [exposer.story for exposer in exposers]
         with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
-            follow(self.run.folder, key, whole, Stories(stories), self._teller(federations, exposers, advance))
+            follow(self.run.folder, key, whole, FederationLogs(stories), self._teller(federations, exposers, advance))
         return [Result(one.model(), story.plain()) for one, story in zip(trainings, stories, strict=True)]
 
-    def _add(self, job: Job, result: Result) -> None:
+    def _add(self, job: FederationJob, result: Result) -> None:
         """Add the rows and figures of a federation to the run, and a row of its seconds."""
-        story = Story()
+        story = FederationLog()
         story.load(result.data)
         timed = Measure("seconds", story.seconds, self.scale.rounds)
         self.run.show(story.figures)
         self.run.add([*story.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
 
-    def _exposer(self, job: Job) -> Exposer:
+    def _exposer(self, job: FederationJob) -> ExposureObserver:
         """Return the attacks on one federation."""
         scale, labels = self.scale, labels_of(job, self.data, self.scale)
         turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
-        return Exposer(
-            self.attacks, self.near, labels, Story(), scale.rounds, asking=self.asking, turn=turn, device=self.device
+        return ExposureObserver(
+            self.attacks,
+            self.near,
+            labels,
+            FederationLog(),
+            scale.rounds,
+            asking=self.asking,
+            turn=turn,
+            device=self.device,
         )
 
     def _teller(
-        self, federations: Sequence[SubmodelFederation], exposers: Sequence[Exposer], advance: Callable[..., None]
+        self,
+        federations: Sequence[SubmodelFederation],
+        exposers: Sequence[ExposureObserver],
+        advance: Callable[..., None],
     ) -> Callable[[Any], None]:
         """Return a callback that adds a round's measures to each story, and attacks in the last round."""
         shown = 0
 
-        def tell(done: Round | Rounds) -> None:
+        def tell(done: Round | FinishedRounds) -> None:
             nonlocal shown
-            rounds = done.each if isinstance(done, Rounds) else [done]
+            rounds = done.each if isinstance(done, FinishedRounds) else [done]
             for federation, exposer, one in zip(federations, exposers, rounds, strict=True):
                 exposer.story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
                 if done.number == self.scale.rounds:
@@ -221,7 +233,7 @@ class Hall:
         return tell
 
 
-def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
+def labels_of(job: FederationJob, data: Dataset, scale: MappScale) -> dict[str, Any]:
     """Return the labels of every row of a federation."""
     case = job.case
     large = CLIENTS if case.submodels == "none" else case.large
@@ -230,7 +242,7 @@ def labels_of(job: Job, data: Dataset, scale: Scale) -> dict[str, Any]:
     return {"model": case.model, "dataset": data.name, "defense": case.defense, "seed": job.seed, "extra": extra}
 
 
-def _title(jobs: Sequence[Job]) -> str:
+def _title(jobs: Sequence[FederationJob]) -> str:
     name = jobs[0].case.submodels if len(jobs) == 1 else f"{len(jobs)} federations"
     seeds = sorted({job.seed for job in jobs})
     return f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -25,7 +25,7 @@ from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_grou
 from secateur.errors import WrongInput, unknown
 from secateur.evaluation.client import check_pictures
 from secateur.federated.augment import crop_and_flip
-from secateur.federated.submodels.spec import Adam, Terms, joined_of, rates_of
+from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
 from secateur.seeding import derive
 
 SIZES_SEED = 41  # with this seed ten clients of CIFAR-10 have the sizes of Table 2
@@ -52,7 +52,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Scale:
+class MappScale:
     """The size of a study; the defaults are the paper's setting."""
 
     data: str = "cifar10"
@@ -73,7 +73,7 @@ class Scale:
     augment: bool | None = None  # crops and flips of training pictures; None: on CIFAR-10, as in the public code
 
 
-TINY = Scale(
+TINY = MappScale(
     data="digits",
     units=(8, 16),
     large=(0, 2),
@@ -88,7 +88,7 @@ TINY = Scale(
     smallest=20,
     patience=1,
 )
-SMALL = Scale(
+SMALL = MappScale(
     units=(8, 16, 32),
     large=(0, 2, 5, 9),
     examples=6000,
@@ -100,14 +100,14 @@ SMALL = Scale(
     smallest=40,
     threads=2,
 )
-SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
+SCALES = {"tiny": TINY, "small": SMALL, "full": MappScale()}
 
 
-def scale_of(name: str, overrides: list[str] | None) -> Scale:
+def scale_of(name: str, overrides: list[str] | None) -> MappScale:
     """Return a scale by its name with `field=value` overrides; `large=0+1+2` sets numbers of large clients."""
     if name not in SCALES:
         raise unknown("scale", name, SCALES)
-    known = [field.name for field in fields(Scale) if field.name != "data"]
+    known = [field.name for field in fields(MappScale) if field.name != "data"]
     changes: dict[str, Any] = {}
     for text in overrides or []:
         key, separator, value = text.partition("=")
@@ -136,7 +136,7 @@ def _allowed(key: str) -> tuple[Callable[[Any], bool], str]:
     return lambda value: type(value) is int and value >= 1, "a whole number from 1"
 
 
-def loaded(scale: Scale, options: Mapping[str, Any]) -> Dataset:
+def loaded(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
     """Load the data of a study; a data set without a test part gets a fifth of its rows as test part."""
     data = load(options.get("data") or scale.data, options.get("data_folder"), True)
     check_pictures(data)
@@ -149,7 +149,7 @@ def loaded(scale: Scale, options: Mapping[str, Any]) -> Dataset:
     return replace(mixed, train_size=int((1 - TESTED) * len(order)))
 
 
-def settled(scale: Scale, data: Dataset) -> Scale:
+def settled(scale: MappScale, data: Dataset) -> MappScale:
     """Return the scale with `augment` set: by default True for CIFAR-10, as in the public code.
 
     The paper does not mention crops and flips.
@@ -167,12 +167,12 @@ def shares_of(case: Case, data: Dataset, seed: int) -> list[Tensor]:
     return dirichlet_sizes(labels, CLIENTS, seed=SIZES_SEED, deal=seed)
 
 
-def terms_of(case: Case, scale: Scale, data: Dataset, seed: int) -> Terms:
+def terms_of(case: Case, scale: MappScale, data: Dataset, seed: int) -> SubmodelSpec:
     """Return the specification of one federation."""
     shares = shares_of(case, data, seed)
     chosen = choice("submodel", case.submodels)
     rule = choice("submodel", f"local:patience={scale.patience}") if chosen.name == "local" else chosen
-    return Terms(
+    return SubmodelSpec(
         shares,
         rule=rule.make(),
         rates=rates_of(shares, case.large),

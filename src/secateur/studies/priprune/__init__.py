@@ -12,7 +12,7 @@ from secateur.catalogue import method
 from secateur.studies.priprune import attack_tables, defense_tables
 from secateur.studies.priprune.attack_tables import GI, SGI
 from secateur.studies.priprune.runner import FederatedStudy
-from secateur.studies.priprune.scale import CIFAR10, FEMNIST, SCALES, Scale
+from secateur.studies.priprune.scale import CIFAR10, FEMNIST, SCALES, PripruneScale
 from secateur.studies.priprune.settings import Federations
 
 SIZES = tuple(SCALES)
@@ -75,7 +75,7 @@ def table2() -> FederatedStudy:
 def tablea1() -> FederatedStudy:
     """NMI of PruneFL with PriPrune by its three lambdas (priprune, Table A1)."""
 
-    def steps(scale: Scale) -> list[Federations]:
+    def steps(scale: PripruneScale) -> list[Federations]:
         grid = [f"priprune:accuracy={a:g}:privacy={p:g}:sharing={s:g}" for a, p, s in product(*scale.grid)]
         return [Federations(defenses=tuple(grid))]
 
@@ -153,11 +153,11 @@ def defenses() -> FederatedStudy:
     )
 
 
-def _both(scale: Scale) -> list[Federations]:
+def _both(scale: PripruneScale) -> list[Federations]:
     return [Federations(scale.search, ("none", "priprune"), data, REMEMBERING) for data in (FEMNIST, CIFAR10)]
 
 
-def _rates(bases: tuple[str, ...], scale: Scale) -> tuple[str, ...]:
+def _rates(bases: tuple[str, ...], scale: PripruneScale) -> tuple[str, ...]:
     return tuple(f"{base}:rate={rate:g}" for base in bases for rate in scale.rates)
 
 

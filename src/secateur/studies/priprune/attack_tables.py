@@ -8,8 +8,8 @@ from itertools import pairwise
 from secateur.metrics.estimates import combine, correlation
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import UNDECIDED, Finding, judge
-from secateur.studies.priprune.results import NMI, PSNR, Federation, Seen, attackers, lines
-from secateur.studies.table import Line
+from secateur.studies.priprune.results import NMI, PSNR, PripruneFederation, PripruneResults, attackers, lines
+from secateur.studies.table import TableLine
 
 GI, SGI = "gi-priprune", "sgi"
 LITTLE = 0.02  # a negligible NMI above chance
@@ -17,7 +17,7 @@ CERTAIN = 0.5  # a correlation above which two measures agree
 Cases = dict[str, Estimate | None]
 
 
-def fig3(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig3(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 3: GI against SGI by base pruning and rate, with dense and with masked broadcast."""
     findings = []
     for broadcast in ("dense", "masked"):
@@ -32,7 +32,7 @@ def fig3(results: Seen) -> tuple[list[Line], list[Finding]]:
     return marked(results), [*findings, _falls(results, SGI), agree(results, SGI)]
 
 
-def figa1(results: Seen) -> tuple[list[Line], list[Finding]]:
+def figa1(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. A1: the classic attack on pruned models, by pruning rate."""
     not_above: Cases = {
         f"{federation.base} {federation.rate:g}": combine(
@@ -45,17 +45,17 @@ def figa1(results: Seen) -> tuple[list[Line], list[Finding]]:
     return lines(results), [judge(claim, not_above, "every", bound=-LITTLE, unit=""), _falls(results, GI)]
 
 
-def figa2(results: Seen) -> tuple[list[Line], list[Finding]]:
+def figa2(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. A2: NMI and PSNR by pruning rate, and their agreement."""
     return lines(results), [_falls(results, GI), _falls(results, GI, PSNR, "PSNR"), agree(results, GI)]
 
 
-def figa3(results: Seen) -> tuple[list[Line], list[Finding]]:
+def figa3(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. A3: scores of the pictures by pruning rate and base pruning; the page shows the pictures."""
     return lines(results), [_falls(results, SGI), _falls(results, SGI, "ssim", "SSIM")]
 
 
-def agree(results: Seen, attack: str) -> Finding:
+def agree(results: PripruneResults, attack: str) -> Finding:
     """Judge that NMI and PSNR are correlated over federations, with one pair per federation and seed."""
     pairs = []
     for federation in results.courses:
@@ -69,24 +69,24 @@ def agree(results: Seen, attack: str) -> Finding:
     return judge(claim, {f"r over {len(pairs)} federations": r}, "every", CERTAIN, unit="")
 
 
-def marked(results: Seen) -> list[Line]:
+def marked(results: PripruneResults) -> list[TableLine]:
     """Return the lines, with a mark where GI and SGI are the same attack."""
     table = lines(results)
     for number, line in enumerate(table):
         federation = _federation(results, number)
         gi, sgi = (results.course(federation, NMI, name) for name in (GI, SGI))
         if gi and gi == sgi:
-            table[number] = Line(line.labels, line.cells, line.paper, "GI and SGI are the same here")
+            table[number] = TableLine(line.labels, line.cells, line.paper, "GI and SGI are the same here")
     return table
 
 
-def _federation(results: Seen, line: int) -> Federation:
+def _federation(results: PripruneResults, line: int) -> PripruneFederation:
     """Return the federation of a line."""
     owners = [federation for federation in results.courses for _ in attackers(results, federation)]
     return owners[line]
 
 
-def _falls(results: Seen, attack: str, metric: str = NMI, name: str = "NMI") -> Finding:
+def _falls(results: PripruneResults, attack: str, metric: str = NMI, name: str = "NMI") -> Finding:
     """Judge that a measure falls from each pruning rate to the next higher one."""
     cases: Cases = {}
     for group in _by_rate(results):
@@ -96,19 +96,19 @@ def _falls(results: Seen, attack: str, metric: str = NMI, name: str = "NMI") -> 
     return judge(f"{name} falls with the pruning rate, in most steps", cases, unit="")
 
 
-def _by_rate(results: Seen) -> list[Sequence[Federation]]:
+def _by_rate(results: PripruneResults) -> list[Sequence[PripruneFederation]]:
     """Group the federations that differ only in the pruning rate, ordered by rate."""
-    groups: dict[Federation, list[Federation]] = {}
+    groups: dict[PripruneFederation, list[PripruneFederation]] = {}
     for federation in results.courses:
         groups.setdefault(federation._replace(rate=0.0), []).append(federation)
     return [sorted(group, key=lambda federation: federation.rate) for group in groups.values()]
 
 
-def _seeds(results: Seen, federation: Federation) -> list[int]:
+def _seeds(results: PripruneResults, federation: PripruneFederation) -> list[int]:
     return list(results.over(federation, NMI, GI))
 
 
-def _above(results: Seen, federation: Federation, seed: int) -> Estimate:
+def _above(results: PripruneResults, federation: PripruneFederation, seed: int) -> Estimate:
     """Return NMI minus its chance level, for one seed."""
     course, chance = results.course(federation, NMI, GI), results.course(federation, "nmi_256_chance", GI)
     of_seed = {key: value for key, value in course.items() if key[0] == seed}

@@ -14,8 +14,17 @@ from secateur.metrics.estimates import combine, mean
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge, verdict
 from secateur.studies.priprune.paper_numbers import SAVED, TABLE_2, TABLE_A1
-from secateur.studies.priprune.results import ACCURACY, LOSS, NMI, WITHHELD, Course, Federation, Seen, lines
-from secateur.studies.table import Line
+from secateur.studies.priprune.results import (
+    ACCURACY,
+    LOSS,
+    NMI,
+    WITHHELD,
+    Course,
+    PripruneFederation,
+    PripruneResults,
+    lines,
+)
+from secateur.studies.table import TableLine
 
 NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # of the paper, by data set
 REAL = ("largest", "random", "mix")
@@ -24,7 +33,7 @@ SGI = "sgi"
 Cases = dict[str, Estimate | None]
 
 
-def table2(results: Seen) -> tuple[list[Line], list[Finding]]:
+def table2(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 2: NMI of base prunings with and without PriPrune."""
     private: Cases = {
         _case(federation): results.less(results.with_defense(federation, "none"), federation, NMI, SGI)
@@ -40,7 +49,7 @@ def table2(results: Seen) -> tuple[list[Line], list[Finding]]:
     return lines(results, lambda federation: _printed(results, federation)), findings
 
 
-def fig9(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig9(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 9: Table 2 with the accuracies, on the trade-off plane of the page."""
     table, findings = table2(results)
     kept: Cases = {
@@ -51,10 +60,10 @@ def fig9(results: Seen) -> tuple[list[Line], list[Finding]]:
     return table, [judge(claim, kept, "every", -LITTLE), *findings]
 
 
-def tablea1(results: Seen) -> tuple[list[Line], list[Finding]]:
+def tablea1(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table A1: NMI by the three lambdas."""
 
-    def lambdas(federation: Federation) -> tuple[float, float, float]:
+    def lambdas(federation: PripruneFederation) -> tuple[float, float, float]:
         return (
             setting(federation, "accuracy", 5),
             setting(federation, "privacy", 15),
@@ -74,7 +83,7 @@ def tablea1(results: Seen) -> tuple[list[Line], list[Finding]]:
     return lines(results, lambda federation: printed.get(federation, "")), [judge(claim, cases, unit="")]
 
 
-def fig6(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig6(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 6: three ways to choose the withheld entries, each as real pruning and as pseudo-pruning."""
     by_defense = {name_of(federation.defense): federation for federation in results.courses}
     pairs = {name: (by_defense.get(f"pseudo-{name}"), by_defense.get(name)) for name in REAL}
@@ -105,7 +114,7 @@ def fig6(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def fig8(results: Seen) -> tuple[list[Line], list[Finding]]:
+def fig8(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 8: fixed defense rates and PriPrune on PruneFL, over the rounds."""
     bare, learnt = results.one(defense="none"), results.one(defense="priprune")
     fixed = sorted(results.select(defense="pseudo-largest"), key=rate_of)
@@ -141,7 +150,7 @@ def fig8(results: Seen) -> tuple[list[Line], list[Finding]]:
     return lines(results), findings
 
 
-def figa4(results: Seen) -> tuple[list[Line], list[Finding]]:
+def figa4(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. A4: mixes of largest and random at one rate."""
     federations = sorted(results.select(defense="mix"), key=lambda federation: setting(federation, "largest", 0.5))
     if not federations:
@@ -157,7 +166,7 @@ def figa4(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def figa5(results: Seen) -> tuple[list[Line], list[Finding]]:
+def figa5(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. A5: largest at rising rates."""
     federations = [*results.select(defense="none"), *sorted(results.select(defense="largest"), key=rate_of)]
     private: Cases = {step: results.less(low, high, NMI, SGI) for step, low, high in steps(federations)}
@@ -170,7 +179,7 @@ def figa5(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def alpha(results: Seen) -> tuple[list[Line], list[Finding]]:
+def alpha(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return the effect of alpha's start, its step and the temperature: the paper states none of them."""
     rates = {
         federation.defense: mean(results.last(federation, WITHHELD))
@@ -201,7 +210,7 @@ def alpha(results: Seen) -> tuple[list[Line], list[Finding]]:
     return lines(results), [*findings, judge(claim, cases, "every", unit="")]
 
 
-def defenses(results: Seen) -> tuple[list[Line], list[Finding]]:
+def defenses(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
     """Return every defense of an update on one axis, under its strongest attacker, and the sum of a round's updates."""
     bare, learnt = (results.one(defense=name, view="update") for name in ("none", "priprune"))
     alone = list(results.select(view="update"))
@@ -216,12 +225,12 @@ def defenses(results: Seen) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def _case(federation: Federation) -> str:
+def _case(federation: PripruneFederation) -> str:
     """Return the name of a federation among the cases of a claim."""
     return f"{federation.base}, {federation.model} on {federation.data}"
 
 
-def _printed(results: Seen, federation: Federation) -> str:
+def _printed(results: PripruneResults, federation: PripruneFederation) -> str:
     """Return the cell of Table 2, with the paper's network if that is another one."""
     data = results.stands.get((federation.model, federation.data), "")
     pair = TABLE_2.get((data, federation.base))
@@ -232,7 +241,7 @@ def _printed(results: Seen, federation: Federation) -> str:
     return f"{value:g} ± {spread:g}{other}"
 
 
-def _nearest(by_lambdas: dict[tuple[float, float, float], Federation]) -> dict[tuple[float, float, float], str]:
+def _nearest(by_lambdas: dict[tuple[float, float, float], PripruneFederation]) -> dict[tuple[float, float, float], str]:
     """Return the paper's cells; lambda_sha is matched by its order, since it is larger for a smaller network."""
     ranks = sorted({key[2] for key in by_lambdas}, reverse=True)
     names = sorted({key[2] for key in TABLE_A1}, reverse=True)
@@ -242,13 +251,15 @@ def _nearest(by_lambdas: dict[tuple[float, float, float], Federation]) -> dict[t
     return {key: f"{value:.3f}" for key, value in cells.items() if value is not None}
 
 
-def setting(federation: Federation, name: str, usual: float) -> float:
+def setting(federation: PripruneFederation, name: str, usual: float) -> float:
     """Return a hyper-parameter from the text of the defense; `usual` if it is not there."""
     pairs = dict(pair.split("=") for pair in federation.defense.split(":")[1:])
     return float(pairs.get(name, usual))
 
 
-def in_every_round(results: Seen, bare: Federation | None, learnt: Federation | None) -> Finding:
+def in_every_round(
+    results: PripruneResults, bare: PripruneFederation | None, learnt: PripruneFederation | None
+) -> Finding:
     """Judge if the defended update leaks less in all attacked rounds."""
     claim = "PriPrune's NMI is the lower one throughout all rounds"
     if bare is None or learnt is None:
@@ -259,7 +270,9 @@ def in_every_round(results: Seen, bare: Federation | None, learnt: Federation | 
     return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"))
 
 
-def best_balance(results: Seen, learnt: Federation | None, others: Iterable[Federation]) -> Finding:
+def best_balance(
+    results: PripruneResults, learnt: PripruneFederation | None, others: Iterable[PripruneFederation]
+) -> Finding:
     """Judge that no other is both as accurate and as private, by the means."""
     claim = "PriPrune has the best balance: no other is at least as accurate and as private"
     if learnt is None:
@@ -271,7 +284,7 @@ def best_balance(results: Seen, learnt: Federation | None, others: Iterable[Fede
     return Finding(claim, measured, verdict(0, 1, 1) if beaten else verdict(1, 0, 1))
 
 
-def worth(results: Seen, federation: Federation) -> tuple[float, float]:
+def worth(results: PripruneResults, federation: PripruneFederation) -> tuple[float, float]:
     """Return the accuracy, and the negative NMI under the strongest attacker."""
     accuracy, leak = (
         mean(results.last(federation, ACCURACY)),
@@ -280,7 +293,7 @@ def worth(results: Seen, federation: Federation) -> tuple[float, float]:
     return (accuracy.value if accuracy else -math.inf, -leak.value if leak else -math.inf)
 
 
-def moves(results: Seen, learnt: Federation | None) -> Finding:
+def moves(results: PripruneResults, learnt: PripruneFederation | None) -> Finding:
     """Judge Fig. 8d: the rate changes over the rounds."""
     claim = "PriPrune's defense rate adapts: it changes over the rounds by more than 1 point"
     course = {} if learnt is None else results.course(learnt, WITHHELD)
@@ -292,17 +305,17 @@ def moves(results: Seen, learnt: Federation | None) -> Finding:
     return Finding(claim, f"{measured}{100 * max(values):.1f}%", judge(claim, {"": case}, bound=0.01).verdict)
 
 
-def steps(federations: list[Federation]) -> Iterable[tuple[str, Federation, Federation]]:
+def steps(federations: list[PripruneFederation]) -> Iterable[tuple[str, PripruneFederation, PripruneFederation]]:
     """Return pairs of federations with neighbouring rates, each with its name."""
     return [(f"{rate_of(low):g} to {rate_of(high):g}", low, high) for low, high in pairwise(federations)]
 
 
-def rate_of(federation: Federation) -> float:
+def rate_of(federation: PripruneFederation) -> float:
     """Return the defense rate; 0 without a defense."""
     return 0.0 if federation.defense == "none" else setting(federation, "rate", 0.3)
 
 
-def _share(federation: Federation) -> str:
+def _share(federation: PripruneFederation) -> str:
     return f"{100 * setting(federation, 'largest', 0.5) * rate_of(federation):.0f} % largest"
 
 
@@ -310,13 +323,13 @@ def _minus(case: Estimate | None) -> Estimate | None:
     return combine(lambda value: -value, {0: case}) if case is not None else None
 
 
-def only(federation: Federation, name: str) -> bool:
+def only(federation: PripruneFederation, name: str) -> bool:
     """Return True if no other setting that the paper leaves open is set."""
     others = {"alpha", "step", "temperature", "normalise"} - {name}
     return not others & {pair.partition("=")[0] for pair in federation.defense.split(":")[1:]}
 
 
-def aggregated(results: Seen, learnt: Federation | None) -> list[Finding]:
+def aggregated(results: PripruneResults, learnt: PripruneFederation | None) -> list[Finding]:
     """Judge how much secure aggregation hides, alone and with each defense, of all clients' pictures by round."""
     sums = list(results.select(view="sum"))
     less: Cases = {
@@ -336,7 +349,7 @@ def aggregated(results: Seen, learnt: Federation | None) -> list[Finding]:
     ]
 
 
-def in_rounds(results: Seen, one: Federation, other: Federation) -> Estimate | None:
+def in_rounds(results: PripruneResults, one: PripruneFederation, other: PripruneFederation) -> Estimate | None:
     """Return one's NMI less the other's under the strongest attackers, both as means over the victims of a round."""
     if not {one, other} <= results.courses.keys():
         return None
@@ -353,7 +366,9 @@ def by_round(course: Course) -> Course:
     return {key: sum(values) / len(values) for key, values in rounds.items()}
 
 
-def worst(results: Seen, one: Federation | None, other: Federation | None) -> Estimate | None:
+def worst(
+    results: PripruneResults, one: PripruneFederation | None, other: PripruneFederation | None
+) -> Estimate | None:
     """Return one's NMI less the other's, each under its strongest attacker."""
     if one is None or other is None:
         return None

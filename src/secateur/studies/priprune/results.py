@@ -14,7 +14,7 @@ from secateur.metrics.estimates import Measure, combine, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
 from secateur.runs.rows import Row
-from secateur.studies.table import Cells, Line, sparkline
+from secateur.studies.table import Cells, TableLine, sparkline
 
 NMI, PSNR, LOSS, CHANCE = "nmi_256", "psnr", "attack_loss", "nmi_256_chance"
 WITHHELD, ACCURACY = "withheld_of_all", "test_accuracy"
@@ -23,7 +23,7 @@ CURVE = 20  # points of a curve in a line of text
 Course = dict[tuple[int, int, int], float]  # a value by seed, round and client; client -1: the whole federation
 
 
-class Federation(NamedTuple):
+class PripruneFederation(NamedTuple):
     """A federation by its settings."""
 
     base: str  # its name
@@ -36,11 +36,11 @@ class Federation(NamedTuple):
     view: str = "update"  # the server sees the update of every client, or with "sum" only the average
 
 
-Paper = Callable[[Federation], str]
+Paper = Callable[[PripruneFederation], str]
 
 
 @dataclass(frozen=True)
-class Seen:
+class PripruneResults:
     """The rows of one study."""
 
     rows: Sequence[Row]
@@ -48,9 +48,9 @@ class Seen:
     stands: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by model and data: the paper's data set
 
     @cached_property
-    def courses(self) -> dict[Federation, dict[tuple[str, str | None], Course]]:
+    def courses(self) -> dict[PripruneFederation, dict[tuple[str, str | None], Course]]:
         """Every measure of every federation, and of every attack on it, over the rounds; in the order of the runs."""
-        courses: dict[Federation, dict[tuple[str, str | None], Course]] = {}
+        courses: dict[PripruneFederation, dict[tuple[str, str | None], Course]] = {}
         for row in self.rows:
             if not is_federated(row) or row.value is None or not math.isfinite(row.value):
                 continue
@@ -64,20 +64,20 @@ class Seen:
             course[row.seed, row.extra["round"], -1 if client is None else client] = row.value
         return courses
 
-    def course(self, federation: Federation, metric: str, attack: str | None = None) -> Course:
+    def course(self, federation: PripruneFederation, metric: str, attack: str | None = None) -> Course:
         """Return one measure over the rounds."""
         return self.courses.get(federation, {}).get((metric, attack), {})
 
-    def attacks(self, federation: Federation) -> list[str]:
+    def attacks(self, federation: PripruneFederation) -> list[str]:
         """Return the attacks on a federation."""
         return list(dict.fromkeys(attack for _, attack in self.courses[federation] if attack is not None))
 
-    def strongest(self, federation: Federation, metric: str = NMI) -> str | None:
+    def strongest(self, federation: PripruneFederation, metric: str = NMI) -> str | None:
         """Return the attack with the highest mean."""
         means = {name: _mean(self.course(federation, metric, name)) for name in self.attacks(federation)}
         return max(means, key=lambda name: means[name], default=None)
 
-    def over(self, federation: Federation | None, metric: str, attack: str | None) -> Measure:
+    def over(self, federation: PripruneFederation | None, metric: str, attack: str | None) -> Measure:
         """Return the mean over the attacked updates of each seed, with Student's interval."""
         course = {} if federation is None else self.course(federation, metric, attack)
         return {
@@ -85,7 +85,7 @@ class Seen:
             for seed in dict.fromkeys(key[0] for key in course)
         }
 
-    def last(self, federation: Federation | None, metric: str) -> Measure:
+    def last(self, federation: PripruneFederation | None, metric: str) -> Measure:
         """Return the value in the last round; of accuracies with Wilson's interval."""
         course = {} if federation is None else self.course(federation, metric)
         ends = {key[0]: value for key, value in sorted(course.items())}
@@ -93,7 +93,9 @@ class Seen:
             return {seed: Estimate(value, -math.inf, math.inf) for seed, value in ends.items()}
         return {seed: share_of(value, self.tested[federation.data]) for seed, value in ends.items()}
 
-    def less(self, one: Federation | None, other: Federation | None, metric: str, attack: str) -> Estimate | None:
+    def less(
+        self, one: PripruneFederation | None, other: PripruneFederation | None, metric: str, attack: str
+    ) -> Estimate | None:
         """Return one federation's leakage less the other's: for one seed by update, for several by seed."""
         if one is None or other is None:
             return None
@@ -111,16 +113,18 @@ class Seen:
             return mean_of(*by_seed.values())
         return mean_of([sum(values) / len(values) for values in by_seed.values()])
 
-    def gain(self, one: Federation | None, other: Federation | None) -> Estimate | None:
+    def gain(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
         """Return the last accuracy of one less that of the other."""
         return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
 
-    def saved(self, one: Federation | None, other: Federation | None, attack: str = "sgi") -> Estimate | None:
+    def saved(
+        self, one: PripruneFederation | None, other: PripruneFederation | None, attack: str = "sgi"
+    ) -> Estimate | None:
         """Return the share of one's NMI by which the other's is lower."""
         measures = self.over(one, NMI, attack), self.over(other, NMI, attack)
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
 
-    def select(self, **wanted: Any) -> Iterator[Federation]:
+    def select(self, **wanted: Any) -> Iterator[PripruneFederation]:
         """Yield the federations with these settings; a defense is given by its name, or names (priprune+dp)."""
         for federation in self.courses:
             if all(
@@ -129,23 +133,23 @@ class Seen:
             ):
                 yield federation
 
-    def one(self, **wanted: Any) -> Federation | None:
+    def one(self, **wanted: Any) -> PripruneFederation | None:
         """Return the first federation with these settings."""
         return next(self.select(**wanted), None)
 
-    def with_defense(self, federation: Federation, name: str) -> Federation | None:
+    def with_defense(self, federation: PripruneFederation, name: str) -> PripruneFederation | None:
         """Return the same federation with another defense."""
         return self.one(**federation._replace(defense=name)._asdict())
 
 
-def silent(federation: Federation) -> str:
+def silent(federation: PripruneFederation) -> str:
     """Return nothing: the paper prints no number."""
     return ""
 
 
 def lines(
-    results: Seen, paper: Paper = silent, chosen: Sequence[Federation] | None = None, part: str = ""
-) -> list[Line]:
+    results: PripruneResults, paper: Paper = silent, chosen: Sequence[PripruneFederation] | None = None, part: str = ""
+) -> list[TableLine]:
     """Return a line for each federation and attack: the last accuracy, and the leakage of the attacked updates."""
     wanted = list(results.courses if chosen is None else chosen)
     attacks = dict.fromkeys(attack for federation in wanted for attack in results.attacks(federation))
@@ -153,16 +157,16 @@ def lines(
     for federation in wanted:
         for attack in attackers(results, federation):
             labels = told(federation, wanted) | ({"attack": str(attack)} if len(attacks) > 1 else {})
-            table.append(Line(labels, _cells(results, federation, attack), paper(federation), part=part))
+            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation), part=part))
     return table
 
 
-def attackers(results: Seen, federation: Federation) -> list[str | None]:
+def attackers(results: PripruneResults, federation: PripruneFederation) -> list[str | None]:
     """Return the attacks that have a line: None, for one line, if the federation was not attacked."""
     return [*results.attacks(federation)] or [None]
 
 
-def told(federation: Federation, among: Sequence[Federation]) -> dict[str, str]:
+def told(federation: PripruneFederation, among: Sequence[PripruneFederation]) -> dict[str, str]:
     """Return the labels in which a federation differs from others, and always base pruning, rate and defense."""
     names = [
         name
@@ -178,7 +182,7 @@ def told(federation: Federation, among: Sequence[Federation]) -> dict[str, str]:
     }
 
 
-def _cells(results: Seen, federation: Federation, attack: str | None) -> Cells:
+def _cells(results: PripruneResults, federation: PripruneFederation, attack: str | None) -> Cells:
     cells: Cells = {"test_accuracy": mean(results.last(federation, ACCURACY))}
     cells |= {"accuracy over rounds": curve(results.course(federation, ACCURACY))}
     for title, metric in {"NMI": NMI, "NMI by chance": CHANCE, "PSNR": PSNR, "loss of the attack": LOSS}.items():
@@ -199,18 +203,18 @@ def curve(course: Course) -> str:
     return sparkline(values[:: max(1, len(values) // CURVE)])
 
 
-def megabytes(results: Seen, federation: Federation, metric: str) -> Estimate | None:
+def megabytes(results: PripruneResults, federation: PripruneFederation, metric: str) -> Estimate | None:
     """Return the megabytes that all clients sent or received."""
     sums = mean(results.last(federation, metric))
     return None if sums is None else Estimate(sums.value / 1e6, sums.low / 1e6, sums.high / 1e6)
 
 
-def federation_of(row: Row) -> Federation:
+def federation_of(row: Row) -> PripruneFederation:
     """Return the federation of a row."""
     base, broadcast = name_of(row.extra["base_pruning"]), row.extra["broadcast"]
     setting = row.model, row.dataset, row.extra["local_batch"]
     view = row.extra.get("view", "update")
-    return Federation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *setting, view)
+    return PripruneFederation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *setting, view)
 
 
 def names_of(defense: str) -> str:

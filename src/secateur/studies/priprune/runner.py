@@ -23,15 +23,15 @@ from secateur.report import page_afterwards
 from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
 from secateur.studies.claims import Finding
-from secateur.studies.priprune.results import Seen
-from secateur.studies.priprune.scale import Scale, scale_of
-from secateur.studies.priprune.settings import Federations, Ready, Setting
+from secateur.studies.priprune.results import PripruneResults
+from secateur.studies.priprune.scale import PripruneScale, scale_of
+from secateur.studies.priprune.settings import Federations, PripruneSetting, Ready
 from secateur.studies.study import plain
-from secateur.studies.table import Line, Table
+from secateur.studies.table import StudyTable, TableLine
 
-Tabulate = Callable[[Seen], tuple[list[Line], list[Finding]]]
-Steps = Callable[[Scale], Sequence[Federations]]
-Also = Callable[[Scale, Run, Federate, Dataset, torch.device, int, Choice], None]
+Tabulate = Callable[[PripruneResults], tuple[list[TableLine], list[Finding]]]
+Steps = Callable[[PripruneScale], Sequence[Federations]]
+Also = Callable[[PripruneScale, Run, Federate, Dataset, torch.device, int, Choice], None]
 PARTS = ("bases", "defenses", "broadcast")  # parts of a study that `--set` can select from
 INTERVALS = {
     True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
@@ -50,14 +50,14 @@ class FederatedStudy:
 
     def conduct(
         self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> Table:
+    ) -> StudyTable:
         """Run all federations for every seed into the folder `out`, and return the table."""
         given_parts = [text for text in overrides or [] if _key(text) in PARTS]
         size = scale_of(scale, [text for text in overrides or [] if text not in given_parts])
         only = {_key(text): text.partition("=")[2] for text in given_parts}
         asked = read(Federate, None, {name: options.get(name) for name in ("seeds", "device")})
         steps, device = chosen(self.steps(size), only), device_of(asked)
-        setting = Setting(size, options, asked.seeds, tuple(step.data for step in steps))
+        setting = PripruneSetting(size, options, asked.seeds, tuple(step.data for step in steps))
         torch.set_num_threads(size.threads)
         ready = [federations for step in steps for federations in setting.configs(step)]
         if not ready:
@@ -76,9 +76,9 @@ class FederatedStudy:
             federations.data.name: len(federations.data.inputs) - federations.data.train_size for federations in ready
         }
         stands = {(federations.config.model, federations.data.name): federations.paper for federations in ready}
-        lines, findings = self.tabulate(Seen(run.rows, tested, stands))
+        lines, findings = self.tabulate(PripruneResults(run.rows, tested, stands))
         facts = {"study": entry.name, "scale": scale} | _facts(size, run.rows, ready) | {"seeds": asked.seeds}
-        return Table(entry.summary, facts, lines, findings, INTERVALS[len(asked.seeds) == 1])
+        return StudyTable(entry.summary, facts, lines, findings, INTERVALS[len(asked.seeds) == 1])
 
 
 def chosen(steps: Sequence[Federations], asked: Mapping[str, str]) -> list[Federations]:
@@ -135,7 +135,7 @@ def _run(
                             also(run, config, data, device, seed, base)
 
 
-def _facts(size: Scale, rows: Sequence[Row], ready: Sequence[Ready]) -> dict[str, Any]:
+def _facts(size: PripruneScale, rows: Sequence[Row], ready: Sequence[Ready]) -> dict[str, Any]:
     """Return the settings that the numbers hold for: stand-ins for data and networks, and the reduced sizes."""
 
     def unique(values: Iterable[Any]) -> list[Any]:

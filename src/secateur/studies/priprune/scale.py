@@ -47,7 +47,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Place:
+class StandIn:
     """The data set and network that stand for those of the paper."""
 
     data: str
@@ -57,11 +57,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Scale:
+class PripruneScale:
     """The size of a study; the defaults are the paper's setting. MNIST by writer stands for FEMNIST."""
 
-    places: dict[str, Place] = field(
-        default_factory=lambda: {FEMNIST: Place("qmnist", "conv-2", 20), CIFAR10: Place("cifar10", "vgg-11", 1, 100)}
+    places: dict[str, StandIn] = field(
+        default_factory=lambda: {
+            FEMNIST: StandIn("qmnist", "conv-2", 20),
+            CIFAR10: StandIn("cifar10", "vgg-11", 1, 100),
+        }
     )
     rounds: int = 20_000
     attacked: int = 20  # rounds
@@ -102,8 +105,8 @@ SMALL_GRID = Grid(
     networks={FEMNIST: ("conv-1", "conv-2"), CIFAR10: ("vgg-4", "vgg-6")},
     examples=24,
 )
-TINY = Scale(
-    places={FEMNIST: Place("digits", "lenet-zhu", 4, 8), CIFAR10: Place("digits", "cnn6", 2, 8)},
+TINY = PripruneScale(
+    places={FEMNIST: StandIn("digits", "lenet-zhu", 4, 8), CIFAR10: StandIn("digits", "cnn6", 2, 8)},
     rounds=4,
     attacked=2,
     brief_rounds=2,
@@ -121,8 +124,8 @@ TINY = Scale(
     search=("prunefl", "snip"),
     leaking=TINY_GRID,
 )
-SMALL = Scale(
-    places={FEMNIST: Place("qmnist", "conv-2", 20), CIFAR10: Place("cifar10", "vgg-4", 10, 100)},
+SMALL = PripruneScale(
+    places={FEMNIST: StandIn("qmnist", "conv-2", 20), CIFAR10: StandIn("cifar10", "vgg-4", 10, 100)},
     rounds=30,
     attacked=3,
     brief_rounds=4,
@@ -140,10 +143,10 @@ SMALL = Scale(
     grid=((1, 10), (1, 15), (2e-4, 2e-6)),
     leaking=SMALL_GRID,
 )
-SCALES = {"tiny": TINY, "small": SMALL, "full": Scale()}
+SCALES = {"tiny": TINY, "small": SMALL, "full": PripruneScale()}
 
 
-def scale_of(name: str, overrides: list[str] | None) -> Scale:
+def scale_of(name: str, overrides: list[str] | None) -> PripruneScale:
     """Return a scale by its name, with `field=value` laid over it."""
     scale = laid_over(SCALES, name, overrides, FIXED)
     for rounds, attacked in ((scale.rounds, scale.attacked), (scale.brief_rounds, scale.brief_attacked)):

@@ -16,7 +16,7 @@ from secateur.defenses.priprune import PRESETS, PriPrune
 from secateur.federated.build import loaded
 from secateur.models.create import create
 from secateur.seeding import derive
-from secateur.studies.priprune.scale import CIFAR10, FEMNIST, Place, Scale
+from secateur.studies.priprune.scale import CIFAR10, FEMNIST, PripruneScale, StandIn
 
 WEIGHTS = {FEMNIST: 6_603_710, CIFAR10: 9_385_994}  # number of weights of the paper's networks
 LAMBDAS = ("accuracy", "privacy", "sharing")
@@ -46,10 +46,10 @@ class Ready(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class PripruneSetting:
     """The context that all steps of a study share."""
 
-    scale: Scale
+    scale: PripruneScale
     given: Mapping[str, Any]  # the user's data, model, data_folder and device, if set
     seeds: list[int]
     needed: tuple[str, ...]  # the paper's data sets for which the study has steps
@@ -68,7 +68,7 @@ class Setting:
             chosen = {"base_pruning": f"{name}:{settings}" if settings else name, "defense": defenses}
             yield Ready(read(Federate, None, self._fields(step, place, data) | chosen), data, step.data)
 
-    def data_of(self, name: str, place: Place) -> Dataset:
+    def data_of(self, name: str, place: StandIn) -> Dataset:
         """Return a data set, which is loaded once."""
         key = name, self.scale.examples
         if key not in self.datasets:
@@ -86,7 +86,7 @@ class Setting:
         like = CIFAR10 if data.input_shape[0] == 3 else FEMNIST
         return paper == like or like not in self.needed
 
-    def _fields(self, step: Federations, place: Place, data: Dataset) -> dict[str, Any]:
+    def _fields(self, step: Federations, place: StandIn, data: Dataset) -> dict[str, Any]:
         scale, options = self.scale, self.given
         rounds, attacked, victims = scale.rounds, scale.attacked, scale.victims
         if step.brief:

@@ -16,7 +16,7 @@ from secateur.catalogue import Choice, method
 from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, Axis, Curve, curves, updates
+from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
 from secateur.federated.build import network_of, terms_of
 from secateur.federated.checkpoint import depends_of
 from secateur.federated.federation import Federation
@@ -27,11 +27,11 @@ from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.claims import Finding, judge
 from secateur.studies.priprune.paper_numbers import TABLE_2
-from secateur.studies.priprune.results import Seen
+from secateur.studies.priprune.results import PripruneResults
 from secateur.studies.priprune.runner import FederatedStudy
-from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, SCALES, Scale
+from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, SCALES, PripruneScale
 from secateur.studies.priprune.settings import Federations
-from secateur.studies.table import Cells, Line
+from secateur.studies.table import Cells, TableLine
 from secateur.theory.mutual_information import Forms, gradient_spectrum, over_rounds, single_round, single_round_prunefl
 
 STANDS_FOR = {"femnist": FEMNIST, "qmnist": FEMNIST, "mnist": FEMNIST, "cifar10": CIFAR10}
@@ -65,7 +65,7 @@ def fig2() -> FederatedStudy:
 def fig4() -> FederatedStudy:
     """NMI of SGI by pruning rate and by batch size, both data sets, beside Theorem 4.1 (priprune, Fig. 4)."""
 
-    def steps(scale: Scale) -> list[Federations]:
+    def steps(scale: PripruneScale) -> list[Federations]:
         batches = [(data, size) for data, sizes in scale.leaking.batches.items() for size in sizes]
         by_batch = [_at_base_rate(FIVE, data, scale, batch_size=size) for data, size in batches]
         return [*(_by_rate(data, scale) for data in (FEMNIST, CIFAR10)), *by_batch]
@@ -77,7 +77,7 @@ def fig4() -> FederatedStudy:
 def fig5() -> FederatedStudy:
     """NMI of SGI by model size and by round, both data sets, beside Corollary 4.2 (priprune, Fig. 5)."""
 
-    def steps(scale: Scale) -> list[Federations]:
+    def steps(scale: PripruneScale) -> list[Federations]:
         networks = [(data, model) for data, models in scale.leaking.networks.items() for model in models]
         by_size = [_at_base_rate(SIX, data, scale, model=model) for data, model in networks]
         return [*by_size, *(_at_base_rate(SIX, data, scale, brief=False) for data in (FEMNIST, CIFAR10))]
@@ -85,28 +85,28 @@ def fig5() -> FederatedStudy:
     return FederatedStudy(tabulate(SIZE, ROUNDS), steps, bound)
 
 
-def _by_rate(data: str, scale: Scale) -> Federations:
+def _by_rate(data: str, scale: PripruneScale) -> Federations:
     """Return the federations of one data set by base pruning and rate."""
     return _federations(FIVE, scale.leaking.rates[data], data, scale)
 
 
-def _at_base_rate(bases: Sequence[str], data: str, scale: Scale, **setting: Any) -> Federations:
+def _at_base_rate(bases: Sequence[str], data: str, scale: PripruneScale, **setting: Any) -> Federations:
     """Return the federations of one data set at the base rate, with another network or batch size."""
     return _federations(bases, [BASE_RATE], data, scale, **setting)
 
 
 def _federations(
-    bases: Sequence[str], rates: Sequence[float], data: str, scale: Scale, brief: bool = True, **setting: Any
+    bases: Sequence[str], rates: Sequence[float], data: str, scale: PripruneScale, brief: bool = True, **setting: Any
 ) -> Federations:
     values: dict[str, Any] = dict(zip(("model", "batch_size"), scale.leaking.places[data], strict=True)) | setting
     chosen = tuple(f"{base}:rate={rate:g}" for base in bases if base in scale.leaking.bases for rate in rates)
     return Federations(chosen, data=data, brief=brief, **values)
 
 
-def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
+def tabulate(*axes: Axis) -> Callable[[PripruneResults], tuple[list[TableLine], list[Finding]]]:
     """Return the function from a figure's rows to a part for each of its axes, and its findings."""
 
-    def table(results: Seen) -> tuple[list[Line], list[Finding]]:
+    def table(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
         known = updates(results.rows)
         drawn = {axis: list(curves(known, axis)) for axis in axes}
         lines = [line for along in drawn.values() for curve in along for line in _lines(curve)]
@@ -115,7 +115,7 @@ def tabulate(*axes: Axis) -> Callable[[Seen], tuple[list[Line], list[Finding]]]:
     return table
 
 
-def _lines(curve: Curve) -> Iterator[Line]:
+def _lines(curve: LeakageCurve) -> Iterator[TableLine]:
     """Yield a line for each point of a curve."""
     names = COLUMNS | (OVER_ROUNDS if curve.axis is ROUNDS else {})
     shared = {name: f"{value:g}" if isinstance(value, int | float) else value for name, value in curve.labels.items()}
@@ -123,10 +123,10 @@ def _lines(curve: Curve) -> Iterator[Line]:
         varied = {"model": curve.networks[x]} if curve.axis is SIZE else {}
         cells: Cells = {title: curve.at(x, name) for name, title in names.items()}
         at = {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}
-        yield Line(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
+        yield TableLine(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
 
 
-def _paper(curve: Curve, x: float) -> str:
+def _paper(curve: LeakageCurve, x: float) -> str:
     """Return Table 2's number of a base pruning at the paper's rate; the figures print no numbers."""
     if curve.axis is not RATE or x != BASE_RATE:
         return ""
@@ -134,7 +134,7 @@ def _paper(curve: Curve, x: float) -> str:
     return f"NMI {printed[0][0]:g} after 20 000 rounds" if printed else ""
 
 
-def _findings(axis: Axis, drawn: Sequence[Curve]) -> Iterator[Finding]:
+def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
     """Judge if measurement and theory go along an axis as the paper says, and with one another."""
     change, sign = ("rises", 1) if axis.rises else ("falls", -1)
     theory = "rounds" if axis is ROUNDS else "total"
@@ -160,7 +160,7 @@ def _turned(r: Estimate | None, sign: int) -> Estimate | None:
 
 
 def bound(
-    scale: Scale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
+    scale: PripruneScale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
 ) -> None:
     """Add the terms of Theorem 4.1 for the attacked updates of one federation as rows; the rounds are run again."""
     terms = terms_of(config, data, seed, base, defense_of_clients("none"))

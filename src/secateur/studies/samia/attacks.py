@@ -11,10 +11,10 @@ from operator import sub
 from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, equals, judge
-from secateur.studies.results import Found, Model
+from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.behaviour import CLOSE
 from secateur.studies.samia.paper_numbers import AUTHORS_CODE, TABLE_1
-from secateur.studies.table import Cells, Line
+from secateur.studies.table import Cells, TableLine
 
 ATTACKS = ("samia", "conf")
 PAIRINGS = (  # the attack on the pruned model and on the original, and the measure
@@ -30,7 +30,7 @@ LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too 
 Cases = dict[str, Estimate | None]
 
 
-def risk_by_accuracy(results: Found) -> tuple[list[Line], list[Finding]]:
+def risk_by_accuracy(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 7: attack accuracy against prediction accuracy."""
     drop = {
         model: combine(sub, *(results.of(m, "test_accuracy") for m in (model.source, model)))
@@ -50,7 +50,7 @@ def risk_by_accuracy(results: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings
 
 
-def risk_by_sparsity(results: Found) -> tuple[list[Line], list[Finding]]:
+def risk_by_sparsity(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 8: attack accuracy against sparsity."""
     least = min((model.sparsity for model in results.pruned), default=0.0)
     low = [model for model in results.pruned if model.sparsity == least]
@@ -58,13 +58,13 @@ def risk_by_sparsity(results: Found) -> tuple[list[Line], list[Finding]]:
     return _risk_lines(results), _paired(results, claim, low, every=True)
 
 
-def gaps(results: Found) -> tuple[list[Line], list[Finding]]:
+def gaps(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 9: the gaps against attack accuracy."""
     lines = []
     for model in results.models:
         cells: Cells = {name: mean(results.of(model, name)) for name in (*GAPS, "sensitivity_gap")}
         cells |= {f"samia {name}": mean(results.of(model, name, "samia")) for name in ("attack_accuracy", "auc")}
-        lines.append(Line({"model": model.title}, cells))
+        lines.append(TableLine({"model": model.title}, cells))
     findings = []
     for name in GAPS:
         rises = {m.title: combine(sub, results.of(m, name), results.of(m.source, name)) for m in results.pruned}
@@ -78,7 +78,7 @@ def gaps(results: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings
 
 
-def compared(results: Found) -> tuple[list[Line], list[Finding]]:
+def compared(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
     lines = []
     for model in results.models:
@@ -92,7 +92,7 @@ def compared(results: Found) -> tuple[list[Line], list[Finding]]:
                     cells[f"change from {title} on the original"] = combine(sub, accuracy, original)
             numbers = ("attack_accuracy", "auc")
             lines.append(
-                Line({"model": model.title, "attack": attack}, cells, _authors(results, model, attack, numbers))
+                TableLine({"model": model.title, "attack": attack}, cells, _authors(results, model, attack, numbers))
             )
     findings = []
     for measure in ("attack_accuracy", "auc"):
@@ -102,16 +102,18 @@ def compared(results: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings + _paired(results, "pruned models leak more than the original", results.pruned)
 
 
-def unknown_sparsity(results: Found) -> tuple[list[Line], list[Finding]]:
+def unknown_sparsity(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     kept: Cases = {}
     gained: Cases = {}
     for models in _families(results):
         for target in models:
             row = {shadow: _knowing(results, target, shadow) for shadow in models}
             cells = {f"shadows {m.sparsity:g}, attack_accuracy": mean(row[m]) for m in models}
-            lines.append(Line({"pruner": models[-1].pruner, "target's sparsity": f"{target.sparsity:g}"}, {**cells}))
+            lines.append(
+                TableLine({"pruner": models[-1].pruner, "target's sparsity": f"{target.sparsity:g}"}, {**cells})
+            )
             for shadow in models:
                 if shadow != target:
                     case = f"{models[-1].pruner} {target.sparsity:g} by shadows {shadow.sparsity:g}"
@@ -124,7 +126,7 @@ def unknown_sparsity(results: Found) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def unknown(results: Found) -> tuple[list[Line], list[Finding]]:
+def unknown(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Table 1: the attack accuracy lost in random experiments."""
     lines, losses, left = [], [], []
     for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in results.rows if row.attack}):
@@ -135,12 +137,12 @@ def unknown(results: Found) -> tuple[list[Line], list[Finding]]:
         left.append(guessed[1][seed].value)
         labels = {"experiment": f"{seed}.{number}", "target": known[0], "shadows": guessed[0]}
         cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1]), "loss": loss}
-        lines.append(Line(labels, {**cells}))
+        lines.append(TableLine(labels, {**cells}))
     average, setting = mean_of(losses), (results.rows[0].dataset, results.rows[0].model)
     paper = TABLE_1.get(setting)
     printed = "" if paper is None else f"{100 * paper:.2f}%"
     all_cells: Cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
-    lines.append(Line({"experiment": "mean", "target": "", "shadows": ""}, all_cells, printed))
+    lines.append(TableLine({"experiment": "mean", "target": "", "shadows": ""}, all_cells, printed))
     above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
     findings = [judge("without knowing pruner and sparsity the attack is still effective", above)]
     if paper is not None:
@@ -148,7 +150,7 @@ def unknown(results: Found) -> tuple[list[Line], list[Finding]]:
     return lines, findings
 
 
-def _risk_lines(results: Found) -> list[Line]:
+def _risk_lines(results: AuditResults) -> list[TableLine]:
     """Return a line for each model: its accuracy, the attacks, and their change from the original."""
     lines = []
     for model in results.models:
@@ -161,16 +163,16 @@ def _risk_lines(results: Found) -> list[Line]:
             for title, pair in pairs.items():
                 cells[f"change, {title}"] = _pairing(results, model, *pair, "attack_accuracy")
         paper = "; ".join(filter(None, (_authors(results, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
-        lines.append(Line({"model": model.title}, cells, paper))
+        lines.append(TableLine({"model": model.title}, cells, paper))
     return lines
 
 
-def _pairing(results: Found, model: Model, after: str, before: str, metric: str) -> Estimate | None:
+def _pairing(results: AuditResults, model: VictimKey, after: str, before: str, metric: str) -> Estimate | None:
     """Return an attack's metric on the pruned model less another's on the original."""
     return combine(sub, results.of(model, metric, after), results.of(model.source, metric, before))
 
 
-def _paired(results: Found, claim: str, models: Iterable[Model], every: bool = False) -> list[Finding]:
+def _paired(results: AuditResults, claim: str, models: Iterable[VictimKey], every: bool = False) -> list[Finding]:
     """Judge a claim under each pairing of attacks; only the same attack on both shows the effect of pruning."""
     models = list(models)
     return [
@@ -184,7 +186,7 @@ def _paired(results: Found, claim: str, models: Iterable[Model], every: bool = F
     ]
 
 
-def _against(results: Found, leaky: Iterable[str], other: Iterable[str]) -> Cases:
+def _against(results: AuditResults, leaky: Iterable[str], other: Iterable[str]) -> Cases:
     """Return SAMIA's accuracy on models of some pruners less that of others of about equal prediction accuracy."""
     accuracy = {model: results.of(model, "test_accuracy") for model in results.pruned}
     cases: Cases = {}
@@ -201,14 +203,14 @@ def _words(metric: str) -> str:
     return "AUC" if metric == "auc" else metric.replace("_", " ").replace("gap size", "gap (size)")
 
 
-def _lead(results: Found, model: Model, measure: str) -> Estimate | None:
+def _lead(results: AuditResults, model: VictimKey, measure: str) -> Estimate | None:
     """Return SAMIA's measure less that of the best other attack."""
     others = [results.of(model, measure, attack) for attack in results.attacks if attack != "samia"]
     best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
     return combine(sub, results.of(model, measure, "samia"), best)
 
 
-def _authors(results: Found, model: Model, attack: str, metrics: Iterable[str]) -> str:
+def _authors(results: AuditResults, model: VictimKey, attack: str, metrics: Iterable[str]) -> str:
     """Return the numbers of the authors' code in the same setting, of one seed, if known."""
     setting = (results.rows[0].dataset, model.pruner, model.sparsity, model.defense)
     known = [(metric, AUTHORS_CODE.get((*setting, attack, metric))) for metric in metrics]
@@ -216,14 +218,14 @@ def _authors(results: Found, model: Model, attack: str, metrics: Iterable[str]) 
     return f"authors' code: {', '.join(numbers)}" if numbers else ""
 
 
-def _families(results: Found) -> list[list[Model]]:
+def _families(results: AuditResults) -> list[list[VictimKey]]:
     """Return the models of each pruner by sparsity, the original first."""
     pruners = dict.fromkeys(model.pruner for model in results.pruned)
     families = [[model for model in results.pruned if model.pruner == name] for name in pruners]
     return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in families]
 
 
-def _knowing(results: Found, target: Model, shadow: Model) -> Measure:
+def _knowing(results: AuditResults, target: VictimKey, shadow: VictimKey) -> Measure:
     """Return SAMIA's accuracy on a target, learnt from shadows of another compression."""
     guess = {"attacker_pruner": shadow.pruner, "attacker_sparsity": shadow.sparsity}
     return results.of(target, "attack_accuracy", "samia", **guess)
@@ -239,7 +241,7 @@ def _loss(known: float, unknown: float) -> float:
     return (known - unknown) / known
 
 
-def _experiment(results: Found, seed: int, number: int) -> tuple[tuple[str, Measure], tuple[str, Measure]]:
+def _experiment(results: AuditResults, seed: int, number: int) -> tuple[tuple[str, Measure], tuple[str, Measure]]:
     """Return the title and accuracy by shadows like the target, then by shadows as drawn; both may be the same."""
     rows = [row for row in results.rows if row.metric == "attack_accuracy" and row.value is not None]
     drawn = [row for row in rows if (row.seed, row.extra.get("experiment")) == (seed, number)]

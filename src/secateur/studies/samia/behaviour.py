@@ -8,8 +8,8 @@ from operator import sub
 from secateur.metrics.estimates import combine, mean, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
-from secateur.studies.results import Found, Model
-from secateur.studies.table import Cells, Line, sparkline
+from secateur.studies.results import AuditResults, VictimKey
+from secateur.studies.table import Cells, TableLine, sparkline
 
 QUANTITIES = ("confidence", "sensitivity")
 GAPS = {
@@ -20,7 +20,7 @@ UNITS = {"confidence": "points", "sensitivity": ""}
 CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the paper gives no number
 
 
-def histograms(results: Found) -> tuple[list[Line], list[Finding]]:
+def histograms(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
     findings = [
         judge(
@@ -33,7 +33,7 @@ def histograms(results: Found) -> tuple[list[Line], list[Finding]]:
     return _histogram_lines(results), findings
 
 
-def histograms_defended(results: Found) -> tuple[list[Line], list[Finding]]:
+def histograms_defended(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
     findings = []
     for name in QUANTITIES:
@@ -43,7 +43,7 @@ def histograms_defended(results: Found) -> tuple[list[Line], list[Finding]]:
     return _histogram_lines(results), findings
 
 
-def by_class(results: Found) -> tuple[list[Line], list[Finding]]:
+def by_class(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 4: the means of members and non-members by class."""
     findings = []
     for name in QUANTITIES:
@@ -57,7 +57,7 @@ def by_class(results: Found) -> tuple[list[Line], list[Finding]]:
     return _class_lines(results), findings
 
 
-def by_class_defended(results: Found) -> tuple[list[Line], list[Finding]]:
+def by_class_defended(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 15: the means of members and non-members by class, with PPB."""
     findings = []
     for name in QUANTITIES:
@@ -73,7 +73,7 @@ def by_class_defended(results: Found) -> tuple[list[Line], list[Finding]]:
     return _class_lines(results), findings
 
 
-def utility(results: Found) -> tuple[list[Line], list[Finding]]:
+def utility(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Fig. 6: prediction accuracy by pruner and sparsity."""
     accuracy = {model: results.of(model, "test_accuracy") for model in results.models}
     lines, changes = [], {}
@@ -82,7 +82,7 @@ def utility(results: Found) -> tuple[list[Line], list[Finding]]:
         if model in results.pruned:
             changes[model] = combine(sub, measure, accuracy[model.source])
             cells["change from the original"] = changes[model]
-        lines.append(Line({"model": model.title}, cells))
+        lines.append(TableLine({"model": model.title}, cells))
     ends = _ends(results.pruned)
     low = {model.title: changes[model] for model, _ in ends}
     falls = {model.pruner: combine(sub, accuracy[model], accuracy[high]) for model, high in ends if model != high}
@@ -103,32 +103,32 @@ def utility(results: Found) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def _titled(changes: Mapping[Model, Estimate | None]) -> dict[str, Estimate | None]:
+def _titled(changes: Mapping[VictimKey, Estimate | None]) -> dict[str, Estimate | None]:
     return {model.title: change for model, change in changes.items()}
 
 
-def _ends(models: Sequence[Model]) -> list[tuple[Model, Model]]:
+def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
     """Return, per pruner, the models of the lowest and the highest sparsity."""
-    pruners: dict[str, list[Model]] = {}
+    pruners: dict[str, list[VictimKey]] = {}
     for model in models:
         pruners.setdefault(model.pruner, []).append(model)
     return [(min(group, key=_sparsity), max(group, key=_sparsity)) for group in pruners.values()]
 
 
-def _sparsity(model: Model) -> float:
+def _sparsity(model: VictimKey) -> float:
     return model.sparsity
 
 
-def _defended(results: Found) -> list[tuple[Model, Model]]:
+def _defended(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
     """Return pairs of the Basic model and the defended model, for each defended model."""
     return [(model._replace(defense="basic"), model) for model in results.pruned if model.defense != "basic"]
 
 
-def _gap_change(results: Found, name: str, larger: Model, smaller: Model) -> Estimate | None:
+def _gap_change(results: AuditResults, name: str, larger: VictimKey, smaller: VictimKey) -> Estimate | None:
     return combine(sub, results.of(larger, GAPS[name]), results.of(smaller, GAPS[name]))
 
 
-def _histogram_lines(results: Found) -> list[Line]:
+def _histogram_lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for model in results.models:
         for name in QUANTITIES:
@@ -140,11 +140,11 @@ def _histogram_lines(results: Found) -> list[Line]:
             cells["gap"] = mean(results.of(model, f"{name}_gap"))
             first = next(iter(drawn.values()))
             cells |= {f"{side}, histogram": sparkline(first[side]) for side in ("members", "nonmembers")}
-            lines.append(Line({"model": model.title, "quantity": name}, cells))
+            lines.append(TableLine({"model": model.title, "quantity": name}, cells))
     return lines
 
 
-def _class_lines(results: Found) -> list[Line]:
+def _class_lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for name in QUANTITIES:
         drawn = {model: results.drawn(model, "classes", name) for model in results.models}
@@ -156,7 +156,7 @@ def _class_lines(results: Found) -> list[Line]:
                     cells[f"{model.title}, {side}"] = _mean_known(values[side][label] for values in figures.values())
                 gaps = _divergences(results, name, model).values()
                 cells[f"{model.title}, divergence"] = _mean_known(values[label] for values in gaps)
-            lines.append(Line({"quantity": name, "class": str(label)}, cells))
+            lines.append(TableLine({"quantity": name, "class": str(label)}, cells))
     return lines
 
 
@@ -168,7 +168,7 @@ def _mean_known(values: Iterable[float | None]) -> Estimate | None:
 Divergences = dict[int, list[float | None]]  # by seed and class
 
 
-def _divergences(results: Found, name: str, model: Model) -> Divergences:
+def _divergences(results: AuditResults, name: str, model: VictimKey) -> Divergences:
     """Return members minus non-members by seed and class; for sensitivity the absolute value."""
     size = abs if name == "sensitivity" else float
     return {

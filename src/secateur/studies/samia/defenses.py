@@ -14,8 +14,8 @@ from secateur.catalogue import name_of
 from secateur.metrics.estimates import combine, mean
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Finding, judge
-from secateur.studies.results import Found, Model, lowest
-from secateur.studies.table import Cells, Line
+from secateur.studies.results import AuditResults, VictimKey, lowest
+from secateur.studies.table import Cells, TableLine
 
 USEFUL = 0.75  # of Basic's prediction accuracy
 TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
@@ -27,7 +27,7 @@ LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structure
 Cases = dict[str, Estimate | None]
 
 
-def non_adaptive(results: Found) -> tuple[list[Line], list[Finding]]:
+def non_adaptive(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
     ppb = {pruner: _best(results, pruner, "ppb") for pruner in _pruners(results)}
     near: Cases = {pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()}
@@ -52,7 +52,7 @@ def non_adaptive(results: Found) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def adaptive(results: Found) -> tuple[list[Line], list[Finding]]:
+def adaptive(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     """Return Figs. 18 and 19: the attacker's shadow models are fine-tuned with the victim's defense."""
     claim = "PPB lowers the {} of adaptive attacks below Basic's"
     best = [
@@ -84,7 +84,7 @@ def adaptive(results: Found) -> tuple[list[Line], list[Finding]]:
     ]
 
 
-def marks(results: Found, model: Model) -> list[str]:
+def marks(results: AuditResults, model: VictimKey) -> list[str]:
     """Return the reasons why the paper omits a point from its figure."""
     basic = model._replace(defense="basic")
     useful, leaks = (
@@ -98,7 +98,7 @@ def marks(results: Found, model: Model) -> list[str]:
     return reasons
 
 
-def _lines(results: Found) -> list[Line]:
+def _lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for model in results.models:
         cells: Cells = {"test_accuracy": mean(results.of(model, "test_accuracy"))}
@@ -107,15 +107,17 @@ def _lines(results: Found) -> list[Line]:
         if (epsilon := mean(results.of(model, "epsilon"))) is not None:
             cells["epsilon of fine-tuning"] = f"{epsilon.value:.3g}"
         left_out = "; ".join(marks(results, model)) if model in results.pruned else ""
-        lines.append(Line({"model": model.title}, cells, mark=f"left out by the paper: {left_out}" if left_out else ""))
+        lines.append(
+            TableLine({"model": model.title}, cells, mark=f"left out by the paper: {left_out}" if left_out else "")
+        )
     return lines
 
 
-def _pruners(results: Found) -> list[str]:
+def _pruners(results: AuditResults) -> list[str]:
     return list(dict.fromkeys(model.pruner for model in results.pruned))
 
 
-def _best(results: Found, pruner: str, defense: str) -> Model:
+def _best(results: AuditResults, pruner: str, defense: str) -> VictimKey:
     """Return a defense's useful model of least attack accuracy; Basic's model if none is useful."""
     defended = [model for model in results.pruned if model.pruner == pruner and name_of(model.defense) == defense]
     useful = [model for model in defended if TOO_INACCURATE not in marks(results, model)]
@@ -123,23 +125,25 @@ def _best(results: Found, pruner: str, defense: str) -> Model:
     return best[0] if best else _basic(results, pruner)
 
 
-def _basic(results: Found, pruner: str) -> Model:
+def _basic(results: AuditResults, pruner: str) -> VictimKey:
     return next(model for model in results.pruned if model.pruner == pruner)._replace(defense="basic")
 
 
-def _room(results: Found, model: Model, metric: str) -> Estimate | None:
+def _room(results: AuditResults, model: VictimKey, metric: str) -> Estimate | None:
     """Return how far SAMIA is below the upper limit for guessing."""
     return combine(lambda value: GUESSING + AROUND - value, results.of(model, metric, "samia"))
 
 
-def _less(results: Found, model: Model, other: Model, metric: str, attack: str | None = "samia") -> Estimate | None:
+def _less(
+    results: AuditResults, model: VictimKey, other: VictimKey, metric: str, attack: str | None = "samia"
+) -> Estimate | None:
     """Return the measure of one model minus that of another."""
     if model == other:
         return Estimate(0.0, 0.0, 0.0)
     return combine(sub, results.of(model, metric, attack), results.of(other, metric, attack))
 
 
-def _protects(results: Found, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:
+def _protects(results: AuditResults, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:
     """Return, per pruner, the attack's measure on Basic minus that on the defense."""
     return {
         pruner: _less(results, _basic(results, pruner), _best(results, pruner, defense), metric)
@@ -148,7 +152,7 @@ def _protects(results: Found, defense: str, pruners: Iterable[str], metric: str 
     }
 
 
-def _rivals(results: Found, rival: str, defense: str, pruners: Iterable[str] = (*LOOSE, *STRICT)) -> Cases:
+def _rivals(results: AuditResults, rival: str, defense: str, pruners: Iterable[str] = (*LOOSE, *STRICT)) -> Cases:
     """Return, per pruner, the attack accuracy on the rival defense minus that on the defense."""
     return {
         pruner: _less(results, _best(results, pruner, rival), _best(results, pruner, defense), "attack_accuracy")

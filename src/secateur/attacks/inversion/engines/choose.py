@@ -22,7 +22,7 @@ MANY = 64
 CHUNK = 32  # trials of one vmap call on a CPU: more are no faster and need more memory
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """Name of the chosen engine and the reason for the choice."""
 
     name: str
@@ -40,34 +40,34 @@ def engine_for(problem: Problem, objective: Objective, device: torch.device | st
     return engines[choose(problem, device, name).name]()
 
 
-def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> Choice:
+def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> EngineChoice:
     """Return the engine that is probably the fastest, or the requested one; raise WrongInput if it cannot be used."""
     if name not in ("auto", *ENGINES):
         raise unknown("engine", name, ("auto", *ENGINES))
     if name == "plain":
-        return Choice(name, "asked for")
+        return EngineChoice(name, "asked for")
     reason = supported(problem)
     if name != "auto":
         if name == "layerwise" and reason:
             raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: auto, plain, stacked")
-        return Choice(name, "asked for")
+        return EngineChoice(name, "asked for")
     size = sum(value.numel() for value in problem.net.parameters())
     if reason and UNTRACED in reason:
-        return Choice("plain", reason)
+        return EngineChoice("plain", reason)
     if torch.device(device).type == "cpu":
         return _on_cpu(problem.trials, size, reason)
     if reason:
-        return Choice("stacked", f"layerwise cannot be used: {reason}")
+        return EngineChoice("stacked", f"layerwise cannot be used: {reason}")
     if size < TINY and problem.trials > MANY:
-        return Choice("stacked", f"{problem.trials} trials of a small network")
-    return Choice("layerwise", "shared weights")
+        return EngineChoice("stacked", f"{problem.trials} trials of a small network")
+    return EngineChoice("layerwise", "shared weights")
 
 
-def _on_cpu(trials: int, size: int, reason: str | None) -> Choice:
+def _on_cpu(trials: int, size: int, reason: str | None) -> EngineChoice:
     if trials == 1 and (reason or size < SMALL):
-        return Choice("plain", "one trial")
+        return EngineChoice("plain", "one trial")
     if reason is None:
-        return Choice("layerwise", "shared weights")
+        return EngineChoice("layerwise", "shared weights")
     if size < SMALL:
-        return Choice("stacked", f"layerwise cannot be used: {reason}")
-    return Choice("plain", f"a large network on a CPU, and layerwise cannot be used: {reason}")
+        return EngineChoice("stacked", f"layerwise cannot be used: {reason}")
+    return EngineChoice("plain", f"a large network on a CPU, and layerwise cannot be used: {reason}")

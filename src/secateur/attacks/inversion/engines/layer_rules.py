@@ -26,7 +26,7 @@ LARGE = 2**18  # entries of a trial's windows; a CPU copies more of them slower 
 class Note(NamedTuple):
     """Record of one call of a layer."""
 
-    layer: Layer
+    layer: MatchedLayer
     inputs: Tensor
     output: GradientEdge  # not the tensor, which the network may overwrite
 
@@ -55,7 +55,7 @@ class Algebra(NamedTuple):
     rows: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None  # of a and d, and rows of a as a, for Gram
 
 
-class Layer(ABC):
+class MatchedLayer(ABC):
     """A module whose parameters are matched."""
 
     channels = True  # True if the parameters lie along axis 1, False if along the last axes
@@ -98,7 +98,7 @@ class Layer(ABC):
         return weight.flatten(1)
 
 
-class LinearLayer(Layer):
+class LinearLayer(MatchedLayer):
     """A linear layer: g = d^T a over the positions of a trial."""
 
     channels = False
@@ -117,7 +117,7 @@ class LinearLayer(Layer):
         return weight
 
 
-class ConvLayer(Layer):
+class ConvLayer(MatchedLayer):
     """A convolution as a linear layer on windows, or one trial after another where the windows are too many."""
 
     def __init__(self, module: nn.Conv2d, tape: Tape) -> None:
@@ -272,7 +272,7 @@ def products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor]) -> Algebr
     )
 
 
-class NormLayer(Layer):
+class NormLayer(MatchedLayer):
     """A norm: g = the sum of normalised inputs times d. Autograd handles the normalisation itself."""
 
     def __init__(self, module: Any, tape: Tape) -> None:
@@ -363,7 +363,7 @@ class FixedNormLayer(BatchNormLayer):
         return algebra._replace(back=lambda v: algebra.back(v * self.scale))
 
 
-def batchnorm_layer(module: Any, tape: Tape) -> Layer:
+def batchnorm_layer(module: Any, tape: Tape) -> MatchedLayer:
     """Return the rule of a BatchNorm: by each batch's statistics, or by the running ones."""
     of_batch = module.training or module.running_mean is None
     return (BatchNormLayer if of_batch else FixedNormLayer)(module, tape)

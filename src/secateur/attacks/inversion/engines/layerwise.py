@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from secateur.attacks.inversion.engines.layer_rules import (
     Algebra,
     ConvLayer,
-    Layer,
     LinearLayer,
+    MatchedLayer,
     NormLayer,
     Note,
     Tape,
@@ -39,7 +39,7 @@ from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Ob
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
-LAYERS: dict[type[nn.Module], Callable[[Any, Tape], Layer]] = {
+LAYERS: dict[type[nn.Module], Callable[[Any, Tape], MatchedLayer]] = {
     nn.Linear: LinearLayer,
     nn.Conv2d: ConvLayer,
     nn.BatchNorm1d: batchnorm_layer,
@@ -50,18 +50,18 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Tape], Layer]] = {
 UNTRACED = "its forward cannot be traced"
 
 
-class Aim(NamedTuple):
+class ObservedGradient(NamedTuple):
     """The observed gradient of one parameter, as its layer stores it, and the mask of the compared entries."""
 
     value: Tensor  # (N, ...)
     mask: Tensor | None
 
-    def take(self, rows: slice) -> Aim:
+    def take(self, rows: slice) -> ObservedGradient:
         """Return the aim of some of the trials."""
-        return Aim(self.value[rows], None if self.mask is None else self.mask[rows])
+        return ObservedGradient(self.value[rows], None if self.mask is None else self.mask[rows])
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """One parameter's share of the comparison, (N,) each, and the pull of v = p g* + q g back to its layer."""
 
     dot: Tensor
@@ -141,7 +141,7 @@ def _of_calls(net: nn.Module) -> str | None:
     return None
 
 
-def watched(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, Layer]]:
+def watched(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, MatchedLayer]]:
     """Return a copy with the sent tensors, frozen and channels_last, and its layers by name; spare the original."""
     net = copy.deepcopy(problem.net)
     layers = {}
@@ -165,15 +165,15 @@ def layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.ndim == 4 else torch.contiguous_format
 
 
-def _aims(problem: Problem, layers: dict[str, Layer]) -> dict[Layer, dict[str, Aim]]:
+def _aims(problem: Problem, layers: dict[str, MatchedLayer]) -> dict[MatchedLayer, dict[str, ObservedGradient]]:
     """Return the observed gradient of each layer's weight and bias."""
-    aims: dict[Layer, dict[str, Aim]] = {layer: {} for layer in layers.values()}
+    aims: dict[MatchedLayer, dict[str, ObservedGradient]] = {layer: {} for layer in layers.values()}
     for name, value in problem.observed.items():
         owner, _, key = name.rpartition(".")
         layer = layers[owner]
         stored = layer.stored if key == "weight" else lambda bias: bias.flatten(1)
         mask = None if problem.mask is None or name not in problem.mask else stored(problem.mask[name])
-        aims[layer][key] = Aim(stored(value), mask)
+        aims[layer][key] = ObservedGradient(stored(value), mask)
     return aims
 
 
@@ -181,7 +181,12 @@ class _Batch:
     """The watched network and the observed gradients in its layers' shapes."""
 
     def __init__(
-        self, problem: Problem, objective: Objective, net: nn.Module, tape: Tape, aims: dict[Layer, dict[str, Aim]]
+        self,
+        problem: Problem,
+        objective: Objective,
+        net: nn.Module,
+        tape: Tape,
+        aims: dict[MatchedLayer, dict[str, ObservedGradient]],
     ) -> None:
         self.problem, self.objective, self.net, self.tape, self.aims = problem, objective, net, tape, aims
         sizes = [aim.value.flatten(1).square().sum(1) for of in aims.values() for aim in of.values()]
@@ -220,7 +225,7 @@ class _Batch:
         loss = _summed(self.problem, outputs.unflatten(0, (trials, -1)), labels)
         return notes, torch.autograd.grad(loss, [note.output for note in notes], create_graph=True)
 
-    def _parts(self, note: Note, d: Tensor, rows: slice) -> list[Part]:
+    def _parts(self, note: Note, d: Tensor, rows: slice) -> list[ParameterPart]:
         """Return the parts of a layer's weight and bias."""
         aims = {key: aim.take(rows) for key, aim in self.aims[note.layer].items()}
         layer, trials, gap = note.layer, self.tape.trials, self.objective.needs_gap
@@ -231,7 +236,7 @@ class _Batch:
             parts.append(bias_part(layer.rows(d, trials), aims["bias"], gap))
         return parts
 
-    def _compared(self, parts: Sequence[Part], rows: slice) -> Compared:
+    def _compared(self, parts: Sequence[ParameterPart], rows: slice) -> Compared:
         """Return the sums over all parameters, as leaves for the objective's derivatives."""
         dot, trial = (torch.stack(values).sum(0).requires_grad_() for values in list(zip(*parts, strict=True))[:2])
         gaps = [part.gap for part in parts if part.gap is not None]
@@ -241,7 +246,12 @@ class _Batch:
 
     @torch.no_grad()
     def _ends(
-        self, notes: Sequence[Note], slopes: Sequence[Tensor], parts: Sequence[list[Part]], p: Tensor, q: Tensor
+        self,
+        notes: Sequence[Note],
+        slopes: Sequence[Tensor],
+        parts: Sequence[list[ParameterPart]],
+        p: Tensor,
+        q: Tensor,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the layers' inputs and slopes as ends of v's pull, each with the gradient of <v, g> by it."""
         ends, cotangents = [], []
@@ -266,7 +276,7 @@ def _summed(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
     return losses.sum()
 
 
-def weight_part(algebra: Algebra, aim: Aim, needs_gap: bool) -> Part:
+def weight_part(algebra: Algebra, aim: ObservedGradient, needs_gap: bool) -> ParameterPart:
     """Compare by inner products of rows where they suffice and are cheaper, by the gradient itself elsewhere."""
     if algebra.rows is not None and aim.mask is None and not needs_gap:
         a, d, unrows = algebra.rows
@@ -276,14 +286,14 @@ def weight_part(algebra: Algebra, aim: Aim, needs_gap: bool) -> Part:
     return _of_gradient(algebra.gradient(), aim, needs_gap, lambda v: (algebra.back(v), algebra.along(v)))
 
 
-def bias_part(rows: Tensor, aim: Aim, needs_gap: bool) -> Part:
+def bias_part(rows: Tensor, aim: ObservedGradient, needs_gap: bool) -> ParameterPart:
     """Compare the bias gradient: the sum of d over the positions (`rows`)."""
     return _of_gradient(rows.sum(1), aim, needs_gap, lambda v: (None, v[:, None].expand_as(rows)))
 
 
 def _of_gradient(
-    gradient: Tensor, aim: Aim, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
-) -> Part:
+    gradient: Tensor, aim: ObservedGradient, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
+) -> ParameterPart:
     """Compare a gradient that was built; `carry` takes a direction to the layer's inputs and outputs."""
     value, mask = aim
     g = gradient if mask is None else gradient * mask
@@ -292,10 +302,10 @@ def _of_gradient(
         v = torch.addcmul(_wide(p, g) * value, _wide(q, g), g)
         return carry(v if mask is None else v * mask)
 
-    return Part(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
+    return ParameterPart(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
 
 
-def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> Part:
+def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> ParameterPart:
     """Compare without the gradient: <d^T a, g*> = <d, a g*^T> and |d^T a|^2 = <a a^T, d d^T>."""
     along = torch.bmm(a, aim.mT)
     of_a, of_d = torch.bmm(a, a.mT), torch.bmm(d, d.mT)
@@ -305,7 +315,7 @@ def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: 
         by_a = torch.baddbmm(torch.bmm(p * d, aim), q * of_d, a)
         return unrows(by_a), torch.baddbmm(p * along, q * of_a, d)
 
-    return Part(_sum(along * d), _sum(of_a * of_d), None, pull)
+    return ParameterPart(_sum(along * d), _sum(of_a * of_d), None, pull)
 
 
 def _sum(x: Tensor) -> Tensor:
