@@ -2,7 +2,7 @@
 
 Rules (CONTRIBUTING.md): a docstring starts with a verb or a noun, never with What, Who, Whether and the like.
 A sentence has at most 25 words. No two classes share a name.
-No variable is called found, made, given, told, each or own.
+No variable is called found, made, given, told, each or own; fields of records still may.
 Records in docs/decisions.md have at most 120 words, and their sentences at most 25.
 
     python .ci/words.py [FOLDER ...]
@@ -27,11 +27,13 @@ RECORD_WORDS = 120
 def problems(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the problem of each broken rule of one file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    fields = {part.target for node in classes for part in node.body if isinstance(part, ast.AnnAssign)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             line = getattr(node, "lineno", 1)
             yield from ((line, problem) for problem in docstring_problems(ast.get_docstring(node) or ""))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES and node not in fields:
             yield node.lineno, f"variable {node.id}: name it by its content"
         if isinstance(node, ast.arg) and node.arg in NAMES:
             yield node.lineno, f"argument {node.arg}: name it by its content"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.gpu.graphs import Captured, _CapturedStep, attempted, recorded
+from secateur.gpu.graphs import Captured, _CapturedStep, attempted, cudnn_times, recorded
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
@@ -188,3 +188,12 @@ def test_the_products_of_a_graph_outlive_another_of_its_stream():
     kept.replay()
     torch.cuda.synchronize()
     assert all(not other.any() for other in others) and torch.allclose(made, x @ x, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_choice_of_cudnn_is_put_back(before, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    with pytest.raises(ZeroDivisionError), cudnn_times():
+        assert torch.backends.cudnn.benchmark is True
+        _ = 1 / 0
+    assert torch.backends.cudnn.benchmark is before

@@ -92,11 +92,11 @@ def features(turning: UploadContext, layer: str, inputs: Tensor) -> Tensor:
     A missing tensor is the structure's own. The network is a copy that draws nothing and updates no statistics.
     """
     seen: list[Tensor] = []
-    shared = {id(own): own for own in chain(turning.net.parameters(), turning.net.buffers())}
+    shared = {id(tensor): tensor for tensor in chain(turning.net.parameters(), turning.net.buffers())}
     net = evaluated(copy.deepcopy(turning.net, dict(shared)), turning.batchnorm)  # the copy shares the tensors
     net.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
     named = chain(net.named_parameters(), net.named_buffers())
-    tensors = {name: turning.sent.get(name, own).detach() for name, own in named}
+    tensors = {name: turning.sent.get(name, tensor).detach() for name, tensor in named}
     functional_call(net, tensors, (inputs.clone(),))  # copies, because a forward may change its tensors in place
     return seen[-1]
 

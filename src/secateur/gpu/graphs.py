@@ -1,4 +1,4 @@
-"""CUDA graphs: capture and replay of a function, parallel branches inside it, and timings on a GPU.
+"""CUDA graphs: capture and replay of a function, and parallel branches inside it.
 
 Small networks are bound by the launches of their kernels, which a graph saves. `Captured` replays a function of some
 inputs, `captured` a step of an attack on tensors that stay in place. `Branches` runs parts of a captured function in
@@ -25,7 +25,6 @@ from torch import Tensor
 from secateur.gpu.precision import tf32
 
 log = logging.getLogger(__name__)
-TIMES = 3  # calls that a timing averages
 WARMUPS = 3  # plain calls before the capture: libraries initialise themselves, on every branch
 Made = TypeVar("Made")
 
@@ -68,30 +67,30 @@ class Captured(Generic[Given, Made]):
         self.forms: dict[object, _Form[Given]] = {}
         self.pool: Any = None
 
-    def __call__(self, given: Given) -> Made:
+    def __call__(self, inputs: Given) -> Made:
         """Return the function's outputs."""
-        key = tuple((tensor.shape, tensor.dtype) for tensor in given.tensors())
+        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs.tensors())
         form: _Form[Given] = self.forms.setdefault(key, _Form())
         if form.left == 0 and form.graph is None:
-            self._capture(form, given)
+            self._capture(form, inputs)
         if form.left:
             form.left -= 1
             with _side_stream(self.stream):
-                return self.function(given)
+                return self.function(inputs)
         assert form.graph is not None and form.inputs is not None
-        _copy(form.inputs.tensors(), given.tensors())
+        _copy(form.inputs.tensors(), inputs.tensors())
         form.graph.replay()
         outputs: Made = form.outputs
         return outputs
 
-    def _capture(self, form: _Form[Given], given: Given) -> None:
-        inputs = given.clone()
+    def _capture(self, form: _Form[Given], inputs: Given) -> None:
+        static = inputs.clone()
         # The graphs run one at a time and keep nothing in between, so they share their memory.
-        result = attempted(lambda: self.function(inputs), self.stream, self.pool)
+        result = attempted(lambda: self.function(static), self.stream, self.pool)
         if result is None:
             form.left = math.inf
             return
-        form.inputs, (form.graph, form.outputs) = inputs, result
+        form.inputs, (form.graph, form.outputs) = static, result
         self.pool = form.graph.pool()
 
 
@@ -151,7 +150,7 @@ def _side_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 @contextmanager
 def fast() -> Iterator[None]:
     """Use TF32 products and timed cuDNN algorithms inside."""
-    with tf32(True), cudnn_chooses(by_timing=True):
+    with tf32(True), cudnn_times():
         yield
 
 
@@ -199,12 +198,9 @@ def attempted(
 
 
 @contextmanager
-def recorded(
-    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None, mode: str = "global"
-) -> Iterator[None]:
-    """Record the calls inside into the graph, on `stream`; `mode` is torch's capture_error_mode."""
-    inside = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode)
-    with torch.cuda.stream(stream), _own_workspaces(), inside:
+def recorded(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """Record the calls inside into the graph, on `stream`."""
+    with torch.cuda.stream(stream), _own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream):
         yield
 
 
@@ -219,31 +215,12 @@ def _own_workspaces() -> Iterator[None]:
 
 
 @contextmanager
-def cudnn_chooses(by_timing: bool) -> Iterator[None]:
-    """Let cuDNN choose by timing its algorithms at a shape's first call, or by its own estimate, inside only."""
+def cudnn_times() -> Iterator[None]:
+    """Let cuDNN time its algorithms at a shape's first call and take the fastest, inside only."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark
     try:
-        cudnn.benchmark = by_timing
+        cudnn.benchmark = True
         yield
     finally:
         cudnn.benchmark = before
-
-
-def milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the GPU's time for one call of the work, after a first call in which cuDNN chooses its algorithms."""
-    work()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
-        start.record()
-        for _ in range(TIMES):
-            work()
-        end.record()
-        end.synchronize()
-    taken: float = start.elapsed_time(end) / TIMES
-    return taken
-
-
-def capturing() -> bool:
-    """Return True if calls are being captured into a graph, where nothing can be timed."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

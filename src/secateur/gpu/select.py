@@ -97,7 +97,7 @@ def _select(values: Tensor, table: Tensor, ranks: Tensor, magnitudes: bool, kept
         return result
     values, ranks = values.contiguous(), ranks.contiguous()
     counted = table.new_zeros(lanes * segments * (2 * BINS.value + 1), dtype=torch.int32)  # of every digit
-    found = table.new_empty(lanes * segments * 6, dtype=torch.int32)  # the state of every rank
+    bounds = table.new_empty(lanes * segments * 6, dtype=torch.int32)  # the state of every rank
     equal = table.new_empty(2 * lanes * len(table), dtype=torch.int32)  # ties of every program
     grid, stride, shift = (len(table), lanes, 1), segments * per_segment if rank_lanes > 1 else 0, 32
     with torch.cuda.device_of(values):
@@ -105,10 +105,10 @@ def _select(values: Tensor, table: Tensor, ranks: Tensor, magnitudes: bool, kept
             shift -= bits
             # The later steps add entries one by one and read them one by one: else all would change threads first.
             how = (shift, 1 << bits, step == 0, per_segment, magnitudes, wide if step < 2 else 1, TILE, PART)
-            count[grid](values, table, ranks, counted, found, entries, segments, stride, *how, num_warps=WARPS)
-        ties[grid](values, table, found, equal, entries, segments, magnitudes, wide, PART, num_warps=WARPS)
+            count[grid](values, table, ranks, counted, bounds, entries, segments, stride, *how, num_warps=WARPS)
+        ties[grid](values, table, bounds, equal, entries, segments, magnitudes, wide, PART, num_warps=WARPS)
         options = (kept, magnitudes, wide, PART)
-        mark[grid](values, table, found, equal, result, entries, segments, *options, num_warps=WARPS)
+        mark[grid](values, table, bounds, equal, result, entries, segments, *options, num_warps=WARPS)
     return result
 
 

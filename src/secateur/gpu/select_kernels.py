@@ -82,7 +82,7 @@ def count(
     table,
     ranks,
     counted,
-    found,
+    bounds,
     entries,
     segments,
     stride,
@@ -101,7 +101,7 @@ def count(
     index = lane * segments + segment
     program_row = table + tl.program_id(0).to(tl.int64) * COLUMNS
     length = tl.load(program_row + 5).to(tl.int32)
-    state, row, bins = found + index * 6, counted + index * 2 * BINS, tl.arange(0, DIGITS)
+    state, row, bins = bounds + index * 6, counted + index * 2 * BINS, tl.arange(0, DIGITS)
     if FIRST:
         rank_row = ranks + lane * stride + segment * RANKS
         a, a_left, a_alike = _begin(tl.load(rank_row), length)
@@ -161,7 +161,7 @@ def count(
 def ties(
     values,
     table,
-    found,
+    bounds,
     equal,
     entries,
     segments,
@@ -172,7 +172,7 @@ def ties(
     """Count the entries of a program that equal a bound, if not all such entries are selected."""
     segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
-    state = found + (lane * segments + segment) * 6
+    state = bounds + (lane * segments + segment) * 6
     a, b = tl.load(state), tl.load(state + 3)
     if (tl.load(state + 1) < tl.load(state + 2)) | (tl.load(state + 4) < tl.load(state + 5)):
         a_ties = 0
@@ -212,7 +212,7 @@ def _meant(keys, inside, bound, left, seen, split):
 def mark(
     values,
     table,
-    found,
+    bounds,
     equal,
     result,
     entries,
@@ -225,7 +225,7 @@ def mark(
     """Store the band of every entry: the number of ranks that it lies below. KEPT stores entries of band 1, else 0."""
     segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
-    state, row = found + (lane * segments + segment) * 6, equal + lane * tl.num_programs(0)
+    state, row = bounds + (lane * segments + segment) * 6, equal + lane * tl.num_programs(0)
     a, a_left, a_split = tl.load(state), tl.load(state + 1), tl.load(state + 1) < tl.load(state + 2)
     b, b_left, b_split = tl.load(state + 3), tl.load(state + 4), tl.load(state + 4) < tl.load(state + 5)
     first = tl.load(table + tl.program_id(0).to(tl.int64) * COLUMNS + 6).to(tl.int32)

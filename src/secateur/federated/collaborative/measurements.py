@@ -34,15 +34,15 @@ def measure(grads: Params, whole: Params, sent: Params) -> Measured:
     return measured(before.sum() if whole is grads else square(grads), before, _squares(list(lost)))
 
 
-def measured(own: Tensor, before: Tensor, missing: Tensor) -> Measured:
+def measured(gradient: Tensor, before: Tensor, missing: Tensor) -> Measured:
     """Return the measurements from squared norms.
 
     Args:
-        own: (...) ||gradient||^2.
+        gradient: (...) ||gradient||^2.
         before: (..., tensors) ||X||^2 of the values to be sent.
         missing: (..., tensors) ||X - C(X)||^2 of the values that were not sent.
     """
-    return Measured(own, _share(missing, before).amax(-1), _share(missing.sum(-1), before.sum(-1)))
+    return Measured(gradient, _share(missing, before).amax(-1), _share(missing.sum(-1), before.sum(-1)))
 
 
 def square(values: Params) -> Tensor:

@@ -159,21 +159,21 @@ class StepMessages(NamedTuple):
     average: Params  # of the sent gradients; the server's step overwrites it
 
 
-def schedule_of(given: str | Schedule | Sequence[float]) -> Schedule:
+def schedule_of(schedule: str | Schedule | Sequence[float]) -> Schedule:
     """Return a schedule by its name, as it is, or from a list with one learning rate an epoch.
 
     Example:
         >>> schedule_of([0.1, 0.1, 0.05])
         Schedule(epochs=3, rates=((1, 0.1), (3, 0.05)))
     """
-    if isinstance(given, Schedule):
-        return given
-    if isinstance(given, str):
-        if given not in SCHEDULES:
-            raise unknown("schedule", given, SCHEDULES)
-        return SCHEDULES[given]
-    changes = [(i, rate) for i, rate in enumerate(given, start=1) if i == 1 or rate != given[i - 2]]
-    return Schedule(len(given), tuple(changes))
+    if isinstance(schedule, Schedule):
+        return schedule
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise unknown("schedule", schedule, SCHEDULES)
+        return SCHEDULES[schedule]
+    changes = [(i, rate) for i, rate in enumerate(schedule, start=1) if i == 1 or rate != schedule[i - 2]]
+    return Schedule(len(schedule), tuple(changes))
 
 
 def named(function: Callable[..., Any] | None) -> str:

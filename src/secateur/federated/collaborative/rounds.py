@@ -22,7 +22,7 @@ from secateur.federated.collaborative.measurements import TrainingStats
 from secateur.federated.collaborative.plan import Plan, StepGradients, StepInputs, StepMessages, UserInputs
 from secateur.federated.collaborative.uploads import OneByOne, StackedUploads
 from secateur.functional import Ask, Functional, split
-from secateur.gpu.graphs import Branches, Captured, cudnn_chooses
+from secateur.gpu.graphs import Branches, Captured, cudnn_times
 from secateur.inference import arranged
 from secateur.interfaces import Batch, Params, UploadContext
 from secateur.seeding import derive
@@ -78,48 +78,48 @@ class CollaborativeRounds:
         """The state that each user keeps."""
         return self.uploads.states
 
-    def __call__(self, given: StepInputs) -> StepMessages:
+    def __call__(self, step: StepInputs) -> StepMessages:
         """Run one step of all users; on a GPU the next step overwrites the result."""
         if isinstance(self.uploads, StackedUploads):
             self.uploads.draw(self.rng)
-        exchanged = self._round(given)
+        exchanged = self._round(step)
         self.number += 1
         return exchanged
 
-    def _plain_round(self, given: StepInputs) -> StepMessages:
+    def _plain_round(self, step: StepInputs) -> StepMessages:
         """Run one step of all users without capture."""
-        return self.exchange(given, self._gradients(given))
+        return self.exchange(step, self._gradients(step))
 
-    def gradients(self, given: StepInputs) -> StepGradients:
+    def gradients(self, step: StepInputs) -> StepGradients:
         """Return every user's gradient at the shared model, which stays as it is (line 4)."""
         leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
         buffers = self.statistics.copies()  # BatchNorm updates them
 
         def one(user: int) -> tuple[Tensor, Params]:
-            (inputs, labels), dropout = given.given[user]
+            (inputs, labels), dropout = step.given[user]
             tensors = leaves | self.statistics.of(user, buffers)
             loss = self.plan.loss(self.learner(tensors, inputs, dropout), labels)
             wanted = list(leaves.values())
             values = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
             return loss.detach(), self.uploads.keep(user, dict(zip(leaves, values, strict=True)))
 
-        with cudnn_chooses(by_timing=True):  # in the steps before a capture: a replay does not run this line
+        with cudnn_times():  # in the steps before a capture: a replay does not run this line
             losses, grads = zip(*self.branches(one), strict=True)
         return StepGradients(list(losses), list(grads), buffers)
 
     @torch.no_grad()
-    def exchange(self, given: StepInputs, found: StepGradients) -> StepMessages:
+    def exchange(self, step: StepInputs, gradients: StepGradients) -> StepMessages:
         """Compress, send and average the gradients, and take the server's step (lines 5 to 10)."""
         plan, model = self.plan, self.params | self.buffers
 
         def turning(user: int) -> UploadContext:
-            batch = given.given[user].batch
+            batch = step.given[user].batch
             return UploadContext(self.net, model, batch, self.number, self.rng, plan.loss, self.batchnorm)
 
-        self.tally.losses(found.losses, [user.batch.size for user in given.given])
-        exchanged = self.uploads(found.grads, given.chosen, turning)
-        self._descend(exchanged.average, given.rate)
-        self.statistics.take(found.buffers)
+        self.tally.losses(gradients.losses, [user.batch.size for user in step.given])
+        exchanged = self.uploads(gradients.grads, step.chosen, turning)
+        self._descend(exchanged.average, step.rate)
+        self.statistics.take(gradients.buffers)
         return exchanged
 
     def _descend(self, average: Params, rate: Tensor) -> None:
@@ -161,11 +161,11 @@ class BatchStream:
         chosen = torch.randint(plan.users, (len(steps), 1), generator=chooser).to(device)
         rate = torch.tensor(plan.schedule.rate(epoch), dtype=self.dtype, device=device)
         for rows, user in zip(steps, chosen, strict=True):
-            given = [
+            inputs = [
                 UserInputs(batch, self.chance(rounds.learner, tensors, batch.inputs, noise))
                 for batch in self._users(rows, noise)
             ]
-            yield StepInputs(given, rate, user)
+            yield StepInputs(inputs, rate, user)
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """Return the rows of an epoch step by step, a tensor for each user.

@@ -242,7 +242,7 @@ class OneResampledBlock(Rule):
 @method("submodel", "ufr", "mapp_fl")
 @dataclass(frozen=True)
 class UniqueFixedRandom(RandomRule):
-    """As many fixed random sets as clients, dealt out anew in every round (UFR; mapp_fl Section 5.4)."""
+    """Fixed random sets, one for each client, assigned anew in every round (UFR; mapp_fl Section 5.4)."""
 
     def set_of(self, at: RuleContext) -> int:
         """Return the set that the client was dealt."""

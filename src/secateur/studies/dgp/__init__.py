@@ -94,7 +94,7 @@ def table7() -> UpdateStudy:
 
 @method("study", "dgp-fig1", PAPER, scales=SIZES)
 def fig1() -> UpdateStudy:
-    """What IG recovers by the relative distance of what was sent, and Proposition 1 (dgp, Fig. 1)."""
+    """Recovery by IG against the relative distance of the upload, and Proposition 1 (dgp, Fig. 1)."""
     return UpdateStudy(distance.fig1, (Distanced(NEAR_TO_FAR),))
 
 

@@ -130,7 +130,7 @@ def figa5() -> FederatedStudy:
 
 @method("study", "priprune-alpha", PAPER, scales=SIZES)
 def alpha() -> FederatedStudy:
-    """What alpha's start, its step, the temperature and Eq. 17's reading decide, all left open (not in priprune)."""
+    """Effect of alpha's start and step, the temperature and Eq. 17's reading, all left open (not in priprune)."""
     settings = tuple(f"priprune:{value}" for value in (*ALPHAS, EQ_17))
     return FederatedStudy(defense_tables.alpha, lambda scale: [Federations(defenses=("none", *settings))])
 
