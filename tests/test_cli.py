@@ -78,7 +78,7 @@ def test_lists_as_a_table_and_as_objects(kind, capsys):
         (["audit", "--device", "cuda:99"], "device"),
         (["audit", "nowhere.yaml"], "config: nowhere.yaml cannot be read"),
         (["audit", "a.yaml", "--config", "b.yaml"], "config: give the run file once"),
-        (["audit", "--spasity", ".5"], "Did you mean '--sparsity'?"),
+        (["audit", "--spasity", ".5"], "--sparsity"),
         (["adit"], "No such command 'adit'"),
         (["audit", "--attack", "ig"], "attack: ig attacks updates; use secateur invert"),
         (["invert", "--attack", "conf"], "attack: conf attacks trained models; use secateur audit"),

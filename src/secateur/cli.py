@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import click
 import typer
 import typer.core
 
 from secateur.errors import WrongInput, unknown
-from secateur.exits import Exit, Fault, guard
+from secateur.exits import Exit, Fault, UsageError, guard
 
 if TYPE_CHECKING:
     from secateur.config.base import Fields
@@ -27,15 +26,15 @@ C = TypeVar("C", bound="Fields")
 class Command(typer.core.TyperCommand):
     """A command whose help is plain text: typer escapes brackets for rich, which does not print it here."""
 
-    def get_help(self, ctx: click.Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         """The help without the escapes."""
         return super().get_help(ctx).replace("\\[", "[")
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that is not the user's becomes a fault that knows the run's folder."""
         try:
             return super().invoke(ctx)
-        except (WrongInput, click.ClickException, click.Abort, click.exceptions.Exit):
+        except (WrongInput, UsageError, typer.Abort, typer.Exit):
             raise
         except Exception as error:
             out = ctx.params.get("out")  # as it was typed

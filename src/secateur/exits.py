@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
+import typer
 
 from secateur.errors import WrongInput
 
@@ -32,6 +32,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130  # by Control-C or SIGTERM
 
 
+UsageError: Any = typer.BadParameter.__mro__[2]  # click's ClickException, or that of the copy inside newer typers
 KEPT = "what was finished is kept"
 STOPPED = f"stopped; {KEPT}, start it again to go on"
 
@@ -53,11 +54,11 @@ def guard(command: Callable[[], Any]) -> int:
                 raise KeyboardInterrupt
             sys.stdout.flush()
             return code if isinstance(code, int) else Exit.DONE
-        except (KeyboardInterrupt, click.Abort):
+        except (KeyboardInterrupt, typer.Abort):
             end, sentence = Exit.INTERRUPTED, STOPPED
         except WrongInput as error:
             end, sentence = Exit.WRONG_INPUT, str(error)
-        except click.ClickException as error:
+        except UsageError as error:
             end, sentence = Exit.WRONG_INPUT, error.format_message()
         except Fault as fault:
             end, sentence = _explain(fault.__cause__ or fault, fault.folder)

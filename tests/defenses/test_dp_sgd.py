@@ -305,7 +305,7 @@ def test_models_and_accountants_that_cannot_be_are_refused(net, monkeypatch):
     with pytest.raises(WrongInput, match="accountant: prv is not allowed where epsilon is above 100"):
         DpSgd(0.01, accountant="prv").guarantee(100, RECIPE)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(WrongInput, match=r"opacus: is not installed; install it with: pip install 'secateur\[dp\]'"):
+    with pytest.raises(WrongInput, match=r"opacus: is not installed; install it with: .*\[dp\]'"):
         private(build(), make(build()))
 
 

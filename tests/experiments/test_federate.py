@@ -229,7 +229,7 @@ def test_writers_must_be_known():
 def test_the_help_tells_where_the_names_are(kind, flag, capsys):
     assert main(["federate", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    examples = re.search(rf"--{flag} TEXT ([\w, -]+) \.\.\. \(list {kind}\)", said)[1].split(", ")
+    examples = re.search(rf"--{flag} \S+ ([\w, -]+) \.\.\. \(list {kind}\)", said)[1].split(", ")
     assert main(["list", kind, "--json"]) == 0
     assert set(examples) <= {row["name"] for row in json.loads(capsys.readouterr().out)}
 

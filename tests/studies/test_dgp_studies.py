@@ -356,7 +356,7 @@ def test_a_study_without_pictures_and_one_of_two_models_with_all_of_them(tmp_pat
 def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     steps = catalogue.find("study", "dgp-table1").make().steps
     left, others = chosen(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"])
-    assert [type(step).__name__ for step in left] == ["Attacked", "Attacked", "Trained"] and others == ["epochs=3"]
+    assert [type(step).__name__ for step in left] == ["Attacked", "Attacked", "TrainingStep"] and others == ["epochs=3"]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
     assert chosen(steps, []) == (steps, [])
     plain, _ = chosen(steps, ["adaptive=none"])

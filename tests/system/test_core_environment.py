@@ -183,3 +183,15 @@ def test_from_python(core):
     done = core.run("python", "-c", PYTHON)
     assert done.returncode == 0, done.stderr
     assert all((core.folder / f"python-{name}.html").exists() for name in ("audit", "invert"))
+
+
+def test_the_newest_typer_keeps_exit_codes(core, tmp_path):
+    """Newer typers carry a copy of click, whose errors are other classes."""
+    done = core.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "newest", "typer")
+    assert done.returncode == 0, done.stderr
+    for line, code in (("audit --spasity .5", 2), ("adit", 2), (f"{RUNS['audit']} --set limits.auc=0", 1)):
+        program = (
+            f"import sys; sys.path.insert(0, {str(tmp_path / 'newest')!r}); from secateur.cli import entry; entry()"
+        )
+        done = core.run("python", "-c", program, *line.split(), *(["--out", "limited"] if code == 1 else []))
+        assert done.returncode == code, done.stderr
