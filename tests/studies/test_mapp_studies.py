@@ -351,7 +351,8 @@ def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
         row | {"value": 0, "low": 0, "high": 0} for row in alone
     ]
-    assert [row["value"] for row in stacked] == pytest.approx([row["value"] for row in alone], rel=1e-3)
+    # On another processor one answer of some thousands may differ: a share then moves by 2.5e-4.
+    assert [row["value"] for row in stacked] == pytest.approx([row["value"] for row in alone], rel=1e-3, abs=3e-4)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
