@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from secateur.api.federate_submodels import federate_submodels
+from secateur.api.federate_submodels import federate_submodels, spec_of
 from secateur.config import base_pruning as read_base
 from secateur.config import defense_of_clients, inversion
 from secateur.data.dataset import Dataset
@@ -128,13 +128,14 @@ def federate(
         terms: Further fields of federated.spec.FederationSpec, such as averaging="weighted", broadcast="dense",
             method="fedsgd", server_momentum=.9, evaluate_every=50.
     """
+    settings: dict[str, Any]
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
     if submodels is not None:
         if base_pruning != "none" or membership:
             raise WrongInput("submodels", "go with neither base_pruning nor membership; give attack='yeom'")
         asked = [attack] if isinstance(attack, str) else list(attack)
-        settings: dict[str, Any] = {
+        settings = {
             "rounds": rounds,
             "per_round": per_round,
             "local": local,
@@ -147,16 +148,9 @@ def federate(
     if isinstance(local, Adam):
         raise WrongInput("local", "Adam is for submodels; give a federated.client_training.Local")
     base, client_defense = read_base(base_pruning), defense_of_clients(defense)
-    federation_terms = FederationSpec(
-        shares,
-        rounds=rounds,
-        per_round=min(10, len(shares)) if per_round is None else per_round,
-        local=local or LocalTraining(),
-        base=base.make(),
-        faults=faults or Faults(),
-        **protection_of(client_defense),
-        **terms,
-    )
+    settings = {"shares": shares, "rounds": rounds, "local": local or LocalTraining(), "faults": faults or Faults()}
+    settings |= {"per_round": min(10, len(shares)) if per_round is None else per_round, "base": base.make()}
+    federation_terms = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
     net, device = copy.deepcopy(model).to(device), torch.device(device)
     check_network(net, federation_terms.own, data.inputs)
     if (warning := turn_caution(net, federation_terms.own)) is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from secateur.experiments.federate_submodels import labels_of, teller
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
+from secateur.federated.spec import FederationSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import Observer, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
@@ -24,6 +25,17 @@ from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rat
 from secateur.interfaces import Params
 from secateur.progress import progress
 from secateur.training.recipe import Recipe
+
+Spec = TypeVar("Spec", FederationSpec, SubmodelSpec)
+
+
+def spec_of(kind: type[Spec], settings: dict[str, Any], terms: dict[str, Any]) -> Spec:
+    """Return a specification of settings and of the user's further terms; refuse terms that are no field of it."""
+    allowed = [field.name for field in fields(kind) if field.name not in settings]
+    for name in terms:
+        if name not in allowed:
+            raise WrongInput(name, f"is not a parameter of federate; further ones here: {', '.join(allowed)}")
+    return kind(**settings, **terms)
 
 
 def federate_submodels(
@@ -54,17 +66,9 @@ def federate_submodels(
     if augment:
         local = replace(local, augment=crop_and_flip(data))
     rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
-    federation_terms = SubmodelSpec(
-        shares,
-        rule.make(),
-        rates_of(shares, large_clients, client_widths),
-        rounds=rounds,
-        per_round=per_round,
-        local=local,
-        faults=faults or Faults(),
-        **joined_of(client_defense),
-        **terms,
-    )
+    settings = {"shares": shares, "rule": rule.make(), "rates": rates_of(shares, large_clients, client_widths)}
+    settings |= {"rounds": rounds, "per_round": per_round, "local": local, "faults": faults or Faults()}
+    federation_terms = spec_of(SubmodelSpec, settings | joined_of(client_defense), terms)
     story, turn = FederationLog(), federation_terms.local
     recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
     labels = labels_of(name, data, seed, rule, client_defense, federation_terms)
