@@ -15,6 +15,7 @@ from secateur.cli import main
 from secateur.experiments import audit
 from secateur.runs.folder import load_rows
 
+ENFORCED = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
 TINY = ["audit", "--device", "cpu", "--pruner", "l1-unstructured,random", "--shadows", "1", "--attack", "conf"]
 TINY += ["--set", "train.epochs=1", "--set", "finetune.epochs=1", "--set", "examples=400"]
 
@@ -37,8 +38,12 @@ def failing(monkeypatch, error):
     [
         (KeyError("lost"), 70, "a fault of the program (KeyError: 'lost')"),
         (MemoryError("Unable to allocate 7 GiB"), 70, "out of memory (Unable to allocate 7 GiB)"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0"), 70, "out of memory (CUDA out"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 70, "out of memory (DefaultCPU"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0"),
+            70,
+            "out of memory (tried to allocate 2 GiB)",
+        ),
+        (RuntimeError(f"{ENFORCED} you tried to allocate 64 bytes."), 70, "out of memory (tried to allocate 64 bytes)"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "no space left"),
         (KeyboardInterrupt(), 130, "stopped"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -74,7 +75,8 @@ def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
         return Exit.WRONG_INPUT, f"out: no space left ({error}); {KEPT}: free some space and start again"
     log, message = _write_log(error, folder), " ".join(str(error).split())
     if _ran_out_of_memory(error):
-        what = message.split(". ")[0] or "MemoryError"
+        size = re.search(r"ried to allocate ([\d.]+ \w+)", message)
+        what = f"tried to allocate {size[1]}" if size else message.split(". ")[0] or "MemoryError"
         advice = "take a smaller batch, fewer targets or fewer clients at once, or another device"
         return Exit.FAULT, f"out of memory ({what}); {KEPT}: {advice}; the log is {log}"
     return Exit.FAULT, f"a fault of the program ({type(error).__name__}: {message[:200]}); {KEPT}; the log is {log}"
