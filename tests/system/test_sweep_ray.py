@@ -114,7 +114,7 @@ def test_a_killed_worker_changes_nothing(tmp_path, in_sequence):
     worker = until(process, lambda: busy(tmp_path / "out" / "pieces"))
     os.kill(worker, signal.SIGKILL)
     _, said = process.communicate()
-    assert process.returncode == 1  # for the one that cannot be run
+    assert process.returncode == 70  # for the one that cannot be run
     assert "secateur: wrong failed: pruner: slimming needs BatchNorm" in said and "Traceback" not in said
     assert said.count("its worker died, so it is started again") == 1 and "start 2 of 4" in said
     assert comparable(load_rows(tmp_path / "out")) == in_sequence
