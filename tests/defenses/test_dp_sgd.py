@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 import subprocess
 import sys
 from statistics import NormalDist
@@ -16,7 +17,7 @@ from secateur.defenses import dp_sgd
 from secateur.defenses.dp_accounting import Phase, epsilon, sampling
 from secateur.defenses.dp_sgd import DpSgd, DpSgdScratch
 from secateur.defenses.ppb import PairBasedPosteriorBalancing as Ppb
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, install_command
 from secateur.inference import per_example_gradients, predict
 from secateur.interfaces import Batch
 from secateur.training.recipe import Recipe, Task
@@ -305,7 +306,9 @@ def test_models_and_accountants_that_cannot_be_are_refused(net, monkeypatch):
     with pytest.raises(WrongInput, match="accountant: prv is not allowed where epsilon is above 100"):
         DpSgd(0.01, accountant="prv").guarantee(100, RECIPE)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(WrongInput, match=r"opacus: is not installed; install it with: .*\[dp\]'"):
+    with pytest.raises(
+        WrongInput, match=re.escape(f"opacus: is not installed; install it with: {install_command('dp')}")
+    ):
         private(build(), make(build()))
 
 
