@@ -178,8 +178,9 @@ def open_run(
 ) -> Iterator[Run]:
     """Open a folder for one run, new or to go on with; leaving it without an error finishes the run."""
     folder = Path(folder)
+    environment = _environment(device)  # first: it may start a process, which would inherit the lock
     with _locked(folder, kind):
-        marker = {"schema": SCHEMA, "kind": kind} | _environment(device) | {"seeds": list(seeds), "started": _now()}
+        marker = {"schema": SCHEMA, "kind": kind} | environment | {"seeds": list(seeds), "started": _now()}
         run = Run(folder)
         run.write("run.json", json.dumps(marker | {"finished": None}, indent=2))
         with explained(folder):
