@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 
 class WrongInput(Exception):
     """Something the user gave is wrong: names the field and says what is allowed.
 
     Example:
-        >>> str(WrongInput("sparsity", "1.2 is not allowed; give a number from 0 up to, not including, 1"))
-        'sparsity: 1.2 is not allowed; give a number from 0 up to, not including, 1'
+        >>> str(WrongInput("sparsity", "1.2 is not allowed; must be in [0, 1)"))
+        'sparsity: 1.2 is not allowed; must be in [0, 1)'
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -46,6 +49,61 @@ def unknown(field: str, name: str, known: Iterable[str]) -> WrongInput:
     near = begun or difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? Allowed" if near else "allowed"
     return WrongInput(field, f"{name!r} is not known; {hint}: {', '.join(names)}")
+
+
+def check_number(field: str, value: float, interval: str) -> None:
+    """Check that a number is in an interval, written as in mathematics; NaN is in none.
+
+    Example:
+        >>> check_number("sparsity", 0.5, "[0, 1)"), check_number("sigma", 3.0, "[0, inf)")
+        (None, None)
+        >>> check_number("sparsity", 1.2, "[0, 1)")
+        Traceback (most recent call last):
+        secateur.errors.WrongInput: sparsity: 1.2 is not allowed; must be in [0, 1)
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    below = value < high if interval[-1] == ")" else value <= high
+    if not (above and below):
+        raise WrongInput(field, f"{value} is not allowed; {allowed_numbers(interval)}")
+
+
+def allowed_numbers(interval: str) -> str:
+    """Describe an interval in an error's words.
+
+    Example:
+        >>> allowed_numbers("[0, 1)"), allowed_numbers("(0, inf)"), allowed_numbers("[2, inf)")
+        ('must be in [0, 1)', 'must be above 0', 'must be at least 2')
+    """
+    low, high = interval[1:-1].split(", ")
+    if math.isfinite(float(high)):
+        return f"must be in {interval}"
+    return f"must be above {low}" if interval[0] == "(" else f"must be at least {low}"
+
+
+def check_whole(field: str, value: int, least: int = 1, *, even: bool = False) -> None:
+    """Check that a number is whole and large enough, and if asked for even.
+
+    Example:
+        >>> check_whole("rounds", 0)
+        Traceback (most recent call last):
+        secateur.errors.WrongInput: rounds: 0 is not allowed; must be a whole number, at least 1
+    """
+    if not isinstance(value, Integral) or value < least or (even and value % 2):
+        kind = "an even number" if even else "a whole number"
+        raise WrongInput(field, f"{value} is not allowed; must be {kind}, at least {least}")
+
+
+def check_numbers(record: Any, interval: str, *names: str, prefix: str = "") -> None:
+    """Check attributes of a record as `check_number` does; `prefix` goes before their names in the error."""
+    for name in names:
+        check_number(prefix + name, getattr(record, name), interval)
+
+
+def check_wholes(record: Any, *names: str, least: int = 1, prefix: str = "") -> None:
+    """Check attributes of a record as `check_whole` does; `prefix` goes before their names in the error."""
+    for name in names:
+        check_whole(prefix + name, getattr(record, name), least)
 
 
 def require(package: str, extra: str) -> None:
