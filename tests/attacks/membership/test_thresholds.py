@@ -11,9 +11,9 @@ from secateur.attacks.membership.thresholds import (
     class_thresholds,
     conf,
     negative_modified_entropy,
-    true_probability,
 )
 from secateur.errors import WrongInput
+from secateur.inference import true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 
 
