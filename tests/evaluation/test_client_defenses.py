@@ -237,7 +237,7 @@ def test_a_user_that_does_not_broadcast_follows_anothers_positions(client, batch
     assert guard.compression is None and UploadDefense(Adgp()).compression is not None
     with pytest.raises(WrongInput, match="follows another user"):
         UploadDefense(upload)(plain, client.state, batch, 0, client.knowledge)
-    with pytest.raises(WrongInput, match="inside: must be given"):
+    with pytest.raises(WrongInput, match="inside: is missing"):
         upload(plain.values, {}, None)
 
 

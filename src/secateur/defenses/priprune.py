@@ -29,7 +29,7 @@ from torch.func import grad, grad_and_value
 from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
-from secateur.defenses.withholding import SAVED, WITHHELD, nothing_saved, reloaded, saved, sent, whole_mask
+from secateur.defenses.withholding import SAVED, WITHHELD, divided, nothing_saved, reloaded, whole_mask
 from secateur.errors import WrongInput, check_number, check_numbers, unknown
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
 from secateur.gpu.triton_loader import loaded
@@ -268,7 +268,8 @@ class Plain:
         keep, changes = lesson.keep, self.learnt(rule, state, lesson)
         weights = self.descended(lesson.weights, last, keep, rate)
         withheld = {name: (changes[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
-        return sent(weights, withheld, keep), withheld, changes | saved(weights, withheld)
+        values, kept = divided(weights, withheld, keeps=True)
+        return values, withheld, changes | kept
 
 
 class Fused(Plain):

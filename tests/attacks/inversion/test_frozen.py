@@ -11,8 +11,7 @@ import secateur
 from secateur import tree
 from secateur.attacks.inversion.engines.autograd import plain, stacked
 from secateur.attacks.inversion.engines.layerwise import layerwise
-from secateur.attacks.inversion.objective import Matching
-from secateur.attacks.inversion.problem import Problem, structure
+from secateur.attacks.inversion.problem import Matching, Problem, structure
 from secateur.attacks.inversion.r_gap import RGap
 from secateur.attacks.inversion.updates import gradient_update, observed_gradient, weights_update
 from secateur.errors import WrongInput

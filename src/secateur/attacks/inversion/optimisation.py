@@ -19,8 +19,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion import objective
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, along
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, along, consensus
 from secateur.gpu.graphs import captured
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
@@ -113,7 +112,7 @@ class Trials:
     def look(self, state: Params) -> Evaluated:
         """Return the objective at the trials' present variables, summed over the rounds."""
         variables = {name: state[name] for name in self.names}
-        common = {"consensus": objective.consensus(state["inputs"], self.restarts)} if self.group else {}
+        common = {"consensus": consensus(state["inputs"], self.restarts)} if self.group else {}
         rounds = [
             evaluate(variables, self.labels, {**fixed, **common})
             for evaluate, fixed in zip(self.evaluate, self.fixed, strict=True)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.attacks.inversion.engines import layer_rules
+from secateur.attacks.inversion.engines import choose, engine_for, layer_rules
 from secateur.attacks.inversion.engines.autograd import plain, stacked
-from secateur.attacks.inversion.engines.choose import choose, engine_for
 from secateur.attacks.inversion.engines.layerwise import layerwise, supported
 from secateur.attacks.inversion.problem import Compared, Problem, structure
 from secateur.errors import WrongInput
