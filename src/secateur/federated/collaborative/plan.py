@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -120,27 +120,13 @@ class UserInputs(NamedTuple):
     batch: Batch
     dropout: tuple[Tensor, ...]
 
-    def clone(self) -> Self:
-        """Return a copy in separate memory."""
-        batch = Batch(self.batch.inputs.clone(), self.batch.labels.clone())
-        return type(self)(batch, tuple(value.clone() for value in self.dropout))
-
 
 class StepInputs(NamedTuple):
     """All inputs of a step; on a GPU copied into the memory that a graph reads."""
 
-    given: list[UserInputs]
+    users: list[UserInputs]
     rate: Tensor  # () the learning rate
     chosen: Tensor  # (1,) the user that broadcasts
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors in a fixed order."""
-        users = [tensor for user in self.given for tensor in (*user.batch, *user.dropout)]
-        return [*users, self.rate, self.chosen]
-
-    def clone(self) -> Self:
-        """Return a copy in separate memory."""
-        return type(self)([user.clone() for user in self.given], self.rate.clone(), self.chosen.clone())
 
 
 class StepGradients(NamedTuple):

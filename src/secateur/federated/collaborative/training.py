@@ -109,7 +109,7 @@ class CollaborativeTraining:
         examples = steps = 0
         for step_inputs in self.feed(epoch, self.rounds):
             exchanged = self.rounds(step_inputs)
-            examples += sum(user.batch.size for user in step_inputs.given)
+            examples += sum(user.batch.size for user in step_inputs.users)
             steps += 1
             if advance is not None:
                 advance(1)
