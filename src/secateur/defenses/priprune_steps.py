@@ -5,18 +5,16 @@ On a GPU a turn is bound by memory traffic: torch operations take some 65 passes
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._C import _DisableFuncTorch
 from torch.func import grad
 
 from secateur.defenses.withholding import SAVED, WITHHELD, reloaded, saved, sent
 from secateur.gpu.adam import BETA_1, BETA_2
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import LossOf, Mask, Params
 
 if TYPE_CHECKING:
@@ -160,17 +158,13 @@ def passes_for(received: Params, state: Params) -> Passes:
     """Return the fastest passes that are correct for these tensors."""
     tensors = [*received.values(), *(value for value in state.values() if value.is_floating_point())]
     fits = FUSED and all(value.is_cuda and value.dtype == torch.float32 for value in tensors)
-    return Fused(torch.ops.secateur) if fits and _kernels() else Plain()
+    fits = fits and load_kernels("secateur.gpu.priprune_ops", _probe, "priprune") is not None
+    return Fused(torch.ops.secateur) if fits else Plain()
 
 
-@cache
-def _kernels() -> ModuleType | None:
-    def probe(fused: ModuleType) -> None:
-        with _DisableFuncTorch():
-            zero = torch.zeros(1, 1, device="cuda")
-            fused.reload(zero, zero, zero.bool(), zero.bool())
-
-    return loaded("secateur.gpu.priprune_ops", probe, "priprune")
+def _probe(fused: ModuleType) -> None:
+    zero = torch.zeros(1, 1, device="cuda")
+    fused.reload(zero, zero, zero.bool(), zero.bool())
 
 
 def _named(name: str, *parts: Tensor) -> Params:

@@ -9,16 +9,14 @@ one kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 
 _STEPPED = (torch.float32, torch.float64)  # dtypes for which one fma equals torch's step
 
@@ -206,13 +204,8 @@ def _kernels_for(*tensors: Tensor) -> ModuleType | None:
     """Return the kernels if all tensors are plain GPU tensors and the kernels run, else None."""
     if not all(tensor.is_cuda for tensor in tensors) or any(map(is_functorch_wrapped_tensor, tensors)):
         return None
-    return _kernels()
+    return load_kernels("secateur.gpu.client_ops_kernels", _probe, "rounds of a federation")
 
 
-@cache
-def _kernels() -> ModuleType | None:
-    def probe(kernels: ModuleType) -> None:
-        with _DisableFuncTorch():
-            kernels.copies(torch.zeros(1, device="cuda"), 1)
-
-    return loaded("secateur.gpu.client_ops_kernels", probe, "rounds of a federation")
+def _probe(kernels: ModuleType) -> None:
+    kernels.copies(torch.zeros(1, device="cuda"), 1)
