@@ -24,82 +24,47 @@ PROGRAMS = 1024  # programs that share the sums: several for each of a GPU's pro
 PARTS = 32  # partial sums that are loaded at once
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the ReLU of the normalised x, and mean, 1 / deviation and scale, (3, U, C)."""
-    (U, P, C), (R, W) = x.shape, _tile(x)
-    out = torch.empty_like(x)
+def normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float, width: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the ReLU of the normalised x, pooled if there is a width, and mean, 1 / deviation and scale, (3, U, C)."""
+    (U, P, C), (R, T), pool = x.shape, _tile(x), 4 if width else 1
+    out = x.new_empty(U, P // pool, C)
     with torch.cuda.device_of(x):
         moments = _measure(x, weight, eps)
-        grid = triton.cdiv(P, 2 * R), triton.cdiv(C, W), U
-        _normalised[grid](x, moments[0], moments[2], bias, out, P, C, bias.stride(0), 2 * R, W)
+        grid = triton.cdiv(P // pool, R), triton.cdiv(C, T), U
+        _write[grid](x, moments[0], moments[2], bias, out, P // pool, bias.stride(0), width, pool, C, R, T)
     return out, moments
 
 
 def normalise_back(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, bias: Tensor
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, bias: Tensor, width: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients with respect to x, weight and bias."""
-    (U, P, C), (R, W) = x.shape, _tile(x)
-    out = torch.empty_like(x)
-    with torch.cuda.device_of(x):
-        factors = _factor(_sum(x, g, mean, scale, bias), x, inverse, scale)
-        grid = triton.cdiv(P, 2 * R), triton.cdiv(C, W), U
-        _returned[grid](x, g, mean, scale, bias, factors, out, P, C, bias.stride(0), 2 * R, W)
-    return out, factors[2], factors[3]
-
-
-def pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float, width: int) -> tuple[Tensor, Tensor]:
-    """Return the pooled output (U, P / 4, C), and mean, 1 / deviation and scale, (3, U, C)."""
-    (U, P, C), (R, W) = x.shape, _tile(x)
-    out = x.new_empty(U, P // 4, C)
-    with torch.cuda.device_of(x):
-        moments = _measure(x, weight, eps)
-        grid = triton.cdiv(P // 4, R), triton.cdiv(C, W), U
-        _pooled[grid](x, moments[0], moments[2], bias, out, P // 4, bias.stride(0), width, C, R, W)
-    return out, moments
-
-
-def pool_back(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, bias: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients with respect to x, weight and bias of the pooled layer, for g (U, P / 4, C)."""
-    (U, P, C), (R, W) = x.shape, _tile(x)
-    Q, tiles = P // 4, triton.cdiv(C, W)
-    stretch = _stretch(x, Q)
+    """Return the gradients with respect to x, weight and bias, for g in the shape of the output."""
+    (U, Q, C), (R, T), pool = g.shape, _tile(x), 4 if width else 1
+    tiles, stretch = triton.cdiv(C, T), _stretch(x, Q)
     out, sums = torch.empty_like(x), x.new_empty(2, U, triton.cdiv(Q, stretch), C)
-    tensors, sizes = (x, g, mean, scale, bias), (Q, bias.stride(0))
+    tensors, sizes = (x, g, mean, scale, bias), (width, pool, C, R, T)
     with torch.cuda.device_of(x):
-        _pool_sums[sums.shape[2], tiles, U](*tensors, sums, *sizes, stretch, width, C, R, W)
+        _sum_back[sums.shape[2], tiles, U](*tensors, sums, Q, bias.stride(0), stretch, *sizes)
         factors = _factor(sums, x, inverse, scale)
-        _spread[triton.cdiv(Q, R), tiles, U](*tensors, factors, out, *sizes, width, C, R, W)
+        _write_back[triton.cdiv(Q, R), tiles, U](*tensors, factors, out, Q, bias.stride(0), *sizes)
     return out, factors[2], factors[3]
 
 
 def _measure(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return mean, 1 / deviation and scale, (3, U, C)."""
-    (U, P, C), (_, W), sums = x.shape, _tile(x), _sum(x)
-    moments = x.new_empty(3, U, C)
-    _moments[triton.cdiv(C, W), U](sums, x, weight, moments, U, P, C, weight.stride(0), sums.shape[2], eps, PARTS, W)
+    (U, P, C), (R, T), stretch = x.shape, _tile(x), _stretch(x, x.shape[1])
+    sums, moments, tiles = x.new_empty(2, U, triton.cdiv(P, stretch), C), x.new_empty(3, U, C), triton.cdiv(C, T)
+    _sum[sums.shape[2], tiles, U](x, sums, P, C, stretch, R, T)
+    _moments[tiles, U](sums, x, weight, moments, U, P, C, weight.stride(0), sums.shape[2], eps, PARTS, T)
     return moments
 
 
 def _factor(sums: Tensor, x: Tensor, inverse: Tensor, scale: Tensor) -> Tensor:
     """Return a and b of dx = (x - mean) a + b + g scale, then the gradients of weight and bias, (4, U, C)."""
-    (U, P, C), (_, W) = x.shape, _tile(x)
+    (U, P, C), (_, T) = x.shape, _tile(x)
     factors = x.new_empty(4, U, C)
-    _factors[triton.cdiv(C, W), U](sums, inverse, scale, factors, U, P, C, sums.shape[2], PARTS, W)
+    _factors[triton.cdiv(C, T), U](sums, inverse, scale, factors, U, P, C, sums.shape[2], PARTS, T)
     return factors
-
-
-def _sum(x: Tensor, *back: Tensor) -> Tensor:
-    """Return both sums of `_sums`, (2, U, stretches, C): of x, or in the backward pass of g, mean, scale and bias."""
-    (U, P, C), (R, W) = x.shape, _tile(x)
-    stretch = _stretch(x, P)
-    sums = x.new_empty(2, U, triton.cdiv(P, stretch), C)
-    pointers = back or (x,) * 4  # which the forward pass does not read
-    grid = sums.shape[2], triton.cdiv(C, W), U
-    _sums[grid](x, *pointers, sums, P, C, pointers[-1].stride(0), stretch, bool(back), R, W)
-    return sums
 
 
 def _tile(x: Tensor) -> tuple[int, int]:
@@ -110,40 +75,29 @@ def _tile(x: Tensor) -> tuple[int, int]:
 
 def _stretch(x: Tensor, positions: int) -> int:
     """Return the number of positions whose sums are one program's."""
-    (U, _, C), (R, W) = x.shape, _tile(x)
-    stretch: int = max(R, triton.next_power_of_2(positions * U * triton.cdiv(C, W) // PROGRAMS))
+    (U, _, C), (R, T) = x.shape, _tile(x)
+    stretch: int = max(R, triton.next_power_of_2(positions * U * triton.cdiv(C, T) // PROGRAMS))
     return stretch
 
 
 @triton.jit
-def _sums(
-    x, g, mean, scale, bias, out, P, C, bias_stride, stretch, BACK: tl.constexpr, R: tl.constexpr, W: tl.constexpr
-):
+def _sum(x, out, P, C, stretch, R: tl.constexpr, T: tl.constexpr):
     """Sum d and d^2 over a stretch of positions, for d = x - the lane's first position, into (2, U, stretches, C).
 
-    Without a nearby centre the variance would lose its digits. BACK: sum g and g (x - mean) where the output was not 0.
+    Without a nearby centre the variance would lose its digits.
     """
     u = tl.program_id(2).to(tl.int64)
-    c = tl.program_id(1) * W + tl.arange(0, W)
-    start = u * P * C
-    if BACK:
-        centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
-    else:
-        centre = tl.load(x + start + c, mask=c < C, other=0)
-    total = tl.zeros((R, W), dtype=tl.float32)
-    along = tl.zeros((R, W), dtype=tl.float32)
+    c = tl.program_id(1) * T + tl.arange(0, T)
+    centre = tl.load(x + u * P * C + c, mask=c < C, other=0)
+    total = tl.zeros((R, T), dtype=tl.float32)
+    along = tl.zeros((R, T), dtype=tl.float32)
     for step in range(0, stretch, R):
         p = tl.program_id(0) * stretch + step + tl.arange(0, R)
         inside = (p < P)[:, None] & (c < C)[None, :]
-        at = start + p[:, None] * C + c[None, :]
+        at = u * P * C + p[:, None] * C + c[None, :]
         d = tl.where(inside, tl.load(x + at, mask=inside, other=0) - centre[None, :], 0.0)
-        if BACK:
-            value = tl.load(g + at, mask=inside, other=0)
-            value = tl.where(d * slope[None, :] + shift[None, :] > 0, value, 0.0)
-        else:
-            value = d
-        total += value
-        along += value * d
+        total += d
+        along += d * d
     _store(out, total, along, u, c, C)
 
 
@@ -202,56 +156,26 @@ def _factors(sums, inverse, scale, out, U, P, C, parts, S: tl.constexpr, W: tl.c
 
 
 @triton.jit
-def _normalised(x, mean, scale, bias, out, P, C, bias_stride, R: tl.constexpr, W: tl.constexpr):
-    """Write a tile of the ReLU of (x - mean) scale + bias."""
-    u, c, inside, at = _positions(P, C, R, W)
-    centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
-    _, value = _looked(x, at, inside, 0, centre, slope, shift)
-    tl.store(out + at, tl.where(value < 0, 0.0, value), mask=inside)
-
-
-@triton.jit
-def _returned(x, g, mean, scale, bias, factors, out, P, C, bias_stride, R: tl.constexpr, W: tl.constexpr):
-    """Write a tile of (x - mean) a + b + g scale, with g only where the output was not 0, for a and b in (2, U, C)."""
-    u, c, inside, at = _positions(P, C, R, W)
-    centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
-    of = factors + u * C + c
-    a, b = tl.load(of, mask=c < C, other=0), tl.load(of + tl.num_programs(2) * C, mask=c < C, other=0)
-    d, value = _looked(x, at, inside, 0, centre, slope, shift)
-    gradient = tl.where(value > 0, tl.load(g + at, mask=inside, other=0), 0.0)
-    tl.store(out + at, d * a[None, :] + b[None, :] + gradient * slope[None, :], mask=inside)
-
-
-@triton.jit
-def _positions(P, C, R: tl.constexpr, W: tl.constexpr):
-    """Return a program's lane and channels, the entries of its tile that exist, and their offsets."""
-    u = tl.program_id(2).to(tl.int64)
-    c = tl.program_id(1) * W + tl.arange(0, W)
-    p = tl.program_id(0) * R + tl.arange(0, R)
-    return u, c, (p < P)[:, None] & (c < C)[None, :], u * P * C + p[:, None] * C + c[None, :]
-
-
-@triton.jit
-def _pooled(
+def _write(
     x, mean, scale, bias, out, Q, bias_stride,
-    W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    W: tl.constexpr, POOL: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Write the ReLU of the largest of four normalised entries."""
+    """Write the ReLU of the largest of POOL normalised entries."""
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * T + tl.arange(0, T)
     q = tl.program_id(0) * R + tl.arange(0, R)
     centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
-    inside, of_pooled, at = _pooled_positions(u, q, c, Q, W, C)
-    _, value, _ = _largest(x, at, inside, C, W, centre, slope, shift)
-    tl.store(out + of_pooled, tl.where(value < 0, 0.0, value), mask=inside)
+    inside, into, at = _positions(u, q, c, Q, W, POOL, C)
+    _, value, _ = _largest(x, at, inside, C, W, POOL, centre, slope, shift)
+    tl.store(out + into, tl.where(value < 0, 0.0, value), mask=inside)
 
 
 @triton.jit
-def _pool_sums(
+def _sum_back(
     x, g, mean, scale, bias, out, Q, bias_stride, stretch,
-    W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    W: tl.constexpr, POOL: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Sum g and g (x - mean) over a stretch of pooled positions, into (2, U, stretches, C)."""
+    """Sum g and g (x - mean), where the output was not 0, over a stretch of outputs, into (2, U, stretches, C)."""
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * T + tl.arange(0, T)
     centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
@@ -259,32 +183,31 @@ def _pool_sums(
     along = tl.zeros((R, T), dtype=tl.float32)
     for step in range(0, stretch, R):
         q = tl.program_id(0) * stretch + step + tl.arange(0, R)
-        inside, of_pooled, at = _pooled_positions(u, q, c, Q, W, C)
-        d, value, _ = _largest(x, at, inside, C, W, centre, slope, shift)
-        gradient = tl.load(g + of_pooled, mask=inside, other=0)
-        gradient = tl.where(value > 0, gradient, 0.0)
+        inside, of, at = _positions(u, q, c, Q, W, POOL, C)
+        d, value, _ = _largest(x, at, inside, C, W, POOL, centre, slope, shift)
+        gradient = tl.where(value > 0, tl.load(g + of, mask=inside, other=0), 0.0)
         total += gradient
         along += gradient * d
     _store(out, total, along, u, c, C)
 
 
 @triton.jit
-def _spread(
+def _write_back(
     x, g, mean, scale, bias, factors, out, Q, bias_stride,
-    W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    W: tl.constexpr, POOL: tl.constexpr, C: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Write (x - mean) a + b, and + g scale at the largest of four, for a and b in (2, U, C)."""
+    """Write (x - mean) a + b, and + g scale at the largest of POOL entries, for a and b in (2, U, C)."""
     u = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * T + tl.arange(0, T)
     q = tl.program_id(0) * R + tl.arange(0, R)
     centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
-    of = factors + u * C + c
-    a, b = tl.load(of, mask=c < C, other=0), tl.load(of + tl.num_programs(2) * C, mask=c < C, other=0)
-    inside, of_pooled, at = _pooled_positions(u, q, c, Q, W, C)
-    _, value, number = _largest(x, at, inside, C, W, centre, slope, shift)
-    gradient = tl.load(g + of_pooled, mask=inside, other=0) * slope[None, :]
+    factor = factors + u * C + c
+    a, b = tl.load(factor, mask=c < C, other=0), tl.load(factor + tl.num_programs(2) * C, mask=c < C, other=0)
+    inside, of, at = _positions(u, q, c, Q, W, POOL, C)
+    _, value, number = _largest(x, at, inside, C, W, POOL, centre, slope, shift)
+    gradient = tl.load(g + of, mask=inside, other=0) * slope[None, :]
     gradient = tl.where(value > 0, gradient, 0.0)
-    for k in tl.static_range(0, 4):
+    for k in tl.static_range(0, POOL):
         here = (k // 2 * W + k % 2) * C
         d, _ = _looked(x, at, inside, here, centre, slope, shift)
         dx = d * a[None, :] + b[None, :] + tl.where(number == k, gradient, 0.0)
@@ -300,20 +223,23 @@ def _affine(mean, scale, bias, u, c, C, bias_stride):
 
 
 @triton.jit
-def _pooled_positions(u, q, c, Q, W: tl.constexpr, C: tl.constexpr):
-    """Return for pooled positions q and channels c: which exist, their offsets, and those of the first of four."""
+def _positions(u, q, c, Q, W: tl.constexpr, POOL: tl.constexpr, C: tl.constexpr):
+    """Return for outputs q and channels c: which exist, their offsets, and those of the first of their inputs."""
     inside = (q < Q)[:, None] & (c < C)[None, :]
-    column, line = q % (W // 2), q // (W // 2)  # of all pictures, one under the other
-    first = u * 4 * Q * C + (2 * line * W + 2 * column)[:, None] * C + c[None, :]
-    return inside, u * Q * C + q[:, None] * C + c[None, :], first
+    output = u * Q * C + q[:, None] * C + c[None, :]
+    first = output
+    if POOL > 1:
+        column, line = q % (W // 2), q // (W // 2)  # of all pictures, one under the other
+        first = u * POOL * Q * C + (2 * line * W + 2 * column)[:, None] * C + c[None, :]
+    return inside, output, first
 
 
 @triton.jit
-def _largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, mean, scale, bias):
-    """Return the first largest of four, minus the mean and normalised, and its number; NaN is larger than all."""
+def _largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, mean, scale, bias):
+    """Return the first largest of POOL entries, minus the mean and normalised, and its number; NaN is the largest."""
     d, value = _looked(x, at, inside, 0, mean, scale, bias)
     number = tl.zeros(value.shape, dtype=tl.int32)
-    for k in tl.static_range(1, 4):
+    for k in tl.static_range(1, POOL):
         other, normal = _looked(x, at, inside, (k // 2 * W + k % 2) * C, mean, scale, bias)
         larger = (normal > value) | (normal != normal)
         d, value = tl.where(larger, other, d), tl.where(larger, normal, value)

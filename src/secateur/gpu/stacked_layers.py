@@ -165,7 +165,7 @@ class _NormReluPool(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: ModuleType) -> Tensor:
         rows, size = _rows(x, len(weight)), x.shape[2:]
-        out, moments = kernels.pool(rows, weight, bias, eps, size[1])
+        out, moments = kernels.normalise(rows, weight, bias, eps, size[1])
         ctx.save_for_backward(rows, *moments, bias)
         ctx.kernels, ctx.size = kernels, size
         return _pictures(out, (len(x), *(length // 2 for length in size)))
@@ -174,7 +174,7 @@ class _NormReluPool(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         bias = ctx.saved_tensors[-1]
-        by_x, *others = ctx.kernels.pool_back(_rows(g, len(bias)), *ctx.saved_tensors, ctx.size[1])
+        by_x, *others = ctx.kernels.normalise_back(_rows(g, len(bias)), *ctx.saved_tensors, ctx.size[1])
         return _pictures(by_x, (len(g), *ctx.size)), *others, None, None
 
 
@@ -357,5 +357,5 @@ def _probe_convolution(kernels: ModuleType) -> None:
 
 def _probe_batchnorm(kernels: ModuleType) -> None:
     x = torch.zeros(1, 16, 3, device=DEVICE)
-    out, moments = kernels.pool(x, x[:, 0], x[:, 0], 1.0, 4)
-    kernels.pool_back(out, x, *moments, x[:, 0], 4)
+    out, moments = kernels.normalise(x, x[:, 0], x[:, 0], 1.0, 4)
+    kernels.normalise_back(out, x, *moments, x[:, 0], 4)

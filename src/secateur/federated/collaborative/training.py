@@ -98,7 +98,7 @@ class CollaborativeTraining:
         """Resume from the output of `state`, in a training of the same plan, data and seed."""
         wanted = {f"{part}.{name}": value for part, values in self._parts().items() for name, value in values.items()}
         if {*state} != {*wanted, *self._numbers()} or int(state["seed"]) != self.seed:
-            raise WrongInput("state", "is of another training; give what a training of this plan and seed kept")
+            raise WrongInput("state", "is of another training; must be one of this plan and seed")
         with torch.no_grad():
             for name, value in wanted.items():
                 value.copy_(state[name])
