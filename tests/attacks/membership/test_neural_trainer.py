@@ -11,6 +11,7 @@ from secateur.attacks.membership import neural
 from secateur.attacks.membership.neural import Dropout, Mlp, NeuralSchedule, Nn, keep, logits, train
 from secateur.attacks.membership.samia import Samia, Transformer
 from secateur.errors import WrongInput
+from secateur.gpu import graphs
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.seeding import initialised
 
@@ -213,7 +214,7 @@ def test_steps_replayed_from_a_graph_on_a_gpu_learn_what_single_steps_learn(drop
     schedule = NeuralSchedule(epochs=3, batch_size=64, dropout=dropout, early_stopping=False)
 
     def trained(warm_up):
-        monkeypatch.setattr(neural, "WARM_UP", warm_up)
+        monkeypatch.setattr(graphs, "WARMUPS", warm_up)
         network = initialised(lambda: Mlp(30), torch.Generator().manual_seed(0)).cuda()
         train(network, rows.to("cuda"), schedule, torch.Generator().manual_seed(0))
         return torch.cat([value.flatten() for value in network.parameters()])

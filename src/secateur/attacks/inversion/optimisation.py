@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, along, consensus
-from secateur.gpu.graphs import captured
+from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
 from secateur.seeding import derive
@@ -159,7 +159,7 @@ class Trials:
 
     def run(self, state: Params, advance: Callable[[int], None], save: Callable[[], None]) -> None:
         """Continue from `state` until every trial is done, and leave the matching losses of the final variables."""
-        step, saved = captured(lambda: self.step(state), state), time.monotonic()
+        step, saved = capture_step(lambda: self.step(state), state), time.monotonic()
         while remaining := self.iterations - int(state["clock"].min()):
             done, count = int(state["step"]), min(CHUNK, remaining)
             for number in range(done, done + count):

@@ -10,6 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -21,14 +22,13 @@ from torch.optim import SGD
 from secateur.attacks.membership.thresholds import shadow_sides
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
-from secateur.gpu.graphs import recorded
+from secateur.gpu.graphs import Captured
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 from secateur.seeding import draw_seed, initialised, spawn
 
 BYTE = 2**8  # an entry of a dropout mask takes 8 random bits, so that one draw of 64 bits serves eight
 HELD_OUT = 0.1  # share of the rows for early stopping
-WARM_UP = 3  # steps before a CUDA graph is captured
 RATES = 3  # number of learning rates, each a tenth of the one before
 
 Drop = Callable[[Tensor], Tensor]
@@ -231,49 +231,32 @@ class _Plateau:
 
 
 class _Steps:
-    """Optimiser steps: eager on a CPU, replayed from a CUDA graph on a GPU, where kernel launches dominate the time.
-
-    The first batches of a learning rate are stepped eagerly, which is the warm-up that a graph needs.
-    """
+    """Optimiser steps: eager on a CPU, replayed from a CUDA graph on a GPU, where kernel launches dominate the time."""
 
     def __init__(self, network: nn.Module, optimiser: SGD, drop: Drop, size: int) -> None:
-        self.network, self.optimiser, self.drop, self.size = network, optimiser, drop, size
+        self.network, self.optimiser, self.size = network, optimiser, size
+        self.generators = [drop.rng] if isinstance(drop, Dropout) else []
+        self.descend = partial(_descend, network, optimiser, drop)
         self.renew()
 
     def renew(self) -> None:
         """Discard the graph, because it contains the learning rate of its capture."""
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm = 0
+        self.captured: Captured[Batch, None] | None = None
 
     def step(self, rows: Batch) -> None:
         """Step the optimiser on one batch."""
         if rows.size != self.size or not rows.inputs.is_cuda:
-            self._step(rows)
+            self.descend(rows)
             return
-        if self.graph is None and self.warm < WARM_UP:
-            self.warm += 1
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step(rows)
-            torch.cuda.current_stream().wait_stream(side)
-            return
-        if self.graph is None:
-            self.static_batch = Batch(rows.inputs.clone(), rows.labels.clone())
-            self.graph = torch.cuda.CUDAGraph()
-            if isinstance(self.drop, Dropout):
-                self.graph.register_generator_state(self.drop.rng)
-            self.optimiser.zero_grad(set_to_none=True)
-            with recorded(self.graph, torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-                self._step(self.static_batch)
-        self.static_batch.inputs.copy_(rows.inputs)
-        self.static_batch.labels.copy_(rows.labels)
-        self.graph.replay()
+        if self.captured is None:
+            self.captured = Captured(self.descend, rows.inputs.device, required=True, generators=self.generators)
+        self.captured(rows)
 
-    def _step(self, rows: Batch) -> None:
-        self.optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(cross_entropy(self.network(rows.inputs, self.drop), rows.labels))
-        self.optimiser.step()
+
+def _descend(network: nn.Module, optimiser: SGD, drop: Drop, rows: Batch) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    torch.autograd.backward(cross_entropy(network(rows.inputs, drop), rows.labels))
+    optimiser.step()
 
 
 def _train_epoch(steps: _Steps, rows: Batch, rng: Generator) -> None:
