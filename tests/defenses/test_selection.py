@@ -37,7 +37,7 @@ def test_how_many_are_dropped_and_kept(size, top, bottom, expected):
     ("top", "bottom"), [(-0.1, 0.5), (0.1, -0.5), (0.5, 0.5), (0.9, 0.2), (math.nan, 0), (0, math.nan)]
 )
 def test_shares_that_leave_nothing_are_refused(top, bottom):
-    with pytest.raises(WrongInput, match="sum is below 1"):
+    with pytest.raises(WrongInput, match="a sum below 1"):
         counts(10, top, bottom)
 
 
