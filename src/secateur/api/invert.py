@@ -7,7 +7,6 @@ one sentence.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,8 @@ from torch import Tensor, nn
 from secateur import tree
 from secateur.api.audit import in_precision
 from secateur.attacks.inversion.problem import structure
-from secateur.catalogue import Choice, Defense
 from secateur.config import defense_of_updates, inversion
 from secateur.errors import WrongInput, unknown
-from secateur.evaluation import gallery
 from secateur.evaluation.client import (
     AttackedClient,
     Target,
@@ -30,21 +27,16 @@ from secateur.evaluation.client import (
     check_shape,
     guard_of,
     protected,
-    remarked,
     scale,
     transform_of,
 )
-from secateur.evaluation.membership import flat
-from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
 from secateur.evaluation.update_files import fitting, read_update
-from secateur.experiments.invert import chance_of, compared_with, marked
+from secateur.experiments.invert import UpdateExposure, chance_of
 from secateur.experiments.invert_targets import asks_search, in_python
-from secateur.interfaces import Batch, Gradient, InversionAttack, Knowledge, Loss, Params, Reconstruction, Weights
-from secateur.metrics.lpips import load_weights
-from secateur.progress import progress
+from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, Weights
 from secateur.runs.artifacts import write
+from secateur.runs.memory import MemoryRun
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 
 Update = Gradient | Weights | Path | str
@@ -169,7 +161,11 @@ def invert(
         check_attack(choice, client, targets[0], chance_of(seed, choice)[0])
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
     extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
-    return _attacked(client, targets, chosen, common | {"extra": extra}, guarded)
+    run = MemoryRun()
+    exposure = UpdateExposure(run, client, targets, guarded, chosen, common | {"extra": extra})
+    exposure.show_truths()
+    pictures = {str(choice): [pair.guess for pair in exposure.measure(choice)[0].alike] for choice in chosen}
+    return Inversion(run.rows, pictures, run.figures)
 
 
 def check_settings(
@@ -272,52 +268,3 @@ def _joined(targets: Sequence[Target]) -> Batch:
     """Return the examples of all targets as one batch."""
     batches = [target for target in targets if isinstance(target, Batch)]
     return Batch(torch.cat([batch.inputs for batch in batches]), torch.cat([batch.labels for batch in batches]))
-
-
-def _attacked(
-    client: AttackedClient,
-    targets: Sequence[Target],
-    chosen: Sequence[Choice],
-    labels: dict[str, Any],
-    defense: Defense,
-) -> Inversion:
-    """Run every attack on all targets, and score the reconstructions."""
-    seed = labels["seed"]
-    truths, used = (
-        [target if isinstance(target, Batch) else None for target in some]
-        for some in (targets, [client.used(target, number) for number, target in enumerate(targets)])
-    )
-    result, against = Inversion([], {}, []), compared_with(client)
-    for number, truth in enumerate(truths):
-        if truth is not None:
-            shown = flat(attack_labels(labels, labels["extra"], None))
-            pixels = client.knowledge.pixels(truth.inputs)
-            result.figures.extend(gallery.truths(shown, number, pixels, truth.labels.tolist(), images=True))
-    for attack in chosen:
-        named, numbers = attack_labels(labels, labels["extra"], attack), range(len(targets))
-        reconstructed = _reconstructed(client, targets, attack, seed)
-        threat = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
-        outcomes = [
-            judge(batches, *reconstructed, Scoring(load_weights())) for batches in (used, truths)[: len(against)]
-        ]
-        for outcome, which in zip(outcomes, against, strict=True):
-            result.rows.extend(target_rows(marked(named, which), numbers, outcome))
-            rows = summary_rows(marked(named, which | threat), outcome, derive(seed, "bootstrap"))
-            trained = client.guard is not None and client.guard.residual is not None
-            result.rows.extend(remarked(rows, defense, chosen, trained))
-        result.figures.extend(gallery.shown(flat(named), numbers, outcomes[0], images=True))
-        result.pictures[str(attack)] = [pair.guess for pair in outcomes[0].alike]
-    return result
-
-
-def _reconstructed(
-    client: AttackedClient, targets: Sequence[Target], attack: Choice, seed: int
-) -> tuple[list[Reconstruction | None], Knowledge, float]:
-    """Return the reconstruction of each target, the attacker's knowledge, and the seconds."""
-    attacker: InversionAttack = attack.make()
-    start, many = time.monotonic(), f"{len(targets)} update{'s' if len(targets) > 1 else ''}"
-    with progress(f"{attack} on {many}", getattr(attacker, "iterations", None), rate=True) as advance:
-        tampering, starts = chance_of(seed, attack)
-        knowledge, views = client.seen(attacker, targets, tampering)
-        guesses = dict(attacker.reconstruct(views, knowledge, [starts] * len(views), NullWatcher(advance)))
-    return [guesses.get(i) for i in range(len(targets))], knowledge, time.monotonic() - start
