@@ -171,7 +171,7 @@ def test_only_the_first_few_names_are_given(tmp_path):
 
 def test_unreadable_weights(tmp_path):
     torch.save({}, tmp_path / "net.pt")
-    with pytest.raises(WrongInput, match=r"net\.pt is not allowed; give a \.safetensors file"):
+    with pytest.raises(WrongInput, match=r"net\.pt is not allowed; use a \.safetensors file"):
         load_weights(nn.Linear(4, 3), tmp_path / "net.pt")
     save_file(state_of(nn.Linear(4, 3)), tmp_path / "cut.safetensors")
     whole = (tmp_path / "cut.safetensors").read_bytes()

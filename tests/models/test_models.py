@@ -4,7 +4,7 @@ from torch import nn
 
 from secateur.catalogue import find, methods
 from secateur.errors import WrongInput
-from secateur.models.common import flat_size, size
+from secateur.models.create import flat_size, size
 from secateur.models.mapp import Scaler, mapp_cnn
 from secateur.models.resnet import Block
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from secateur.catalogue import method
 from secateur.data.archives import contents
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.dataset import Dataset, dataset_of_pixels
 from secateur.data.fetch import PublicFile, fetch, md5_of
 from secateur.data.load import read_image
 from secateur.errors import WrongInput
@@ -40,13 +39,6 @@ def chmnist(folder: Path | None = None, download: bool = True) -> Dataset:
     if not images:
         raise WrongInput("data", f"{path} holds no .tif image in the class folders {', '.join(CLASSES)}")
     images.sort(key=lambda image: (image[1], image[0]))  # the same order from the zip and from the folder
-    return Dataset(
-        "chmnist",
-        normalised(np.stack([pixels for _, _, pixels in images]), MEAN, STD),
-        torch.tensor([label for _, label, _ in images]),
-        8,
-        len(images),
-        mean=MEAN,
-        std=STD,
-        verified=md5_of(path) == SOURCE.md5 if path.is_file() else None,
-    )
+    pixels, labels = np.stack([pixels for _, _, pixels in images]), np.array([label for _, label, _ in images])
+    verified = md5_of(path) == SOURCE.md5 if path.is_file() else None
+    return dataset_of_pixels("chmnist", pixels, labels, 8, len(images), MEAN, STD, verified=verified)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_whole
 from secateur.interfaces import Batch
 
 
@@ -31,7 +32,7 @@ class Dataset:
     def __post_init__(self) -> None:
         rows = len(self.inputs)
         if rows == 0:
-            raise WrongInput("inputs", f"{self.name} is empty; give at least one example")
+            raise WrongInput("inputs", f"{self.name} is empty; it must have at least one example")
         if self.inputs.dtype != torch.float32:
             raise WrongInput("inputs", f"{self.name} has {self.inputs.dtype}; allowed is float32")
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(self.inputs, 4096)):
@@ -43,10 +44,9 @@ class Dataset:
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise WrongInput("labels", f"{self.name} has labels from {low} to {high}; allowed: 0 to {self.classes - 1}")
-        if not 0 < self.train_size <= rows:
-            raise WrongInput(
-                "train_size", f"{self.train_size} is not allowed; {self.name} has {rows} rows: give 1 to {rows}"
-            )
+        check_whole("train_size", self.train_size)
+        if self.train_size > rows:
+            raise WrongInput("train_size", f"{self.train_size} is more than the {rows} rows of {self.name}")
 
     @property
     def batch(self) -> Batch:
@@ -84,6 +84,21 @@ def fingerprint(*tensors: Tensor) -> str:
         flat = value.detach().cpu().contiguous().reshape(-1).numpy()
         digest.update(flat.data.cast("B"))  # no copy
     return digest.hexdigest()
+
+
+def dataset_of_pixels(
+    name: str,
+    pixels: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    train_size: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    **more: Any,
+) -> Dataset:
+    """Return a data set of pictures from (N, C, H, W) bytes; `more` are further fields of Dataset."""
+    targets = torch.from_numpy(labels.astype(np.int64))
+    return Dataset(name, normalised(pixels, mean, std), targets, classes, train_size, mean=mean, std=std, **more)
 
 
 def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -30,9 +30,7 @@ def femnist(folder: Path | None = None, download: bool = True) -> Dataset:
     path = find(["femnist/data", "femnist"], folder)
     if path is None or not (path / "train").is_dir():
         target = (folder or cache()) / "femnist/data"
-        raise WrongInput(
-            "data", f"FEMNIST is not there; make it with {LEAF} and put its data/train and data/test into {target}"
-        )
+        raise WrongInput("data", f"FEMNIST is missing; make it with {LEAF} and put its train and test into {target}")
     train, test = _users(path / "train"), _users(path / "test")
     if not train:
         raise WrongInput("data", f"{path / 'train'} holds no .json file with users; wanted are LEAF's")

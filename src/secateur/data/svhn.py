@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from secateur.catalogue import method
 from secateur.data.archives import LIMITS
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.dataset import Dataset, dataset_of_pixels
 from secateur.data.fetch import PublicFile, fetch, md5_of
 from secateur.errors import WrongInput
 
@@ -31,15 +30,10 @@ def svhn(folder: Path | None = None, download: bool = True) -> Dataset:
     paths = [fetch(file, folder, download, [f"svhn/{file.name}"]) for file in FILES]
     (train, train_labels), (test, test_labels) = [_read(path) for path in paths]
     labels = np.concatenate([train_labels, test_labels])
-    return Dataset(
-        "svhn",
-        normalised(np.concatenate([train, test]), MEAN, STD),
-        torch.from_numpy(np.where(labels == 10, 0, labels)),
-        10,
-        len(train),
-        mean=MEAN,
-        std=STD,
-        verified=all(md5_of(path) == file.md5 for path, file in zip(paths, FILES, strict=True)),
+    labels[labels == 10] = 0
+    verified = all(md5_of(path) == file.md5 for path, file in zip(paths, FILES, strict=True))
+    return dataset_of_pixels(
+        "svhn", np.concatenate([train, test]), labels, 10, len(train), MEAN, STD, verified=verified
     )
 
 

@@ -29,10 +29,10 @@ def needs_generator(attack: Choice) -> bool:
     return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
 
 
-def generator_key(attack: Choice, config: Invert, bench: SeedContext) -> dict[str, Any]:
+def generator_key(attack: Choice, config: Invert, context: SeedContext) -> dict[str, Any]:
     """Return the generator's part of a stage key: the training's settings, or the file of the user's generator."""
     if needs_generator(attack):
-        return {"generator": learnt_from(config, bench)}
+        return {"generator": learnt_from(config, context)}
     users_generator = dict(attack.arguments).get("generator")
     source = None if users_generator is None else inspect.getsourcefile(users_own("generator", users_generator))
     return {} if source is None else {"generator": file_key(Path(source))}
@@ -43,17 +43,17 @@ def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
     return _with(client, untrained(client.knowledge, config.generator_width))
 
 
-def learnt_from(config: Invert, bench: SeedContext) -> dict[str, Any]:
+def learnt_from(config: Invert, context: SeedContext) -> dict[str, Any]:
     """Return the settings that the generator's training depends on."""
-    rows = fingerprint(public_rows(config, bench.data, bench.seed))
-    depends = {"data": bench.data.key, "rows": rows, "device": bench.device.type, "threads": config.threads}
-    return depends | {"seed": bench.seed, "steps": config.generator_steps, "width": config.generator_width}
+    rows = fingerprint(public_rows(config, context.data, context.seed))
+    depends = {"data": context.data.key, "rows": rows, "device": context.device.type, "threads": config.threads}
+    return depends | {"seed": context.seed, "steps": config.generator_steps, "width": config.generator_width}
 
 
-def with_trained(client: AttackedClient, config: Invert, bench: SeedContext) -> AttackedClient:
+def with_trained(client: AttackedClient, config: Invert, context: SeedContext) -> AttackedClient:
     """Return the client with a generator trained on public rows; the training is a stage of the run."""
-    examples = bench.data.batch.take(public_rows(config, bench.data, bench.seed))
-    return _with(client, stored(bench.run, learnt_from(config, bench), client.knowledge, examples, bench.device))
+    examples = context.data.batch.take(public_rows(config, context.data, context.seed))
+    return _with(client, stored(context.run, learnt_from(config, context), client.knowledge, examples, context.device))
 
 
 def stored(run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Batch, device: torch.device) -> Generator:

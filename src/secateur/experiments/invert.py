@@ -19,8 +19,8 @@ from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation import gallery
-from secateur.evaluation.client import AttackedClient, Target, check_attack, check_pictures, guarantee_of, remarked
-from secateur.evaluation.membership import flat
+from secateur.evaluation.client import AttackedClient, Target, add_cautions, check_attack, check_pictures, guarantee_of
+from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import (
     AttackOutcome,
     Scoring,
@@ -29,6 +29,7 @@ from secateur.evaluation.reconstruction import (
     judge,
     summary_rows,
     target_rows,
+    with_extras,
 )
 from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed, file_key
@@ -38,18 +39,17 @@ from secateur.experiments.invert_targets import (
     client_of,
     public_rows,
     rows_of,
-    searched,
     stage_of,
-    stand_in,
     targets_of,
+    with_chosen_policies,
+    with_searched_policies,
 )
 from secateur.interfaces import Batch, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
 from secateur.runs.artifacts import key_of
-from secateur.runs.folder import Run, open_run
-from secateur.runs.memory import MemoryRun
+from secateur.runs.folder import MemoryRun, Run, open_run
 from secateur.runs.rows import Row
 from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, packed, unpacked
 from secateur.seeding import derive
@@ -63,9 +63,9 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     check_invert(config, data, device)
     with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
-            bench = SeedContext(run, config, data, device, seed)
-            defenses = [searched(x, config, bench) if asks_search(x) else x for x in config.defense]
-            exposures = [ClientExposure(config, bench, defense) for defense in defenses]
+            context = SeedContext(run, config, data, device, seed)
+            defenses = [with_searched_policies(x, config, context) if asks_search(x) else x for x in config.defense]
+            exposures = [ClientExposure(config, context, defense) for defense in defenses]
             exposures[0].show_truths()
             for exposure in exposures:
                 exposure.show_guarantee()
@@ -78,7 +78,7 @@ def plan(config: Invert) -> list[str]:
     """Describe the steps of the job, a line each; refuse the configurations that the job refuses."""
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
-    client = client_of(config, data, device, config.seeds[0], stand_in(config.defense[0]))
+    client = client_of(config, data, device, config.seeds[0], with_chosen_policies(config.defense[0]))
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
     many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
     taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
@@ -105,7 +105,7 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
     for defense in config.defense:
-        client = client_of(config, data, device, seed, stand_in(defense))
+        client = client_of(config, data, device, seed, with_chosen_policies(defense))
         for attack in config.attacks:
             met = with_untrained(client, config) if needs_generator(attack) else client
             check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
@@ -138,7 +138,7 @@ class UpdateExposure:
 
     def show_truths(self) -> None:
         """Show the training pictures, and save them where the page finds them."""
-        labels = flat(self._labels(None))
+        labels = flat_labels(self._labels(None))
         for number, target in enumerate(self.targets):
             if isinstance(target, Batch):
                 pixels = self.client.knowledge.pixels(target.inputs)
@@ -165,16 +165,16 @@ class UpdateExposure:
                 judge(truths, guesses, self.client.knowledge, seconds, Scoring(lpips))
                 for truths in (self._used(group), self._truths(group))[: len(against)]
             ]
-            self._show(gallery.shown(flat(labels), group, scored[0], self.images))
+            self._show(gallery.shown(flat_labels(labels), group, scored[0], self.images))
             for outcome, which in zip(scored, against, strict=True):
-                self.run.add(target_rows(marked(labels, which), group, outcome))
+                self.run.add(target_rows(with_extras(labels, **which), group, outcome))
             by_group.append(scored)
         extras = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
         trained = self.client.guard is not None and self.client.guard.residual is not None
-        outcomes = [joined(judged) for judged in zip(*by_group, strict=True)]
+        outcomes = [joined(groups) for groups in zip(*by_group, strict=True)]
         for which, outcome in zip(against, outcomes, strict=True):
-            rows = summary_rows(marked(labels, which | extras), outcome, derive(self.seed, "bootstrap"))
-            self.run.add(remarked(rows, self.defense, self.attacks, trained))
+            rows = summary_rows(with_extras(labels, **which, **extras), outcome, derive(self.seed, "bootstrap"))
+            self.run.add(add_cautions(rows, self.defense, self.attacks, trained))
         return outcomes
 
     def reconstructed(
@@ -191,7 +191,7 @@ class UpdateExposure:
 
     def _drawing(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
         """Return a function that saves the pictures of unfinished reconstructions, and returns their figures."""
-        labels, truths = flat(self._labels(attack)), self._used(group)
+        labels, truths = flat_labels(self._labels(attack)), self._used(group)
 
         def draw(guesses: Sequence[Reconstruction], numbers: Sequence[int] = range(len(group))) -> list[gallery.Figure]:
             outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
@@ -255,20 +255,20 @@ class UpdateExposure:
 class ClientExposure(UpdateExposure):
     """The client, the updates and the attacks of a configuration, under one defense, for one seed."""
 
-    def __init__(self, config: Invert, bench: SeedContext, defense: Defense, pictures: str = "pictures") -> None:
-        self.config, self.bench = config, bench
-        where = (bench.data, bench.device, bench.seed)
+    def __init__(self, config: Invert, context: SeedContext, defense: Defense, pictures: str = "pictures") -> None:
+        self.config, self.context = config, context
+        where = (context.data, context.device, context.seed)
         client = client_of(config, *where, defense)
-        labels = {"model": config.model, "dataset": bench.data.name, "seed": bench.seed, "defense": str(defense)}
+        labels = {"model": config.model, "dataset": context.data.name, "seed": context.seed, "defense": str(defense)}
         extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
         super().__init__(
-            bench.run,
+            context.run,
             client,
             targets_of(config, *where),
             defense,
             config.attacks,
             labels | {"extra": extra | {"update": client.sends}},
-            together=config.together or (TOGETHER if bench.device.type == "cpu" else None),
+            together=config.together or (TOGETHER if context.device.type == "cpu" else None),
             images=config.images,
             data_folder=config.data_folder,
             pictures=pictures,
@@ -276,20 +276,20 @@ class ClientExposure(UpdateExposure):
 
     def attacked_by(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
-        return with_trained(self.client, self.config, self.bench) if needs_generator(attack) else self.client
+        return with_trained(self.client, self.config, self.context) if needs_generator(attack) else self.client
 
     def depends(self, attack: Choice, group: range) -> dict[str, Any]:
         """Return all values that an attack on a group of targets depends on."""
         config = self.config
         files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
         names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
-        rows = rows_of(config, self.bench.data, self.bench.seed)[group.start : group.stop]
+        rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
         return (
-            self.bench.base
+            self.context.base
             | {name: None if path is None else file_key(path) for name, path in files.items()}
             | {name: getattr(config, name) for name in names}
             | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
-            | generator_key(attack, config, self.bench)
+            | generator_key(attack, config, self.context)
         )
 
 
@@ -311,8 +311,3 @@ def compared_with(client: AttackedClient) -> list[dict[str, str]]:
     dgp calls the comparison with the used pictures ATS-R, and the one with the raw pictures ATS-T.
     """
     return [{}] if client.transform is None else [{"against": "used"}, {"against": "raw"}]
-
-
-def marked(labels: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Return the labels with more extras."""
-    return labels | {"extra": labels["extra"] | more}

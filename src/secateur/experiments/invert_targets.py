@@ -17,8 +17,7 @@ from secateur.data.dataset import Dataset
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, write_policies
 from secateur.defenses.ats_search import search
 from secateur.errors import WrongInput
-from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, scale, transform_of
-from secateur.evaluation.update_files import read_update
+from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, read_update, scale, transform_of
 from secateur.experiments.context import SeedContext, file_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
 from secateur.models.create import create, load_weights
@@ -53,18 +52,9 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         local_batch=config.local_batch,
     )
     guard = guard_of(defense, config.residual, seed, lambda number: _other(config, data, seed, number).to(device))
-    return AttackedClient(
-        net,
-        tree.state_of(net),
-        knowledge,
-        weights,
-        config.labels == "oracle",
-        config.statistics,
-        guard,
-        transform_of(defense, knowledge.mean, knowledge.std),
-        precode,
-        seed,
-    )
+    state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
+    tells = (config.labels == "oracle", config.statistics)
+    return AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
 
 
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
@@ -80,7 +70,7 @@ def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
     update = read_update(config.update, net, weights=config.local_steps is not None)
     settings = [name for name in ("local_steps", "local_batch", "learning_rate") if getattr(config, name) is not None]
     if settings and isinstance(update, Gradient):
-        raise WrongInput(settings[0], f"is of weights, and {config.update} is a gradient; leave it out")
+        raise WrongInput(settings[0], f"cannot be combined with {config.update}, which is a gradient; leave it out")
     return update
 
 
@@ -96,7 +86,7 @@ def _other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
     size, end = config.batch_size, data.train_size - number * config.batch_size
     if 2 * config.targets * size > data.train_size:
         many = f"{config.targets} targets and as many other users of {size} examples each"
-        raise WrongInput("targets", f"{many} need more than the {data.train_size} training rows; ask for fewer")
+        raise WrongInput("targets", f"{many} need more than the {data.train_size} training rows; use fewer")
     return data.batch.take(drawn_rows(data, seed)[end - size : end])
 
 
@@ -122,22 +112,22 @@ def asks_search(defense: Defense) -> bool:
     return any(_is_search(part) for part in defense.parts)
 
 
-def stand_in(defense: Defense) -> Defense:
+def with_chosen_policies(defense: Defense) -> Defense:
     """Return the defense with the authors' policies, for checks before any work."""
-    return _with(defense, CHOSEN)
+    return _with_policies(defense, CHOSEN)
 
 
-def searched(defense: Defense, config: Invert, bench: SeedContext) -> Defense:
+def with_searched_policies(defense: Defense, config: Invert, context: SeedContext) -> Defense:
     """Return the defense with the policies that a search finds for this network and data; a stage of the run.
 
     The scores use 63 training rows. Privacy is scored on the given weights, or on a model trained for five epochs.
     Accuracy is scored on the untrained model.
     """
     part = next(part for part in defense.parts if _is_search(part))
-    data, seed, weights = bench.data, bench.seed, config.weights
-    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client")).to(bench.device)
+    data, seed, weights = context.data, context.seed, config.weights
+    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client")).to(context.device)
     rows = drawn_rows(data, seed).flip(0)
-    batch = data.batch.take(rows[:EXAMPLES]).to(bench.device)
+    batch = data.batch.take(rows[:EXAMPLES]).to(context.device)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean or [0.0], data.std or [1.0]))
 
     def compute() -> Result:
@@ -145,31 +135,26 @@ def searched(defense: Defense, config: Invert, bench: SeedContext) -> Defense:
         if weights is not None:
             trained = tree.state_of(load_weights(net, weights))
         else:
-            learnt = data.batch.take(rows[EXAMPLES : EXAMPLES + LEARNT]).to(bench.device)
+            learnt = data.batch.take(rows[EXAMPLES : EXAMPLES + LEARNT]).to(context.device)
             task = Task(untrained, learnt, batch, derive(seed, "policies", "train"))
             trained = fit(net, task, PARTLY).state
         return Result({}, {"policies": policies_for(net, trained, untrained, batch, mean, std, part, seed)})
 
-    depends = bench.base | {"policies": str(part), "weights": None if weights is None else file_key(weights)}
-    return _with(defense, str(bench.run.stage("policies", depends, compute).data["policies"]))
+    depends = context.base | {"policies": str(part), "weights": None if weights is None else file_key(weights)}
+    return _with_policies(defense, str(context.run.stage("policies", depends, compute).data["policies"]))
 
 
-def in_python(defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int) -> Defense:
+def with_policies_for_model(
+    defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int
+) -> Defense:
     """Return the defense with searched policies for a user's own model; both scores are of the model as it is."""
     part = next(part for part in defense.parts if _is_search(part))
     state, examples = tree.state_of(model), batch.take(torch.arange(min(EXAMPLES, batch.size)))
-    return _with(defense, policies_for(model, state, state, examples, mean, std, part, seed))
+    return _with_policies(defense, policies_for(model, state, state, examples, mean, std, part, seed))
 
 
 def policies_for(
-    net: nn.Module,
-    trained: Params,
-    untrained: Params,
-    batch: Batch,
-    mean: Tensor,
-    std: Tensor,
-    part: Choice,
-    seed: int,
+    net: nn.Module, trained: Params, untrained: Params, batch: Batch, mean: Tensor, std: Tensor, part: Choice, seed: int
 ) -> str:
     """Search and return, as text, the two policies with the least leakage."""
     ats: AutomaticTransformationSearch = part.make()
@@ -186,7 +171,7 @@ def _is_search(part: Choice) -> bool:
     return part.name == "ats" and dict(part.arguments).get("policies") == SEARCH
 
 
-def _with(defense: Defense, policies: str) -> Defense:
+def _with_policies(defense: Defense, policies: str) -> Defense:
     """Return the defense with these policies in place of those to be searched."""
     arguments = (("policies", policies),)
     return Defense(tuple(replace(part, arguments=arguments) if _is_search(part) else part for part in defense.parts))

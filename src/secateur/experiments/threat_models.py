@@ -84,8 +84,8 @@ def guess(config: Audit, victim: Compression) -> Compression:
     return victim if config.adaptive else Compression(victim.pruner, victim.sparsity, BASIC, victim.term)
 
 
-def duels(config: Audit, seed: int) -> Iterator[Matchup]:
-    """Yield all duels of one seed. In `known` the originals come first, each against shadows that are originals too."""
+def list_matchups(config: Audit, seed: int) -> Iterator[Matchup]:
+    """Yield all match-ups of one seed; in `known` the originals come first, against shadows that are originals."""
     if config.protocol == "known":
         models = grid(config)
         originals = dict.fromkeys([model.original for model in models] or [Compression()])
