@@ -20,7 +20,9 @@ def test_unknown_names_get_the_nearest():
 
 @pytest.mark.parametrize("source", ["no/such.npz", "no.npz", "./nothing"])
 def test_paths_that_do_not_exist(source):
-    with pytest.raises(WrongInput, match=r"does not exist; allowed: a \.npz file, a folder of images, or a name: .*digits"):
+    with pytest.raises(
+        WrongInput, match=r"does not exist; allowed: a \.npz file, a folder of images, or a name: .*digits"
+    ):
         load(source)
 
 

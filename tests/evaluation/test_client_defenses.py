@@ -141,7 +141,7 @@ def test_from_python_with_the_residual_of_a_training(client, batch, tmp_path):
     (empty, plain), (trained, shown) = of(None), of(residual)
     assert empty and not trained and not torch.equal(plain, shown)
     assert torch.equal(of(str(tmp_path / "residual.safetensors"))[1], shown)
-    with pytest.raises(WrongInput, match="residual: is what error feedback keeps"):
+    with pytest.raises(WrongInput, match="residual: belongs to error feedback"):
         secateur.invert(client.net, batch, "ig", defense="dgp", residual=residual)
 
 

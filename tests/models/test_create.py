@@ -124,7 +124,7 @@ class Answers(nn.Module):
         (Answers(torch.zeros(2, 4)), r"\(2, 3\) logits, and returned \(2, 4\)"),
         (Answers(torch.zeros(6)), r"returned \(6,\)"),
         (Answers((torch.zeros(2, 3),)), "returned tuple"),
-        (nn.Linear(7, 3), r"inputs of the shape \(4,\), and raised RuntimeError"),
+        (nn.Linear(7, 3), r"inputs of the shape \(4,\); it raised RuntimeError"),
     ],
 )
 def test_check_refuses(net, says):

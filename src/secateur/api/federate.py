@@ -122,51 +122,39 @@ def federate(
         terms: Further fields of federated.spec.FederationSpec, such as averaging="weighted", broadcast="dense",
             method="fedsgd", server_momentum=.9, evaluate_every=50.
     """
+    settings: dict[str, Any]
     data = _dataset(train, test, model, mean, std)
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
     if submodels is not None:
         if base_pruning != "none" or membership:
             raise WrongInput("submodels", "cannot be combined with base_pruning or membership; use attack='yeom'")
-        return _federate_submodels(
-            copy.deepcopy(model),
-            data,
-            shares,
-            submodels,
-            rounds=rounds,
-            per_round=per_round,
-            local=local,
-            defense=defense,
-            attacks=[attack] if isinstance(attack, str) else attack,
-            faults=faults,
-            observers=observers,
-            seed=seed,
-            device=torch.device(device),
-            name=name,
-            **terms,
-        )
+        attacks = [attack] if isinstance(attack, str) else attack
+        settings = {"shares": shares, "rounds": rounds, "per_round": per_round, "faults": faults or Faults()}
+        named = {"defense": defense, "attacks": attacks, "seed": seed, "device": torch.device(device), "name": name}
+        return _federate_submodels(model, data, submodels, local, settings, observers, **named, **terms)
     if isinstance(local, Adam):
         raise WrongInput("local", "Adam is for submodels; use a federated.client_training.LocalTraining")
     base, client_defense = read_base(base_pruning), defense_of_clients(defense)
-    settings: dict[str, Any] = {"shares": shares, "rounds": rounds, "base": base.make()}
+    settings = {"shares": shares, "rounds": rounds, "base": base.make()}
     settings |= {"local": local or LocalTraining(), "faults": faults or Faults()}
     settings |= {"per_round": min(10, len(shares)) if per_round is None else per_round}
-    federation_terms = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
+    spec = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
     net, device = copy.deepcopy(model).to(device), torch.device(device)
-    check_network(net, federation_terms.own, data.inputs)
-    if (warning := turn_caution(net, federation_terms.own)) is not None:
+    check_network(net, spec.own, data.inputs)
+    if (warning := turn_caution(net, spec.own)) is not None:
         log.warning("%s: %s", client_defense, warning)
     inversions = [inversion(attack_name) for attack_name in ([attack] if isinstance(attack, str) else attack)]
-    row_labels = labels_of(name, data.name, seed, base, client_defense, federation_terms)
+    row_labels = labels_of(name, data.name, seed, base, client_defense, spec)
     story = FederationLog()
     who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
     orders = AttackSchedule(attack_every or rounds, tuple(attack_at), who, attack_history)
-    knowledge = knowledge_of(net, data, federation_terms, device) if inversions else None
+    knowledge = knowledge_of(net, data, spec, device) if inversions else None
     asked = [membership] if isinstance(membership, str) else list(membership)
-    check_attackers(orders, inversions, asked, knowledge, data, federation_terms, seed)
+    check_attackers(orders, inversions, asked, knowledge, data, spec, seed)
     watching: list[Observer] = [Every(every, function) for every, function in observers]
-    watched = ObservedFederation(net, data, federation_terms, row_labels, story, device)
+    watched = ObservedFederation(net, data, spec, row_labels, story, device)
     watching += attackers(watched, orders, inversions, asked, knowledge, tells_labels=labels == "oracle")
-    federation = Federation(net, data, federation_terms, seed, device, observers=watching)
+    federation = Federation(net, data, spec, seed, device, observers=watching)
     with progress(f"{base}, {client_defense}", rounds, rate=True) as advance:
         tell = teller(row_labels, story, watching, advance)
         for done in federation.rounds():
@@ -198,16 +186,13 @@ def spec_of(kind: type[Spec], settings: dict[str, Any], terms: dict[str, Any]) -
 def _federate_submodels(
     model: nn.Module,
     data: Dataset,
-    shares: Sequence[Tensor],
     submodels: str,
-    *,
-    rounds: int,
-    per_round: int | None,
     local: Any,
+    settings: dict[str, Any],
+    observers: Sequence[tuple[int, SubmodelObserver]],
+    *,
     defense: str,
     attacks: Sequence[str],
-    faults: Faults | None,
-    observers: Sequence[tuple[int, SubmodelObserver]],
     seed: int,
     device: torch.device,
     name: str,
@@ -218,7 +203,7 @@ def _federate_submodels(
 ) -> Federated:
     """Train sub-models, and return the server's model with all rows and figures.
 
-    `terms` are further fields of submodels.spec.SubmodelSpec.
+    `settings` and `terms` are fields of submodels.spec.SubmodelSpec; the user named the `terms`.
     """
     if not isinstance(local, Adam | None):
         raise WrongInput("local", "must be a federated.submodels.spec.Adam for sub-models")
@@ -226,19 +211,19 @@ def _federate_submodels(
     if augment:
         local = replace(local, augment=crop_and_flip(data))
     rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
-    settings = {"shares": shares, "rule": rule.make(), "rates": rates_of(shares, large_clients, client_widths)}
-    settings |= {"rounds": rounds, "per_round": per_round, "local": local, "faults": faults or Faults()}
-    federation_terms = spec_of(SubmodelSpec, settings | joined_of(client_defense), terms)
-    story, turn = FederationLog(), federation_terms.local
+    rates = rates_of(settings["shares"], large_clients, client_widths)
+    settings = settings | {"rule": rule.make(), "rates": rates, "local": local}
+    spec = spec_of(SubmodelSpec, settings | joined_of(client_defense), terms)
+    story, turn = FederationLog(), spec.local
     recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
-    labels = submodel_labels(name, data, seed, rule, client_defense, federation_terms)
+    labels = submodel_labels(name, data, seed, rule, client_defense, spec)
     memberships = [choice("attack", attack) for attack in attacks]
-    asking = Asking(size=federation_terms.test_batch)
-    exposer = ExposureObserver(memberships, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
-    watching = [*observers, *([(exposer.pace(federation_terms), exposer)] if memberships else [])]
-    federation = SubmodelFederation(model, data, federation_terms, seed, device, observers=watching)
-    followed = LocalBaseline(federation) if federation_terms.rule.alone else federation
-    with progress(f"{rule}, {client_defense}", rounds, rate=True) as advance:
+    asking = Asking(size=spec.test_batch)
+    exposer = ExposureObserver(memberships, data, labels, story, spec.rounds, asking=asking, turn=recipe, device=device)
+    watching = [*observers, *([(exposer.pace(spec), exposer)] if memberships else [])]
+    federation = SubmodelFederation(copy.deepcopy(model), data, spec, seed, device, observers=watching)
+    followed = LocalBaseline(federation) if spec.rule.alone else federation
+    with progress(f"{rule}, {client_defense}", spec.rounds, rate=True) as advance:
         tell = submodel_teller([federation], [exposer], story, advance)
         for done in followed.rounds():
             tell(done)

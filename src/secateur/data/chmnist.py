@@ -15,9 +15,8 @@ from secateur.errors import WrongInput
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # SAMIA's values, equal to ImageNet's
 TILES = "Kather_texture_2016_image_tiles_5000"
-SOURCE = PublicFile(
-    f"{TILES}.zip", f"https://zenodo.org/records/53169/files/{TILES}.zip", "0ddbebfc56344752028fda72602aaade"
-)
+ADDRESS = f"https://zenodo.org/records/53169/files/{TILES}.zip"
+SOURCE = PublicFile(f"{TILES}.zip", ADDRESS, "0ddbebfc56344752028fda72602aaade")
 CLASSES = ("01_TUMOR", "02_STROMA", "03_COMPLEX", "04_LYMPHO", "05_DEBRIS", "06_MUCOSA", "07_ADIPOSE", "08_EMPTY")
 
 

@@ -16,6 +16,7 @@ from secateur.errors import WrongInput
 # SAMIA's for both data sets; SAMIA's sensitivities use these units
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 PIXELS = 3 * 32 * 32
+ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,7 @@ CIFAR10 = CifarLayout(
     "cifar10",
     10,
     "labels",
-    PublicFile(
-        "cifar-10-binary.tar.gz",
-        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        "c32a1d4ab5d03f1284b67883e8d87530",
-    ),
+    PublicFile("cifar-10-binary.tar.gz", f"{ADDRESS}cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
     {
         "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -59,11 +56,7 @@ CIFAR100 = CifarLayout(
     "cifar100",
     100,
     "fine_labels",
-    PublicFile(
-        "cifar-100-binary.tar.gz",
-        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-        "03b5dce01913d631647c71ecec9e9cb8",
-    ),
+    PublicFile("cifar-100-binary.tar.gz", f"{ADDRESS}cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
     ("cifar-100-binary", "cifar-100-python", "cifar-100-python.tar.gz"),
     {"train.bin": "6172c7755cfe09b2fe270c85cebc1b15", "train": "16019d7e3df5f24257cddd939b257f8d"},
     {"test.bin": "4499cfba6c016c1be1438163640a0898", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},

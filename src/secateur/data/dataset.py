@@ -68,13 +68,8 @@ class Dataset:
         if number >= len(self.inputs):
             return self
         rows = torch.randperm(len(self.inputs), generator=rng)[:number].sort().values
-        return replace(
-            self,
-            inputs=self.inputs[rows],
-            labels=self.labels[rows],
-            train_size=int((rows < self.train_size).sum()),
-            writers=None if self.writers is None else self.writers[rows],
-        )
+        train_size, writers = int((rows < self.train_size).sum()), None if self.writers is None else self.writers[rows]
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], train_size=train_size, writers=writers)
 
 
 def fingerprint(*tensors: Tensor) -> str:

@@ -35,19 +35,11 @@ def femnist(folder: Path | None = None, download: bool = True) -> Dataset:
     if not train:
         raise WrongInput("data", f"{path / 'train'} holds no .json file with users; wanted are LEAF's")
     names = {name: i for i, name in enumerate(sorted({name for name, _ in train + test}))}
-    labels = [data[1] for _, data in train + test]
-    writers = [np.full(len(data[1]), names[name]) for name, data in train + test]
+    labels = torch.from_numpy(np.concatenate([data[1] for _, data in train + test]))
+    writers = torch.from_numpy(np.concatenate([np.full(len(data[1]), names[name]) for name, data in train + test]))
     inputs = torch.from_numpy(np.concatenate([data[0] for _, data in train + test])).sub_(MEAN).div_(STD)
-    return Dataset(
-        "femnist",
-        inputs.view(-1, 1, 28, 28),
-        torch.from_numpy(np.concatenate(labels)),
-        62,
-        sum(len(data[1]) for _, data in train),
-        writers=torch.from_numpy(np.concatenate(writers)),
-        mean=(MEAN,),
-        std=(STD,),
-    )
+    train_size = sum(len(data[1]) for _, data in train)
+    return Dataset("femnist", inputs.view(-1, 1, 28, 28), labels, 62, train_size, writers, (MEAN,), (STD,))
 
 
 def _users(folder: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:

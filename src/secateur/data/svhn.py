@@ -15,10 +15,8 @@ from secateur.errors import WrongInput
 
 MEAN = STD = (0.5, 0.5, 0.5)  # SAMIA's
 ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
-FILES = [
-    PublicFile("train_32x32.mat", f"{ADDRESS}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-    PublicFile("test_32x32.mat", f"{ADDRESS}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
-]
+SUMS = {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"}
+FILES = [PublicFile(name, f"{ADDRESS}{name}", checksum) for name, checksum in SUMS.items()]
 
 
 @method("dataset", "svhn", "samia_ppb", classes=10, input_shape=(3, 32, 32), source=FILES[0].address)
@@ -32,9 +30,8 @@ def svhn(folder: Path | None = None, download: bool = True) -> Dataset:
     labels = np.concatenate([train_labels, test_labels])
     labels[labels == 10] = 0
     verified = all(md5_of(path) == file.md5 for path, file in zip(paths, FILES, strict=True))
-    return dataset_of_pixels(
-        "svhn", np.concatenate([train, test]), labels, 10, len(train), MEAN, STD, verified=verified
-    )
+    pixels = np.concatenate([train, test])
+    return dataset_of_pixels("svhn", pixels, labels, 10, len(train), MEAN, STD, verified=verified)
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

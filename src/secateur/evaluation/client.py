@@ -38,7 +38,7 @@ from secateur.interfaces import (
     Weights,
 )
 from secateur.models.create import few, misfit, read_tensors
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 from secateur.tree import trained as trained_names
 
@@ -71,8 +71,7 @@ class AttackedClient:
     def against(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
         adaptive: Adaptive = getattr(attack, "adaptive", "none")
-        asks = self.guard is not None and adaptive == "reapply"
-        compression = self.guard.compression if self.guard is not None and asks else None
+        compression = self.guard.compression if self.guard is not None and adaptive == "reapply" else None
         return replace(self, knowledge=replace(self.knowledge, compression=compression), adaptive=adaptive)
 
     def seen(
@@ -249,10 +248,7 @@ def add_cautions(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice
     residual = "its residual is empty, as in the first round; later ones send something else" if empty else None
     facts = [f"{defense}: {fact}" for fact in (guarantee_of(defense), residual) if fact]
     notes = [*facts, caution(defense, attacks)]
-    return [
-        replace(row, note="; ".join(filter(None, (row.note, *notes))) or None) if row.metric == "psnr" else row
-        for row in rows
-    ]
+    return [replace(row, note=join_notes(row.note, *notes)) if row.metric == "psnr" else row for row in rows]
 
 
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:

@@ -10,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from secateur.interfaces import BlackBox, Guesses, Predict
 from secateur.metrics.curves import roc_figure
 from secateur.metrics.membership import evaluate, roc
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 
 
@@ -26,7 +26,7 @@ def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
     """Return the result of `evaluate_guesses` as rows."""
     rows = []
     for name, estimate in result["estimates"].items():
-        note = "; ".join(filter(None, (estimate["note"], result["note"]))) or None
+        note = join_notes(estimate["note"], result["note"])
         rows.append(Row(**labels, metric=name, **(estimate | {"note": note})))
     return rows
 

@@ -16,7 +16,7 @@ from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.metrics.image import PictureScores, mse, picture_scores, psnr, summary
 from secateur.metrics.membership import Estimate, share_of
 from secateur.metrics.pictures import match
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 
 PARTS = 8  # most parts of the targets' notes in a summary
 GREY = 0.5  # pixel value of a picture that the attack did not return
@@ -119,15 +119,12 @@ def summary_rows(labels: dict[str, Any], outcome: AttackOutcome, rng: Generator)
     rows.append(_failed(labels, outcome.reconstructions))
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
     notes = outcome.scores.notes | {"attack_loss": _gathered(reconstruction.note for reconstruction in reconstructions)}
-    summaries = (
-        summary({"attack_loss": torch.tensor([reconstruction.loss for reconstruction in reconstructions])}, rng)
-        if reconstructions
-        else {}
-    )
+    losses = torch.tensor([reconstruction.loss for reconstruction in reconstructions])
+    summaries = summary({"attack_loss": losses}, rng) if reconstructions else {}
     sizes = [len(pair.guess) for pair in outcome.matches]
     summaries |= summary(outcome.scores.values, rng, sizes=sizes) if outcome.scores.values else {}
     for metric, measured in summaries.items():
-        note = "; ".join(filter(None, (measured.mean.note, notes.get(metric)))) or None
+        note = join_notes(measured.mean.note, notes.get(metric))
         rows.append(Row(**labels, metric=metric, **(measured.mean._asdict() | {"note": note})))
         rows.append(Row(**labels, metric=f"{metric}_median", **measured.median._asdict()))
         rows.append(Row(**labels, metric=f"{metric}_min", value=measured.minimum))
@@ -157,23 +154,26 @@ def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures]) -> list[
         torch.cat([getattr(pair, name) for pair in matches]) for name in ("recovered", "right", "truth", "guess")
     )
     sizes = [len(pair.guess) for pair in matches]
-    rows = [Row(**labels, metric="recovered", **share_by_target(recovered, sizes)._asdict())]
+
+    def share_row(metric: str, hits: Tensor, note: str | None = None) -> Row:
+        estimate = share_by_target(hits, sizes)
+        return Row(**labels, metric=metric, **(estimate._asdict() | ({"note": note} if note else {})))
+
+    rows = [share_row("recovered", recovered)]
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
-        rows.append(Row(**labels, metric="label_accuracy", **share_by_target(right, sizes)._asdict()))
+        rows.append(share_row("label_accuracy", right))
     grey = torch.full_like(truth, GREY)
     nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
     identified = recovered & (nearest == torch.arange(len(truth)))
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
-        rows.append(
-            Row(**labels, metric="identified", **(share_by_target(identified, sizes)._asdict() | {"note": note}))
-        )
+        rows.append(share_row("identified", identified, note))
         rows.append(Row(**labels, metric="identified_chance", value=_by_chance(matches, nearest)))
     clear = identified & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
     note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
-    rows.append(Row(**labels, metric="recognisable", **(share_by_target(clear, sizes)._asdict() | {"note": note})))
+    rows.append(share_row("recognisable", clear, note))
     note = "what a mid-grey picture scores: knowing nothing"
     return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
 

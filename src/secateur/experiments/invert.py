@@ -7,6 +7,7 @@ defense: the client, the attacked updates, and every attack on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,19 @@ from secateur.evaluation.reconstruction import (
 )
 from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed, file_key
-from secateur.experiments.generators import generator_key, needs_generator, with_trained, with_untrained
 from secateur.experiments.invert_targets import (
     asks_search,
     client_of,
+    generator_key,
+    needs_generator,
     public_rows,
     rows_of,
     stage_of,
     targets_of,
     with_chosen_policies,
     with_searched_policies,
+    with_trained,
+    with_untrained,
 )
 from secateur.interfaces import Batch, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
@@ -111,26 +115,25 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
             check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
 
 
+@dataclass(eq=False)
 class UpdateExposure:
     """A client's attacked updates under one defense, for one seed, and the run of the results."""
 
-    def __init__(
-        self,
-        run: Run | MemoryRun,
-        client: AttackedClient,
-        targets: Sequence[Target],
-        defense: Defense,
-        attacks: Sequence[Choice],
-        labels: dict[str, Any],  # of every row and figure
-        *,
-        together: int | None = None,  # targets that are attacked at once; None: all
-        images: bool = True,
-        data_folder: Path | None = None,
-        pictures: str = "pictures",  # the folder of pictures in the run's folder
-    ) -> None:
-        self.run, self.client, self.targets, self.defense, self.attacks = run, client, targets, defense, attacks
-        self.labels, self.seed = labels, int(labels["seed"])
-        self.together, self.images, self.data_folder, self.pictures = together, images, data_folder, pictures
+    run: Run | MemoryRun
+    client: AttackedClient
+    targets: Sequence[Target]
+    defense: Defense
+    attacks: Sequence[Choice]
+    labels: dict[str, Any]  # of every row and figure
+    together: int | None = None  # targets that are attacked at once; None: all
+    images: bool = True
+    data_folder: Path | None = None
+    pictures: str = "pictures"  # the folder of pictures in the run's folder
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.labels["seed"])
 
     def attacked_by(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it."""
@@ -161,10 +164,9 @@ class UpdateExposure:
         client, by_group, against = self.attacked_by(attack), [], compared_with(self.client)
         for group in self.groups():
             guesses, seconds = self.reconstructed(attack, client, group)
-            scored = [
-                judge(truths, guesses, self.client.knowledge, seconds, Scoring(lpips))
-                for truths in (self._used(group), self._truths(group))[: len(against)]
-            ]
+            score = partial(judge, reconstructions=guesses, knowledge=self.client.knowledge, seconds=seconds)
+            truths = (self._used(group), self._truths(group))[: len(against)]
+            scored = [score(batches, scoring=Scoring(lpips)) for batches in truths]
             self._show(gallery.shown(flat_labels(labels), group, scored[0], self.images))
             for outcome, which in zip(scored, against, strict=True):
                 self.run.add(target_rows(with_extras(labels, **which), group, outcome))
@@ -257,22 +259,14 @@ class ClientExposure(UpdateExposure):
 
     def __init__(self, config: Invert, context: SeedContext, defense: Defense, pictures: str = "pictures") -> None:
         self.config, self.context = config, context
-        where = (context.data, context.device, context.seed)
-        client = client_of(config, *where, defense)
+        setting = (context.data, context.device, context.seed)
+        client, targets = client_of(config, *setting, defense), targets_of(config, *setting)
         labels = {"model": config.model, "dataset": context.data.name, "seed": context.seed, "defense": str(defense)}
         extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
-        super().__init__(
-            context.run,
-            client,
-            targets_of(config, *where),
-            defense,
-            config.attacks,
-            labels | {"extra": extra | {"update": client.sends}},
-            together=config.together or (TOGETHER if context.device.type == "cpu" else None),
-            images=config.images,
-            data_folder=config.data_folder,
-            pictures=pictures,
-        )
+        labels |= {"extra": extra | {"update": client.sends}}
+        together = config.together or (TOGETHER if context.device.type == "cpu" else None)
+        shown = (together, config.images, config.data_folder, pictures)
+        super().__init__(context.run, client, targets, defense, config.attacks, labels, *shown)
 
     def attacked_by(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""

@@ -1,19 +1,25 @@
-"""The client and the targets of `secateur invert`, built from its configuration.
+"""The client and the targets of `secateur invert`, built from its configuration, and the attackers' generators.
 
-ATS with `policies=search` searches for policies before any attack.
+ATS with `policies=search` searches for policies before any attack. A picture generator is trained once a seed, on
+public rows that contain no target.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.catalogue import Choice, Defense
+from secateur.attacks.inversion.generator import Generator as PictureGenerator
+from secateur.attacks.inversion.generator import train_generator
+from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Invert
-from secateur.data.dataset import Dataset
+from secateur.data.dataset import Dataset, fingerprint
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, write_policies
 from secateur.defenses.ats_search import search
 from secateur.errors import WrongInput
@@ -21,7 +27,10 @@ from secateur.evaluation.client import AttackedClient, Target, guard_of, protect
 from secateur.experiments.context import SeedContext, file_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
 from secateur.models.create import create, load_weights
-from secateur.runs.artifacts import Result
+from secateur.progress import progress
+from secateur.runs.artifacts import Result, key_of
+from secateur.runs.folder import Run
+from secateur.runs.unfinished import StageWatcher, forget
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit
@@ -175,3 +184,69 @@ def _with_policies(defense: Defense, policies: str) -> Defense:
     """Return the defense with these policies in place of those to be searched."""
     arguments = (("policies", policies),)
     return Defense(tuple(replace(part, arguments=arguments) if _is_search(part) else part for part in defense.parts))
+
+
+def needs_generator(attack: Choice) -> bool:
+    """Return True if the run must train a generator: the attack needs one, and the user provides none."""
+    return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
+
+
+def generator_key(attack: Choice, config: Invert, context: SeedContext) -> dict[str, Any]:
+    """Return the generator's part of a stage key: the training's settings, or the file of the user's generator."""
+    if needs_generator(attack):
+        return {"generator": learnt_from(config, context)}
+    users_generator = dict(attack.arguments).get("generator")
+    source = None if users_generator is None else inspect.getsourcefile(users_own("generator", users_generator))
+    return {} if source is None else {"generator": file_key(Path(source))}
+
+
+def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
+    """Return the client with an untrained generator, for checks before any work."""
+    return _with_generator(client, untrained(client.knowledge, config.generator_width))
+
+
+def learnt_from(config: Invert, context: SeedContext) -> dict[str, Any]:
+    """Return the settings that the generator's training depends on."""
+    rows = fingerprint(public_rows(config, context.data, context.seed))
+    depends = {"data": context.data.key, "rows": rows, "device": context.device.type, "threads": config.threads}
+    return depends | {"seed": context.seed, "steps": config.generator_steps, "width": config.generator_width}
+
+
+def with_trained(client: AttackedClient, config: Invert, context: SeedContext) -> AttackedClient:
+    """Return the client with a generator trained on public rows; the training is a stage of the run."""
+    examples = context.data.batch.take(public_rows(config, context.data, context.seed))
+    return _with_generator(
+        client, stored(context.run, learnt_from(config, context), client.knowledge, examples, context.device)
+    )
+
+
+def stored(
+    run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Batch, device: torch.device
+) -> PictureGenerator:
+    """Return a generator trained on public examples, as a stage of a run; an interrupted training resumes.
+
+    `depends` holds at least `steps`, `width` and `seed` of the training.
+    """
+    key, kind = key_of("generator", depends), (knowledge.classes, knowledge.input_shape, knowledge.box)
+
+    def train() -> Result:
+        with progress("train a generator of pictures", depends["steps"], rate=True) as advance:
+            keeper = StageWatcher(run.folder, "generator", key, advance, lambda _: [])
+            rng = derive(depends["seed"], "generator")
+            generator = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
+        return Result(generator.state_dict())
+
+    generator = untrained(knowledge, depends["width"])
+    generator.load_state_dict(dict(run.stage("generator", depends, train).tensors))
+    forget(run.folder, "generator", key)
+    return generator.to(device)
+
+
+def untrained(knowledge: Knowledge, width: int) -> PictureGenerator:
+    """Return an untrained generator."""
+    with torch.random.fork_rng(devices=[]):  # its first weights are never used
+        return PictureGenerator(knowledge.input_shape, knowledge.classes, knowledge.box, width).eval()
+
+
+def _with_generator(client: AttackedClient, generator_net: PictureGenerator) -> AttackedClient:
+    return replace(client, knowledge=replace(client.knowledge, generator=generator_net.requires_grad_(False)))

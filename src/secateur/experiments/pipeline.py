@@ -30,7 +30,7 @@ from secateur.progress import progress
 from secateur.pruning.channels import CONVS
 from secateur.pruning.removal import savings
 from secateur.runs.artifacts import Result
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
@@ -118,13 +118,13 @@ def _originals(jobs: Sequence[ModelJob], compression: Compression) -> list[Resul
 
 def _given(job: ModelJob) -> Result:
     """Return the victim's weights from the user's file."""
-    weights = job.context.config.weights
+    context, weights = job.context, job.context.config.weights
     assert weights is not None
-    return job.context.run.stage(
-        "weights",
-        job.base | {"weights": file_key(weights)},
-        lambda: Result(load_weights(job.context.initial("structure"), weights).state_dict()),
-    )
+
+    def load() -> Result:
+        return Result(load_weights(context.initial("structure"), weights).state_dict())
+
+    return context.run.stage("weights", job.base | {"weights": file_key(weights)}, load)
 
 
 def train_originals(jobs: Sequence[ModelJob], pruner: Choice | None = None) -> list[Result]:
@@ -244,11 +244,11 @@ def model_rows(context: SeedContext, labels: dict[str, Any], model: Result, side
         return Result(data={"utility": utility, "cost": values, "note": saved.note or None})
 
     done = context.run.stage("model", {"model": model.key, "sides": list(sides), "seed": context.seed}, compute).data
-    note = "; ".join(model.data.get("notes", [])) or None
+    note = join_notes(*model.data.get("notes", []))
     rows = [Row(**labels, metric=name, **(measures | {"note": note})) for name, measures in done["utility"].items()]
     flat = not any(isinstance(module, CONVS) for module in context.net.modules())
     for name, value in done["cost"].items():
         counted = "of the linear weights: there is no convolution" if flat and name.startswith("conv_") else None
-        note = "; ".join(filter(None, (counted, done["note"]))) or None
+        note = join_notes(counted, done["note"])
         rows.append(Row(**labels, metric=name, value=value, timing=name.startswith("seconds"), note=note))
     return rows

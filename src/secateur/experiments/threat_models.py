@@ -31,9 +31,7 @@ class Compression:
         """The labels of rows."""
         name = "none" if self.pruner is None else str(self.pruner)
         training_parts = [str(part) for part in (self.term, self.defense.acting_on("training")) if part]
-        extra = (
-            {"original": "+".join(training_parts)} if training_parts else {}
-        )  # only for an original with its own training
+        extra = {"original": "+".join(training_parts)} if training_parts else {}
         return {"pruner": name, "sparsity": self.sparsity, "defense": str(self.defense), "extra": extra}
 
     @property

@@ -13,8 +13,8 @@ from secateur.config import defense_of_updates
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_attack
 from secateur.experiments.context import SeedContext
-from secateur.experiments.generators import needs_generator, with_untrained
 from secateur.experiments.invert import ClientExposure, chance_of
+from secateur.experiments.invert_targets import needs_generator, with_untrained
 from secateur.studies.dgp.scale import CIFAR10, DgpScale, DgpSetting
 
 ADAPTIVE = ("support", "layer", "reapply", "mask")
