@@ -159,9 +159,8 @@ def _pruned(
     if outside.size < 2:
         raise WrongInput("nonmembers", "one example cannot both stop the fine-tuning and be attacked; use at least two")
     tenth, order = max(1, outside.size // 10), torch.arange(outside.size)
-    members, held = (
-        Batch(in_precision(model, batch.inputs), batch.labels) for batch in (inside, outside.take(order[:tenth]))
-    )
+    sides = (inside, outside.take(order[:tenth]))
+    members, held = (Batch(in_precision(model, batch.inputs), batch.labels) for batch in sides)
     rng = derive(seed, "prune", index)
     mask = method.make()(model, members, sparsity, rng)
     base = recipe or Recipe(epochs=50)

@@ -29,7 +29,8 @@ def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator)
 
     A small alpha gives clients few classes.
     """
-    _check_shares(clients, alpha)
+    check_whole("clients", clients)
+    check_number("alpha", alpha, "(0, inf)")
     numpy_rng = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
     dealt = []
     for rows in _by_value(labels):
@@ -47,7 +48,8 @@ def dirichlet_sizes(
     One draw of shares from Dir(alpha) serves every class. Seed 41 gives ten clients of CIFAR-10 the paper's sizes.
     `deal` is the seed for the assignment of rows to clients; None continues the generator that drew the shares.
     """
-    _check_shares(clients, alpha)
+    check_whole("clients", clients)
+    check_number("alpha", alpha, "(0, inf)")
     numpy_rng = np.random.default_rng(seed)
     shares = np.sort(numpy_rng.dirichlet([alpha] * clients))[::-1]
     numpy_rng = numpy_rng if deal is None else np.random.default_rng(deal)
@@ -55,7 +57,7 @@ def dirichlet_sizes(
     for rows in _by_value(labels):
         counts = _counts(shares, len(rows))
         dealt.append(_shuffled(rows, numpy_rng).split_with_sizes(counts))
-    return _biggest_first(_joined(dealt))
+    return sorted(_joined(dealt), key=len, reverse=True)
 
 
 def _counts(shares: np.ndarray, n: int) -> list[int]:
@@ -94,7 +96,8 @@ def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list
         problem = f"its {len(rows)} writers are too few for clients of {', '.join(map(str, sizes))} and all others"
         raise WrongInput("data", f"{problem}; use data of at least {sum(sizes) + 1} writers")
     order = torch.randperm(len(rows), generator=rng).split_with_sizes([*sizes, len(rows) - sum(sizes)])
-    return _biggest_first([torch.cat([rows[writer] for writer in group]) for group in order])
+    parts = [torch.cat([rows[writer] for writer in group]) for group in order]
+    return sorted(parts, key=len, reverse=True)
 
 
 def _by_value(values: Tensor) -> list[Tensor]:
@@ -112,10 +115,6 @@ def _joined(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return _none_empty([torch.cat(parts) for parts in zip(*dealt, strict=True)])
 
 
-def _biggest_first(parts: list[Tensor]) -> list[Tensor]:
-    return sorted(parts, key=len, reverse=True)
-
-
 def _none_empty(parts: list[Tensor]) -> list[Tensor]:
     empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
@@ -123,11 +122,6 @@ def _none_empty(parts: list[Tensor]) -> list[Tensor]:
         advice = "use more rows, fewer clients or a larger alpha"
         raise WrongInput("clients", f"no rows are left for client {listed} of {len(parts)}; {advice}")
     return parts
-
-
-def _check_shares(clients: int, alpha: float) -> None:
-    check_whole("clients", clients)
-    check_number("alpha", alpha, "(0, inf)")
 
 
 @dataclass(frozen=True)

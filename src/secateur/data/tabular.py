@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -66,18 +65,13 @@ def texas(folder: Path | None = None, download: bool = True) -> Dataset:
 def _table(name: str, path: Path, member_name: str, features: int, classes: int) -> Dataset:
     for member, stream in contents(path):
         if member.name == member_name:
-            bits, labels = _rows(stream, features, path)
+            bits, labels = bytearray(), []
+            for row, line in enumerate(stream, 1):
+                label, _, rest = line.partition(b",")
+                labels.append(_label(label, path, row))
+                bits += _bits(rest, features, path, row)
             return _dataset(name, bits, labels, features, classes, path)
     raise WrongInput("data", f"{path} does not hold a file {member_name!r}; get it from {ADDRESS}")
-
-
-def _rows(lines: Iterable[bytes], features: int, path: Path) -> tuple[bytearray, list[int]]:
-    bits, labels = bytearray(), []
-    for row, line in enumerate(lines, 1):
-        label, _, rest = line.partition(b",")
-        labels.append(_label(label, path, row))
-        bits += _bits(rest, features, path, row)
-    return bits, labels
 
 
 def _bits(line: bytes, features: int, path: Path, row: int) -> bytes:

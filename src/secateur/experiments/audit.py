@@ -7,12 +7,12 @@ victim, `AuditEvaluation` all victims and attackers of one seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from secateur.catalogue import Choice
 from secateur.config import Audit, dump
@@ -112,28 +112,24 @@ def make_together(evaluations: Sequence[AuditEvaluation], matchups: Sequence[Mat
         make(compression_jobs, compression)
 
 
+@dataclass(eq=False)
 class MembershipExposure:
     """A model's leakage about its members, for one seed: its gaps, and the guesses of attacks.
 
     The rows and figures go to a run, in a folder or in memory.
     """
 
-    def __init__(
-        self,
-        run: Run | MemoryRun,
-        seed: int,
-        members: Batch,
-        nonmembers: Batch,
-        candidates: Candidates,  # the members, then the non-members
-        build_box: Callable[[], BlackBox],  # called when a stage must be computed
-    ) -> None:
-        self.run, self.seed, self.candidates, self._build_box = run, seed, candidates, build_box
-        self.members, self.nonmembers = members, nonmembers
+    run: Run | MemoryRun
+    seed: int
+    members: Batch
+    nonmembers: Batch
+    candidates: Candidates  # the members, then the non-members
+    build_box: Callable[[], BlackBox]  # called when a stage must be computed
 
     @cached_property
     def box(self) -> BlackBox:
         """The model."""
-        return self._build_box()
+        return self.build_box()
 
     def measure_accuracy(self, labels: dict[str, Any]) -> None:
         """Measure the accuracy on members and on non-members."""
@@ -220,9 +216,8 @@ class AuditEvaluation:
             recipe = {"attacker_pruner": attacker.labels["pruner"], "attacker_sparsity": attacker.sparsity}
             labels["extra"] = labels["extra"] | recipe
         keys = {role: model.key for role, model in self._attackers_models(attacker, attack).items()}
-        self._exposure(matchup.victim).measure_attack(
-            labels, lambda: self._fitted(attacker, attack), victim=self._model(matchup.victim).key, models=keys
-        )
+        fit, key = partial(self._fitted, attacker, attack), self._model(matchup.victim).key
+        self._exposure(matchup.victim).measure_attack(labels, fit, victim=key, models=keys)
 
     def _select(self, attack: Choice) -> Compression:
         """Return the recipe by which the attack does best on a held-out shadow that is pruned by every recipe."""
@@ -239,9 +234,8 @@ class AuditEvaluation:
         scores = []
         for other in others:
             (target,) = self._build_shadows(other, (held_out,))
-            inside, outside = (
-                fitted.score(target.box, Candidates(side)).members for side in (target.members, target.nonmembers)
-            )
+            sides = (target.members, target.nonmembers)
+            inside, outside = (fitted.score(target.box, Candidates(side)).members for side in sides)
             scores.append((inside.double().mean() + (~outside).double().mean()) / 2)
         return float(torch.stack(scores).mean())
 
@@ -249,8 +243,9 @@ class AuditEvaluation:
         models = self._attackers_models(attacker, attack)
         known: list[Shadow] | InOut
         if any(role.startswith("in-out") for role in models):
-            boxes = [self._black_box(attacker, model) for model in models.values()]
-            known = InOut(boxes, self.candidates.batch, torch.stack([self._inside(role) for role in models]))
+            boxes, parts = [self._black_box(attacker, model) for model in models.values()], self.factory.parts
+            pool = torch.cat([parts[VICTIM].train, parts[VICTIM].test])
+            known = InOut(boxes, self.candidates.batch, torch.stack([torch.isin(pool, parts[r].train) for r in models]))
         else:
             known = self._shadows(attacker, tuple(models))
         return fit_attack(attack, known, self.context.seed)
@@ -263,17 +258,11 @@ class AuditEvaluation:
         return self.factory.models(attacker, roles)
 
     def _build_shadows(self, compression: Compression, roles: tuple[str, ...]) -> list[Shadow]:
-        rows, models = self.context.rows, self.factory.models(compression, roles)
-        parts = [self.factory.parts[role] for role in roles]
-        return [
-            Shadow(self._black_box(compression, model), rows(part.train), rows(part.test))
-            for model, part in zip(models.values(), parts, strict=True)
-        ]
-
-    def _inside(self, role: str) -> Tensor:
-        """Return a (N,) bool: the rows of the pool that trained an in-out model."""
-        pool = torch.cat([self.factory.parts[VICTIM].train, self.factory.parts[VICTIM].test])
-        return torch.isin(pool, self.factory.parts[role].train)
+        shadows = []
+        for role, model in self.factory.models(compression, roles).items():
+            part, rows = self.factory.parts[role], self.context.rows
+            shadows.append(Shadow(self._black_box(compression, model), rows(part.train), rows(part.test)))
+        return shadows
 
     def _model(self, victim: Compression) -> Result:
         return self.factory.models(victim, [VICTIM])[VICTIM]

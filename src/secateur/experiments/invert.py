@@ -182,26 +182,8 @@ class UpdateExposure:
     def reconstructed(
         self, attack: Choice, client: AttackedClient, group: range
     ) -> tuple[list[Reconstruction | None], float]:
-        """Return the reconstructions of a group of targets and the seconds they took; in a folder this is a stage."""
-        if self.run.folder is None:
-            return self._reconstruct(attack, client, group, NullWatcher)
-        folder, depends = self.run.folder, self.depends(attack, group)
-        watcher = partial(StageWatcher, folder, "invert", key_of("invert", depends), draw=self._drawing(attack, group))
-        result = self.run.stage("invert", depends, lambda: packed(*self._reconstruct(attack, client, group, watcher)))
-        forget(folder, "invert", result.key)
-        return unpacked(result), result.data["seconds"]
-
-    def _drawing(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
-        """Return a function that saves the pictures of unfinished reconstructions, and returns their figures."""
-        labels, truths = flat_labels(self._labels(attack)), self._used(group)
-
-        def draw(guesses: Sequence[Reconstruction], numbers: Sequence[int] = range(len(group))) -> list[gallery.Figure]:
-            outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
-            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.images)
-            self._save(figures)
-            return [figure | {"unfinished": True} for figure in figures]
-
-        return draw
+        """Return the reconstructions of a group of targets, None where there is none, and the seconds they took."""
+        return self._reconstruct(attack, client, group, NullWatcher)
 
     def _reconstruct(
         self,
@@ -222,10 +204,6 @@ class UpdateExposure:
                 done[index] = reconstruction
                 keeper.draw([reconstruction], [index])
         return [done.get(i) for i in range(len(group))], keeper.seconds
-
-    def depends(self, attack: Choice, group: range) -> dict[str, Any]:
-        """Return all values that an attack on a group of targets depends on, for a run's folder."""
-        raise NotImplementedError
 
     def groups(self) -> list[range]:
         """Return the groups of targets that are attacked at once."""
@@ -272,19 +250,38 @@ class ClientExposure(UpdateExposure):
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
         return with_trained(self.client, self.config, self.context) if needs_generator(attack) else self.client
 
+    def reconstructed(
+        self, attack: Choice, client: AttackedClient, group: range
+    ) -> tuple[list[Reconstruction | None], float]:
+        """Return the reconstructions as the base class does, from a stage of the run."""
+        folder, depends = self.context.run.folder, self.depends(attack, group)
+        watcher = partial(StageWatcher, folder, "invert", key_of("invert", depends), draw=self._drawing(attack, group))
+        result = self.run.stage("invert", depends, lambda: packed(*self._reconstruct(attack, client, group, watcher)))
+        forget(folder, "invert", result.key)
+        return unpacked(result), result.data["seconds"]
+
+    def _drawing(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
+        """Return a function that saves the pictures of unfinished reconstructions, and returns their figures."""
+        labels, truths = flat_labels(self._labels(attack)), self._used(group)
+
+        def draw(guesses: Sequence[Reconstruction], numbers: Sequence[int] = range(len(group))) -> list[gallery.Figure]:
+            outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
+            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.images)
+            self._save(figures)
+            return [figure | {"unfinished": True} for figure in figures]
+
+        return draw
+
     def depends(self, attack: Choice, group: range) -> dict[str, Any]:
         """Return all values that an attack on a group of targets depends on."""
         config = self.config
         files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
         names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
         rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
-        return (
-            self.context.base
-            | {name: None if path is None else file_key(path) for name, path in files.items()}
-            | {name: getattr(config, name) for name in names}
-            | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
-            | generator_key(attack, config, self.context)
-        )
+        depends = self.context.base | {name: getattr(config, name) for name in names}
+        depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
+        depends |= {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
+        return depends | generator_key(attack, config, self.context)
 
 
 def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Generator]:

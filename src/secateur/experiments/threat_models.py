@@ -111,6 +111,6 @@ def list_matchups(config: Audit, seed: int) -> Iterator[Matchup]:
 
 def _blind(config: Audit, victim: Compression, attacker: Compression, **extra: Any) -> Matchup:
     guessed = guess(config, attacker)
-    name = "none" if guessed.pruner is None else str(guessed.pruner)
-    extra |= {"protocol": config.protocol, "attacker_pruner": name, "attacker_sparsity": guessed.sparsity}
-    return Matchup(victim, guessed, config.adaptive, extra | {"known": attacker == victim})
+    extra |= {"protocol": config.protocol, "attacker_pruner": guessed.labels["pruner"]}
+    extra |= {"attacker_sparsity": guessed.sparsity, "known": attacker == victim}
+    return Matchup(victim, guessed, config.adaptive, extra)

@@ -177,4 +177,4 @@ def balanced(batch: Batch, per_class: int) -> Batch:
     """Return the first `per_class` examples of each class, in the batch's order."""
     classes = sorted(set(batch.labels.tolist()))
     rows = torch.cat([(batch.labels == label).nonzero().flatten()[:per_class] for label in classes]).sort().values
-    return Batch(batch.inputs[rows], batch.labels[rows])
+    return batch.take(rows)
