@@ -339,7 +339,7 @@ def test_svhn_damage(tmp_path, draw):
     with pytest.raises(WrongInput, match="far more"):
         read("svhn", tmp_path)
     savemat(file, {"X": np.zeros((16, 16, 3, 2), dtype=np.uint8), "y": np.zeros((2, 1))})
-    with pytest.raises(WrongInput, match="wanted"):
+    with pytest.raises(WrongInput, match="must be"):
         read("svhn", tmp_path)
 
 

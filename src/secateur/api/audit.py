@@ -24,7 +24,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.experiments.audit import MembershipExposure, fit_attack
 from secateur.experiments.context import check_installed, check_models, shortage
-from secateur.experiments.pipeline import defended
+from secateur.experiments.pipeline import build_fit
 from secateur.inference import answering
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.models.create import check_labels, explain_failure
@@ -164,7 +164,7 @@ def _pruned(
     rng = derive(seed, "prune", index)
     mask = method.make()(model, members, sparsity, rng)
     base = recipe or Recipe(epochs=50)
-    _, fit = defended(read_defense(defense), base)
+    _, fit = build_fit(read_defense(defense), base)
     task = Task(tree.state_of(model), members, held, derive(seed, "fit", index), mask)
     ((_, fitted),) = fit(model, [task])
     twin = copy.deepcopy(model)

@@ -25,7 +25,7 @@ from secateur.evaluation.client import (
     Target,
     check_attack,
     check_shape,
-    fitting,
+    fit_update,
     guard_of,
     protected,
     read_update,
@@ -33,7 +33,7 @@ from secateur.evaluation.client import (
     transform_of,
 )
 from secateur.experiments.invert import UpdateExposure, chance_of
-from secateur.experiments.invert_targets import asks_search, with_policies_for_model
+from secateur.experiments.invert_targets import with_policies_for_model
 from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, Weights
 from secateur.models.create import check_labels, explain_failure
 from secateur.runs.folder import MemoryRun
@@ -123,7 +123,7 @@ def invert(
         generator=generator,
     )
     guarded = defense_of_updates(defense)
-    if from_batch and asks_search(guarded):
+    if from_batch:
         guarded = with_policies_for_model(guarded, model, _joined(targets), centre, spread, seed)
     sends_weights = local_steps is not None if from_batch else isinstance(targets[0], Weights)
     client = defended_client(knowledge, targets, guarded, residual, sends_weights, labels == "oracle", seed)
@@ -184,7 +184,7 @@ def _update(model: nn.Module, update: Update, input_shape: Sequence[int] | None,
     check_shape("input_shape", "the update", input_shape)
     if isinstance(update, Path | str):
         return read_update(Path(update), model, weights)
-    return type(update)(fitting(update.values, model, "the update"))
+    return type(update)(fit_update(update.values, model, "the update"))
 
 
 def _like(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def _load(layout: CifarLayout, folder: Path | None, download: bool) -> Dataset:
     train = sorted(name for name in batches if name in layout.train)
     test = sorted(name for name in batches if name in layout.test)
     if not train:
-        raise WrongInput("data", f"{path} holds no training batch; wanted: {', '.join(layout.train)}")
+        raise WrongInput("data", f"{path} holds no training batch; it must hold {', '.join(layout.train)}")
     pixels = np.concatenate([batches[name][0] for name in train + test])
     labels = np.concatenate([batches[name][1] for name in train + test])
     train_size = sum(len(batches[name][1]) for name in train)

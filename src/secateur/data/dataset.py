@@ -14,6 +14,8 @@ from torch import Generator, Tensor
 from secateur.errors import WrongInput, check_whole
 from secateur.interfaces import Batch
 
+Stats = tuple[float, ...]  # a number per channel
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -25,8 +27,8 @@ class Dataset:
     classes: int
     train_size: int
     writers: Tensor | None = None  # (N,) int64: the writer of each example; None if unknown
-    mean: tuple[float, ...] = ()  # per channel, in [0, 1] pixels; empty for tabular data
-    std: tuple[float, ...] = ()
+    mean: Stats = ()  # per channel, in [0, 1] pixels; empty for tabular data
+    std: Stats = ()
     verified: bool | None = None  # True if every file has its published checksum; None if none is published
 
     def __post_init__(self) -> None:
@@ -87,8 +89,8 @@ def dataset_of_pixels(
     labels: np.ndarray,
     classes: int,
     train_size: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    mean: Stats,
+    std: Stats,
     **more: Any,
 ) -> Dataset:
     """Return a data set of pictures from (N, C, H, W) bytes; `more` are further fields of Dataset."""
@@ -96,7 +98,7 @@ def dataset_of_pixels(
     return Dataset(name, normalised(pixels, mean, std), targets, classes, train_size, mean=mean, std=std, **more)
 
 
-def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalised(pixels: np.ndarray, mean: Stats, std: Stats) -> Tensor:
     """Return (bytes / 255 - mean) / std as float32 for (N, C, H, W) bytes, with one copy in memory.
 
     Example:

@@ -45,13 +45,13 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         shapes = {name: shape for name, shape, _ in whosmat(path)}
         count = shapes["X"][-1]
         if shapes["X"] != (32, 32, 3, count) or math.prod(shapes["y"]) != count:
-            raise ValueError(f"X has shape {shapes['X']} and y {shapes['y']}, wanted (32, 32, 3, N) and (N, 1)")
+            raise ValueError(f"X has shape {shapes['X']} and y {shapes['y']}; must be (32, 32, 3, N) and (N, 1)")
         if math.prod(shapes["X"]) > LIMITS.allowed(path):
             raise ValueError("it unpacks to far more than a data set of its size would")
         arrays = loadmat(path, variable_names=["X", "y"])
         pixels, labels = arrays["X"], arrays["y"].reshape(-1)
         if pixels.dtype != np.uint8 or labels.dtype.kind not in "iuf":
-            raise ValueError(f"X is {pixels.dtype} and y {labels.dtype}, wanted bytes and numbers")
+            raise ValueError(f"X is {pixels.dtype} and y {labels.dtype}; must be bytes and numbers")
     except Exception as error:  # scipy's reader fails in many ways on a damaged file
         raise WrongInput("data", f"{path} is not SVHN's cropped format ({error}); get it again") from error
     return pixels.transpose(3, 2, 0, 1), labels.astype(np.int64)

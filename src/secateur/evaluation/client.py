@@ -280,7 +280,7 @@ def check_pictures(data: Dataset) -> None:
 def check_shape(field: str, name: str, shape: Sequence[int]) -> None:
     """Refuse examples that are not grey or colour pictures."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
-        wanted = "only pictures can be recovered: (1 or 3 channels, height, width)"
+        wanted = "it must have pictures: (1 or 3 channels, height, width)"
         raise WrongInput(field, f"{name} has examples of the shape {tuple(shape)}; {wanted}")
 
 
@@ -315,7 +315,7 @@ def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights
         raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
     buffers = {name for name, _ in net.named_buffers()}
     held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
-    tensors = fitting(held, net, str(path))
+    tensors = fit_update(held, net, str(path))
     if kind == "gradient" and not any(bool(value.any()) for value in tensors.values()):
         raise WrongInput("update", f"{path} is zero everywhere, so it reveals nothing; use another")
     if stated_kind is None and kind == "gradient" and _near_the_model(tensors, net):
@@ -331,7 +331,7 @@ def _near_the_model(values: Params, net: nn.Module) -> bool:
     return gap < sum(float(value.double().square().sum()) for value in values.values()) / 4
 
 
-def fitting(values: Params, net: nn.Module, name: str) -> Params:
+def fit_update(values: Params, net: nn.Module, name: str) -> Params:
     """Return an update's tensors in the order, precision and device of the model's parameters; refuse a misfit.
 
     Tensors of frozen parameters are dropped, as these were not trained.

@@ -68,7 +68,7 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
             context = SeedContext(run, config, data, device, seed)
-            defenses = [with_searched_policies(x, config, context) if asks_search(x) else x for x in config.defense]
+            defenses = [with_searched_policies(defense, config, context) for defense in config.defense]
             exposures = [ClientExposure(config, context, defense) for defense in defenses]
             exposures[0].show_truths()
             for exposure in exposures:
@@ -102,10 +102,10 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     needed = config.targets * config.batch_size
     if config.update is None and needed > data.train_size:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
-        raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; ask for fewer")
+        raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; use fewer")
     seed = config.seeds[0]
     if any(map(needs_generator, config.attacks)) and not len(public_rows(config, data, seed)):
-        raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; ask for fewer")
+        raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; use fewer")
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
     for defense in config.defense:
@@ -163,9 +163,9 @@ class UpdateExposure:
         labels, lpips = self._labels(attack), load_lpips(self.data_folder)
         client, by_group, against = self.attacked_by(attack), [], compared_with(self.client)
         for group in self.groups():
-            guesses, seconds = self.reconstructed(attack, client, group)
+            guesses, seconds = self.reconstruct_group(attack, client, group)
             score = partial(judge, reconstructions=guesses, knowledge=self.client.knowledge, seconds=seconds)
-            truths = (self._used(group), self._truths(group))[: len(against)]
+            truths = [self._truths(group, used) for used in (True, False)[: len(against)]]
             scored = [score(batches, scoring=Scoring(lpips)) for batches in truths]
             self._show(gallery.shown(flat_labels(labels), group, scored[0], self.images))
             for outcome, which in zip(scored, against, strict=True):
@@ -179,13 +179,13 @@ class UpdateExposure:
             self.run.add(add_cautions(rows, self.defense, self.attacks, trained))
         return outcomes
 
-    def reconstructed(
+    def reconstruct_group(
         self, attack: Choice, client: AttackedClient, group: range
     ) -> tuple[list[Reconstruction | None], float]:
         """Return the reconstructions of a group of targets, None where there is none, and the seconds they took."""
-        return self._reconstruct(attack, client, group, NullWatcher)
+        return self._run_attack(attack, client, group, NullWatcher)
 
-    def _reconstruct(
+    def _run_attack(
         self,
         attack: Choice,
         client: AttackedClient,
@@ -211,13 +211,10 @@ class UpdateExposure:
         size = self.together or count
         return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
-    def _truths(self, group: range) -> list[Batch | None]:
-        return [target if isinstance(target, Batch) else None for target in (self.targets[i] for i in group)]
-
-    def _used(self, group: range) -> list[Batch | None]:
-        """Return the batches that the client made its updates of."""
-        used = [self.client.used(self.targets[i], i) for i in group]
-        return [target if isinstance(target, Batch) else None for target in used]
+    def _truths(self, group: range, used: bool = True) -> list[Batch | None]:
+        """Return the batches that the client used for its updates, or its raw batches; None for captured updates."""
+        targets = [self.client.used(self.targets[i], i) if used else self.targets[i] for i in group]
+        return [target if isinstance(target, Batch) else None for target in targets]
 
     def _show(self, figures: list[gallery.Figure]) -> None:
         self._save(figures)
@@ -250,19 +247,19 @@ class ClientExposure(UpdateExposure):
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
         return with_trained(self.client, self.config, self.context) if needs_generator(attack) else self.client
 
-    def reconstructed(
+    def reconstruct_group(
         self, attack: Choice, client: AttackedClient, group: range
     ) -> tuple[list[Reconstruction | None], float]:
         """Return the reconstructions as the base class does, from a stage of the run."""
         folder, depends = self.context.run.folder, self.depends(attack, group)
         watcher = partial(StageWatcher, folder, "invert", key_of("invert", depends), draw=self._drawing(attack, group))
-        result = self.run.stage("invert", depends, lambda: packed(*self._reconstruct(attack, client, group, watcher)))
+        result = self.run.stage("invert", depends, lambda: packed(*self._run_attack(attack, client, group, watcher)))
         forget(folder, "invert", result.key)
         return unpacked(result), result.data["seconds"]
 
     def _drawing(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
         """Return a function that saves the pictures of unfinished reconstructions, and returns their figures."""
-        labels, truths = flat_labels(self._labels(attack)), self._used(group)
+        labels, truths = flat_labels(self._labels(attack)), self._truths(group)
 
         def draw(guesses: Sequence[Reconstruction], numbers: Sequence[int] = range(len(group))) -> list[gallery.Figure]:
             outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)

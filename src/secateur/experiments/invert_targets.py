@@ -127,12 +127,15 @@ def with_chosen_policies(defense: Defense) -> Defense:
 
 
 def with_searched_policies(defense: Defense, config: Invert, context: SeedContext) -> Defense:
-    """Return the defense with the policies that a search finds for this network and data; a stage of the run.
+    """Return the defense with policies from a search for this network and data, if it asks for a search.
 
+    The search is a stage of the run.
     The scores use 63 training rows. Privacy is scored on the given weights, or on a model trained for five epochs.
     Accuracy is scored on the untrained model.
     """
-    part = next(part for part in defense.parts if _is_search(part))
+    part = next(filter(_is_search, defense.parts), None)
+    if part is None:
+        return defense
     data, seed, weights = context.data, context.seed, config.weights
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client")).to(context.device)
     rows = drawn_rows(data, seed).flip(0)
@@ -156,8 +159,13 @@ def with_searched_policies(defense: Defense, config: Invert, context: SeedContex
 def with_policies_for_model(
     defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int
 ) -> Defense:
-    """Return the defense with searched policies for a user's own model; both scores are of the model as it is."""
-    part = next(part for part in defense.parts if _is_search(part))
+    """Return the defense with policies searched for a user's model, if it asks for a search.
+
+    Both scores are of the model as it is.
+    """
+    part = next(filter(_is_search, defense.parts), None)
+    if part is None:
+        return defense
     state, examples = tree.state_of(model), batch.take(torch.arange(min(EXAMPLES, batch.size)))
     return _with_policies(defense, policies_for(model, state, state, examples, mean, std, part, seed))
 
@@ -194,7 +202,7 @@ def needs_generator(attack: Choice) -> bool:
 def generator_key(attack: Choice, config: Invert, context: SeedContext) -> dict[str, Any]:
     """Return the generator's part of a stage key: the training's settings, or the file of the user's generator."""
     if needs_generator(attack):
-        return {"generator": learnt_from(config, context)}
+        return {"generator": generator_settings(config, context)}
     users_generator = dict(attack.arguments).get("generator")
     source = None if users_generator is None else inspect.getsourcefile(users_own("generator", users_generator))
     return {} if source is None else {"generator": file_key(Path(source))}
@@ -205,7 +213,7 @@ def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
     return _with_generator(client, untrained(client.knowledge, config.generator_width))
 
 
-def learnt_from(config: Invert, context: SeedContext) -> dict[str, Any]:
+def generator_settings(config: Invert, context: SeedContext) -> dict[str, Any]:
     """Return the settings that the generator's training depends on."""
     rows = fingerprint(public_rows(config, context.data, context.seed))
     depends = {"data": context.data.key, "rows": rows, "device": context.device.type, "threads": config.threads}
@@ -216,7 +224,7 @@ def with_trained(client: AttackedClient, config: Invert, context: SeedContext) -
     """Return the client with a generator trained on public rows; the training is a stage of the run."""
     examples = context.data.batch.take(public_rows(config, context.data, context.seed))
     return _with_generator(
-        client, stored(context.run, learnt_from(config, context), client.knowledge, examples, context.device)
+        client, stored(context.run, generator_settings(config, context), client.knowledge, examples, context.device)
     )
 
 

@@ -153,7 +153,7 @@ def prune_and_finetune(
 ) -> list[Result]:
     """Make the pruned models together: a mask from the trained weights, then fine-tuning with the defense in place."""
     context = jobs[0].context
-    recipe, fit = defended(defense, context.recipes[1])
+    recipe, fit = build_fit(defense, context.recipes[1])
     settings = {"pruner": str(pruner), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
     pairs = zip(jobs, originals, strict=True)
     depends = [job.base | settings | {"original": original.key} for job, original in pairs]
@@ -185,7 +185,7 @@ def prune(job: ModelJob, state: Mapping[str, Tensor], pruner: Choice, sparsity: 
     return mask, [str(warning.message) for warning in caught]
 
 
-def defended(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
+def build_fit(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
     """Return the recipe and the loop of fine-tuning, with every defense at the point where it acts."""
     if part := defense.acting_on("recipe"):
         recipe = part.make()(recipe)

@@ -37,7 +37,7 @@ def channels(name: str, input_shape: tuple[int, ...], smallest: int = 1) -> int:
     """Return the channels of an image shape; refuse other shapes, and sides under `smallest` pixels."""
     if len(input_shape) != 3 or input_shape[0] < 1 or min(input_shape[1:]) < smallest:
         allowed = f"images as (channels, height, width) with sides of at least {smallest}"
-        raise WrongInput("model", f"{name} takes {allowed}, and the data has the shape {tuple(input_shape)}")
+        raise WrongInput("model", f"{name} needs {allowed}; the data has the shape {tuple(input_shape)}")
     return input_shape[0]
 
 
@@ -61,29 +61,23 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     """
     shape = {"input_shape": tuple(input_shape), "classes": classes}
     make: Callable[..., Any] = users_own("model", name) if ":" in name else find("model", name)
-    shape = {key: value for key, value in shape.items() if _accepts(make, key)}
+    parameters = inspect.signature(make).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        shape = {key: value for key, value in shape.items() if key in parameters}
+    arguments = shape | arguments
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(seed)
-        net = _call(name, make, **shape, **arguments)
+        try:
+            net = make(**arguments)
+        except WrongInput:
+            raise
+        except Exception as error:
+            listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
     return net
-
-
-def _accepts(make: Callable[..., Any], key: str) -> bool:
-    parameters = inspect.signature(make).parameters
-    return key in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _call(name: str, make: Callable[..., Any], **arguments: Any) -> Any:
-    try:
-        return make(**arguments)
-    except WrongInput:
-        raise
-    except Exception as error:
-        listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
 
 
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:

@@ -63,7 +63,7 @@ class Distanced:
 def _compare(exposure: ClientExposure, group: range) -> Result:
     """Return, per target, the distance of the sent update and Proposition 1 at IG's reconstruction."""
     attack, client, by_target = exposure.config.attacks[0], exposure.client, []
-    for number, reconstruction in zip(group, exposure.reconstructed(attack, client, group)[0], strict=True):
+    for number, reconstruction in zip(group, exposure.reconstruct_group(attack, client, group)[0], strict=True):
         truth, rng = exposure.targets[number], chance_of(exposure.seed, attack)[0]
         assert isinstance(truth, Batch)
         both = (replace(client, guard=None), client)
