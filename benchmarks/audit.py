@@ -36,7 +36,7 @@ from secateur.attacks.membership.neural import train
 from secateur.attacks.membership.samia import Samia
 from secateur.catalogue import find
 from secateur.data.load import load
-from secateur.data.splits import victim_shadow
+from secateur.data.partition import victim_shadow
 from secateur.inference import predict
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.membership import auc, roc

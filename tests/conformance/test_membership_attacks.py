@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from secateur import catalogue
-from secateur.data.splits import in_out
+from secateur.data.partition import in_out
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 from secateur.metrics.membership import auc, roc

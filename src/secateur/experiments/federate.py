@@ -25,7 +25,7 @@ from secateur.evaluation import gallery
 from secateur.evaluation.client import caution
 from secateur.evaluation.reconstruction import Scoring
 from secateur.experiments.context import check_installed
-from secateur.experiments.generators import needs_generator, stored, untrained
+from secateur.experiments.invert_targets import needs_generator, stored, untrained
 from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
 from secateur.federated.attacks.membership import MembershipObserver, check_membership

@@ -15,7 +15,7 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, dump
 from secateur.data.archives import read_npz
 from secateur.errors import WrongInput
-from secateur.evaluation.membership import attack_rows, flat, judged
+from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
 from secateur.inference import TOLERANCE
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, Shadow
 from secateur.metrics.membership import share
@@ -46,9 +46,9 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
             except WrongInput as error:
                 run.add([Row(**attack_labels, metric="auc", value=None, note=error.message)])
                 continue
-            result = judged(guesses, victim.membership, config.seeds[0])
+            result = evaluate_guesses(guesses, victim.membership, config.seeds[0])
             run.add(attack_rows(attack_labels, result))
-            run.show([flat(attack_labels) | result["figure"]])
+            run.show([flat_labels(attack_labels) | result["figure"]])
         rows = run.rows
     write_page([out])
     return rows

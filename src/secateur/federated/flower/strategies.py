@@ -21,7 +21,7 @@ from secateur.catalogue import Choice
 from secateur.config import inversion
 from secateur.errors import WrongInput, check_whole
 from secateur.evaluation import gallery
-from secateur.evaluation.membership import flat
+from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
 from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of, unpack
 from secateur.federated.flower.mod import BUFFERS, apply_update
@@ -180,7 +180,7 @@ class Auditor:
         labels = self._labels(None, number, node, size)
         if truth is not None:
             pixels, classes = known.pixels(truth.inputs), truth.labels.tolist()
-            self.figures += gallery.truths(flat(labels), self.targets, pixels, classes, self.images)
+            self.figures += gallery.truths(flat_labels(labels), self.targets, pixels, classes, self.images)
         for attack in self.attacks:
             self._attack(attack, view, truth, known, self._labels(attack, number, node, size))
         self.targets += 1
@@ -205,7 +205,7 @@ class Auditor:
         outcome = judge([truth], [reconstructions.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
         self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
-        self.figures += gallery.shown(flat(labels), [self.targets], outcome, self.images)
+        self.figures += gallery.shown(flat_labels(labels), [self.targets], outcome, self.images)
 
     def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
         extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}
