@@ -155,7 +155,8 @@ class MembershipEvaluation:
     ) -> Sequence[Tensor]:
         net, size = self.target.net, self.asking.size
         if view.batches == "fixed" and is_static(net):
-            net, state = settled(net, tree.to(state, self.device), self._batch(asked.outsiders[:REFERENCE]).inputs, size)
+            reference = self._batch(asked.outsiders[:REFERENCE]).inputs
+            net, state = settled(net, tree.to(state, self.device), reference, size)
         answer, inputs = scorer(net, state, self.device, size), [part.inputs for part in parts]
         if view.batches != "apart":
             return together(answer, inputs, view.batches, rng)
