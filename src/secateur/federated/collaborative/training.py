@@ -19,7 +19,6 @@ after captured gradients.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +30,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.data.dataset import Dataset, fingerprint
+from secateur.data.dataset import Dataset
 from secateur.defenses.uploads import SendAll, aligned, inner_of
 from secateur.errors import WrongInput
+from secateur.federated.checkpoint import training_key
 from secateur.federated.collaborative.measurements import Row
 from secateur.federated.collaborative.plan import Plan, Schedule, schedule_of
 from secateur.federated.collaborative.rounds import BatchStream, CollaborativeRounds
@@ -235,18 +235,8 @@ def collaborate(
 
 def depends_of(training: CollaborativeTraining) -> dict[str, Any]:
     """Return everything that a training's result depends on."""
-    net, shares = training.net, training.feed.shares
-    structure = hashlib.sha256(repr(net).encode()).hexdigest()
-    return training.plan.stated | {
-        "upload": repr(training.plan.upload),
-        "data": training.data.key,
-        "train_size": training.data.train_size,
-        "net": [structure, fingerprint(*net.state_dict().values())],
-        "shares": fingerprint(*shares),
-        "sizes": [len(rows) for rows in shares],
-        "seed": training.seed,
-        "device": training.device.type,
-    }
+    key = training_key(training.net, training.data, training.feed.shares, training.seed, training.device)
+    return training.plan.stated | {"upload": repr(training.plan.upload)} | key
 
 
 def _train(folder: Path, key: str, training: CollaborativeTraining, measure: Measure | None, every: float) -> Result:
