@@ -14,8 +14,7 @@ from secateur.data.dataset import Dataset
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.uploads import SendAll
 from secateur.federated.collaborative.plan import Plan, Schedule
-from secateur.federated.collaborative.stage import depends_of
-from secateur.federated.collaborative.training import CollaborativeTraining
+from secateur.federated.collaborative.training import CollaborativeTraining, depends_of
 from secateur.functional import Functional
 from secateur.interfaces import Batch, Params
 from secateur.metrics.estimates import Measure, mean

@@ -21,8 +21,7 @@ from secateur.evaluation.client import scale as pixel_scale
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.collaborative.measurements import Row as Numbers
 from secateur.federated.collaborative.plan import SCHEDULES, Liar, Plan, Schedule
-from secateur.federated.collaborative.stage import collaborate
-from secateur.federated.collaborative.training import CollaborativeResult, CollaborativeTraining, Epoch
+from secateur.federated.collaborative.training import CollaborativeResult, CollaborativeTraining, Epoch, collaborate
 from secateur.interfaces import Loss, Transform
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.metrics.membership import share_of
