@@ -399,7 +399,7 @@ def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monke
         (["dgp-fig2", "--scale", "tiny", "--set", "augment=maybe"], "give true or false"),
         (["dgp-fig2", "--scale", "tiny", "--set", "targets=[1"], "is not readable"),
         (["dgp-fig2", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
-        (["dgp-fig2", "--scale", "tiny", "--data", "breast_cancer"], "only pictures can be recovered"),
+        (["dgp-fig2", "--scale", "tiny", "--data", "breast_cancer"], "it must have pictures"),
     ],
 )
 def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
