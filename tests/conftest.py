@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+gc.disable()  # while files are collected, which makes a million objects and no garbage; `frozen` turns it on
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
 settings.load_profile("busy")
 
@@ -29,6 +30,11 @@ def frozen() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
