@@ -33,6 +33,14 @@ def frozen() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced():
+    """Do not wait for the disk: what a power cut needs, a test does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
 

@@ -64,7 +64,8 @@ def test_gaps_figures_and_guarantees_are_recorded(tmp_path):
 
 
 def test_an_adaptive_attacker_and_two_defenses_at_once(tmp_path):
-    assert audit(tmp_path, "--pruner", "l1-unstructured", "--defense", "ppb+adv", "--adaptive", "--shadows", 1, "--attack", "conf") == 0
+    flags = ["--pruner", "l1-unstructured", "--defense", "ppb+adv", "--adaptive", "--shadows", 1, "--attack", "conf"]
+    assert audit(tmp_path, *flags) == 0
     assert found(tmp_path, "auc", defense="ppb+adv", adaptive=True)
 
 
