@@ -22,8 +22,8 @@ from secateur.sweep import workers as sweep_workers
 from secateur.sweep.plan import plan
 from secateur.sweep.workers import PieceOutcome, SweepFolder, conduct
 
-SMALL = {"model": "conv-1", "clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random"}
-ROUNDS = {"job": "federate", "rounds": 2, **SMALL}
+SMALL = {"clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random"}
+ROUNDS = {"job": "federate", "model": "lenet-zhu", "rounds": 2, **SMALL}
 
 
 @pytest.fixture
