@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
-from secateur.config import Audit, Federate, Invert, Prune, choice, dump, read
+from secateur.config import Audit, Federate, Invert, Prune, Reproduce, Training, choice, dump, flags_of, read
 from secateur.errors import WrongInput
 
 
@@ -40,9 +42,9 @@ def test_recipes_are_the_papers_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"sparsity": "1.0"}, ["sparsity", "not including, 1"]),
-        ({"sparsity": "-.1"}, ["sparsity", "from 0"]),
-        ({"sparsity": "half"}, ["sparsity", "half", "number"]),
+        ({"sparsity": "1.0"}, ["sparsity", "must be in [0, 1)"]),
+        ({"sparsity": "-.1"}, ["sparsity", "must be in [0, 1)"]),
+        ({"sparsity": "half"}, ["sparsity", "half", "must be in [0, 1)"]),
         ({"pruner": "l1-unstructred"}, ["pruner", "did you mean 'l1-unstructured'"]),
         ({"attack": "confidence"}, ["attack", "did you mean 'conf'"]),
         ({"defense": "ppp"}, ["defense", "did you mean 'ppb'"]),
@@ -52,10 +54,10 @@ def test_recipes_are_the_papers_unless_told_otherwise():
         ({"pruner": {"kind": "snip"}}, ["pruner", "name"]),
         ({"sparsities": ".5"}, ["sparsities", "did you mean 'sparsity'"]),
         ({"train": {"epoch": 3}}, ["train.epoch", "did you mean 'epochs'"]),
-        ({"train": {"epochs": 0}}, ["train.epochs", "whole number from 1"]),
+        ({"train": {"epochs": 0}}, ["train.epochs", "whole number, at least 1"]),
         ({"device": "tpu"}, ["device", "tpu"]),
         ({"seeds": "0"}, ["seeds"]),
-        ({"shadows": 0}, ["shadows", "whole number from 1"]),
+        ({"shadows": 0}, ["shadows", "whole number, at least 1"]),
     ],
 )
 def test_wrong_input_is_one_sentence_that_names_the_field(flags, expected):
@@ -123,22 +125,28 @@ def test_overrides_that_make_no_sense_are_one_sentence():
 @pytest.mark.parametrize(
     ("given", "wording"),
     [
-        ({"seeds": 0}, "seeds: 0 is not allowed; give how many seeds, from 1, or a list of them such as 0,3,4"),
-        ({"seeds": "-1"}, "seeds: '-1' is not allowed; give how many seeds, from 1, or a list of them such as 0,3,4"),
-        ({"seeds": "1,-2"}, "seeds: '-2' is not allowed; give a whole number from 0"),
-        ({"device": "tpu"}, "device: 'tpu' is not allowed; give auto, cpu, cuda or cuda:NUMBER"),
-        ({"targets": 0}, "targets: 0 is not allowed; give a whole number from 1"),
-        ({"targets": "many"}, "targets: 'many' is not allowed; give a whole number from 1"),
-        ({"targets": 1.5}, "targets: 1.5 is not allowed; give a whole number from 1"),
-        ({"restarts": 0}, "restarts: 0 is not allowed; give a whole number from 1"),
-        ({"learning_rate": 0}, "learning_rate: 0 is not allowed; give a number above 0"),
+        (
+            {"seeds": 0},
+            "seeds: 0 is not allowed; must be a number of seeds, at least 1, or a list of seeds such as 0,3,4",
+        ),
+        (
+            {"seeds": "-1"},
+            "seeds: '-1' is not allowed; must be a number of seeds, at least 1, or a list of seeds such as 0,3,4",
+        ),
+        ({"seeds": "1,-2"}, "seeds: '-2' is not allowed; must be a whole number, at least 0"),
+        ({"device": "tpu"}, "device: 'tpu' is not allowed; allowed: auto, cpu, cuda or cuda:NUMBER"),
+        ({"targets": 0}, "targets: 0 is not allowed; must be a whole number, at least 1"),
+        ({"targets": "many"}, "targets: 'many' is not allowed; must be a whole number, at least 1"),
+        ({"targets": 1.5}, "targets: 1.5 is not allowed; must be a whole number, at least 1"),
+        ({"restarts": 0}, "restarts: 0 is not allowed; must be a whole number, at least 1"),
+        ({"learning_rate": 0}, "learning_rate: 0 is not allowed; must be above 0"),
         ({"labels": "guessed"}, "labels: 'guessed' is not allowed; allowed: inferred, oracle"),
-        ({"images": "perhaps"}, "images: 'perhaps' is not allowed; give true or false"),
-        ({"weights": 3}, "weights: 3 is not allowed; give a path"),
-        ({"attack": []}, "attack: [] is not allowed; give at least one"),
-        ({"attack": "ig:iterations=x"}, "attack.ig.iterations: 'x' is not allowed; give a whole number"),
+        ({"images": "perhaps"}, "images: 'perhaps' is not allowed; must be true or false"),
+        ({"weights": 3}, "weights: 3 is not allowed; must be a path"),
+        ({"attack": []}, "attack: [] is not allowed; use at least one value"),
+        ({"attack": "ig:iterations=x"}, "attack.ig.iterations: 'x' is not allowed; must be a whole number"),
         ({"attack": "ig:distance=x"}, "attack.ig.distance: 'x' is not allowed; allowed: cosine, euclidean"),
-        ({"defense": "dgp:k1=a"}, "defense.dgp.k1: 'a' is not allowed; give a number"),
+        ({"defense": "dgp:k1=a"}, "defense.dgp.k1: 'a' is not allowed; must be a number"),
         ({"schema": 2}, "schema: 2 is not allowed; allowed: 1"),
         ({"target": 2}, "target: 'target' is not known; did you mean 'targets'?"),
     ],
@@ -152,11 +160,11 @@ def test_what_is_wrong_is_said_in_our_own_words(given, wording):
 @pytest.mark.parametrize(
     ("given", "wording"),
     [
-        ({"sparsity": "0.5,2"}, "sparsity: '2' is not allowed; give a number from 0 up to, not including, 1"),
-        ({"train": {"momentum": 1}}, "train.momentum: 1 is not allowed; give a number from 0 up to, not including, 1"),
+        ({"sparsity": "0.5,2"}, "sparsity: '2' is not allowed; must be in [0, 1)"),
+        ({"train": {"momentum": 1}}, "train.momentum: 1 is not allowed; must be in [0, 1)"),
         ({"train": {"optimiser": "x"}}, "train.optimiser: 'x' is not allowed; allowed: adam, sgd"),
         ({"train": {"epoch": 3}}, "train.epoch: 'epoch' is not known; did you mean 'epochs'?"),
-        ({"train": 4}, "train: 4 is not allowed; give fields and values; allowed: epochs, "),
+        ({"train": 4}, "train: 4 is not allowed; must be fields and values; allowed: epochs, "),
     ],
 )
 def test_what_is_wrong_within_a_part_is_said_with_its_name(given, wording):
@@ -172,3 +180,15 @@ def test_no_field_of_a_run_file_falls_back_to_the_words_of_pydantic():
             with pytest.raises(WrongInput) as refused:
                 read(kind, None, {field.alias or name: {"no": {"such": ["thing"]}}})
             assert "nput should" not in str(refused.value) and "alid" not in str(refused.value), str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [Audit, Federate, Invert, Prune, Reproduce, Training])
+def test_every_field_is_described(kind):
+    for name, field in kind.model_fields.items():
+        assert name == "study" or str(field.description).endswith("."), name
+
+
+def test_flags_come_from_the_schema():
+    flags = {flag.name: flag for flag in flags_of(Audit)}
+    assert flags["attack"].repeat and not flags["shadows"].repeat and flags["adaptive"].kind is bool
+    assert flags["weights"].kind is Path and "train" not in flags and "limits" not in flags

@@ -39,8 +39,8 @@ class Piece:
     gpus: float
 
     @property
-    def told(self) -> str:
-        """The piece in one line: its name and resources."""
+    def label(self) -> str:
+        """Name and resources of the piece, in one line."""
         return f"{self.name} ({self.cpus:g} CPUs{f', {self.gpus:g} GPUs' if self.gpus else ''})"
 
     @cached_property

@@ -48,25 +48,20 @@ class PieceStatus:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """The result of a sweep."""
+class SweepResult:
+    """Rows and pieces of a sweep."""
 
     rows: list[Row]
     entries: list[PieceStatus]
-    broken: list[str]  # limits of audits that do not hold
+    passed_limits: list[str]  # sentences on limits of audits that do not hold
 
     @property
     def failed(self) -> list[str]:
         """Sentences on the pieces that failed."""
         return [f"{entry.name} failed: {entry.said}" for entry in self.entries if entry.state != "done"]
 
-    @property
-    def wrong(self) -> list[str]:
-        """Sentences on the pieces that failed and the limits that were passed."""
-        return self.failed + self.broken
 
-
-def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int | None = None) -> Swept:
+def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int | None = None) -> SweepResult:
     """Run every piece that is not finished, at `address` or on this machine, and gather all into the folder `out`."""
     pieces = plan_at(config, address)
     require("ray", "ray")
@@ -86,7 +81,7 @@ def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int
             gather(run, done, home.pieces)
             run.flush()
             _write_page(out)
-    return Swept(run.rows, book.entries, broken(done, home.pieces))
+    return SweepResult(run.rows, book.entries, passed_limits(done, home.pieces))
 
 
 def at_home(out: Path) -> SweepFolder:
@@ -198,11 +193,11 @@ def gather(run: Run, pieces: Sequence[Piece], folder: Path) -> None:
         run.show({**figure, "run": piece.run} for figure in load_figures(folder / piece.name))
 
 
-def broken(pieces: Sequence[Piece], folder: Path) -> list[str]:
+def passed_limits(pieces: Sequence[Piece], folder: Path) -> list[str]:
     """Return a sentence for each limit that does not hold, with its piece."""
     sentences = []
     for piece in pieces:
-        bounds = piece.config.limits.given() if isinstance(piece.config, Audit) else {}
+        bounds = piece.config.limits.by_measure() if isinstance(piece.config, Audit) else {}
         checks = limits.check(load_rows(folder / piece.name), bounds) if bounds else []
         sentences += [f"{piece.name}: {check.sentence}" for check in checks if not check.passed]
     return sentences
