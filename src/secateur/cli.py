@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from inspect import Parameter, Signature
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
@@ -22,10 +22,16 @@ from secateur.errors import WrongInput, unknown
 from secateur.exits import Exit, Fault, UsageError, guard
 
 if TYPE_CHECKING:
-    from secateur.config.base import Fields, Flag
+    from secateur.config import Audit, Federate, Fields, Invert, Prune, Reproduce, Sweep
     from secateur.runs.rows import Row
 
-C = TypeVar("C", bound="Fields")
+# The command's docstring describes its argument: some versions of typer and click drop the help of arguments.
+File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
+Config = Annotated[Path | None, typer.Option("--config", help="Run file (YAML). Flags override its fields.")]
+Out = Annotated[Path, typer.Option(help="Folder of the run. Rerun the same command to resume.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check the input and print the plan, but run nothing.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the run file: field.part=value.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
 
 class Command(typer.core.TyperCommand):
@@ -46,55 +52,80 @@ class Command(typer.core.TyperCommand):
             raise Fault(None if out is None else Path(out)) from error
 
 
-class SchemaCommand(Command):
-    """Command whose options include the flags of a schema: of `config.Audit` for the command audit.
+class RunCommand(Command):
+    """Command with a run file: `ctx.obj` has its settings, read from the file and from the flags of its schema.
 
-    The schema is imported when the options are needed, so that `secateur --help` stays fast.
+    The schema of the command audit is `config.Audit`. It is imported when it is needed: `secateur --help` stays fast.
     """
 
     @cached_property
-    def flags(self) -> list[Any]:
-        """The options that the schema defines."""
+    def schema(self) -> type[Fields]:
+        """The schema of the command's run file."""
         from secateur import config
 
-        return _options(config.flags_of(getattr(config, str(self.name).capitalize())))
+        return getattr(config, str(self.name).capitalize())  # type: ignore[no-any-return]
+
+    @cached_property
+    def inputs(self) -> list[Any]:
+        """The parameters that make the settings."""
+        return run_parameters(self.schema, _study if self.name == "reproduce" else _run_file)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters; those of the schema follow after --out."""
-        parameters = super().get_params(ctx)
-        after = [parameter.name for parameter in parameters].index("out") + 1
-        return [*parameters[:after], *self.flags, *parameters[after:]]
+        """Return the parameters of the settings and those of the function."""
+        return [*self.inputs, *super().get_params(ctx)]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; the function reads the values of the flags in `ctx.obj`."""
-        values = {option.name: ctx.params.pop(option.name) for option in self.flags}
-        ctx.obj = {
-            name: ",".join(value) if isinstance(value, tuple | list) else value
-            for name, value in values.items()
-            if value not in (None, (), [])
-        }
+        """Run the command with its settings."""
+        values = {parameter.name: ctx.params.pop(parameter.name) for parameter in self.inputs}
+        ctx.obj = read_settings(self.schema, values)
         return super().invoke(ctx)
 
 
-def _options(flags: Sequence[Flag]) -> list[Any]:
-    """Return flags as options, by a function with these parameters: typer has no other interface that lasts.
+def _run_file(file: File = None, config: Config = None, set_: Set = None) -> None:
+    """Take the parameters that every run file has."""
 
-    Values stay text, because the schema reads them as it reads those of a run file.
+
+def _study(study: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Take the argument of reproduce."""
+
+
+def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]:
+    """Return the parameters of a function, and the flags of a schema as options whose values are text.
+
+    Typer makes them from one function with all of these parameters: its other interfaces change with its versions.
     """
+    from secateur.config import flags_of
 
-    def function(**values: str) -> None:
-        """Take the flags."""
-
-    parameters = []
-    for flag in flags:
+    parameters = list(signature(base, eval_str=True).parameters.values())
+    for flag in flags_of(schema):
         kind = list[str] if flag.repeat else flag.kind if flag.kind in (bool, Path) else str
         option = typer.Option(help=f"{flag.help} Comma-separated, repeatable." if flag.repeat else flag.help)
         annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
         parameters.append(Parameter(flag.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+
+    def function(**values: str) -> None:
+        """Take all parameters."""
+
+    function.__signature__ = signature(base).replace(parameters=parameters)  # type: ignore[attr-defined]
     holder = typer.Typer(add_completion=False)
     holder.command()(function)
     return list(typer.main.get_command(holder).params)
+
+
+def read_settings(schema: type[Fields], values: dict[str, Any]) -> Fields:
+    """Read the run file, whose fields the flags override."""
+    from secateur.config import read
+
+    file, option, overrides = (values.pop(name, None) for name in ("file", "config", "set_"))
+    if file is not None and option is not None:
+        raise WrongInput("config", "is set twice; name the run file as the first argument or with --config")
+    path = file or option
+    flags = {
+        name: ",".join(value) if isinstance(value, list | tuple) else value
+        for name, value in values.items()
+        if value not in (None, [], ())
+    }
+    return read(schema, None if path is None else Path(path), flags, overrides)
 
 
 app = typer.Typer(
@@ -105,17 +136,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-command = partial(app.command, cls=Command)
-schema_command = partial(app.command, cls=SchemaCommand)
+command, run_command = partial(app.command, cls=Command), partial(app.command, cls=RunCommand)
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
-
-# The command's docstring describes its argument: some versions of typer and click drop the help of arguments.
-File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
-Config = Annotated[Path | None, typer.Option("--config", help="Run file (YAML). Flags override its fields.")]
-Out = Annotated[Path, typer.Option(help="Folder of the run. Rerun the same command to resume.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check the input and print the plan, but run nothing.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the run file: field.part=value.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -128,29 +150,25 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
         raise typer.Exit
 
 
-@schema_command()
+@run_command()
 def audit(
     ctx: typer.Context,
-    file: File = None,
-    config: Config = None,
     out: Out = Path("runs/audit"),
     junit: Annotated[Path | None, typer.Option(help="JUnit file of the checked limits, for a CI server.")] = None,
     dry_run: DryRun = False,
-    set_: Set = None,
     json_: Json = False,
 ) -> None:
     """Train, prune, fine-tune and attack: how much does each pruned model leak?
 
     FILE.yaml is a run file; flags override its fields.
     """
-    from secateur.config import Audit
     from secateur.evaluation import limits
     from secateur.experiments.audit import plan, run_audit
     from secateur.experiments.predictions import run_predictions
     from secateur.report.terminal import print_audit
     from secateur.runs.artifacts import write
 
-    settings = _settings(Audit, ctx)
+    settings: Audit = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -163,82 +181,61 @@ def audit(
     _fail([check.sentence for check in checks if not check.passed], Exit.LIMIT)
 
 
-@schema_command()
-def invert(
-    ctx: typer.Context,
-    file: File = None,
-    config: Config = None,
-    out: Out = Path("runs/invert"),
-    dry_run: DryRun = False,
-    set_: Set = None,
-    json_: Json = False,
-) -> None:
+@run_command()
+def invert(ctx: typer.Context, out: Out = Path("runs/invert"), dry_run: DryRun = False, json_: Json = False) -> None:
     """Reconstruct training pictures from a client's update: how much does one update leak?
 
     FILE.yaml is a run file; flags override its fields.
     """
-    from secateur.config import Invert
     from secateur.experiments.invert import plan, run_invert
     from secateur.report.terminal import print_inversion
 
-    settings = _settings(Invert, ctx)
+    settings: Invert = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
     _print(run_invert(settings, out), json_, print_inversion, f"the page: {out / 'report.html'}")
 
 
-@schema_command()
+@run_command()
 def federate(
-    ctx: typer.Context,
-    file: File = None,
-    config: Config = None,
-    out: Out = Path("runs/federate"),
-    dry_run: DryRun = False,
-    set_: Set = None,
-    json_: Json = False,
+    ctx: typer.Context, out: Out = Path("runs/federate"), dry_run: DryRun = False, json_: Json = False
 ) -> None:
     """Train a pruned federation, and attack its clients' updates from inside.
 
     FILE.yaml is a run file; flags override its fields.
     """
-    from secateur.config import Federate
     from secateur.experiments.federate import plan, run_federate
     from secateur.report.terminal import print_federation
 
-    settings = _settings(Federate, ctx)
+    settings: Federate = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
     _print(run_federate(settings, out), json_, print_federation, f"the page: {out / 'report.html'}")
 
 
-@schema_command()
+@run_command()
 def prune(
     ctx: typer.Context,
-    file: File = None,
-    config: Config = None,
     out: Annotated[Path, typer.Option(help="File of the pruned model.")] = Path("model.safetensors"),
-    set_: Set = None,
     json_: Json = False,
 ) -> None:
     """Write a pruned, fine-tuned model: .safetensors with the recipe that made it.
 
     FILE.yaml is a run file; flags override its fields.
     """
-    from secateur.config import Prune
     from secateur.experiments.prune import run_prune
     from secateur.report.terminal import print_measures
 
-    _print(run_prune(_settings(Prune, ctx), out), json_, print_measures, f"the model: {out}")
+    settings: Prune = ctx.obj
+    _print(run_prune(settings, out), json_, print_measures, f"the model: {out}")
 
 
-@schema_command()
+@run_command()
 def reproduce(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME")],
     out: Annotated[Path | None, typer.Option(help="Folder of the run. By default runs/NAME-SCALE.")] = None,
-    images: Annotated[bool | None, typer.Option(help="Show training pictures on the page.")] = None,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
@@ -248,10 +245,9 @@ def reproduce(
     """
     from secateur.studies.study import reproduce as run
 
-    options: dict[str, Any] = ctx.obj | {"images": images}
-    scale = options.pop("scale", "small")
-    folder = out or Path("runs") / f"{name}-{scale}"
-    table = run(name, scale, options, set_, folder)
+    settings: Reproduce = ctx.obj
+    folder = out or Path("runs") / f"{settings.study}-{settings.scale}"
+    table = run(settings.study, settings.scale, settings.options, set_, folder)
     if json_:
         typer.echo(json.dumps(list(table.rows())))
         return
@@ -259,27 +255,23 @@ def reproduce(
     typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
 
 
-@command()
+@run_command()
 def sweep(
     ctx: typer.Context,
-    file: File = None,
-    config: Config = None,
     out: Out = Path("runs/sweep"),
     address: Annotated[str | None, typer.Option(help="Ray cluster, host:port. By default this machine.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Largest number of pieces at once.")] = None,
     dry_run: DryRun = False,
-    set_: Set = None,
     json_: Json = False,
 ) -> None:
     """Spread audits, inversions, federations, studies and seeds over Ray workers.
 
     FILE.yaml lists them; flags override its fields.
     """
-    from secateur.config import Sweep
     from secateur.sweep.plan import plan_at
     from secateur.sweep.run import run_sweep
 
-    settings = _settings(Sweep, ctx)
+    settings: Sweep = ctx.obj
     if dry_run:
         typer.echo("\n".join(piece.label for piece in plan_at(settings, address)))
         return
@@ -347,17 +339,6 @@ def _fail(sentences: Sequence[str], code: Exit) -> None:
         typer.echo(f"secateur: {sentence}", err=True)
     if sentences:
         raise typer.Exit(code)
-
-
-def _settings(kind: type[C], ctx: typer.Context) -> C:
-    """Read the run file, whose fields the command's flags override."""
-    from secateur.config import read
-
-    file, option = ctx.params["file"], ctx.params["config"]
-    if file is not None and option is not None:
-        raise WrongInput("config", "is set twice; name the run file as the first argument or with --config")
-    path = file or option
-    return read(kind, None if path is None else Path(path), ctx.obj or {}, ctx.params["set_"])
 
 
 def entry() -> Any:

@@ -7,21 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from secateur.config.base import (
-    ANY,
-    MANY,
-    NUMBER_OF_SEEDS,
-    Common,
-    Count,
-    Fields,
-    FromZero,
-    OneAttack,
-    OneDefense,
-    OnePruner,
-    Seeds,
-    Share,
-    flag,
-)
+from secateur.config import base
+from secateur.config.base import Common, Fields, field, flag
 from secateur.config.methods import choice
 from secateur.errors import WrongInput, check_whole
 
@@ -50,21 +37,23 @@ class Audit(Common):
     """`secateur audit`: membership leakage of pruned models."""
 
     predictions: Path | None = flag(None, "Saved predictions (.npz, .csv) to audit instead of a model.")
-    pruner: Annotated[list[OnePruner], *ANY] = flag(
+    pruner: Annotated[list[base.OnePruner], *base.ANY] = flag(
         "l1-unstructured,l1-structured,l2-structured,slimming", "Pruners (secateur list pruners), or none.", repeat=True
     )
-    sparsity: Annotated[list[Share], *MANY] = flag(0.7, "Shares of weights or channels to remove.", repeat=True)
-    defense: Annotated[list[OneDefense], *MANY] = flag("basic", "Defenses (secateur list defenses).", repeat=True)
-    attack: Annotated[list[OneAttack], *MANY] = flag(
+    sparsity: Annotated[list[base.Share], *base.MANY] = flag(0.7, "Shares to remove, in [0, 1).", repeat=True)
+    defense: Annotated[list[base.OneDefense], *base.MANY] = flag(
+        "basic", "Defenses (secateur list defenses).", repeat=True
+    )
+    attack: Annotated[list[base.OneAttack], *base.MANY] = flag(
         "conf,mentr", "Membership attacks (secateur list attacks).", repeat=True
     )
     adaptive: bool = flag(False, "The attacker's shadow models use the defense too.")
     protocol: Protocol = flag("known", "Pruning that the attacker knows: known, unknown-sparsity, unknown or select.")
-    experiments: Count = Field(20, description="Random pairs of victim and attacker under protocol unknown.")
-    shadows: Count = flag(5, "Number of the attacker's shadow models.")
-    in_out: FromZero = flag(0, "Number of models that train with each example or without it, for online LiRA and RMIA.")
-    seeds: Seeds = flag(1, NUMBER_OF_SEEDS)
-    limits: Limits = Field(default_factory=Limits, description="Upper limits on leakage; exit code 1 if one is passed.")
+    experiments: base.Count = field(20, "Random pairs of victim and attacker under protocol unknown.")
+    shadows: base.Count = flag(5, "Number of the attacker's shadow models.")
+    in_out: base.FromZero = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
+    seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
+    limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 if one is passed.")
 
     @property
     def trains_shadows(self) -> bool:
@@ -93,8 +82,8 @@ class Audit(Common):
 class Prune(Common):
     """`secateur prune`: one pruned, fine-tuned model."""
 
-    pruner: OnePruner = flag("l1-unstructured", "Pruner (secateur list pruners).")
-    sparsity: Share = flag(0.7, "Share of weights or channels to remove, in [0, 1).")
-    defense: OneDefense = flag("basic", "Defense (secateur list defenses).")
+    pruner: base.OnePruner = flag("l1-unstructured", "Pruner (secateur list pruners).")
+    sparsity: base.Share = flag(0.7, "Share to remove, in [0, 1).")
+    defense: base.OneDefense = flag("basic", "Defense (secateur list defenses).")
     remove: bool = flag(False, "Remove dead channels from the layers.")
-    seed: FromZero = flag(0, "Seed of all random draws.")
+    seed: base.FromZero = flag(0, "Seed of all random draws.")

@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from secateur.training.recipe import Recipe
 
 
-def flag(default: Any, description: str, repeat: bool = False) -> Any:
-    """Return a field that is also a flag of the command line.
+def field(default: Any, description: str, **extra: bool) -> Any:
+    """Return a field of run files with its description.
 
     Args:
-        default: The value in the form that a user writes; pydantic validates it like any other.
-        description: One or two sentences: the help of the flag.
-        repeat: True if the flag may be repeated; its values are then joined by commas.
+        default: The value in the form that a user writes, or a function that returns it; pydantic validates it.
+        description: One or two sentences.
+        extra: The arguments of `flag`.
     """
-    return Field(default=default, description=description, json_schema_extra={"repeat": repeat})
+    source = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**source, description=description, json_schema_extra=extra)
+
+
+def flag(default: Any, description: str, repeat: bool = False) -> Any:
+    """Return a field that is also a flag of the command line; a `repeat` flag may be repeated, and joins its values."""
+    return field(default, description, flag=True, repeat=repeat)
 
 
 def split_values(value: Any) -> Any:
@@ -51,21 +57,21 @@ def read_seeds(value: Any) -> Any:
     return list(range(value)) if isinstance(value, int) else split_values(value)
 
 
+MANY = (BeforeValidator(split_values), Field(min_length=1))
+ANY = (BeforeValidator(split_unless_none),)
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
 OneBasePruning = Annotated[Choice, BeforeValidator(partial(choice, "base-pruning")), PlainSerializer(str)]
 OneSubmodel = Annotated[Choice, BeforeValidator(partial(choice, "submodel")), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
 OneInversion = Annotated[Choice, BeforeValidator(partial(choice, "inversion")), PlainSerializer(str)]
 OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
-OneUpdateDefense = Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]
-OneClientDefense = Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]
+UpdateDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]], *MANY]
+ClientDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]], *MANY]
 Count = Annotated[int, Field(ge=1)]
 FromZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-MANY = (BeforeValidator(split_values), Field(min_length=1))
-ANY = (BeforeValidator(split_unless_none),)
 SEEDS = "must be a number of seeds, at least 1, or a list of seeds such as 0,3,4"
 Seeds = Annotated[list[FromZero], BeforeValidator(read_seeds), Field(min_length=1), Allowed(SEEDS)]
 DEVICES = "auto, cpu, cuda or cuda:NUMBER"
@@ -100,23 +106,23 @@ class Flag(NamedTuple):
 def flags_of(schema: type[Fields]) -> list[Flag]:
     """Return the flags of a schema, in the order of its fields."""
     flags = []
-    for name, field in schema.model_fields.items():
-        if isinstance(field.json_schema_extra, dict):
-            kind, _, _ = read_annotation(field.annotation)
-            flags.append(Flag(name, kind, field.description or "", bool(field.json_schema_extra["repeat"])))
+    for name, info in schema.model_fields.items():
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("flag"):
+            kind, _, _ = read_annotation(info.annotation)
+            flags.append(Flag(name, kind, info.description or "", bool(info.json_schema_extra["repeat"])))
     return flags
 
 
 class Training(Fields):
     """Training of a model; the defaults are the paper's (samia_ppb 5.1)."""
 
-    epochs: Count = Field(100, description="Largest number of epochs.")
-    batch_size: Count = Field(128, description="Examples in a step.")
-    optimiser: Literal["adam", "sgd"] = Field("adam", description="adam or sgd.")
-    learning_rate: Positive = Field(1e-3, description="Learning rate.")
-    momentum: Share = Field(0.9, description="Momentum of sgd.")
-    weight_decay: NotNegative = Field(5e-4, description="Weight decay.")
-    patience: Count | None = Field(5, description="Epochs without improvement before training stops; null: never.")
+    epochs: Count = field(100, "Largest number of epochs.")
+    batch_size: Count = field(128, "Examples in a step.")
+    optimiser: Literal["adam", "sgd"] = field("adam", "adam or sgd.")
+    learning_rate: Positive = field(1e-3, "Learning rate.")
+    momentum: Share = field(0.9, "Momentum of sgd.")
+    weight_decay: NotNegative = field(5e-4, "Weight decay.")
+    patience: Count | None = field(5, "Epochs without improvement before training stops; null: never.")
 
     def apply_to(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the fields that the user set."""
@@ -131,13 +137,13 @@ class Common(Fields):
     weights: Path | None = flag(None, "Weights of a trained model (.safetensors).")
     data: str = flag("digits", DATA)
     data_folder: Path | None = flag(None, DATA_FOLDER)
-    download: bool = Field(True, description="Download a data set that is not in its folder.")
-    examples: Count | None = Field(None, description="Largest number of rows of the data set, drawn at random.")
-    train: Training = Field(default_factory=Training, description="Training of the models.")
-    finetune: Training = Field(default_factory=Training, description="Fine-tuning after pruning.")
+    download: bool = field(True, "Download a data set that is not in its folder.")
+    examples: Count | None = field(None, "Largest number of rows of the data set, drawn at random.")
+    train: Training = field(Training, "Training of the models.")
+    finetune: Training = field(Training, "Fine-tuning after pruning.")
     device: Device = flag("auto", f"{DEVICES}.")
-    threads: Count = Field(1, description="CPU threads. Results are equal bit for bit only at the same number.")
-    way: Literal["auto", "sequential", "stacked", "ray"] = Field("auto", description="Training of many models.")
+    threads: Count = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
+    way: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
 
     def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:
         """Return the recipes of training and fine-tuning.

@@ -12,31 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from secateur.catalogue import Choice, check_attack_kind
-from secateur.config.base import (
-    ANY,
-    IMAGES,
-    ITERATIONS,
-    LABELS,
-    MANY,
-    MODEL,
-    NUMBER_OF_SEEDS,
-    Common,
-    Count,
-    Fields,
-    FromZero,
-    NotNegative,
-    OneAttack,
-    OneBasePruning,
-    OneClientDefense,
-    OneInversion,
-    OneSubmodel,
-    Positive,
-    Seeds,
-    Share,
-    flag,
-    split_unless_none,
-    split_values,
-)
+from secateur.config import base
+from secateur.config.base import Common, Fields, field, flag
 from secateur.config.messages import Allowed, yaml_value
 from secateur.config.methods import set_parameters
 from secateur.errors import WrongInput, check_whole
@@ -58,12 +35,12 @@ NOT_WITH_SUBMODELS = (
     *("labels", "view", "fixed_batches"),
 )
 INSTEAD = {"membership": "use attack, for example yeom", "local_steps": "use local_epochs"}
-CLIENTS = "must be a number of clients, all, or a list of clients such as [3] or 3,7"
+ATTACKED_CLIENTS = "must be how many clients, all, or a list of clients such as [3] or 3,7"
 
 
 def split_rules(value: Any) -> Any:
     """Return comma-separated rules as a list, in which `none` (FedAvg) is a rule too; refuse an empty text."""
-    rules = split_values(value) if isinstance(value, str) else value
+    rules = base.split_values(value) if isinstance(value, str) else value
     if isinstance(value, str) and not rules:
         raise WrongInput("submodels", "is empty; use rules such as mapp-fl, or none for FedAvg")
     return rules
@@ -71,7 +48,7 @@ def split_rules(value: Any) -> Any:
 
 def split_membership(value: Any) -> Any:
     """Return membership attacks as a list; refuse inversion attacks, which `attack` takes."""
-    attacks = split_unless_none(value)
+    attacks = base.split_unless_none(value)
     for attack in attacks:
         check_attack_kind("membership", "attack", str(attack))
     return attacks
@@ -90,107 +67,97 @@ Clients = Annotated[int, Field(ge=1, strict=True)] | Literal["all"] | Annotated[
 class FaultFields(Fields):
     """Faults in the rounds of a federation (federated/faults.py)."""
 
-    drop_out: float = Field(0.0, description="Probability that a client sends nothing.")
-    nan: float = Field(0.0, description="Probability that a client sends NaN.")
-    shape: float = Field(0.0, description="Probability that a client sends a tensor of the wrong shape.")
-    deadline: float | None = Field(None, description="Seconds after which the server no longer waits; null: it waits.")
-    step_seconds: float = Field(1.0, description="Seconds of a local step of the median client.")
-    spread: float = Field(0.5, description="Standard deviation of the logarithm of the clients' speeds.")
+    drop_out: float = field(0.0, "Probability that a client sends nothing.")
+    nan: float = field(0.0, "Probability that a client sends NaN.")
+    shape: float = field(0.0, "Probability that a client sends a tensor of the wrong shape.")
+    deadline: float | None = field(None, "Seconds after which the server no longer waits; null: it waits.")
+    step_seconds: float = field(1.0, "Seconds of a local step of the median client.")
+    spread: float = field(0.5, "Standard deviation of the logarithm of the clients' speeds.")
 
 
 class FederationFields(Common):
     """The fields of every federation."""
 
-    model: str = flag("conv-2", MODEL)
-    rounds: Count = flag(100, "Number of rounds.")
-    clients: Count | None = flag(None, "Number of clients. By default 20, or one for every writer.")
-    per_round: Count = Field(
-        default_factory=lambda fields: min(10, fields.get("clients") or 10),
-        description="Number of clients in a round.",
-        json_schema_extra={"repeat": False},
-    )
+    model: str = flag("conv-2", base.MODEL)
+    rounds: base.Count = flag(100, "Number of rounds.")
+    clients: base.Count | None = flag(None, "Number of clients. By default 20, or one for every writer.")
+    per_round: base.Count = flag(lambda fields: min(10, fields.get("clients") or 10), "Number of clients in a round.")
     partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = flag(
         "iid", "Data of the clients: iid, dirichlet-labels, dirichlet-sizes, writer or writer-groups."
     )
-    alpha: Positive = Field(0.85, description="Concentration of either Dirichlet partition.")
+    alpha: base.Positive = field(0.85, "Concentration of either Dirichlet partition.")
     method: Literal["fedavg", "fedsgd"] = flag("fedavg", "fedavg or fedsgd.")
-    local_steps: Count | None = flag(None, "Steps of a client in a round. By default 5, or local epochs.")
-    local_epochs: Count | None = flag(None, "Epochs of a client in a round, instead of steps.")
-    batch_size: Count = flag(20, "Examples in a step.")
-    learning_rate: Positive = flag(0.1, "Learning rate of the clients.")
-    momentum: Share = Field(0.0, description="Momentum of the clients.")
-    weight_decay: NotNegative = Field(0.0, description="Weight decay of the clients.")
-    loss: Literal["cross-entropy", "binary"] = Field(
-        "cross-entropy", description="cross-entropy, or binary: PruneFL's loss on one-hot labels."
-    )
+    local_steps: base.Count | None = flag(None, "Steps of a client in a round. By default 5, or local epochs.")
+    local_epochs: base.Count | None = flag(None, "Epochs of a client in a round, instead of steps.")
+    batch_size: base.Count = flag(20, "Examples in a step.")
+    learning_rate: base.Positive = flag(0.1, "Learning rate of the clients.")
+    momentum: base.Share = field(0.0, "Momentum of the clients.")
+    weight_decay: base.NotNegative = field(0.0, "Weight decay of the clients.")
+    loss: Literal["cross-entropy", "binary"] = field("cross-entropy", "Loss; binary is PruneFL's on one-hot labels.")
     averaging: Literal["coverage", "weighted", "uniform"] = flag(
         "coverage", "Average of the updates: coverage (over the clients that sent a value), weighted or uniform."
     )
     broadcast: Literal["masked", "dense"] = flag("masked", "Model that the server sends: masked or dense.")
-    base_pruning: Annotated[list[OneBasePruning], *MANY] = flag(
-        "none", "Base prunings (secateur list base-prunings).", repeat=True
+    base_pruning: Annotated[list[base.OneBasePruning], *base.MANY] = flag(
+        "none", "Base prunings, such as snip, prunefl (secateur list base-prunings).", repeat=True
     )
-    defense: Annotated[list[OneClientDefense], *MANY] = flag("none", "Defenses (secateur list defenses).", repeat=True)
-    server_rate: Positive = Field(1.0, description="Learning rate of the server.")
-    server_momentum: Share = Field(0.0, description="Momentum of the server.")
-    faults: FaultFields = Field(default_factory=FaultFields, description="Faults of clients.")
+    defense: base.ClientDefenses = flag(
+        "none", "Defenses, such as priprune, dgp (secateur list defenses).", repeat=True
+    )
+    server_rate: base.Positive = field(1.0, "Learning rate of the server.")
+    server_momentum: base.Share = field(0.0, "Momentum of the server.")
+    faults: FaultFields = field(FaultFields, "Faults of clients.")
     engine: Literal["here", "flower"] = flag("here", "here, or flower: Flower's simulation.")
-    deadline: Positive = flag(300.0, "Seconds that a round of flower waits for answers.")
-    evaluate_every: Count = flag(10, "Rounds from one evaluation to the next.")
-    attack: Annotated[list[OneInversion], *ANY] = flag(
+    deadline: base.Positive = flag(300.0, "Seconds that a round of flower waits for answers.")
+    evaluate_every: base.Count = flag(10, "Rounds from one evaluation to the next.")
+    attack: Annotated[list[base.OneInversion], *base.ANY] = flag(
         "none",
-        "Inversion attacks on updates, such as sgi. With --submodels membership attacks on models, such as yeom "
-        "(secateur list attacks).",
+        "Inversion attacks on updates, such as sgi, gi-priprune (secateur list attacks). "
+        "With --submodels membership attacks on models, such as yeom.",
         repeat=True,
     )
     membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(split_membership)] = flag(
         "none", "Membership attacks on updates: yeom, lira. With --submodels use --attack."
     )
-    attack_every: Count | None = flag(None, "Rounds from one attack to the next. By default only the last is attacked.")
-    attack_at: Annotated[list[Count], *ANY] = flag("none", "Rounds to attack, such as 5,10,20.")
-    attack_clients: Annotated[Clients, BeforeValidator(read_clients), Allowed(CLIENTS)] = flag(
+    attack_every: base.Count | None = flag(None, "Rounds from one attack to the next. By default only the last.")
+    attack_at: Annotated[list[base.Count], *base.ANY] = flag("none", "Rounds to attack, such as 5,10,20.")
+    attack_clients: Annotated[Clients, BeforeValidator(read_clients), Allowed(ATTACKED_CLIENTS)] = flag(
         1, "Clients of a round to attack: how many (2, all), or which ([3] or 3,7)."
     )
-    attack_history: Count = flag(1, "Rounds of a client that an attack uses together.")
+    attack_history: base.Count = flag(1, "Rounds of a client that an attack uses together.")
     fixed_batches: bool = flag(False, "Clients use the same rows in every round.")
     view: Literal["update", "sum"] = flag("update", "Server's view: update, or sum as under secure aggregation.")
-    iterations: Count | None = flag(None, ITERATIONS)
-    labels: Literal["inferred", "oracle"] = flag("inferred", LABELS)
-    generator_steps: Count = Field(2000, description="Training steps of the generator of attacks such as ggl.")
-    generator_width: Count = Field(64, description="Width of this generator.")
-    images: bool = flag(True, IMAGES)
-    seeds: Seeds = flag(1, NUMBER_OF_SEEDS)
+    iterations: base.Count | None = flag(None, base.ITERATIONS)
+    labels: Literal["inferred", "oracle"] = flag("inferred", base.LABELS)
+    generator_steps: base.Count = field(2000, "Training steps of the generator of attacks such as ggl.")
+    generator_width: base.Count = field(64, "Width of this generator.")
+    images: bool = flag(True, base.IMAGES)
+    seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
 
 
 class SubmodelFields(FederationFields):
     """The fields of sub-models, which have no effect without a rule."""
 
-    submodels: Annotated[list[OneSubmodel], BeforeValidator(split_rules)] = flag(
-        [], "Rules that cut sub-models (secateur list submodels).", repeat=True
+    submodels: Annotated[list[base.OneSubmodel], BeforeValidator(split_rules)] = flag(
+        [], "Rules that cut sub-models, such as mapp-fl (secateur list submodels).", repeat=True
     )
-    large_clients: FromZero = flag(2, "Number of clients, those with most data, that train the whole model.")
-    client_widths: Annotated[list[float], *MANY] = flag(0.5, "Shares of channels of the other clients, such as .5,.25.")
+    large_clients: base.FromZero = flag(2, "Number of clients, those with most data, that train the whole model.")
+    client_widths: Annotated[list[float], *base.MANY] = flag(0.5, "Shares of channels of the others, such as .5,.25.")
     uncovered: Literal["keep", "zero"] = flag("keep", "Weights that no client trained: keep or zero.")
-    batchnorm: Literal["static", "reestimated"] = Field("static", description="BatchNorm statistics in tests.")
-    scaler: bool = Field(True, description="Scale the activations of narrow layers (HeteroFL).")
-    own_labels: bool = Field(False, description="A client trains only the classifier rows of its labels (HeteroFL).")
+    batchnorm: Literal["static", "reestimated"] = field("static", "BatchNorm statistics in tests.")
+    scaler: bool = field(True, "Scale the activations of narrow layers (HeteroFL).")
+    own_labels: bool = field(False, "A client trains only the classifier rows of its labels (HeteroFL).")
     augment: bool = flag(False, "Sub-models train on random crops and flips of pictures.")
-    test_batch: Annotated[int, Field(ge=2)] = Field(128, description="Examples in a batch of a test.")
-    redraw_sizes: bool = Field(False, description="Draw the clients' sizes for every seed, not once as in the paper.")
-    exposure: Annotated[list[OneAttack], *ANY] = Field(
-        "none", description="Membership attacks on the models; `attack` sets this field."
-    )
-    shadow_clients: Annotated[int, Field(ge=2)] = Field(8, description="The attacker's clients for lira and rmia.")
-    scoring: Literal["mixed", "apart", "fixed"] = Field(
-        "mixed", description="Batches that score examples under static BatchNorm."
-    )
-    knowledge: Literal["max", "min"] = Field(
-        "max", description="Members that the attacker knows, of 3 and 1 %; the paper prints min."
-    )
-    asks_known: bool = Field(False, description="Score the known members too, as in the paper.")
+    test_batch: Annotated[int, Field(ge=2)] = field(128, "Examples in a batch of a test.")
+    redraw_sizes: bool = field(False, "Draw the clients' sizes for every seed, not once as in the paper.")
+    exposure: Annotated[list[base.OneAttack], *base.ANY] = field("none", "Membership attacks; set by attack.")
+    shadow_clients: Annotated[int, Field(ge=2)] = field(8, "The attacker's clients for lira and rmia.")
+    scoring: Literal["mixed", "apart", "fixed"] = field("mixed", "Batches that score examples under static BatchNorm.")
+    knowledge: Literal["max", "min"] = field("max", "Known members, of 3 and 1 %; the paper prints min.")
+    asks_known: bool = field(False, "Score the known members too, as in the paper.")
     advise: bool = flag(False, "Run pilots only, and advise which model size suits each client.")
-    pilot_rounds: Count = Field(PILOT_ROUNDS, description="Rounds of a pilot. By default at most those of the run.")
-    pilot_draws: Count = Field(2, description="Random assignments of sizes to clients.")
+    pilot_rounds: base.Count = field(PILOT_ROUNDS, "Rounds of a pilot. By default at most those of the run.")
+    pilot_draws: base.Count = field(2, "Random assignments of sizes to clients.")
 
 
 @cache

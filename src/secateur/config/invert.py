@@ -5,24 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from secateur.catalogue import Choice
-from secateur.config.base import (
-    IMAGES,
-    ITERATIONS,
-    LABELS,
-    MANY,
-    MODEL,
-    NUMBER_OF_SEEDS,
-    Common,
-    Count,
-    OneInversion,
-    OneUpdateDefense,
-    Positive,
-    Seeds,
-    flag,
-)
+from secateur.config import base
+from secateur.config.base import Common, field, flag
 from secateur.config.methods import set_parameters
 from secateur.errors import WrongInput
 
@@ -30,29 +17,31 @@ from secateur.errors import WrongInput
 class Invert(Common):
     """`secateur invert`: reconstruction of training examples from one update."""
 
-    model: str = flag("lenet-zhu", MODEL)
+    model: str = flag("lenet-zhu", base.MODEL)
     update: Path | None = flag(None, "Captured update (.safetensors) to attack, which has no truth to compare with.")
-    defense: Annotated[list[OneUpdateDefense], *MANY] = flag("none", "Defenses (secateur list defenses).", repeat=True)
+    defense: base.UpdateDefenses = flag("none", "Defenses (secateur list defenses).", repeat=True)
     residual: Path | None = flag(None, "Residual of error feedback from a training (.safetensors). By default zero.")
-    attack: Annotated[list[OneInversion], *MANY] = flag("ig", "Inversion attacks (secateur list attacks).", repeat=True)
-    targets: Count = flag(20, "Number of updates to attack.")
-    batch_size: Count = flag(1, "Examples in an update.")
-    labels: Literal["inferred", "oracle"] = flag("inferred", LABELS)
+    attack: Annotated[list[base.OneInversion], *base.MANY] = flag(
+        "ig", "Inversion attacks (secateur list attacks).", repeat=True
+    )
+    targets: base.Count = flag(20, "Number of updates to attack.")
+    batch_size: base.Count = flag(1, "Examples in an update.")
+    labels: Literal["inferred", "oracle"] = flag("inferred", base.LABELS)
     adaptive: Literal["none", "support", "layer", "reapply", "mask"] = flag(
         "none", "Attacker's use of the defense: none, support, layer, reapply or mask."
     )
-    restarts: Count | None = flag(None, "Trials of every attack; the one with the lowest loss counts.")
-    iterations: Count | None = flag(None, ITERATIONS)
-    local_steps: Count | None = flag(None, "Local steps, after which the client sends weights instead of a gradient.")
-    local_batch: Count | None = Field(None, description="Examples in a local step; null: all.")
-    learning_rate: Positive | None = flag(None, "Learning rate of the local steps.")
+    restarts: base.Count | None = flag(None, "Trials of every attack; the one with the lowest loss counts.")
+    iterations: base.Count | None = flag(None, base.ITERATIONS)
+    local_steps: base.Count | None = flag(None, "Local steps, after which the client sends weights, not a gradient.")
+    local_batch: base.Count | None = field(None, "Examples in a local step; null: all.")
+    learning_rate: base.Positive | None = flag(None, "Learning rate of the local steps.")
     batchnorm: Literal["eval", "batch"] = flag("eval", "Statistics by which the client normalises: eval or batch.")
-    statistics: bool = Field(False, description="The attacker knows the batch's statistics, and is much stronger.")
-    generator_steps: Count = Field(2000, description="Training steps of the generator of attacks such as ggl.")
-    generator_width: Count = Field(64, description="Width of this generator.")
-    images: bool = flag(True, IMAGES)
-    together: Count | None = Field(None, description="Targets attacked at once; null: all on a GPU, else 10.")
-    seeds: Seeds = flag(1, NUMBER_OF_SEEDS)
+    statistics: bool = field(False, "The attacker knows the batch's statistics, and is much stronger.")
+    generator_steps: base.Count = field(2000, "Training steps of the generator of attacks such as ggl.")
+    generator_width: base.Count = field(64, "Width of this generator.")
+    images: bool = flag(True, base.IMAGES)
+    together: base.Count | None = field(None, "Targets attacked at once; null: all on a GPU, else 10.")
+    seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
 
     @property
     def attacks(self) -> list[Choice]:

@@ -9,18 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from secateur.catalogue import find
-from secateur.config.base import (
-    DATA,
-    DATA_FOLDER,
-    DEVICES,
-    MODEL,
-    NUMBER_OF_SEEDS,
-    Fields,
-    NotNegative,
-    Positive,
-    Seeds,
-    flag,
-)
+from secateur.config import base
+from secateur.config.base import Fields, field, flag
 from secateur.config.messages import Allowed, explain
 from secateur.errors import WrongInput
 
@@ -37,12 +27,18 @@ class Reproduce(Fields):
 
     study: str
     scale: Literal["tiny", "small", "full"] = flag("small", "tiny, small, or full: the paper's setting.")
-    data: str | None = flag(None, DATA)
-    data_folder: Path | None = flag(None, DATA_FOLDER)
-    model: str | None = flag(None, MODEL)
-    seeds: Seeds | None = flag(None, NUMBER_OF_SEEDS)
-    device: str | None = flag(None, f"{DEVICES}.")
+    data: str | None = flag(None, base.DATA)
+    data_folder: Path | None = flag(None, base.DATA_FOLDER)
+    model: str | None = flag(None, base.MODEL)
+    seeds: base.Seeds | None = flag(None, base.NUMBER_OF_SEEDS)
+    device: str | None = flag(None, f"{base.DEVICES}.")
+    images: bool | None = flag(None, base.IMAGES)
     set_: dict[str, Any] = Field({}, alias="set", description="Any field of the study.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields that replace the scale's values."""
+        return self.model_dump(exclude={"study", "scale", "set_"})
 
     @model_validator(mode="after")
     def _check(self) -> Reproduce:
@@ -56,11 +52,11 @@ class Work(Fields):
     model_config = ConfigDict(extra="allow")
 
     job: Literal["audit", "invert", "federate", "reproduce"]
-    cases: Cases = Field([{}], description="Sets of fields; every set makes pieces of its own.")
-    grid: Grid | None = Field(None, description="Values of fields; every combination makes a piece.")
-    seeds: Seeds | None = Field(None, description="Seeds; every seed makes a piece.")
-    cpus: Positive = Field(1, description="CPUs of a piece.")
-    gpus: NotNegative = Field(0, description="GPUs of a piece; shares such as .25 are possible.")
+    cases: Cases = field([{}], "Sets of fields; every set makes pieces of its own.")
+    grid: Grid | None = field(None, "Values of fields; every combination makes a piece.")
+    seeds: base.Seeds | None = field(None, "Seeds; every seed makes a piece.")
+    cpus: base.Positive = field(1, "CPUs of a piece.")
+    gpus: base.NotNegative = field(0, "GPUs of a piece; shares such as .25 are possible.")
 
     @property
     def common(self) -> dict[str, Any]:

@@ -184,9 +184,8 @@ def run(piece: Piece, out: Path) -> None:
     elif isinstance(config, Reproduce):
         from secateur.studies.study import reproduce
 
-        options = {name: getattr(config, name) for name in ("data", "data_folder", "model", "seeds", "device")}
         overrides = [f"{field}={x if isinstance(x, str) else json.dumps(x)}" for field, x in config.set_.items()]
-        reproduce(config.study, config.scale, options, overrides, out)
+        reproduce(config.study, config.scale, config.options, overrides, out)
     else:
         _audit(config, out)
 
