@@ -123,7 +123,7 @@ def test_a_stopped_sweep_keeps_what_is_done(tmp_path, here, monkeypatch, capsys)
 
     monkeypatch.setattr(run, "spread", stopped)
     assert sweep(tmp_path, ROUNDS | {"seeds": 2}) == 130
-    assert "start it again to go on" in capsys.readouterr().err
+    assert "rerun the same command to resume" in capsys.readouterr().err
     assert {row.seed for row in load_rows(tmp_path / "out")} == {0}
     assert (tmp_path / "out" / "report.html").exists()
     assert not (tmp_path / "out" / "pieces" / ".home").exists()
