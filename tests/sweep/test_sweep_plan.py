@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from secateur.cli import main
 from secateur.config import Sweep, read
-from secateur.sweep.plan import LONGEST, plan, short
+from secateur.sweep.plan import LONGEST, folder_name, plan
 
 
 def planned(**fields):
@@ -85,7 +85,7 @@ def test_what_was_written_out_is_the_same_sweep():
         ({"job": "audit", "sparsity": 0.5, "grid": {"sparsity": [0.5]}}, "sparsity: is set in 2 places"),
         ({"job": "audit", "seeds": 2, "grid": {"seeds": [1, 2]}}, "seeds: is set in 2 places"),
         ({"job": "audit", "model": "mlp", "grid": {"model.width": [1]}}, "'model.width' is not possible"),
-        ({"job": "audit", "threads": 2}, "cpus: 1 is not allowed: the piece has 2 threads"),
+        ({"job": "audit", "threads": 2}, "cpus: 1 is not allowed; must be at least 2"),
         ({"job": "audit", "way": "ray"}, "way: ray is not possible in a sweep"),
         ({"job": "federate", "engine": "flower"}, "engine: flower is not possible in a sweep"),
         ({"job": "invert", "device": "cuda"}, "device: cuda needs gpus"),
@@ -147,12 +147,12 @@ def test_a_piece_depends_on_its_settings_and_on_the_files_they_name(tmp_path):
 
 @given(st.text(min_size=1, max_size=400))
 def test_every_name_is_a_folders_name(name):
-    made = short("audit-" + name)
+    made = folder_name("audit-" + name)
     assert re.fullmatch(r"[\w.=+,-]+", made) and len(made) <= LONGEST
 
 
 def test_long_names_that_differ_late_stay_apart():
-    names = {short("audit-" + "x" * 300 + end) for end in ("1", "2")}
+    names = {folder_name("audit-" + "x" * 300 + end) for end in ("1", "2")}
     assert len(names) == 2
 
 
