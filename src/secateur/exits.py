@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import signal
@@ -132,18 +131,19 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def _closed_pipe_ignored() -> Iterator[None]:
     """Continue if the reader of stdout is gone: limits are still checked, and the exit code stays true."""
     stdout = sys.stdout
-    sys.stdout = _Pipe(stdout)
+    sys.stdout = _Pipe(stdout)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout = stdout
 
 
-class _Pipe(io.TextIOBase):
+class _Pipe:
     """Text stream that reports once that its reader is gone, and then drops the output."""
 
     def __init__(self, stream: Any) -> None:
         self._stream: Any = stream
+        self.encoding = stream.encoding or "utf-8"  # a stream in memory has none
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -156,19 +156,6 @@ class _Pipe(io.TextIOBase):
     def flush(self) -> None:
         """Flush, unless the reader is gone."""
         self._guarded(self._stream.flush)
-
-    def isatty(self) -> bool:
-        """Return True if the stream is a terminal."""
-        return bool(self._stream.isatty())
-
-    def fileno(self) -> int:
-        """Return the stream's file descriptor."""
-        return int(self._stream.fileno())
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """The stream's encoding; a stream in memory has none, and takes any text."""
-        return self._stream.encoding or "utf-8"
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from secateur.training.recipe import Recipe
 
 
-def field(default: Any, description: str, **extra: bool) -> Any:
+def field(default: Any, description: str, **extra: Any) -> Any:
     """Return a field of run files with its description.
 
     Args:

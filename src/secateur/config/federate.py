@@ -162,7 +162,7 @@ class SubmodelFields(FederationFields):
 
 @cache
 def _defaults() -> SubmodelFields:
-    return SubmodelFields()
+    return SubmodelFields.model_validate({})
 
 
 class Federate(SubmodelFields):
