@@ -174,9 +174,9 @@ class Defense:
 
     parts: tuple[Choice, ...]
 
-    def acting_on(self, place: str) -> Choice | None:
-        """Return the part whose `acts_on` equals `place`, or None."""
-        return next((part for part in self.parts if part.method.info["acts_on"] == place), None)
+    def acting_on(self, target: str) -> Choice | None:
+        """Return the part whose `acts_on` equals `target`, or None."""
+        return next((part for part in self.parts if part.method.info["acts_on"] == target), None)
 
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))
@@ -191,7 +191,7 @@ def users_own(field: str, reference: str) -> Callable[..., Any]:
         target = getattr(importlib.import_module(module), function)
     except Exception as error:  # the user's code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); give module:function") from error
+        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); use module:function") from error
     if not inspect.isroutine(target) and not inspect.isclass(target):
         raise WrongInput(field, f"{reference} is {type(target).__name__}; it must be a function")
     return target

@@ -131,7 +131,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def _closed_pipe_ignored() -> Iterator[None]:
     """Continue if the reader of stdout is gone: limits are still checked, and the exit code stays true."""
     stdout = sys.stdout
-    sys.stdout = _Pipe(stdout)  # type: ignore[assignment]
+    sys.stdout = _Pipe(stdout)
     try:
         yield
     finally:

@@ -186,7 +186,7 @@ class Federate(SubmodelFields):
         """Use the paper's values for unset fields, if there are sub-models."""
         if not isinstance(fields, dict) or not fields.get("submodels"):
             return fields
-        return _with_submodel_defaults(_with_exposure(fields))
+        return _with_submodel_defaults(fields)
 
     @model_validator(mode="after")
     def _check(self) -> Federate:
@@ -231,17 +231,15 @@ class Federate(SubmodelFields):
             raise WrongInput("attack_every", f"{self.attack_every} is not allowed; there are {self.rounds} rounds")
 
 
-def _with_exposure(fields: dict[str, Any]) -> dict[str, Any]:
-    """Rename attack to exposure: with sub-models attacks are membership attacks, by default Yeom's."""
+def _with_submodel_defaults(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields over the paper's values; `attack` becomes `exposure`, by default Yeom's attack.
+
+    The clients of a writer partition are the writers, so they get no number.
+    """
     attack = fields.get("attack")
     if attack not in (None, []):
-        return {key: value for key, value in fields.items() if key != "attack"} | {"exposure": attack}
-    return {"exposure": "yeom"} | fields
-
-
-def _with_submodel_defaults(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields over the paper's values; clients of a writer partition are the writers."""
-    defaults = dict(SUBMODEL_DEFAULTS)
+        fields = {key: value for key, value in fields.items() if key != "attack"} | {"exposure": attack}
+    defaults = SUBMODEL_DEFAULTS | {"exposure": "yeom"}
     if "local_steps" in fields:
         defaults.pop("local_epochs")
     if not str(fields.get("partition")).startswith("writer"):

@@ -74,10 +74,9 @@ def defense(value: Any) -> Defense:
 
 def defense_of_models(value: Any) -> Defense:
     """Read a defense of a trained model; refuse one that acts on updates."""
-    parsed = _outside_federations(defense(value))
-    for part in parsed.parts:
-        if part.method.info["acts_on"] in UPDATES:
-            raise WrongInput("defense", f"{part.name} acts on updates; use secateur invert")
+    parsed = defense(value)
+    _refuse(parsed, FEDERATED, "acts on the clients of a federation; use secateur federate")
+    _refuse(parsed, UPDATES, "acts on updates; use secateur invert")
     return parsed
 
 
@@ -85,7 +84,8 @@ def defense_of_updates(value: Any) -> Defense:
     """Read a defense of a client's update, or `none`; refuse one that acts on training."""
     from secateur.defenses.error_feedback import upload_of
 
-    parsed = _outside_federations(defense(value))
+    parsed = defense(value)
+    _refuse(parsed, FEDERATED, "acts on the clients of a federation; use secateur federate")
     for part in parsed.parts:
         if part.method.info["acts_on"] not in UPDATES and part.name != "none":
             raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
@@ -93,11 +93,11 @@ def defense_of_updates(value: Any) -> Defense:
     return parsed
 
 
-def _outside_federations(parsed: Defense) -> Defense:
+def _refuse(parsed: Defense, targets: Sequence[str], sentence: str) -> None:
+    """Refuse a defense of which a part acts on one of the targets."""
     for part in parsed.parts:
-        if part.method.info["acts_on"] in FEDERATED:
-            raise WrongInput("defense", f"{part.name} acts on the clients of a federation; use secateur federate")
-    return parsed
+        if part.method.info["acts_on"] in targets:
+            raise WrongInput("defense", f"{part.name} {sentence}")
 
 
 def defense_of_clients(value: Any) -> Defense:

@@ -1,7 +1,7 @@
 """One measurement of a run: a typed row, its flat JSON object, and its short line in results.jsonl.
 
 A flat object repeats the settings of its experiment in every row. So results.jsonl holds short lines that name a
-group, and groups.jsonl holds each group once: the fields that its rows share. Notes are kept there too.
+group, and groups.jsonl holds each group once: the fields that its rows share. Notes are there too.
 """
 
 from __future__ import annotations
@@ -133,6 +133,6 @@ def pack(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[Row]:
-    """Return the rows that `pack` was given."""
+    """Return the rows of a result of `pack`."""
     groups = Groups(packed["groups"])
     return [groups.expand(line) for line in packed["rows"]]
