@@ -389,7 +389,7 @@ def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monke
     ("arguments", "expected"),
     [
         (["dgp-fig10"], "study: 'dgp-fig10' is not known"),
-        (["dgp-fig2", "--scale", "huge"], "scale: 'huge' is not known"),
+        (["dgp-fig2", "--scale", "huge"], "scale: 'huge' is not allowed"),
         (["dgp-fig2", "--scale", "tiny", "--set", "batch=3"], "is not possible in this study; allowed: examples"),
         (["dgp-fig2", "--scale", "tiny", "--set", "targets=few"], "give a whole number from 1"),
         (["dgp-fig2", "--scale", "tiny", "--set", "users=0"], "give a whole number from 1"),

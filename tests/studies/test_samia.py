@@ -363,7 +363,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     ("arguments", "expected"),
     [
         (["samia-fig2"], "study: 'samia-fig2' is not known"),
-        (["samia-fig1", "--scale", "huge"], "scale: 'huge' is not known"),
+        (["samia-fig1", "--scale", "huge"], "scale: 'huge' is not allowed"),
         (["samia-fig1", "--scale", "tiny", "--seeds", "none"], "seeds"),
         (["samia-fig1", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
         (["samia-table1", "--scale", "tiny", "--set", "protocol=known"], "another study"),

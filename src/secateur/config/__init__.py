@@ -7,7 +7,7 @@ fields, so that both share one schema.
 from __future__ import annotations
 
 from secateur.config.audit import Audit, Limits, Protocol, Prune
-from secateur.config.base import Common, Training
+from secateur.config.base import Common, Fields, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, put, read
 from secateur.config.invert import Invert
@@ -30,6 +30,7 @@ __all__ = [
     "Audit",
     "Common",
     "Federate",
+    "Fields",
     "Invert",
     "Limits",
     "Protocol",
@@ -45,6 +46,7 @@ __all__ = [
     "defense_of_models",
     "defense_of_updates",
     "dump",
+    "flags_of",
     "inversion",
     "put",
     "read",

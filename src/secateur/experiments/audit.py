@@ -82,7 +82,7 @@ def plan(config: Audit) -> list[str]:
 
 def _with_possible_attacks(config: Audit) -> Audit:
     """Choose attacks that need no shadow models if the model has no recipe and the user named no attacks."""
-    return config if config.trains_shadows else config.unaided("correctness", "blindmi")
+    return config if config.trains_shadows else config.with_default_attacks("correctness", "blindmi")
 
 
 def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:

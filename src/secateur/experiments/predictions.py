@@ -64,7 +64,7 @@ def _opened(config: Audit, file: Path) -> tuple[_Table, _Table | None, Audit]:
     """Return the tables of the model and of a shadow model, if any, and the configuration with possible attacks."""
     arrays = _read(file)
     shadow = _table(arrays, "shadow_") if "shadow_probabilities" in arrays else None
-    return _table(arrays, ""), shadow, config if shadow else config.unaided("correctness")
+    return _table(arrays, ""), shadow, config if shadow else config.with_default_attacks("correctness")
 
 
 class _Table:

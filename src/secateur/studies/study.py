@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from secateur.catalogue import Method, find, methods
-from secateur.config.messages import plain as yaml_value
+from secateur.config.messages import yaml_value
 from secateur.errors import WrongInput, unknown
 from secateur.runs.artifacts import write
 from secateur.studies.claims import Finding
