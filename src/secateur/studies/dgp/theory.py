@@ -1,4 +1,8 @@
-"""Fig. 1 of dgp: distance of an update from the gradient, quality of IG's reconstruction, Proposition 1."""
+"""The theory of dgp beside measurements: Fig. 1 with Proposition 1, and Lemma 1 with Theorem 2 on a real run.
+
+Fig. 1 has the distance of an update from the gradient and the quality of IG's reconstruction. Lemma 1 and Theorem 2
+assume plain SGD at one learning rate.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import sub
+from typing import ClassVar
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from secateur.attacks.inversion.updates import gradient_update
+from secateur.config import defense_of_updates
+from secateur.data.dataset import Dataset
+from secateur.defenses.error_feedback import upload_of
+from secateur.defenses.uploads import SendAll
 from secateur.evaluation.reconstruction import share_by_target
 from secateur.experiments.invert import ClientExposure, chance_of
-from secateur.interfaces import Batch
-from secateur.metrics.estimates import combine, correlation, mean, mean_of
+from secateur.federated.collaborative.plan import Plan, Schedule
+from secateur.federated.collaborative.stage import depends_of
+from secateur.federated.collaborative.training import CollaborativeTraining
+from secateur.functional import Functional
+from secateur.interfaces import Batch, Params
+from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
+from secateur.models.create import create
+from secateur.progress import progress
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Finding, judge
-from secateur.studies.dgp.attack_step import Attacked
+from secateur.studies.claims import Cases, Finding, judge
 from secateur.studies.dgp.results import DgpResults, base
 from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.table import Cells, TableLine
+from secateur.studies.dgp.steps import AttackStep
+from secateur.studies.table import Cells, TableLine, Tabulated
+from secateur.theory import convergence as theorems
 from secateur.theory.gradient_distance import cosine_distance, epsilon, relative_distance, theorem_1_cosine
 from secateur.theory.reconstruction_bound import reconstruction_bound
 
@@ -33,19 +51,24 @@ RARE = 0.05  # of the reconstructions: a bound violated at most this often count
 TITLES = {"error": "error", "bound": "at least by Eq. 2", "bound_by_sent": "at least by what was sent"}
 FORMS = {"violated": "Eq. 2", "violated_by_sent": "with what was sent in the place of the reconstruction's gradient"}
 Values = dict[str, float]
+EPOCHS = 10  # if the scale sets none; the theorems assume one learning rate, so the paper's schedule does not apply
+BOUNDS = {"lemma_1": "Lemma 1", "theorem_2": "Theorem 2"}
+PARTS = ("measured", "bound", "tight", "trivial")
+ENDLESS = 1e9  # cap on bound / trivial bound, for infinite bounds
 
 
 @dataclass(frozen=True)
-class Distanced:
+class DistanceStep:
     """A step that runs IG on updates near to and far from the gradient, with Proposition 1 at each reconstruction."""
 
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
+    name: ClassVar[str] = "distanced"
 
     def __call__(self, setting: DgpSetting) -> None:
         """Attack, then compare the sent update and the reconstruction with the truth."""
-        attacked = Attacked("ig", self.defenses, self.model, self.data, adaptive=())
+        attacked = AttackStep("ig", self.defenses, self.model, self.data, adaptive=())
         attacked(setting)
         model = setting.model(self)
         if model is None:
@@ -83,22 +106,24 @@ def _compare(exposure: ClientExposure, group: range) -> Result:
     return Result(data={"targets": by_target})
 
 
-def fig1(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
+def fig1(results: DgpResults) -> Tabulated:
     """Return Fig. 1: quality by relative distance, and how often Proposition 1 is violated."""
     targets = _targets(results)
     lines = []
     for defense in dict.fromkeys(key[0] for key in targets):
         measures = [values for key, values in targets.items() if key[0] == defense]
-        cell = next(cell for cell in results.places if cell.defense == defense)
+        cell = next(cell for cell in results.clients if cell.defense == defense)
         cells: Cells = {"relative distance": _mean(measures, "relative_distance")}
-        cells |= {name: mean(results.of(cell, name)) for name in QUALITY}
+        cells |= {name: results.mean(cell, name) for name in QUALITY}
         cells |= {title: _mean(measures, name) for name, title in TITLES.items()}
         cells |= {f"{title} broken": _broken(measures, name) for name, title in FORMS.items()}
         cells |= {"epsilon": _epsilon(measures, "reached"), "Theorem 1 prints": _theorem_1(measures)}
         lines.append(TableLine({"defense": defense}, cells))
     every = _by_target(targets)
     return lines, [
-        judge("a greater distance goes with a worse reconstruction (correlation)", _follow(every), "every", unit=""),
+        judge(
+            "a greater distance goes with a worse reconstruction (correlation)", _correlations(every), "every", unit=""
+        ),
         *(_holds(every, name, title) for name, title in FORMS.items()),
         judge(
             f"DGP weakens IG in the sense of Definition 1: a larger epsilon than without it, delta {DELTA:g}",
@@ -131,13 +156,13 @@ def _by_target(targets: Mapping[tuple[str, int, int], Values]) -> list[list[Valu
     return list(groups.values())
 
 
-def _follow(targets: Sequence[Sequence[Values]]) -> dict[str, Estimate | None]:
+def _correlations(targets: Sequence[Sequence[Values]]) -> Cases:
     """Return each measure's correlation with the distance, with signs such that positive is expected.
 
     The correlation is taken over one target's defenses, then averaged over targets. So every target counts once,
     however many defenses it was attacked under.
     """
-    cases: dict[str, Estimate | None] = {}
+    cases: Cases = {}
     for name, sign in QUALITY.items():
         known = ([x for x in target if math.isfinite(x.get(name, math.nan))] for target in targets)
         rs = (correlation([(x["relative_distance"], sign * x[name]) for x in target]) for target in known if target)
@@ -186,3 +211,113 @@ def _broken(targets: Sequence[Values], name: str) -> Estimate | None:
 def _mean(targets: Sequence[Values], name: str) -> Estimate | None:
     known = [values[name] for values in targets if name in values]
     return mean_of(known) if known else None
+
+
+@dataclass(frozen=True)
+class BoundStep:
+    """A step that measures residual and gradient in a training by plain SGD, and computes the theorems' bounds."""
+
+    defenses: tuple[str, ...]  # none, or with error feedback
+    model: str = "lenet-zhu"  # no BatchNorm: its statistics make the evaluated loss differ from the trained loss
+    data: str = CIFAR10
+    name: ClassVar[str] = "bounded"
+
+    def __call__(self, setting: DgpSetting) -> None:
+        """Train once per defense, with the gradient over the full train part before every epoch."""
+        model, data = setting.model(self), setting.data(self)
+        if model is None:
+            return
+        for defense in self.defenses:
+            training = self._training(setting, model, data, defense)
+            measures = setting.run.stage("bounds", depends_of(training), partial(_train_and_bound, training)).data
+            labels = setting.labels(model, data, defense, "bounds")
+            setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
+
+    def _training(self, setting: DgpSetting, model: str, data: Dataset, defense: str) -> CollaborativeTraining:
+        scale = setting.scale
+        net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
+        schedule = Schedule(scale.epochs or EPOCHS, ((1, scale.learning_rate),))
+        upload = upload_of(defense_of_updates(defense)) or SendAll()
+        plan = Plan(scale.users, upload, schedule, momentum=0.0, weight_decay=0.0)
+        rng = derive(setting.seed, "collaborate", "bounds")
+        return CollaborativeTraining(net.to(setting.device), data, plan, rng, setting.device)
+
+
+def _train_and_bound(training: CollaborativeTraining) -> Result:
+    """Train, and evaluate both theorems at the observed constants.
+
+    The minimal loss l* is taken as 0, and the smoothness K is estimated from the models between epochs.
+    """
+    data = training.data
+    examples = Batch(data.inputs[: data.train_size], data.labels[: data.train_size]).to(training.device)
+    models, rows, steps = [training.model()], [], 0
+
+    def count(number: int) -> None:
+        nonlocal steps
+        steps += number
+        advance(number)
+
+    with progress("plain SGD, for the theorems", None, rate=True) as advance:
+        for epoch in training.epochs(count):
+            rows.append(epoch.row)
+            models.append(training.model())
+    gradients = [theorems.full_gradient(training.net, model, examples) for model in models]
+    met = theorems.constants(
+        rows, theorems.observed_smoothness(models, gradients), _loss(training, models[0], examples)
+    )
+    squares = [sum(float(value.double().square().sum()) for value in gradient.values()) for gradient in gradients[:-1]]
+    rate = training.plan.schedule.rate(1)
+    checked = {
+        "lemma_1": theorems.check_lemma_1(rows, steps // len(rows))[-1],
+        "theorem_2": theorems.check_theorem_2(squares, met, rate, steps),
+    }
+    values = {f"{name}_{part}": getattr(check, part) for name, check in checked.items() for part in PARTS}
+    return Result({}, values | {"gamma_1_whole": met.gamma, "smoothness": met.smoothness, "steps": float(steps)})
+
+
+def _loss(training: CollaborativeTraining, model: Params, batch: Batch) -> float:
+    """Return the mean loss over the train part, in batches of 1024 examples."""
+    forward, total = Functional(training.net, training=False, device=training.device), 0.0
+    parts = zip(batch.inputs.split(1024), batch.labels.split(1024), strict=True)  # type: ignore[no-untyped-call]
+    for inputs, labels in parts:
+        logits: Tensor = forward({name: value.to(training.device) for name, value in model.items()}, inputs)
+        total += float(cross_entropy(logits, labels, reduction="sum").detach())
+    return total / batch.size
+
+
+def convergence(results: DgpResults) -> Tabulated:
+    """Return one line per theorem and training, and verdicts: the theorems hold, and their bounds are not vacuous."""
+    lines: list[TableLine] = []
+    holds: Cases = {}
+    tighter: Cases = {}
+    for training, measures in results.trainings("bounds").items():
+        for name, title in BOUNDS.items():
+            check, case = _checked(measures, name), f"{title}, {training.defense}"
+            if check.bound == 0:  # everything is sent, so there is no residual
+                continue
+            holds[case] = _sure(1 - check.measured / check.bound)
+            tighter[case] = _sure(1 - min(check.bound / check.trivial, ENDLESS))
+            cells: Cells = {"measured": f"{check.measured:.3g}", "says at most": f"{check.bound:.3g}"}
+            cells |= {"as tight as its proof allows": f"{check.tight:.3g}", "without a theorem": f"{check.trivial:.3g}"}
+            cells |= {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
+            cells |= {"K, at least": mean(measures["smoothness"])}
+            mark = "broken" if not check.holds else "says nothing" if check.vacuous else ""
+            lines.append(TableLine({"theorem": title, "defense": training.defense}, cells, "", mark))
+    return lines, [
+        judge("Lemma 1 and Theorem 2 hold: what is measured is below what they say", holds, "every", unit=""),
+        judge("and say more than the assumptions alone, (t G)^2 and G^2", tighter, "every", unit=""),
+    ]
+
+
+def _checked(measures: Mapping[str, Measure], name: str) -> theorems.Checked:
+    """Return the mean of each part over the seeds."""
+    values = []
+    for part in PARTS:
+        by_seed = [estimate.value for estimate in measures[f"{name}_{part}"].values()]
+        values.append(sum(by_seed) / len(by_seed))
+    return theorems.Checked(*values)
+
+
+def _sure(value: float) -> Estimate:
+    """Return a number without sampling error: the bounds concern this one run."""
+    return Estimate(value, value, value)
