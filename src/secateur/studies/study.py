@@ -1,12 +1,13 @@
 """The engine of all studies: read a scale, plan, run into one folder, tabulate beside the paper's numbers.
 
 A study is one figure or table of a paper. Its folder is a run: an interrupted study resumes, and `secateur report`
-reads it. A study adds table.md and table.jsonl. Scales are data, in scales.json of each paper; `--set field=value`
-changes their fields.
+reads it. A study adds table.md and table.jsonl. Each paper's package has its data: titles of studies (titles.json),
+scales (scales.json), whose fields `--set field=value` changes, and printed numbers (printed.json).
 """
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hin
 
 import torch
 
-from secateur.catalogue import find
+from secateur.catalogue import find, method
 from secateur.config.messages import plain as yaml_value
 from secateur.errors import WrongInput, check_number, check_whole, unknown
 from secateur.runs.artifacts import write
@@ -28,6 +29,7 @@ from secateur.studies.table import StudyTable, Tabulated
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+SIZES = ("tiny", "small", "full")
 S = TypeVar("S", bound="DataclassInstance")
 
 
@@ -43,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A checked study that is ready to run."""
 
     run: Callable[[], Sequence[Row]]
@@ -55,9 +57,22 @@ class Plan:
 class Study(Protocol):
     """A figure or table of a paper."""
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request) -> StudyPlan:
         """Return the plan of the study; raise for wrong input before any work."""
         ...
+
+
+def register(paper: str, package: str, studies: Mapping[str, Study]) -> None:
+    """Add the studies of a paper to the catalogue by name, each with its title from titles.json."""
+    titles = json.loads((Path(__file__).parent / package / "titles.json").read_text(encoding="utf-8"))
+    for name, study in studies.items():
+        make = _factory(study)
+        make.__doc__ = titles[name]
+        method("study", name, paper, scales=SIZES)(make)
+
+
+def _factory(study: Study) -> Callable[[], Study]:
+    return lambda: study
 
 
 def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> StudyTable:
@@ -111,12 +126,12 @@ def run_steps(
 
 
 def read_scales(kind: type[S], paper: str) -> dict[str, S]:
-    """Read the scales of a paper's studies; `full` has the defaults of the class, which are the paper's setting."""
+    """Read the scales of a paper's studies; `full` has the defaults of the class unless the file says otherwise."""
     from pydantic import TypeAdapter
 
-    text = (Path(__file__).parent / paper / "scales.json").read_bytes()
-    scales: dict[str, S] = TypeAdapter(dict[str, kind]).validate_json(text)  # type: ignore[valid-type]
-    return scales | {"full": kind()}
+    values = json.loads((Path(__file__).parent / paper / "scales.json").read_text(encoding="utf-8"))
+    adapter: TypeAdapter[S] = TypeAdapter(kind)
+    return {name: adapter.validate_python(values.get(name, {})) for name in SIZES}
 
 
 def scale_of(scales: Mapping[str, S], name: str, overrides: Sequence[str] = ()) -> S:
@@ -169,9 +184,9 @@ def _read(field: Field[Any], kind: type, text: str) -> bool | int | float | tupl
         if not isinstance(value, bool):
             raise WrongInput(name, f"{text!r} is not allowed; must be true or false")
         return value
-    number = text if isinstance(value, bool) else value
-    check_whole(name, number, rules.get("least", 1), even=rules.get("even", False))
-    return int(number)
+    whole: Any = text if isinstance(value, bool) else value
+    check_whole(name, whole, rules.get("least", 1), even=rules.get("even", False))
+    return int(whole)
 
 
 def plain(value: Any) -> Any:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from secateur.catalogue import method
 from secateur.config import Invert, read
 from secateur.errors import WrongInput, unknown
 from secateur.evaluation.setup import device_of
@@ -34,7 +32,7 @@ from secateur.studies.dgp.scale import (
 )
 from secateur.studies.dgp.steps import ADAPTIVE, AttackStep, TrainingStep
 from secateur.studies.dgp.theory import BoundStep, DistanceStep
-from secateur.studies.study import Plan, Request, run_steps, scale_of
+from secateur.studies.study import Request, StudyPlan, register, run_steps, scale_of
 from secateur.studies.table import Tabulated
 
 BATCH = 9  # the batch size attacked by Rob
@@ -45,8 +43,11 @@ TOTALS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.03, 0.45), (0.05, 0.
 RATIOS = tuple(f"dgp:k1={k1:g}:k2={k2:g}" for k1, k2 in ((0.05, 0.75), (0.1, 0.7), (0.2, 0.6)))
 FOLLOWER = "adgp:chosen=false"  # a user that uses the positions broadcast by another user
 HARD_TOP_K = "top-k:keep=0.05"
+SOME = ("none", "top-k", HARD_TOP_K, "dgp")  # Figs. 6 and 7
+PLAIN = ("none", "dgp")
+ALIGNED = (*PLAIN, "adgp", FOLLOWER)
+RELEASING = "dgp:release=10+error-feedback"  # sends starved entries after ten rounds
 NEAR_TO_FAR = ("none", "top-k:keep=0.5", "top-k", HARD_TOP_K, "dgp:k1=0.01:k2=0.79", *RATIOS, "noise")
-register = partial(method, "study", paper="dgp", scales=tuple(SCALES))
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class UpdateStudy:
     steps: tuple[Step, ...]
     intervals: str = ""  # describes the table's intervals; empty: they are over examples or seeds
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request) -> StudyPlan:
         """Return the plan of all steps for every seed."""
         steps, overrides = select_steps(self.steps, request.overrides)
         scale, options = scale_of(SCALES, request.scale, overrides), request.options
@@ -77,7 +78,7 @@ class UpdateStudy:
             lines, findings = self.tabulate(results)
             return lines + tables.left_out_lines(results), findings
 
-        return Plan(
+        return StudyPlan(
             run=lambda: run_steps(request, scale, device, config.seeds, measure, **more),
             tabulate=tabulate,
             facts=lambda rows: _facts(scale, rows) | {"seeds": config.seeds},
@@ -138,169 +139,79 @@ def _facts(scale: DgpScale, rows: Sequence[Row]) -> dict[str, Any]:
     return facts
 
 
-@register("dgp-table1")
-def table1() -> UpdateStudy:
-    """Four attacks on eight defenses, plain and adaptive, and the final accuracy (dgp, Table 1)."""
-    steps = (
-        AttackStep("r-gap", DEFENSES, "cnn6"),
-        AttackStep("ig", DEFENSES),
-        AttackStep("ig", ("none", "top-k", "dgp"), labels="oracle", adaptive=()),
-        AttackStep("gi", DEFENSES),
-        AttackStep("rob", DEFENSES, batch_size=BATCH),
-        TrainingStep(TRAINED),
-    )
-    return UpdateStudy(tables.table1, steps)
+# All defenses on stand-in networks, and pruning defenses on the paper's large networks.
+COSTS = (
+    *(CostStep((*DEFENSES, "adgp", "dp"), model) for model in NETWORKS),
+    *(CostStep(("none", "top-k", "dgp", "adgp"), model, exact=True) for model in ("resnet18", "vgg11-bn")),
+)
+FOUR_ATTACKS = (
+    AttackStep("ig", DEFENSES, adaptive=()),
+    AttackStep("gi", DEFENSES, adaptive=()),
+    AttackStep("r-gap", DEFENSES, "cnn6", adaptive=()),
+    AttackStep("rob", DEFENSES, batch_size=BATCH, adaptive=()),
+)
+TABLE_1 = (
+    AttackStep("r-gap", DEFENSES, "cnn6"),
+    AttackStep("ig", DEFENSES),
+    AttackStep("ig", ("none", "top-k", "dgp"), labels="oracle", adaptive=()),
+    AttackStep("gi", DEFENSES),
+    AttackStep("rob", DEFENSES, batch_size=BATCH),
+    TrainingStep(TRAINED),
+)
+ADGP_STEPS = (
+    AttackStep("r-gap", ALIGNED, "cnn6"),
+    AttackStep("ig", ALIGNED),
+    AttackStep("gi", ALIGNED),
+    AttackStep("rob", ALIGNED, batch_size=BATCH),
+    BroadcastStep("adgp"),
+    TrainingStep(("none", DGP, ADGP)),
+    TrainingStep((ADGP,), liar=Silence()),
+)
 
 
-@register("dgp-table2")
-def table2() -> UpdateStudy:
-    """DGP by k1 + k2 under Rob and by p = k1 / k2 under IG, and its accuracy (dgp, Table 2)."""
-    with_feedback = tuple(f"{defense}+error-feedback" for defense in dict.fromkeys((*TOTALS, *RATIOS)))
-    steps = (AttackStep("rob", TOTALS, batch_size=BATCH), AttackStep("ig", RATIOS), TrainingStep(with_feedback))
-    return UpdateStudy(tables.table2, steps)
+def _on_networks(data: str) -> tuple[AttackStep, ...]:
+    """Return Rob and IG with and without DGP on every network."""
+    rob = [AttackStep("rob", PLAIN, model, data, BATCH) for model in NETWORKS]
+    return (*rob, *(AttackStep("ig", PLAIN, model, data) for model in NETWORKS))
 
 
-@register("dgp-table3")
-def table3() -> UpdateStudy:
-    """Bytes of one upload and one download, four networks (dgp, Table 3)."""
-    return UpdateStudy(cost.table3, _costs(), "Bytes are counted, not estimated.")
+def _trained(defenses: tuple[str, ...], *data: str) -> tuple[TrainingStep, ...]:
+    """Return the training of every network on data sets."""
+    return tuple(TrainingStep(defenses, model, name) for name in data for model in NETWORKS)
 
 
-@register("dgp-table4")
-def table4() -> UpdateStudy:
-    """Seconds that the defenses take in an epoch, four networks (dgp, Table 4)."""
-    return UpdateStudy(cost.table4, _costs(), "Medians; in brackets the fastest and the slowest call, on this machine.")
+def _by_batch(attack: str, sizes: Sequence[int], **more: Any) -> tuple[AttackStep, ...]:
+    return tuple(AttackStep(attack, DEFENSES, batch_size=size, **more) for size in sizes)
 
 
-@register("dgp-table5")
-def table5() -> UpdateStudy:
-    """Rob and IG on four networks with and without DGP, CIFAR-10 (dgp, Table 5)."""
-    return UpdateStudy(tables.table5, _on_networks())
-
-
-@register("dgp-table6")
-def table6() -> UpdateStudy:
-    """Rob and IG on four networks with and without DGP, CIFAR-100 (dgp, Table 6)."""
-    return UpdateStudy(tables.table6, _on_networks(CIFAR100))
-
-
-@register("dgp-table7")
-def table7() -> UpdateStudy:
-    """Accuracy of Top-k at 95 % and of DGP at 80 %, four networks, CIFAR-100 (dgp, Table 7)."""
-    both = (f"{HARD_TOP_K}+error-feedback", DGP)
-    return UpdateStudy(tables.table7, tuple(TrainingStep(both, model, CIFAR100) for model in NETWORKS))
-
-
-@register("dgp-fig1")
-def fig1() -> UpdateStudy:
-    """Recovery by IG against the relative distance of the upload, and Proposition 1 (dgp, Fig. 1)."""
-    return UpdateStudy(theory.fig1, (DistanceStep(NEAR_TO_FAR),))
-
-
-@register("dgp-fig2")
-def fig2() -> UpdateStudy:
-    """Top-k against DGP: what IG recovers, and the accuracy over the epochs (dgp, Fig. 2)."""
-    return UpdateStudy(tables.fig2, (AttackStep("ig", ("none", "top-k", "dgp")), TrainingStep(("none", TOP_K, DGP))))
-
-
-@register("dgp-fig3")
-def fig3() -> UpdateStudy:
-    """Pictures by defense under four attacks (dgp, Fig. 3)."""
-    steps = (
-        AttackStep("ig", DEFENSES, adaptive=()),
-        AttackStep("gi", DEFENSES, adaptive=()),
-        AttackStep("r-gap", DEFENSES, "cnn6", adaptive=()),
-        AttackStep("rob", DEFENSES, batch_size=BATCH, adaptive=()),
-    )
-    return UpdateStudy(tables.fig3, steps)
-
-
-@register("dgp-fig4")
-def fig4() -> UpdateStudy:
-    """Accuracy with and without error feedback, four networks, two data sets (dgp, Fig. 4)."""
-    four = ("none", DGP, "dgp", ADGP)
-    steps = tuple(TrainingStep(four, model, data) for data in (CIFAR10, CIFAR100) for model in NETWORKS)
-    return UpdateStudy(tables.fig4, steps)
-
-
-@register("dgp-fig5")
-def fig5() -> UpdateStudy:
-    """Pictures under GGL, with a generator that the run itself trains on CIFAR-10 (dgp, Fig. 5, on ImageNet)."""
-    return UpdateStudy(tables.gallery, (AttackStep("ggl", DEFENSES),))
-
-
-@register("dgp-fig6")
-def fig6() -> UpdateStudy:
-    """Pictures under IG, Top-k at 80 and 95 % and DGP, CIFAR-100 (dgp, Fig. 6)."""
-    defenses = ("none", "top-k", HARD_TOP_K, "dgp")
-    return UpdateStudy(tables.gallery, (AttackStep("ig", defenses, data=CIFAR100),))
-
-
-@register("dgp-fig7")
-def fig7() -> UpdateStudy:
-    """Pictures under Rob, Top-k at 80 and 95 % and DGP, CIFAR-100 (dgp, Fig. 7)."""
-    defenses = ("none", "top-k", HARD_TOP_K, "dgp")
-    return UpdateStudy(tables.gallery, (AttackStep("rob", defenses, data=CIFAR100, batch_size=BATCH),))
-
-
-@register("dgp-fig8")
-def fig8() -> UpdateStudy:
-    """Pictures under IG of batches of two and of four (dgp, Fig. 8)."""
-    steps = tuple(AttackStep("ig", DEFENSES, batch_size=size, adaptive=()) for size in (2, 4))
-    return UpdateStudy(tables.gallery, steps)
-
-
-@register("dgp-fig9")
-def fig9() -> UpdateStudy:
-    """Pictures under Rob of batches of 4, 9 and 16, sizes that the paper does not print (dgp, Fig. 9)."""
-    sizes = (4, BATCH, 16)
-    return UpdateStudy(tables.gallery, tuple(AttackStep("rob", DEFENSES, batch_size=size) for size in sizes))
-
-
-@register("dgp-adgp")
-def adgp() -> UpdateStudy:
-    """ADGP beside DGP: the user that broadcasts and one that follows, and who only listens (dgp 6.4, future work)."""
-    four = ("none", "dgp", "adgp", FOLLOWER)
-    steps = (
-        AttackStep("r-gap", four, "cnn6"),
-        AttackStep("ig", four),
-        AttackStep("gi", four),
-        AttackStep("rob", four, batch_size=BATCH),
-        BroadcastStep("adgp"),
-        TrainingStep(("none", DGP, ADGP)),
-        TrainingStep((ADGP,), liar=Silence()),
-    )
-    return UpdateStudy(extensions.aligned, steps)
-
-
-@register("dgp-residual")
-def residual() -> UpdateStudy:
-    """IG on updates with an empty and with a trained residual, and what error feedback holds back (not in dgp)."""
-    defenses = (DGP, "dgp:release=10+error-feedback", TOP_K)
-    return UpdateStudy(extensions.residual, (AttackStep("ig", ("none", "dgp")), ResidualStep(defenses)))
-
-
-@register("dgp-convergence")
-def convergence() -> UpdateStudy:
-    """Lemma 1 and Theorem 2 on a training by plain SGD, under error feedback (dgp Section 5)."""
-    defenses = ("none", TOP_K, DGP, "dgp:release=10+error-feedback")
-    intervals = "One run is what it is: there are no intervals; K is the largest met, so bounds are flattered."
-    return UpdateStudy(theory.convergence, (BoundStep(defenses),), intervals)
-
-
-@register("dgp-membership")
-def membership() -> UpdateStudy:
-    """Membership inference on the model trained under every defense of updates (not in dgp)."""
-    return UpdateStudy(extensions.membership, (MembershipStep((*TRAINED, ADGP, "dp")),))
-
-
-def _costs() -> tuple[CostStep, ...]:
-    """Return steps for all defenses on stand-in networks, and for pruning defenses on the paper's large networks."""
-    large = [CostStep(("none", "top-k", "dgp", "adgp"), model, exact=True) for model in ("resnet18", "vgg11-bn")]
-    return (*(CostStep((*DEFENSES, "adgp", "dp"), model) for model in NETWORKS), *large)
-
-
-def _on_networks(data: str = "cifar10") -> tuple[AttackStep, ...]:
-    both = ("none", "dgp")
-    rob = [AttackStep("rob", both, model, data, BATCH) for model in NETWORKS]
-    return (*rob, *(AttackStep("ig", both, model, data) for model in NETWORKS))
+TABLE_2 = tuple(f"{defense}+error-feedback" for defense in dict.fromkeys((*TOTALS, *RATIOS)))
+COUNTED = "Bytes are counted, not estimated."
+TIMED = "Medians; in brackets the fastest and the slowest call, on this machine."
+ONE_RUN = "One run is what it is: there are no intervals; K is the largest met, so bounds are flattered."
+STUDIES = {
+    "dgp-table1": UpdateStudy(tables.table1, TABLE_1),
+    "dgp-table2": UpdateStudy(
+        tables.table2, (AttackStep("rob", TOTALS, batch_size=BATCH), AttackStep("ig", RATIOS), TrainingStep(TABLE_2))
+    ),
+    "dgp-table3": UpdateStudy(cost.table3, COSTS, COUNTED),
+    "dgp-table4": UpdateStudy(cost.table4, COSTS, TIMED),
+    "dgp-table5": UpdateStudy(tables.table5, _on_networks(CIFAR10)),
+    "dgp-table6": UpdateStudy(tables.table6, _on_networks(CIFAR100)),
+    "dgp-table7": UpdateStudy(tables.table7, _trained((f"{HARD_TOP_K}+error-feedback", DGP), CIFAR100)),
+    "dgp-fig1": UpdateStudy(theory.fig1, (DistanceStep(NEAR_TO_FAR),)),
+    "dgp-fig2": UpdateStudy(
+        tables.fig2, (AttackStep("ig", ("none", "top-k", "dgp")), TrainingStep(("none", TOP_K, DGP)))
+    ),
+    "dgp-fig3": UpdateStudy(tables.fig3, FOUR_ATTACKS),
+    "dgp-fig4": UpdateStudy(tables.fig4, _trained(("none", DGP, "dgp", ADGP), CIFAR10, CIFAR100)),
+    "dgp-fig5": UpdateStudy(tables.gallery, (AttackStep("ggl", DEFENSES),)),
+    "dgp-fig6": UpdateStudy(tables.gallery, (AttackStep("ig", SOME, data=CIFAR100),)),
+    "dgp-fig7": UpdateStudy(tables.gallery, (AttackStep("rob", SOME, data=CIFAR100, batch_size=BATCH),)),
+    "dgp-fig8": UpdateStudy(tables.gallery, _by_batch("ig", (2, 4), adaptive=())),
+    "dgp-fig9": UpdateStudy(tables.gallery, _by_batch("rob", (4, BATCH, 16))),  # sizes that the paper does not print
+    "dgp-adgp": UpdateStudy(extensions.aligned, ADGP_STEPS),
+    "dgp-residual": UpdateStudy(extensions.residual, (AttackStep("ig", PLAIN), ResidualStep((DGP, RELEASING, TOP_K)))),
+    "dgp-convergence": UpdateStudy(theory.convergence, (BoundStep(("none", TOP_K, DGP, RELEASING)),), ONE_RUN),
+    "dgp-membership": UpdateStudy(extensions.membership, (MembershipStep((*TRAINED, ADGP, "dp")),)),
+}
+register("dgp", "dgp", STUDIES)

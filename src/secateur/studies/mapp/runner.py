@@ -42,7 +42,7 @@ from secateur.seeding import derive
 from secateur.studies.mapp.results import MappResults
 from secateur.studies.mapp.scale import CLIENTS, SCALES, Case, MappScale, load_data, terms_of, with_augmentation
 from secateur.studies.mapp.tables import by_query
-from secateur.studies.study import Plan, Request, run_steps, scale_of
+from secateur.studies.study import Request, StudyPlan, run_steps, scale_of
 from secateur.studies.table import Tabulated
 from secateur.training.recipe import Recipe
 
@@ -58,7 +58,7 @@ class MappStudy:
     tabulate: Callable[[MappResults, MappScale], Tabulated]
     attacks: tuple[str, ...] = ("yeom",)
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request) -> StudyPlan:
         """Return the plan of all federations for every seed."""
         scale, options = scale_of(SCALES, request.scale, request.overrides), request.options
         if options.get("model") is not None:
@@ -83,7 +83,7 @@ class MappStudy:
             lines, findings = self.tabulate(results, scale)
             return [*lines, *by_query(results)], findings
 
-        return Plan(
+        return StudyPlan(
             run=lambda: run_steps(request, scale, device, config.seeds, measure, attacks=self.attacks),
             tabulate=tabulate,
             facts=lambda rows: facts,

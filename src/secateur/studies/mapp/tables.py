@@ -331,7 +331,9 @@ def _table2(size: int, client: int) -> str:
     if client >= len(table["sizes"]) or table["sizes"][client] != size:
         return ""
     alone, mapp = table["local"]["accuracy"][client], table["MaPP-FL"]
-    numbers = {name: (table[name]["accuracy"], table[name]["advantage"][client]) for name in ("large", "small")}
+    numbers: dict[str, tuple[float, ...]] = {
+        name: (table[name]["accuracy"], table[name]["advantage"][client]) for name in ("large", "small")
+    }
     numbers |= {} if alone is None else {"local": (alone,)}
     numbers |= {"MaPP-FL": (mapp["accuracy"][client], mapp["advantage"][client])}
     return ", ".join(f"{name} {' / '.join(f'{value:.2f}' for value in pair)}" for name, pair in numbers.items())

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from secateur.catalogue import Choice, method, name_of
+from secateur.catalogue import Choice, name_of
 from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
@@ -29,16 +29,17 @@ from secateur.studies.priprune.results import GI, SGI, PripruneResults
 from secateur.studies.priprune.scale import (
     CIFAR10,
     FEMNIST,
-    SCALES,
     ConfiguredFederations,
     Federations,
     PripruneScale,
     PripruneSetting,
     scale_of,
 )
-from secateur.studies.study import Plan, Request, run_steps
+from secateur.studies.priprune.theory import FIVE
+from secateur.studies.study import Request, StudyPlan, register, run_steps
 from secateur.studies.table import Tabulated
 
+Steps = Callable[[PripruneScale], Sequence[Federations]]
 Also = Callable[[PripruneScale, Run, Federate, Dataset, torch.device, int, Choice], None]
 PARTS = ("bases", "defenses", "broadcast")  # parts of a study that `--set` can select from
 INTERVALS = {
@@ -46,8 +47,7 @@ INTERVALS = {
     "accuracies have Wilson's. Another seed may differ by more.",
     False: "Values are means over seeds, with Student's 95 % intervals over them.",
 }
-SIX = (*theory.FIVE, "grasp")  # Fig. 5
-FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Fig. 3
+SIX = (*FIVE, "grasp")  # Fig. 5
 WITHHOLDING = tuple(f"{form}{name}" for form in ("", "pseudo-") for name in ("largest", "random", "mix"))
 UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-largest+dp", "priprune+dp")
 SUMMED = ("none", "pseudo-largest", "priprune")  # run under secure aggregation too
@@ -56,7 +56,6 @@ BOTH = (GI, SGI)  # also where one attack would do: studies in one folder then s
 REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's attack, and one that knows the client's last update
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
 EQ_17 = "normalise=global"  # the other reading of Eq. 17, which is illegible in the paper
-register = partial(method, "study", paper="priprune", scales=tuple(SCALES))
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,10 @@ class FederatedStudy:
     """The study of one figure or table: federations at a scale, and a function that makes the table of their rows."""
 
     tabulate: Callable[[PripruneResults], Tabulated]
-    steps: Callable[[PripruneScale], Sequence[Federations]]
+    steps: Steps
     also: Also | None = None  # a further measurement of every federation
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request) -> StudyPlan:
         """Return the plan of all federations for every seed."""
         parts = {key: value for key, _, value in (text.partition("=") for text in request.overrides) if key in PARTS}
         scale = scale_of(request.scale, [text for text in request.overrides if text.partition("=")[0] not in PARTS])
@@ -87,167 +86,12 @@ class FederatedStudy:
         more = {"only": parts} if parts else {}
         measure_all = partial(_run, ready, device, config.seeds, also)
 
-        return Plan(
+        return StudyPlan(
             run=lambda: run_steps(request, scale, device, config.seeds, measure_all, **more),
             tabulate=lambda rows: self.tabulate(PripruneResults(rows, tested, stands)),
             facts=lambda rows: _facts(scale, rows, ready) | {"seeds": config.seeds},
             intervals=INTERVALS[len(config.seeds) == 1],
         )
-
-
-@register("priprune-fig2")
-def fig2() -> FederatedStudy:
-    """NMI and PSNR of SGI by pruning rate, FEMNIST, beside Theorem 4.1 (priprune, Fig. 2)."""
-    return FederatedStudy(theory.tabulate(RATE), lambda scale: [theory.by_rate(FEMNIST, scale)], theory.bound)
-
-
-@register("priprune-fig3")
-def fig3() -> FederatedStudy:
-    """GI and SGI by base pruning and its rate, broadcast dense and masked (priprune, Fig. 3)."""
-    return FederatedStudy(
-        attack_tables.fig3,
-        lambda scale: [
-            Federations(_rates(FIVE, scale), attacks=BOTH, broadcast="dense", brief=True),
-            Federations(_rates(FIVE, scale), attacks=BOTH, broadcast="masked", brief=True),
-        ],
-    )
-
-
-@register("priprune-fig4")
-def fig4() -> FederatedStudy:
-    """NMI of SGI by pruning rate and by batch size, both data sets, beside Theorem 4.1 (priprune, Fig. 4)."""
-
-    def steps(scale: PripruneScale) -> list[Federations]:
-        batches = [(data, size) for data, sizes in scale.leaking.batches.items() for size in sizes]
-        by_batch = [theory.at_base_rate(theory.FIVE, data, scale, batch_size=size) for data, size in batches]
-        return [*(theory.by_rate(data, scale) for data in (FEMNIST, CIFAR10)), *by_batch]
-
-    return FederatedStudy(theory.tabulate(RATE, BATCH), steps, theory.bound)
-
-
-@register("priprune-fig5")
-def fig5() -> FederatedStudy:
-    """NMI of SGI by model size and by round, both data sets, beside Corollary 4.2 (priprune, Fig. 5)."""
-
-    def steps(scale: PripruneScale) -> list[Federations]:
-        networks = [(data, model) for data, models in scale.leaking.networks.items() for model in models]
-        by_size = [theory.at_base_rate(SIX, data, scale, model=model) for data, model in networks]
-        return [*by_size, *(theory.at_base_rate(SIX, data, scale, brief=False) for data in (FEMNIST, CIFAR10))]
-
-    return FederatedStudy(theory.tabulate(SIZE, ROUNDS), steps, theory.bound)
-
-
-@register("priprune-fig6")
-def fig6() -> FederatedStudy:
-    """Largest, Random and Mix on PruneFL, as real and as pseudo-pruning (priprune, Fig. 6)."""
-    return FederatedStudy(
-        defense_tables.fig6, lambda scale: [Federations(defenses=("none", *WITHHOLDING), attacks=REMEMBERING)]
-    )
-
-
-@register("priprune-fig8")
-def fig8() -> FederatedStudy:
-    """Fixed defense rates and PriPrune on PruneFL, over the rounds (priprune, Fig. 8)."""
-    return FederatedStudy(
-        defense_tables.fig8,
-        lambda scale: [
-            Federations(defenses=("none", "priprune", *_at("pseudo-largest", scale.defense_rates)), attacks=REMEMBERING)
-        ],
-    )
-
-
-@register("priprune-fig9")
-def fig9() -> FederatedStudy:
-    """Accuracy and NMI of four base prunings with and without PriPrune, two data sets (priprune, Fig. 9)."""
-    return FederatedStudy(defense_tables.fig9, _both)
-
-
-@register("priprune-table2")
-def table2() -> FederatedStudy:
-    """NMI of four base prunings with and without PriPrune, two data sets (priprune, Table 2)."""
-    return FederatedStudy(defense_tables.table2, _both)
-
-
-@register("priprune-tablea1")
-def tablea1() -> FederatedStudy:
-    """NMI of PruneFL with PriPrune by its three lambdas (priprune, Table A1)."""
-
-    def steps(scale: PripruneScale) -> list[Federations]:
-        grid = [f"priprune:accuracy={a:g}:privacy={p:g}:sharing={s:g}" for a, p, s in product(*scale.grid)]
-        return [Federations(defenses=tuple(grid))]
-
-    return FederatedStudy(defense_tables.tablea1, steps)
-
-
-@register("priprune-figa1")
-def figa1() -> FederatedStudy:
-    """The classic GI attack on PruneFL and Random by pruning rate (priprune, Fig. A1)."""
-    return FederatedStudy(
-        attack_tables.figa1,
-        lambda scale: [
-            Federations(("none", *_rates(("prunefl", "random"), scale)), attacks=BOTH, broadcast="dense", brief=True)
-        ],
-    )
-
-
-@register("priprune-figa2")
-def figa2() -> FederatedStudy:
-    """NMI and PSNR of GI on PruneFL by pruning rate (priprune, Fig. A2)."""
-    return FederatedStudy(
-        attack_tables.figa2,
-        lambda scale: [Federations(_rates(("prunefl",), scale), attacks=BOTH, broadcast="dense", brief=True)],
-    )
-
-
-@register("priprune-figa3")
-def figa3() -> FederatedStudy:
-    """Pictures under SGI by base pruning and its rate (priprune, Fig. A3)."""
-    return FederatedStudy(
-        attack_tables.figa3, lambda scale: [Federations(_rates(FIVE, scale), attacks=BOTH, brief=True)]
-    )
-
-
-@register("priprune-figa4")
-def figa4() -> FederatedStudy:
-    """Four mixes of largest and random gradients at 30 % on PruneFL, over the rounds (priprune, Fig. A4)."""
-    mixes = tuple(f"mix:largest={share}" for share in MIXES)
-    return FederatedStudy(defense_tables.figa4, lambda scale: [Federations(defenses=mixes)])
-
-
-@register("priprune-figa5")
-def figa5() -> FederatedStudy:
-    """Largest at 0 to 50 % on PruneFL: accuracy, NMI and the attack's loss (priprune, Fig. A5)."""
-    return FederatedStudy(
-        defense_tables.figa5,
-        lambda scale: [
-            Federations(defenses=("none", *_at("largest", [rate for rate in scale.defense_rates if rate <= 0.5])))
-        ],
-    )
-
-
-@register("priprune-alpha")
-def alpha() -> FederatedStudy:
-    """Effect of alpha's start and step, the temperature and Eq. 17's reading, all left open (not in priprune)."""
-    settings = tuple(f"priprune:{value}" for value in (*ALPHAS, EQ_17))
-    return FederatedStudy(defense_tables.alpha, lambda scale: [Federations(defenses=("none", *settings))])
-
-
-@register("priprune-defenses")
-def defenses() -> FederatedStudy:
-    """All defenses of what a client sends on one axis: accuracy, leakage, bytes (not in priprune).
-
-    The base pruning is SNIP: PruneFL's clients also send squared gradients, which DP does not cover. Some defenses are
-    run under secure aggregation as well, where the server sees only the sum over a round's clients.
-    """
-    attacks = (SGI, f"{SGI}:adaptive=support")
-    all_defenses = ("none", *WITHHOLDING, "priprune", *UPLOADS)
-    return FederatedStudy(
-        defense_tables.defenses,
-        lambda scale: [
-            Federations(("snip",), all_defenses, attacks=attacks),
-            Federations(("snip",), SUMMED, attacks=attacks, view="sum"),
-        ],
-    )
 
 
 def select_steps(steps: Sequence[Federations], parts: Mapping[str, str]) -> list[Federations]:
@@ -322,9 +166,82 @@ def _both(scale: PripruneScale) -> list[Federations]:
     return [Federations(scale.search, ("none", "priprune"), data, REMEMBERING) for data in (FEMNIST, CIFAR10)]
 
 
-def _rates(bases: tuple[str, ...], scale: PripruneScale) -> tuple[str, ...]:
+def _rates(bases: Sequence[str], scale: PripruneScale) -> tuple[str, ...]:
     return tuple(f"{base}:rate={rate:g}" for base in bases for rate in scale.rates)
 
 
-def _at(defense: str, rates: tuple[float, ...] | list[float]) -> tuple[str, ...]:
-    return tuple(f"{defense}:rate={rate:g}" for rate in rates)
+def _defended(defenses: Sequence[str], **more: Any) -> Steps:
+    """Return the function of PruneFL's federations under defenses, the same at every scale."""
+    return lambda scale: [Federations(defenses=tuple(defenses), **more)]
+
+
+def _attacked(bases: Sequence[str], *more: str, broadcasts: Sequence[str] = ("dense",)) -> Steps:
+    """Return the function of short federations by base pruning and rate, under both attacks."""
+    return lambda scale: [
+        Federations((*more, *_rates(bases, scale)), attacks=BOTH, broadcast=broadcast, brief=True)  # type: ignore[arg-type]
+        for broadcast in broadcasts
+    ]
+
+
+def _fixed_rates(scale: PripruneScale) -> list[Federations]:
+    fixed = [f"pseudo-largest:rate={rate:g}" for rate in scale.defense_rates]
+    return [Federations(defenses=("none", "priprune", *fixed), attacks=REMEMBERING)]
+
+
+def _largest(scale: PripruneScale) -> list[Federations]:
+    rates = [rate for rate in scale.defense_rates if rate <= 0.5]
+    return [Federations(defenses=("none", *(f"largest:rate={rate:g}" for rate in rates)))]
+
+
+def _lambdas(scale: PripruneScale) -> list[Federations]:
+    grid = [f"priprune:accuracy={a:g}:privacy={p:g}:sharing={s:g}" for a, p, s in product(*scale.grid)]
+    return [Federations(defenses=tuple(grid))]
+
+
+def _all_defenses(scale: PripruneScale) -> list[Federations]:
+    """Return SNIP under all defenses: PruneFL's clients also send squared gradients, which DP does not cover.
+
+    Some defenses are run under secure aggregation as well, where the server sees only the sum over a round's clients.
+    """
+    attacks = (SGI, f"{SGI}:adaptive=support")
+    everything = Federations(("snip",), ("none", *WITHHOLDING, "priprune", *UPLOADS), attacks=attacks)
+    return [everything, replace(everything, defenses=SUMMED, view="sum")]
+
+
+def _femnist_by_rate(scale: PripruneScale) -> list[Federations]:
+    return [theory.by_rate(FEMNIST, scale)]
+
+
+def _rates_and_batches(scale: PripruneScale) -> list[Federations]:
+    batches = [(data, size) for data, sizes in scale.leaking.batches.items() for size in sizes]
+    by_batch = [theory.at_base_rate(FIVE, data, scale, batch_size=size) for data, size in batches]
+    return [*(theory.by_rate(data, scale) for data in (FEMNIST, CIFAR10)), *by_batch]
+
+
+def _networks_and_rounds(scale: PripruneScale) -> list[Federations]:
+    networks = [(data, model) for data, models in scale.leaking.networks.items() for model in models]
+    by_size = [theory.at_base_rate(SIX, data, scale, model=model) for data, model in networks]
+    return [*by_size, *(theory.at_base_rate(SIX, data, scale, brief=False) for data in (FEMNIST, CIFAR10))]
+
+
+STUDIES = {
+    "priprune-fig2": FederatedStudy(theory.tabulate(RATE), _femnist_by_rate, theory.bound),
+    "priprune-fig3": FederatedStudy(attack_tables.fig3, _attacked(FIVE, broadcasts=("dense", "masked"))),
+    "priprune-fig4": FederatedStudy(theory.tabulate(RATE, BATCH), _rates_and_batches, theory.bound),
+    "priprune-fig5": FederatedStudy(theory.tabulate(SIZE, ROUNDS), _networks_and_rounds, theory.bound),
+    "priprune-fig6": FederatedStudy(defense_tables.fig6, _defended(("none", *WITHHOLDING), attacks=REMEMBERING)),
+    "priprune-fig8": FederatedStudy(defense_tables.fig8, _fixed_rates),
+    "priprune-fig9": FederatedStudy(defense_tables.fig9, _both),
+    "priprune-table2": FederatedStudy(defense_tables.table2, _both),
+    "priprune-tablea1": FederatedStudy(defense_tables.tablea1, _lambdas),
+    "priprune-figa1": FederatedStudy(attack_tables.figa1, _attacked(("prunefl", "random"), "none")),
+    "priprune-figa2": FederatedStudy(attack_tables.figa2, _attacked(("prunefl",))),
+    "priprune-figa3": FederatedStudy(attack_tables.figa3, _attacked(FIVE, broadcasts=("masked",))),
+    "priprune-figa4": FederatedStudy(defense_tables.figa4, _defended([f"mix:largest={share}" for share in MIXES])),
+    "priprune-figa5": FederatedStudy(defense_tables.figa5, _largest),
+    "priprune-alpha": FederatedStudy(
+        defense_tables.alpha, _defended(["none", *(f"priprune:{value}" for value in (*ALPHAS, EQ_17))])
+    ),
+    "priprune-defenses": FederatedStudy(defense_tables.defenses, _all_defenses),
+}
+register("priprune", "priprune", STUDIES)

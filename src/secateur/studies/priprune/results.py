@@ -91,11 +91,7 @@ class PripruneResults(Results[PripruneFederation]):
         return {seed: share_of(value, self.tested[federation.data]) for seed, value in ends.items()}
 
     def less(
-        self,
-        one: PripruneFederation | None,
-        other: PripruneFederation | None,
-        metric: str = NMI,
-        attack: Any = SGI,
+        self, one: PripruneFederation | None, other: PripruneFederation | None, metric: str = NMI, attack: Any = SGI
     ) -> Estimate | None:
         """Return one federation's leakage less the other's: for one seed by update, for several by seed."""
         return apart(*(self.course(federation, metric, attack) for federation in (one, other)))

@@ -34,28 +34,14 @@ LAMBDAS = ("accuracy", "privacy", "sharing")
 
 @dataclass(frozen=True)
 class Grid:
-    """The base prunings, rates, batch sizes and networks of Figs. 2, 4 and 5; the defaults are the paper's."""
+    """The base prunings, rates, batch sizes and networks of Figs. 2, 4 and 5, by the paper's data set."""
 
-    networks_and_batches: dict[str, tuple[str, int]] = field(  # if something else varies
-        default_factory=lambda: {FEMNIST: ("conv-2", 20), CIFAR10: ("vgg-11", 1)}
-    )
-    bases: tuple[str, ...] = ("random", "snip", "synflow", "feddst", "prunefl", "grasp")
-    rates: dict[str, tuple[float, ...]] = field(
-        default_factory=lambda: {
-            FEMNIST: (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-            CIFAR10: (0.1, 0.3, 0.5, 0.7, 0.9),
-        }
-    )
-    batches: dict[str, tuple[int, ...]] = field(
-        default_factory=lambda: {FEMNIST: (1, 16, 20, 32, 64), CIFAR10: (1, 8, 16, 32)}
-    )
-    networks: dict[str, tuple[str, ...]] = field(
-        default_factory=lambda: {
-            FEMNIST: ("conv-1", "conv-2", "conv-4", "conv-6"),
-            CIFAR10: ("vgg-4", "vgg-6", "vgg-9", "vgg-11"),
-        }
-    )
-    examples: int = 100  # of a client, for the covariance of gradients; the number decides d*
+    networks_and_batches: dict[str, tuple[str, int]]  # if something else varies
+    bases: tuple[str, ...]
+    rates: dict[str, tuple[float, ...]]
+    batches: dict[str, tuple[int, ...]]
+    networks: dict[str, tuple[str, ...]]
+    examples: int  # of a client, for the covariance of gradients; the number decides d*
 
 
 @dataclass(frozen=True)
@@ -70,14 +56,10 @@ class StandIn:
 
 @dataclass(frozen=True)
 class PripruneScale:
-    """The size of a study; the defaults are the paper's setting. MNIST by writer stands for FEMNIST."""
+    """The size of a study; the defaults are the paper's setting."""
 
-    stand_ins: dict[str, StandIn] = field(
-        default_factory=lambda: {
-            FEMNIST: StandIn("qmnist", "conv-2", 20),
-            CIFAR10: StandIn("cifar10", "vgg-11", 1, 100),
-        }
-    )
+    stand_ins: dict[str, StandIn]
+    leaking: Grid  # of Figs. 2, 4 and 5
     rounds: int = 20_000
     attacked: int = 20  # rounds
     victims: int = 1  # clients that are attacked in such a round
@@ -99,7 +81,6 @@ class PripruneScale:
     defense_rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     grid: tuple[tuple[float, ...], ...] = ((1, 5, 10), (1, 10, 15), (2e-4, 2e-5, 2e-6))  # Table A1's lambdas
     search: tuple[str, ...] = FOUR  # base prunings of studies by base
-    leaking: Grid = field(default_factory=Grid)  # of Figs. 2, 4 and 5
 
 
 SCALES = study.read_scales(PripruneScale, "priprune")

@@ -47,7 +47,7 @@ COLUMNS = {
 }
 OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
 RANKS = "(rank correlation over updates)"
-FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2 and 4
+FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2, 3 and 4
 
 
 def by_rate(data: str, scale: PripruneScale) -> Federations:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from secateur.catalogue import method, methods
+from secateur.catalogue import methods
 from secateur.errors import WrongInput
 from secateur.studies.results import AuditResults
 from secateur.studies.samia.attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity, unknown, unknown_sparsity
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
 from secateur.studies.samia.defenses import adaptive, non_adaptive
-from secateur.studies.study import Plan, Request, read_scales, scale_of
+from secateur.studies.study import Request, StudyPlan, read_scales, register, scale_of
 from secateur.studies.table import Tabulated
 
-PAPER = "samia_ppb"
 FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")  # pruners
 ONE = ("l1-unstructured",)  # pruner of the paper's MLP
 NETWORKS = ("nn", "top3-nn", "nn-cls", "samia")  # attacks that are trained
@@ -61,7 +59,6 @@ class AuditScale:
 
 
 SCALES = read_scales(AuditScale, "samia")
-register = partial(method, "study", paper=PAPER, scales=tuple(SCALES))
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class AuditStudy:
     protocol: str = "known"
     shadows: int | None = None  # None: the scale's
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request) -> StudyPlan:
         """Return the plan of the study's audit."""
         from secateur.config import Audit, read
         from secateur.experiments.audit import run_audit
@@ -93,7 +90,7 @@ class AuditStudy:
         facts: dict[str, Any] = {"data": config.data, "model": config.model, "shadows": config.shadows}
         facts |= {} if config.examples is None else {"examples": config.examples}
         facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
-        return Plan(
+        return StudyPlan(
             run=lambda: run_audit(config, request.out),
             tabulate=lambda rows: self.tabulate(AuditResults(rows, load_figures(request.out))),
             facts=lambda rows: facts,
@@ -130,103 +127,23 @@ def _is_table(data: str) -> bool:
     return data in known and len(known[data].info["input_shape"]) == 1
 
 
-@register("samia-fig1")
-def fig1() -> AuditStudy:
-    """Confidence and sensitivity of members and others before and after pruning (samia_ppb, Fig. 1)."""
-    return AuditStudy(histograms, DENSE, ONE, 0.7, ("conf",), shadows=1)
-
-
-@register("samia-fig4")
-def fig4() -> AuditStudy:
-    """Divergence of confidence and sensitivity by class before and after pruning (samia_ppb, Fig. 4)."""
-    return AuditStudy(by_class, DENSE, ONE, 0.7, ("conf",), shadows=1)
-
-
-@register("samia-fig6")
-def fig6() -> AuditStudy:
-    """Prediction accuracy by pruner and sparsity, beside the original's (samia_ppb, Fig. 6)."""
-    return AuditStudy(utility, attack=("conf",), shadows=1)
-
-
-@register("samia-fig7")
-def fig7() -> AuditStudy:
-    """Attack accuracy against prediction accuracy, pruned and original (samia_ppb, Fig. 7)."""
-    return AuditStudy(risk_by_accuracy)
-
-
-@register("samia-fig8")
-def fig8() -> AuditStudy:
-    """Attack accuracy against sparsity, pruned and original (samia_ppb, Fig. 8)."""
-    return AuditStudy(risk_by_sparsity)
-
-
-@register("samia-fig9")
-def fig9() -> AuditStudy:
-    """Confidence, sensitivity and generalisation gap against attack accuracy (samia_ppb, Fig. 9)."""
-    return AuditStudy(gaps)
-
-
-@register("samia-fig10")
-def fig10() -> AuditStudy:
-    """Attacks compared on four pruners, CIFAR10 and ResNet18 (samia_ppb, Fig. 10)."""
-    return AuditStudy(compared, attack=MAIN)
-
-
-@register("samia-fig11")
-def fig11() -> AuditStudy:
-    """Attacks compared on data sets, L1 unstructured, DenseNet121 or the MLP (samia_ppb, Fig. 11)."""
-    return AuditStudy(compared, DENSE, ONE, attack=MAIN)
-
-
-@register("samia-fig12")
-def fig12() -> AuditStudy:
-    """Attack accuracy when the sparsity is guessed, CIFAR10 and ResNet18 (samia_ppb, Fig. 12)."""
-    return AuditStudy(unknown_sparsity, attack=("samia",), protocol="unknown-sparsity")
-
-
-@register("samia-fig13")
-def fig13() -> AuditStudy:
-    """Attack accuracy when the sparsity is guessed, by data set, L1 unstructured (samia_ppb, Fig. 13)."""
-    return AuditStudy(unknown_sparsity, DENSE, ONE, attack=("samia",), protocol="unknown-sparsity")
-
-
-@register("samia-fig14")
-def fig14() -> AuditStudy:
-    """Confidence and sensitivity of members and others with PPB, beside Fig. 1 (samia_ppb, Fig. 14)."""
-    return AuditStudy(histograms_defended, DENSE, ONE, 0.7, ("conf",), PPB, shadows=1)
-
-
-@register("samia-fig15")
-def fig15() -> AuditStudy:
-    """Divergence of confidence and sensitivity by class with PPB, beside Fig. 4 (samia_ppb, Fig. 15)."""
-    return AuditStudy(by_class_defended, DENSE, ONE, 0.7, ("conf",), PPB, shadows=1)
-
-
-@register("samia-fig16")
-def fig16() -> AuditStudy:
-    """Defenses for four pruners, the attacker not knowing them, CIFAR10 and ResNet18 (samia_ppb, Fig. 16)."""
-    return AuditStudy(non_adaptive, sparsity=0.6, defense=DEFENSES)
-
-
-@register("samia-fig17")
-def fig17() -> AuditStudy:
-    """Defenses by data set, the attacker not knowing them, L1 unstructured (samia_ppb, Fig. 17)."""
-    return AuditStudy(non_adaptive, DENSE, ONE, 0.6, defense=DEFENSES)
-
-
-@register("samia-fig18")
-def fig18() -> AuditStudy:
-    """Defenses for four pruners against adaptive attacks, CIFAR10 and ResNet18 (samia_ppb, Fig. 18)."""
-    return AuditStudy(adaptive, sparsity=0.6, defense=DEFENSES, adaptive=True)
-
-
-@register("samia-fig19")
-def fig19() -> AuditStudy:
-    """Defenses by data set against adaptive attacks, L1 unstructured (samia_ppb, Fig. 19)."""
-    return AuditStudy(adaptive, DENSE, ONE, 0.6, defense=DEFENSES, adaptive=True)
-
-
-@register("samia-table1")
-def table1() -> AuditStudy:
-    """Attack accuracy lost when pruner and sparsity are unknown, in random experiments (samia_ppb, Table 1)."""
-    return AuditStudy(unknown, attack=("samia",), protocol="unknown")
+STUDIES = {
+    "samia-fig1": AuditStudy(histograms, DENSE, ONE, 0.7, ("conf",), shadows=1),
+    "samia-fig4": AuditStudy(by_class, DENSE, ONE, 0.7, ("conf",), shadows=1),
+    "samia-fig6": AuditStudy(utility, attack=("conf",), shadows=1),
+    "samia-fig7": AuditStudy(risk_by_accuracy),
+    "samia-fig8": AuditStudy(risk_by_sparsity),
+    "samia-fig9": AuditStudy(gaps),
+    "samia-fig10": AuditStudy(compared, attack=MAIN),
+    "samia-fig11": AuditStudy(compared, DENSE, ONE, attack=MAIN),
+    "samia-fig12": AuditStudy(unknown_sparsity, attack=("samia",), protocol="unknown-sparsity"),
+    "samia-fig13": AuditStudy(unknown_sparsity, DENSE, ONE, attack=("samia",), protocol="unknown-sparsity"),
+    "samia-fig14": AuditStudy(histograms_defended, DENSE, ONE, 0.7, ("conf",), PPB, shadows=1),
+    "samia-fig15": AuditStudy(by_class_defended, DENSE, ONE, 0.7, ("conf",), PPB, shadows=1),
+    "samia-fig16": AuditStudy(non_adaptive, sparsity=0.6, defense=DEFENSES),
+    "samia-fig17": AuditStudy(non_adaptive, DENSE, ONE, 0.6, defense=DEFENSES),
+    "samia-fig18": AuditStudy(adaptive, sparsity=0.6, defense=DEFENSES, adaptive=True),
+    "samia-fig19": AuditStudy(adaptive, DENSE, ONE, 0.6, defense=DEFENSES, adaptive=True),
+    "samia-table1": AuditStudy(unknown, attack=("samia",), protocol="unknown"),
+}
+register("samia_ppb", "samia", STUDIES)
