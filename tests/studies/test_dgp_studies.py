@@ -13,10 +13,10 @@ from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, comparable
 from secateur.studies.dgp import cost, extensions, merge_steps, select_steps, tables, theory
-from secateur.studies.dgp.extensions import overheard, overheard_claims, overheard_lines
+from secateur.studies.dgp.extensions import broadcast_claims, broadcast_lines, guess_label
 from secateur.studies.dgp.results import AttackKey, DgpResults
 from secateur.studies.dgp.scale import SCALES
-from secateur.studies.dgp.steps import attackers
+from secateur.studies.dgp.steps import attack_texts
 from secateur.studies.study import scale_of
 from secateur.studies.table import printed
 
@@ -68,14 +68,14 @@ def test_table_1_as_the_paper_prints_it():
 # Attackers -----------------------------------------------------------------------------------------------------
 def test_each_defense_meets_the_attackers_it_is_weak_against():
     tiny = SCALES["tiny"]
-    assert list(attackers("ig", "none", tiny)) == [f"ig:iterations={tiny.iterations}"]
-    known = list(attackers("gi", "dgp", tiny))
+    assert list(attack_texts("ig", "none", tiny)) == [f"ig:iterations={tiny.iterations}"]
+    known = list(attack_texts("gi", "dgp", tiny))
     assert [text.partition("adaptive=")[2] for text in known] == ["", "support", "reapply"]
     assert all(text.startswith("gi-dgp-paper:") for text in known)
-    assert list(attackers("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
-    assert list(attackers("rob", "soteria", tiny)) == ["rob"]
-    assert list(attackers("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]
-    assert list(attackers("r-gap", "outpost", tiny)) == ["r-gap", "r-gap:adaptive=mask", "r-gap:adaptive=support"]
+    assert list(attack_texts("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
+    assert list(attack_texts("rob", "soteria", tiny)) == ["rob"]
+    assert list(attack_texts("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]
+    assert list(attack_texts("r-gap", "outpost", tiny)) == ["r-gap", "r-gap:adaptive=mask", "r-gap:adaptive=support"]
 
 
 # Tables --------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     plain, _ = select_steps(steps, ["adaptive=none"])
     few, _ = select_steps(steps, ["adaptive=mask,support", "steps=ig"])
     assert {step.adaptive for step in plain[:5]} == {()} and few[0].adaptive == ("support", "mask")
-    assert list(attackers("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
+    assert list(attack_texts("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
     with pytest.raises(WrongInput, match="adaptive"):
         select_steps(steps, ["adaptive=nobody"])
     with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
@@ -429,15 +429,15 @@ def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
 def test_who_only_listens_to_adgp_hears_the_label():
     inside = {"0.weight": torch.zeros(2, 2, dtype=torch.bool), "4.weight": torch.zeros(3, 4, dtype=torch.bool)}
     inside["4.weight"][2, :3] = inside["4.weight"][0, 0] = True
-    assert overheard(inside, "4").tolist() == [2]
+    assert guess_label(inside, "4").tolist() == [2]
     extra = {"study": "overheard"}
     labels = {"model": "m", "dataset": "d", "defense": "adgp", "seed": 0, "extra": extra}
     rows = [Row(**labels, metric="label_accuracy", value=0.9, low=0.7, high=0.97)]
     rows += [Row(**labels, metric="label_chance", value=0.1)]
-    (line,), (claim,) = overheard_lines(DgpResults(rows)), overheard_claims(DgpResults(rows))
+    (line,), (claim,) = broadcast_lines(DgpResults(rows)), broadcast_claims(DgpResults(rows))
     assert line.cells["label_accuracy"].value == 0.9 and "no better than by chance" in claim.claim
     assert "not" in claim.verdict, claim.verdict
-    assert overheard_claims(DgpResults([])) == []
+    assert broadcast_claims(DgpResults([])) == []
 
 
 def test_theorems_stand_beside_what_a_run_came_to():

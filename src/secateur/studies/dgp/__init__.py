@@ -27,7 +27,7 @@ from secateur.studies.dgp.scale import (
     DgpScale,
     DgpSetting,
     Step,
-    load_all,
+    load_datasets,
     stand_in,
 )
 from secateur.studies.dgp.steps import ADAPTIVE, AttackStep, TrainingStep
@@ -64,7 +64,7 @@ class UpdateStudy:
         scale, options = scale_of(SCALES, request.scale, overrides), request.options
         steps = merge_steps(steps, scale, options)
         config = read(Invert, None, {name: options.get(name) for name in ("seeds", "device")})
-        device, datasets = device_of(config), load_all(steps, scale, options)
+        device, datasets = device_of(config), load_datasets(steps, scale, options)
         more = {} if steps == self.steps else {"steps": [repr(step) for step in steps]}
 
         def measure(run: Run) -> None:

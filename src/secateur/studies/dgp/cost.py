@@ -32,7 +32,7 @@ from secateur.seeding import derive
 from secateur.studies.claims import judge
 from secateur.studies.dgp.results import DgpResults, TrainingKey, base
 from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.dgp.steps import structure
+from secateur.studies.dgp.steps import build_structure
 from secateur.studies.table import Cells, TableLine, Tabulated, printed
 
 BATCH = 32
@@ -75,7 +75,7 @@ class CostStep:
 
 def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Result:
     """Measure one user's update; under ADGP it uses the positions broadcast by another user."""
-    net = structure(setting, model, data, defense).to(setting.device)
+    net = build_structure(setting, model, data, defense).to(setting.device)
     state = tree.state_of(net)
     chosen = defense_of_updates(defense)
     upload = upload_of(chosen) or SendAll()

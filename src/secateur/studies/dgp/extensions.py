@@ -36,7 +36,7 @@ from secateur.seeding import derive
 from secateur.studies.claims import Cases, Finding, judge
 from secateur.studies.dgp.results import DgpResults
 from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.dgp.steps import ADAPTIVE, AttackStep, TrainingStep, parted, structure, train
+from secateur.studies.dgp.steps import ADAPTIVE, AttackStep, TrainingStep, build_structure, train, with_parts
 from secateur.studies.dgp.tables import FEEDBACK, SAME, accuracy_lines, adaptive_claims, case, hidden, privacy_lines
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated
@@ -72,7 +72,7 @@ class BroadcastStep:
             for target in exposure.targets:
                 assert isinstance(target, Batch)
                 gradient = gradient_update(client.net, client.state, target).values
-                right += labels_right(overheard(upload.positions(gradient), name), target.labels)
+                right += labels_right(guess_label(upload.positions(gradient), name), target.labels)
             return Result({}, {"right": right / len(exposure.targets)})
 
         numbers = range(len(exposure.targets))
@@ -143,8 +143,8 @@ def aligned(results: DgpResults) -> Tabulated:
     lied = next((training for name, training in trainings.items() if str(Silence()) in name), None)
     cost, harm = {"accuracy": results.change(honest, dgp)}, {"accuracy": results.change(lied, honest)}
     claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
-    return privacy_lines(results) + overheard_lines(results) + accuracy_lines(results), [
-        *overheard_claims(results),
+    return privacy_lines(results) + broadcast_lines(results) + accuracy_lines(results), [
+        *broadcast_claims(results),
         judge(claim, cases, "every", -SAME, unit=""),
         judge("ADGP is as accurate as DGP (at most 1 point less)", cost, "every", -0.01),
         judge("one user that lies does no harm (at most 1 point; not in the paper)", harm, "every", -0.01),
@@ -175,12 +175,12 @@ def residual(results: DgpResults) -> Tabulated:
     ]
 
 
-def overheard(inside: Mask, layer: str) -> Tensor:
+def guess_label(inside: Mask, layer: str) -> Tensor:
     """Return (1,) the guessed label of one example: dL/dz is largest there (dgp Section 4.1), and so is its row of dW.
 
     Example:
         >>> import torch
-        >>> overheard({"4.weight": torch.tensor([[True, False], [True, True], [False, False]])}, "4").tolist()
+        >>> guess_label({"4.weight": torch.tensor([[True, False], [True, True], [False, False]])}, "4").tolist()
         [1]
     """
     name = f"{layer}.weight" if layer else "weight"
@@ -197,7 +197,7 @@ def _write_tensors(path: Path, tensors: Params) -> Path:
     return path
 
 
-def overheard_lines(results: DgpResults) -> list[TableLine]:
+def broadcast_lines(results: DgpResults) -> list[TableLine]:
     """Return a line for each run: the accuracy of labels guessed from the broadcast."""
     lines = []
     for key, measures in results.trainings("overheard").items():
@@ -206,7 +206,7 @@ def overheard_lines(results: DgpResults) -> list[TableLine]:
     return lines
 
 
-def overheard_claims(results: DgpResults) -> list[Finding]:
+def broadcast_claims(results: DgpResults) -> list[Finding]:
     """Judge if the broadcast hides the labels."""
     cases: Cases = {}
     for key, measures in results.trainings("overheard").items():
@@ -318,10 +318,10 @@ class MembershipMatch:
         self.setting.run.show([flat(labels) | scores["figure"]])
 
     def _train(self, members: Tensor, outside: Tensor, role: str) -> CollaborativeResult:
-        return train(self.setting, self.model, parted(self.data, members, outside), self.defense, role)
+        return train(self.setting, self.model, with_parts(self.data, members, outside), self.defense, role)
 
     def _box(self, trained: CollaborativeResult) -> BlackBox:
-        net = structure(self.setting, self.model, self.data, self.defense)
+        net = build_structure(self.setting, self.model, self.data, self.defense)
         answer = answering(net, trained.state, self.setting.device)
         return remembering(lambda inputs: answer(inputs).softmax(1))
 

@@ -126,7 +126,7 @@ def stand_in(paper: str, scale: DgpScale, options: Mapping[str, Any]) -> str | N
     return options.get("model") or scale.models.get(paper)
 
 
-def load_all(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
+def load_datasets(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
     """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
 
     A data set without a test part gets a fifth of its rows as test part.

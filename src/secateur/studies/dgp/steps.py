@@ -91,7 +91,7 @@ class AttackStep:
             model,
             data=data.name,
             defense=[defense],
-            attack=list(attackers(self.attack, defense, setting.scale, self.adaptive)),
+            attack=list(attack_texts(self.attack, defense, setting.scale, self.adaptive)),
             batch_size=self.batch_size,
             labels=self.labels,
             weights=self.weights,
@@ -103,7 +103,7 @@ class AttackStep:
         return ClientExposure(config, bench, config.defense[0], f"pictures/{folder}")
 
 
-def attackers(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
+def attack_texts(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
     """Yield the plain attack, then one adaptive attack per mode in `adaptive` that the defense is weak against."""
     name = NAMES.get(attack, attack)
     entry = find("inversion", name)
@@ -208,7 +208,7 @@ def train(
     return collaborate(setting.run, training, measure=TrainingTraffic(plan.schedule.epochs))
 
 
-def structure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> nn.Module:
+def build_structure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> nn.Module:
     """Return the network structure of a training under this defense."""
     net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
     return protected(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
@@ -240,7 +240,7 @@ def _transform(scale: DgpScale, data: Dataset, defense: Defense) -> Transform | 
     return Both(shifted, changed) if shifted and changed else shifted or changed
 
 
-def parted(data: Dataset, members: Tensor, others: Tensor) -> Dataset:
+def with_parts(data: Dataset, members: Tensor, others: Tensor) -> Dataset:
     """Return a data set whose train part is the members and whose test part is the others."""
     rows = torch.cat([members, others])
     return replace(data, inputs=data.inputs[rows], labels=data.labels[rows], train_size=len(members), writers=None)

@@ -149,7 +149,7 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
     lines = []
     for client in results.clients:
         title = f"{client.defense} ({client.against} pictures)" if client.against else client.defense
-        labels = {"attack": client.attack, "defense": title} | differing(results, client)
+        labels = {"attack": client.attack, "defense": title} | differing_labels(results, client)
         adaptive = results.best_adaptive(client)
         names = (*MEASURES, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
         cells: Cells = {name: results.mean(client, name) for name in names}
@@ -196,7 +196,7 @@ def _curve(results: DgpResults, training: TrainingKey) -> str:
     return sparkline(values[:: max(1, len(values) // 20)])
 
 
-def differing(results: DgpResults, client: AttackKey) -> dict[str, str]:
+def differing_labels(results: DgpResults, client: AttackKey) -> dict[str, str]:
     """Return the labels in which the clients of a study differ, beside attack and defense."""
     names = ("model", "data", "batch_size", "labels", "stage")
     return {name: str(getattr(client, name)) for name in names if len({getattr(x, name) for x in results.clients}) > 1}
@@ -205,7 +205,7 @@ def differing(results: DgpResults, client: AttackKey) -> dict[str, str]:
 def case(results: DgpResults, client: AttackKey) -> str:
     """Return the client's name among the cases of a claim."""
     settings = [client.defense] if ":" in client.defense else []
-    return ", ".join([client.attack, *differing(results, client).values(), *settings])
+    return ", ".join([client.attack, *differing_labels(results, client).values(), *settings])
 
 
 def hidden(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import sub
+from statistics import fmean
 from typing import ClassVar
 
 import torch
@@ -116,21 +117,18 @@ def fig1(results: DgpResults) -> Tabulated:
         cells: Cells = {"relative distance": _mean(measures, "relative_distance")}
         cells |= {name: results.mean(cell, name) for name in QUALITY}
         cells |= {title: _mean(measures, name) for name, title in TITLES.items()}
-        cells |= {f"{title} broken": _broken(measures, name) for name, title in FORMS.items()}
+        cells |= {f"{title} broken": _mean(measures, name, share=True) for name, title in FORMS.items()}
         cells |= {"epsilon": _epsilon(measures, "reached"), "Theorem 1 prints": _theorem_1(measures)}
         lines.append(TableLine({"defense": defense}, cells))
     every = _by_target(targets)
+    weaker = "DGP weakens IG in the sense of Definition 1: a larger epsilon than without it"
+    larger = {name: _larger(line, lines) for line in lines if base(name := line.labels["defense"]) == "dgp"}
     return lines, [
         judge(
             "a greater distance goes with a worse reconstruction (correlation)", _correlations(every), "every", unit=""
         ),
         *(_holds(every, name, title) for name, title in FORMS.items()),
-        judge(
-            f"DGP weakens IG in the sense of Definition 1: a larger epsilon than without it, delta {DELTA:g}",
-            {line.labels["defense"]: _larger(line, lines) for line in lines if base(line.labels["defense"]) == "dgp"},
-            "every",
-            unit="",
-        ),
+        judge(f"{weaker}, delta {DELTA:g}", larger, "every", unit=""),
     ]
 
 
@@ -138,13 +136,10 @@ def _targets(results: DgpResults) -> dict[tuple[str, int, int], Values]:
     """Return all measures of every target, by defense, seed and number."""
     targets: dict[tuple[str, int, int], Values] = {}
     for row in results.rows:
-        if row.value is None:
-            continue
-        if row.extra.get("study") == "theory":
-            targets.setdefault((row.defense or "none", row.seed, row.extra["number"]), {})[row.metric] = row.value
-        elif row.extra.get("target") is not None and row.metric in QUALITY:
-            key = (row.defense or "none", row.seed, row.extra["target"])
-            targets.setdefault(key, {})[row.metric] = row.value
+        theory = row.extra.get("study") == "theory"
+        number = row.extra.get("number" if theory else "target")
+        if row.value is not None and number is not None and (theory or row.metric in QUALITY):
+            targets.setdefault((row.defense or "none", row.seed, number), {})[row.metric] = row.value
     return {key: values for key, values in targets.items() if "relative_distance" in values}
 
 
@@ -203,14 +198,12 @@ def _larger(line: TableLine, lines: Sequence[TableLine]) -> Estimate | None:
     return combine(sub, {0: ours}, {0: bare}) if isinstance(ours, Estimate) and isinstance(bare, Estimate) else None
 
 
-def _broken(targets: Sequence[Values], name: str) -> Estimate | None:
+def _mean(targets: Sequence[Values], name: str, share: bool = False) -> Estimate | None:
+    """Return the mean of a measure over targets; of a share of targets with Wilson's interval."""
     known = [values[name] for values in targets if name in values]
-    return share_of(sum(known) / len(known), len(known)) if known else None
-
-
-def _mean(targets: Sequence[Values], name: str) -> Estimate | None:
-    known = [values[name] for values in targets if name in values]
-    return mean_of(known) if known else None
+    if not known:
+        return None
+    return share_of(sum(known) / len(known), len(known)) if share else mean_of(known)
 
 
 @dataclass(frozen=True)
@@ -311,11 +304,7 @@ def convergence(results: DgpResults) -> Tabulated:
 
 def _checked(measures: Mapping[str, Measure], name: str) -> theorems.Checked:
     """Return the mean of each part over the seeds."""
-    values = []
-    for part in PARTS:
-        by_seed = [estimate.value for estimate in measures[f"{name}_{part}"].values()]
-        values.append(sum(by_seed) / len(by_seed))
-    return theorems.Checked(*values)
+    return theorems.Checked(*(fmean(x.value for x in measures[f"{name}_{part}"].values()) for part in PARTS))
 
 
 def _sure(value: float) -> Estimate:

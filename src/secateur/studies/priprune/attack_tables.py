@@ -17,9 +17,9 @@ from secateur.studies.priprune.results import (
     SGI,
     PripruneFederation,
     PripruneResults,
-    apart,
     attackers,
     lines,
+    paired_difference,
 )
 from secateur.studies.table import TableLine, Tabulated
 
@@ -31,7 +31,7 @@ def fig3(results: PripruneResults) -> Tabulated:
     findings = []
     for broadcast in ("dense", "masked"):
         cases: Cases = {
-            f"{federation.base} {federation.rate:g}": apart(
+            f"{federation.base} {federation.rate:g}": paired_difference(
                 *(results.course(federation, NMI, attack) for attack in (SGI, GI))
             )
             for federation in results.select(broadcast=broadcast)
@@ -101,6 +101,6 @@ def _falls(results: PripruneResults, attack: str, metric: str = NMI, name: str =
 def _above_chance(results: PripruneResults, federation: PripruneFederation, seed: int) -> Estimate:
     """Return NMI minus its chance level, for one seed."""
     course, chance = (results.course(federation, metric, GI) for metric in (NMI, CHANCE))
-    difference = apart({key: value for key, value in course.items() if key[0] == seed}, chance)
+    difference = paired_difference({key: value for key, value in course.items() if key[0] == seed}, chance)
     assert difference is not None
     return difference

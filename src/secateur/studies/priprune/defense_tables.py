@@ -23,8 +23,8 @@ from secateur.studies.priprune.results import (
     Course,
     PripruneFederation,
     PripruneResults,
-    apart,
     lines,
+    paired_difference,
 )
 from secateur.studies.table import Tabulated, printed
 
@@ -174,7 +174,7 @@ def defenses(results: PripruneResults) -> Tabulated:
     alone = list(results.select(view="update"))
     others = [federation for federation in alone if federation not in (bare, learnt)]
     strongest = {federation: _strongest_course(results, federation) for federation in (*others, learnt)}
-    cases: Cases = {federation.defense: apart(strongest[federation], strongest[learnt]) for federation in others}
+    cases: Cases = {x.defense: paired_difference(strongest[x], strongest[learnt]) for x in others}
     paid: Cases = {federation.defense: results.gain(learnt, federation) for federation in others}
     return lines(results), [
         judge("ours: PriPrune hides more than every other defense", cases, "every", unit=""),
@@ -301,7 +301,7 @@ def _in_rounds(
     results: PripruneResults, one: PripruneFederation | None, other: PripruneFederation | None
 ) -> Estimate | None:
     """Return one's NMI less the other's under the strongest attackers, both as means over the victims of a round."""
-    return apart(*(by_round(_strongest_course(results, federation)) for federation in (one, other)))
+    return paired_difference(*(by_round(_strongest_course(results, federation)) for federation in (one, other)))
 
 
 def by_round(course: Course) -> Course:

@@ -94,7 +94,7 @@ class PripruneResults(Results[PripruneFederation]):
         self, one: PripruneFederation | None, other: PripruneFederation | None, metric: str = NMI, attack: Any = SGI
     ) -> Estimate | None:
         """Return one federation's leakage less the other's: for one seed by update, for several by seed."""
-        return apart(*(self.course(federation, metric, attack) for federation in (one, other)))
+        return paired_difference(*(self.course(federation, metric, attack) for federation in (one, other)))
 
     def gain(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
         """Return the last accuracy of one less that of the other."""
@@ -110,7 +110,7 @@ class PripruneResults(Results[PripruneFederation]):
         return self.one(**federation._replace(defense=name)._asdict())
 
 
-def apart(one: Course, other: Course) -> Estimate | None:
+def paired_difference(one: Course, other: Course) -> Estimate | None:
     """Return the mean of one course less the other; both attack the same examples in the same rounds."""
     by_seed: dict[int, list[float]] = {}
     for key in one:
