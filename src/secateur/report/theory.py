@@ -16,7 +16,7 @@ from secateur.report.audit import View, setting
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, alone, cycle, panel, short, thin
 from secateur.runs.rows import Row
 
-STUDY = "theory"  # the `study` of rows from studies/dgp/distance.py
+STUDY = "theory"  # the `study` of rows from studies/dgp/theory.py
 MEASURES = ("relative_distance", "error", "bound", "bound_by_sent")
 NMI, CHANCE = "nmi_256", "nmi_256_chance"
 BOUNDS: dict[str, tuple[Callable[[BoundPoint], float], str]] = {  # each with its mark
