@@ -52,8 +52,7 @@ class Report:
 
     def write(self, path: Path | str) -> Path:
         """Write the report page to `path`."""
-        from secateur.report.page import render
-        from secateur.report.sources import Source
+        from secateur.report.page import Source, render
 
         write(Path(path), render([Source("audit", self.rows, self.figures, config="", environment={})]).encode())
         return Path(path)

@@ -51,8 +51,7 @@ class Federated:
 
     def write(self, path: Path | str) -> Path:
         """Write the report page, with the pictures that attacks reconstructed."""
-        from secateur.report.page import render
-        from secateur.report.sources import Source
+        from secateur.report.page import Source, render
 
         write(Path(path), render([Source("federate", self.rows, self.figures, config="", environment={})]).encode())
         return Path(path)

@@ -61,8 +61,7 @@ class Inversion:
 
     def write(self, path: Path | str) -> Path:
         """Write the report page, with the pictures, to `path`."""
-        from secateur.report.page import render
-        from secateur.report.sources import Source
+        from secateur.report.page import Source, render
 
         write(Path(path), render([Source("invert", self.rows, self.figures, config="", environment={})]).encode())
         return Path(path)
