@@ -13,6 +13,7 @@ from secateur.report.federation import (
 )
 from secateur.report.federation_plots import build_federation_sheets, draw_planes, draw_rates, draw_traffic
 from secateur.report.page import Source, render
+from secateur.report.summary import SummaryCell
 from secateur.report.terminal import print_federation
 from secateur.runs.rows import Row
 
@@ -41,9 +42,10 @@ ROWS = [
 
 def test_a_line_a_federation():
     first, second = summarise_federations(ROWS)
-    assert (first.accuracy, first.up, first.down) == (0.4, 20.0, 30.0)
-    assert first.up_client == (5.0, 10.0, 15.0) and first.down_client is None and first.lost == 3 and first.leak == 9.0
-    assert second.name == "snip, priprune" and second.up is None
+    assert [first.value(x) for x in ("test_accuracy", "bytes_up", "bytes_down")] == [0.4, 20.0, 30.0]
+    assert first.cells["client_bytes_up"] == SummaryCell(10.0, 5.0, 15.0) and "client_bytes_down" not in first.cells
+    assert (first.value("lost_clients"), first.value("psnr_max")) == (3, 9.0)
+    assert name_federation(second.labels) == "snip, priprune" and second.value("bytes_up") is None
 
 
 def test_the_terminal_tells_membership_where_it_was_attacked(capsys):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from secateur.catalogue import split
@@ -11,6 +11,8 @@ from secateur.report import plotting, table
 from secateur.report.plotting import DASHES, GREY, PALETTE, SYMBOLS, Panel, Part, View, cycle, draw_curve
 from secateur.report.summary import (
     Labels,
+    SummaryCell,
+    SummaryLine,
     average,
     average_along,
     differ,
@@ -19,7 +21,7 @@ from secateur.report.summary import (
     read_labels,
     select_rows,
 )
-from secateur.report.table import Column, ReportTable, TableCell, format_megabytes, value_column
+from secateur.report.table import Column, ReportTable, TableCell, measure_column
 from secateur.runs.rows import Row
 
 OVER_ROUNDS = {
@@ -31,7 +33,21 @@ OVER_ROUNDS = {
     "withheld_of_all": "defense rate (withheld of all)",
     "density": "share of weights kept",
 }
-CHANCE = {"nmi_256": "nmi_256_chance"}  # the value of a measure for pictures with shuffled pixels
+NMI = "nmi_256"
+CHANCE = {NMI: "nmi_256_chance"}  # the value of a measure for pictures with shuffled pixels
+MEASURES = {  # columns of the table, with headings that are not the measure's title
+    "test_accuracy": None,
+    NMI: "NMI",
+    CHANCE[NMI]: None,
+    "psnr": None,
+    "psnr_max": "highest PSNR",
+    "auc": "AUC of membership",
+    "lost_clients": None,
+    "bytes_up": None,
+    "bytes_down": None,
+    "client_bytes_up": None,
+    "client_bytes_down": None,
+}
 NAMED = 12  # curves that the legend of every panel names; more are named in the first panel only
 SETTINGS = {
     "model": "network",
@@ -45,40 +61,6 @@ MISHAPS = ("lost_clients", "attacked_clients")
 VIEWS = {"update": "every update", "sum": "only the sum"}
 Points = Mapping[int, float]
 MethodSetting = tuple[int, str]  # the position among joined methods, and the setting
-Spread = tuple[float, float, float]  # least, mean and most
-
-
-@dataclass(frozen=True)
-class FederationLine:
-    """One federation, a line of the table; means over its seeds."""
-
-    labels: Labels
-    accuracy: float | None
-    up: float | None  # bytes, of all clients
-    down: float | None
-    up_client: Spread | None  # bytes of clients that took part
-    down_client: Spread | None
-    lost: int  # clients, over all rounds
-    leak: float | None  # the highest PSNR of an attacked round
-    nmi: float | None  # the mean over attacked rounds, of the attack with the highest
-    chance: float | None  # the NMI of the same attack's pictures with shuffled pixels
-    psnr: float | None
-    auc: float | None  # of membership attacks
-
-    @property
-    def name(self) -> str:
-        """The base pruning and the defense."""
-        return name_federation(self.labels)
-
-    @property
-    def base(self) -> str:
-        """The base pruning, the broadcast and the server's view, without the defense."""
-        return f"{self.labels['base_pruning']}, {self.labels['broadcast']}, {self.labels.get('view', 'update')}"
-
-    def describe(self, label: str) -> str:
-        """Return a label in words."""
-        value = str(self.labels.get(label, "-"))
-        return VIEWS.get(value, value) if label == "view" else value
 
 
 def is_federated(row: Row) -> bool:
@@ -91,93 +73,75 @@ def is_pooled(row: Row) -> bool:
     return row.attack is not None and row.extra.get("client") is None and row.extra.get("attacked", 1) > 1
 
 
-def summarise_federations(rows: Iterable[Row]) -> list[FederationLine]:
-    """Return one line a federation, in the order they were run."""
+def summarise_federations(rows: Iterable[Row]) -> list[SummaryLine]:
+    """Return one line a federation, in the order they were run; cells are means over its seeds.
+
+    Of an attacked round the strongest attack counts: NMI and its chance level are of the attack with the highest NMI.
+    """
     federated = (row for row in rows if is_federated(row))
     groups = group_by(federated, lambda row: (_group_key(row), name_federation(row_labels(row))))
-    return [_summarise(group) for group in groups.values()]
+    return [SummaryLine(row_labels(same[0]), _summarise_cells(same), same) for same in groups.values()]
 
 
-def _summarise(rows: Sequence[Row]) -> FederationLine:
-    """Return the line of one federation from its rows."""
+def _summarise_cells(rows: Sequence[Row]) -> dict[str, SummaryCell]:
     last, seeds = max(row.extra["round"] for row in rows), len({row.seed for row in rows})
-    accuracy, up, down = (
-        average(row.value for row in select_rows(rows, metric, round=last, client=None))
-        for metric in ("test_accuracy", "bytes_up", "bytes_down")
-    )
-    nmi, psnr, auc = (_average_attacks(rows, metric) for metric in ("nmi_256", "psnr", "auc"))
+    nmi, chance, psnr, auc = (_average_attacks(rows, metric) for metric in (NMI, CHANCE[NMI], "psnr", "auc"))
     strongest = max(nmi, key=lambda attack: nmi[attack], default="")
-    return FederationLine(
-        row_labels(rows[0]),
-        accuracy,
-        up,
-        down,
-        _spread(rows, "bytes_up"),
-        _spread(rows, "bytes_down"),
-        lost=round(sum(row.value or 0 for row in rows if row.metric == "lost_clients") / seeds),
-        leak=max((row.value for row in select_rows(rows, "psnr_max") if row.value is not None), default=None),
-        nmi=nmi.get(strongest),
-        chance=_average_attacks(rows, "nmi_256_chance").get(strongest),
-        psnr=max(psnr.values(), default=None),
-        auc=max(auc.values(), default=None),
-    )
-
-
-def _spread(rows: Sequence[Row], metric: str) -> Spread | None:
-    """Return the least, the mean and the most of the clients that took part: those with bytes."""
-    values = [row.value for row in rows if row.metric == metric and row.extra["client"] is not None and row.value]
-    return (min(values), sum(values) / len(values), max(values)) if values else None
+    values = {
+        metric: average(row.value for row in select_rows(rows, metric, round=last, client=None))
+        for metric in ("test_accuracy", "bytes_up", "bytes_down")
+    }
+    values |= {
+        NMI: nmi.get(strongest),
+        CHANCE[NMI]: chance.get(strongest),
+        "psnr": max(psnr.values(), default=None),
+        "psnr_max": max((row.value for row in select_rows(rows, "psnr_max") if row.value is not None), default=None),
+        "auc": max(auc.values(), default=None),
+        "lost_clients": round(sum(row.value or 0 for row in rows if row.metric == "lost_clients") / seeds),
+    }
+    cells = {metric: SummaryCell(value, None, None) for metric, value in values.items() if value is not None}
+    for metric in ("bytes_up", "bytes_down"):  # of clients that took part: those with bytes
+        sent = [row.value for row in select_rows(rows, metric) if row.extra["client"] is not None and row.value]
+        cells |= {f"client_{metric}": SummaryCell(average(sent), min(sent), max(sent))} if sent else {}
+    return cells
 
 
 def _average_attacks(rows: Sequence[Row], metric: str) -> dict[str, float]:
     """Return every attack's mean over attacked rounds."""
     attacked = [row for row in select_rows(rows, metric) if row.attack is not None and not is_pooled(row)]
-    means = {attack: average(row.value for row in same) for attack, same in group_by(attacked, _read_attack).items()}
-    return {attack: mean for attack, mean in means.items() if mean is not None}
+    return average_along(attacked, lambda row: str(row.attack))
 
 
-def _read_attack(row: Row) -> str:
-    return str(row.attack)
+def describe_label(line: SummaryLine, label: str) -> str:
+    """Return a label of a federation in words."""
+    value = str(line.labels.get(label, "-"))
+    return VIEWS.get(value, value) if label == "view" else value
 
 
-def list_varying(lines: Sequence[FederationLine]) -> dict[str, str]:
+def list_varying(lines: Sequence[SummaryLine]) -> dict[str, str]:
     """Return the labels that tell federations apart, with their headings; other labels would be columns of one word."""
     runs = {"run": "run"} if differ((line.labels for line in lines), "run") else {}
-    several = {label: x for label, x in SETTINGS.items() if len({line.describe(label) for line in lines}) > 1}
-    return runs | several
+    return runs | {x: title for x, title in SETTINGS.items() if len({describe_label(line, x) for line in lines}) > 1}
 
 
-def describe_shared(lines: Sequence[FederationLine]) -> str:
+def describe_shared(lines: Sequence[SummaryLine]) -> str:
     """Return in words the labels that all federations share."""
-    same = [
-        label for line in lines[:1] for label in SETTINGS if label in line.labels and label not in list_varying(lines)
-    ]
-    return ", ".join(f"{SETTINGS[label]} {lines[0].describe(label)}" for label in same)
+    if not lines:
+        return ""
+    same = [label for label in SETTINGS if label not in list_varying(lines) and label in lines[0].labels]
+    return ", ".join(f"{SETTINGS[label]} {describe_label(lines[0], label)}" for label in same)
 
 
-def build_tables(lines: Sequence[FederationLine]) -> dict[str, ReportTable]:
+def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
     """Return the table of the federations, if there are any."""
     if not lines:
         return {}
-    membership = [value_column("AUC of membership", lambda line: line.auc, "{:.3f}")]
+    attacked = any(line.value("auc") is not None for line in lines)
     columns = [
-        *(
-            Column(heading, lambda line, label=label: line.describe(label))  # type: ignore[misc]
-            for label, heading in list_varying(lines).items()
-        ),
+        *(Column(heading, partial(describe_label, label=label)) for label, heading in list_varying(lines).items()),
         Column("base pruning", lambda line: _build_method_cell(line.labels["base_pruning"])),
         Column("defense", lambda line: _build_method_cell(line.labels["defense"])),
-        value_column("test accuracy", lambda line: line.accuracy, "{:.1%}"),
-        value_column("NMI", lambda line: line.nmi, "{:.3f}"),
-        value_column("NMI by chance", lambda line: line.chance, "{:.3f}"),
-        value_column("PSNR", lambda line: line.psnr, "{:.1f}"),
-        value_column("highest PSNR", lambda line: line.leak, "{:.1f}"),
-        *(membership if any(line.auc is not None for line in lines) else []),
-        Column("clients lost", lambda line: str(line.lost), number=True),
-        value_column("MB up", lambda line: line.up, format_megabytes),
-        value_column("MB down", lambda line: line.down, format_megabytes),
-        _spread_column("MB up a client", lambda line: line.up_client),
-        _spread_column("MB down a client", lambda line: line.down_client),
+        *(measure_column(metric, heading) for metric, heading in MEASURES.items() if metric != "auc" or attacked),
     ]
     caption = "Federations by base pruning and defense"
     return {"federated": table.build_table(caption, lines, columns, id="federated", wide=True)}
@@ -186,18 +150,6 @@ def build_tables(lines: Sequence[FederationLine]) -> dict[str, ReportTable]:
 def _build_method_cell(method: str) -> TableCell:
     name, settings = split_method(method)
     return TableCell(name, (settings,) if settings else ())
-
-
-def _spread_column(heading: str, read: Callable[[FederationLine], Spread | None]) -> Column:
-    """Return a column of megabytes: the mean of the clients, and below it the least and the most."""
-
-    def build(line: FederationLine) -> TableCell:
-        if (spread := read(line)) is None:
-            return TableCell("-", measured=True)
-        least, mean, most = map(format_megabytes, spread)
-        return TableCell(mean, (f"{least} to {most}",), spread[1], measured=True)
-
-    return Column(heading, build, number=True)
 
 
 def list_settings(rows: Iterable[Row]) -> list[str]:

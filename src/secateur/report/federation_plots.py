@@ -11,7 +11,8 @@ from typing import Any
 from secateur.catalogue import split
 from secateur.report import plotting
 from secateur.report.federation import (
-    FederationLine,
+    CHANCE,
+    NMI,
     is_federated,
     is_pooled,
     name_federation,
@@ -23,11 +24,11 @@ from secateur.report.federation import (
 )
 from secateur.report.inversion import Sheet, build_sheets
 from secateur.report.plotting import DASHES, PALETTE, SYMBOLS, Panel, Part, View, cycle, number_axis
-from secateur.report.summary import Labels, average_along, group_by, select_rows
+from secateur.report.summary import Labels, SummaryLine, average_along, group_by, select_rows
 from secateur.runs.rows import Row
 
-LEAKS = {"nmi": "NMI, 256 levels", "psnr": "PSNR"}
-METRICS = {"nmi_256": LEAKS["nmi"], "psnr": LEAKS["psnr"]}
+LEAKS = {NMI: "NMI, 256 levels", "psnr": "PSNR"}
+ACCURACY = "test_accuracy"
 JOINED = "priprune"  # an arrow leads to this defense from its base pruning alone
 SHAPES = [symbol + form for form in ("", "-open", "-dot") for symbol in SYMBOLS]  # there are more defenses than symbols
 MEGA = 1e6
@@ -35,13 +36,13 @@ TRUTH = ("seed", "round", "client", "item")  # labels that tell one truth from a
 ORDER = ("base_pruning", "sparsity", "broadcast", "defense")
 
 
-def draw_planes(lines: Iterable[FederationLine]) -> list[View]:
+def draw_planes(lines: Iterable[SummaryLine]) -> list[View]:
     """Return one view a network and data set: accuracy against the strongest attacker's leakage, in two measures."""
     views = []
     for group, federations in group_by(lines, lambda line: name_group(line.labels)).items():
         panels = []
         for leak, title in LEAKS.items():
-            known = [line for line in federations if line.accuracy is not None and getattr(line, leak) is not None]
+            known = [line for line in federations if None not in _locate(line, leak)]
             if len(known) > 1:
                 panels.append(_draw_plane(leak, title, known))
         if panels:
@@ -49,7 +50,7 @@ def draw_planes(lines: Iterable[FederationLine]) -> list[View]:
     return views
 
 
-def _draw_plane(leak: str, title: str, federations: Sequence[FederationLine]) -> Panel:
+def _draw_plane(leak: str, title: str, federations: Sequence[SummaryLine]) -> Panel:
     """Plot federations by accuracy and one measure of leakage, with arrows from no defense to PriPrune."""
     names = shorten_names(line.labels for line in federations)
     bases = group_by(federations, _name_base)
@@ -59,8 +60,8 @@ def _draw_plane(leak: str, title: str, federations: Sequence[FederationLine]) ->
     traces: list[Part] = []
     for base, same in bases.items():
         marker = {"color": colours[base], "size": 11, "symbol": [symbols[_name_defense(line)] for line in same]}
-        points = [(line.accuracy or 0.0, getattr(line, leak)) for line in same]
-        texts = [_write_hover_text(line, leak, names[line.name]) for line in same]
+        points = [(line.rank(ACCURACY), line.rank(leak)) for line in same]
+        texts = [_write_hover_text(line, leak, names[_name(line)]) for line in same]
         settings = _list_settings(same)
         shown = {"mode": "markers+text" if any(settings) else "markers", "text": settings, "textposition": "top center"}
         group = plotting.group_legend("base pruning")
@@ -68,7 +69,7 @@ def _draw_plane(leak: str, title: str, federations: Sequence[FederationLine]) ->
     for defense, symbol in symbols.items() if len(symbols) > 1 else ():
         traces.append(plotting.draw_legend_entry(defense, symbol, plotting.group_legend("defense")))
     arrows = [_draw_arrow(before, after, leak, colours[_name_base(before)]) for before, after in _pair(federations)]
-    values = "; ".join(f"{names[x.name]} {x.accuracy:.1%}, {getattr(x, leak):.3g}" for x in federations)
+    values = "; ".join(f"{names[_name(x)]} {x.rank(ACCURACY):.1%}, {x.rank(leak):.3g}" for x in federations)
     return plotting.draw_panel(
         f"Accuracy against {title}",
         f"Test accuracy against {title} of the strongest attacker: {values}.",
@@ -81,26 +82,35 @@ def _draw_plane(leak: str, title: str, federations: Sequence[FederationLine]) ->
     )
 
 
-def _name_base(line: FederationLine) -> str:
+def _locate(line: SummaryLine, leak: str) -> tuple[float | None, float | None]:
+    return line.value(ACCURACY), line.value(leak)
+
+
+def _name(line: SummaryLine) -> str:
+    return name_federation(line.labels)
+
+
+def _name_base(line: SummaryLine) -> str:
     """Return the key of a colour: a base pruning without its settings, the broadcast, and the server's view."""
     base, _ = split_method(line.labels["base_pruning"])
     return name_federation({**line.labels, "base_pruning": base, "defense": "none"})
 
 
-def _name_defense(line: FederationLine) -> str:
+def _name_defense(line: SummaryLine) -> str:
     """Return the key of a shape: a defense without its settings."""
     return split_method(line.labels["defense"])[0]
 
 
-def _write_hover_text(line: FederationLine, leak: str, name: str) -> str:
+def _write_hover_text(line: SummaryLine, leak: str, name: str) -> str:
     """Return the hover text of a federation."""
-    parts = [f"<b>{name}</b>", f"accuracy {line.accuracy:.1%}", f"{LEAKS[leak]} {getattr(line, leak):.3g}"]
-    parts += [f"by chance {line.chance:.3g}"] if leak == "nmi" and line.chance is not None else []
-    parts += [f"{line.up_client[1] / MEGA:.2f} MB up a client"] if line.up_client else []
+    chance, up = line.value(CHANCE.get(leak, "")), line.value("client_bytes_up")
+    parts = [f"<b>{name}</b>", f"accuracy {line.rank(ACCURACY):.1%}", f"{LEAKS[leak]} {line.rank(leak):.3g}"]
+    parts += [f"by chance {chance:.3g}"] if chance is not None else []
+    parts += [f"{up / MEGA:.2f} MB up a client"] if up is not None else []
     return "<br>".join(parts)
 
 
-def _list_settings(federations: Sequence[FederationLine]) -> list[str]:
+def _list_settings(federations: Sequence[SummaryLine]) -> list[str]:
     """Return the settings that tell federations of one colour and one shape apart, such as their rates."""
     texts = []
     for line in federations:
@@ -111,57 +121,59 @@ def _list_settings(federations: Sequence[FederationLine]) -> list[str]:
     return texts
 
 
-def _draw_arrow(before: FederationLine, after: FederationLine, leak: str, colour: str) -> Part:
+def _draw_arrow(before: SummaryLine, after: SummaryLine, leak: str, colour: str) -> Part:
     """Return the arrow from a federation without a defense to the same under PriPrune."""
-    start = {"ax": before.accuracy, "ay": getattr(before, leak), "axref": "x", "ayref": "y"}
-    end = {"x": after.accuracy, "y": getattr(after, leak), "xref": "x", "yref": "y"}
+    start = {"ax": before.value(ACCURACY), "ay": before.value(leak), "axref": "x", "ayref": "y"}
+    end = {"x": after.value(ACCURACY), "y": after.value(leak), "xref": "x", "yref": "y"}
     head = {"showarrow": True, "arrowhead": 2, "arrowwidth": 2, "arrowcolor": colour, "standoff": 7, "startstandoff": 7}
     return {"text": "", **start, **end, **head}
 
 
-def _describe_pairs(federations: Sequence[FederationLine]) -> str:
+def _describe_pairs(federations: Sequence[SummaryLine]) -> str:
     """Return the arrows in words."""
     names = shorten_names(line.labels for line in federations)
     changes = [
-        f"{names[before.name]}: {_describe(before)} alone, {_describe(after)} with {after.labels['defense']}"
+        f"{names[_name(before)]}: {_describe(before)} alone, {_describe(after)} with {after.labels['defense']}"
         for before, after in _pair(federations)
     ]
     return f"{'; '.join(changes)}." if changes else ""
 
 
-def _describe(line: FederationLine) -> str:
+def _describe(line: SummaryLine) -> str:
     """Return accuracy and NMI of a federation in words."""
-    accuracy = "accuracy unknown" if line.accuracy is None else f"{line.accuracy:.1%} right"
-    leak = "not attacked" if line.nmi is None else f"NMI {line.nmi:.3f}"
-    chance = "" if line.chance is None else f" ({line.chance:.3f} by chance)"
-    return f"{accuracy} and {leak}{chance}"
+    accuracy, nmi, chance = (line.value(metric) for metric in (ACCURACY, NMI, CHANCE[NMI]))
+    right = "accuracy unknown" if accuracy is None else f"{accuracy:.1%} right"
+    leak = "not attacked" if nmi is None else f"NMI {nmi:.3f}"
+    return f"{right} and {leak}" + ("" if chance is None else f" ({chance:.3f} by chance)")
 
 
-def _pair(federations: Sequence[FederationLine]) -> list[tuple[FederationLine, FederationLine]]:
+def _pair(federations: Sequence[SummaryLine]) -> list[tuple[SummaryLine, SummaryLine]]:
     """Return pairs: every federation without a defense, and the same under PriPrune."""
-    undefended = {line.base: line for line in federations if line.labels["defense"] == "none"}
-    return [
-        (undefended[line.base], line)
-        for line in federations
-        if str(line.labels["defense"]).startswith(JOINED) and line.base in undefended
-    ]
+    undefended = {_base_key(line): line for line in federations if line.labels["defense"] == "none"}
+    defended = [line for line in federations if str(line.labels["defense"]).startswith(JOINED)]
+    return [(undefended[_base_key(line)], line) for line in defended if _base_key(line) in undefended]
 
 
-def draw_traffic(lines: Iterable[FederationLine]) -> list[View]:
+def _base_key(line: SummaryLine) -> tuple[Any, ...]:
+    """Return the base pruning, the broadcast and the server's view, without the defense."""
+    return line.labels["base_pruning"], line.labels["broadcast"], line.labels.get("view", "update")
+
+
+def draw_traffic(lines: Iterable[SummaryLine]) -> list[View]:
     """Return one view a network and data set: bytes up and down of a client that took part, a bar each."""
-    known = (line for line in lines if line.up_client and line.down_client)
+    known = [line for line in lines if "client_bytes_up" in line.cells and "client_bytes_down" in line.cells]
     return [View(group, [_draw_bars(same)]) for group, same in group_by(known, lambda x: name_group(x.labels)).items()]
 
 
-def _draw_bars(federations: Sequence[FederationLine]) -> Panel:
+def _draw_bars(federations: Sequence[SummaryLine]) -> Panel:
     """Plot the megabytes of a client as bars."""
     names = shorten_names(line.labels for line in federations)
-    labels = [names[line.name].replace(", ", ",<br>") for line in federations]  # a phone is narrow
+    labels = [names[_name(line)].replace(", ", ",<br>") for line in federations]  # a phone is narrow
     traces: list[Part] = []
-    for title, colour, field in (("up", PALETTE[0], "up_client"), ("down", PALETTE[1], "down_client")):
-        spread = [getattr(line, field) for line in federations]
-        means = plotting.shorten(mean / MEGA for _, mean, _ in spread)
-        text = [f"{low / MEGA:.2f} to {high / MEGA:.2f}" for low, _, high in spread]
+    for title, colour in (("up", PALETTE[0]), ("down", PALETTE[1])):
+        cells = [line.cells[f"client_bytes_{title}"] for line in federations]
+        means = plotting.shorten((cell.value or 0) / MEGA for cell in cells)
+        text = [f"{(cell.low or 0) / MEGA:.2f} to {(cell.high or 0) / MEGA:.2f}" for cell in cells]
         bars = {"type": "bar", "orientation": "h", "x": means, "y": labels, "name": title, "marker": {"color": colour}}
         hover = "%{y}: %{x:.3g} MB " + title + " a client (%{customdata})<extra></extra>"
         traces.append(bars | {"customdata": text, "hovertemplate": hover})
@@ -185,12 +197,12 @@ def draw_rates(rows: Iterable[Row]) -> list[View]:
     """Return one view a network and data set with several base pruning rates: leakage against the rate."""
     attacked = [
         row
-        for row in select_rows(rows, *METRICS)
+        for row in select_rows(rows, *LEAKS)
         if is_federated(row) and row.attack is not None and "target" in row.extra and not is_pooled(row)
     ]
     views = []
     for group, same in group_by(attacked, lambda row: name_group(row_labels(row))).items():
-        curves = {title: _average_rates(select_rows(same, metric)) for metric, title in METRICS.items()}
+        curves = {title: _average_rates(select_rows(same, metric)) for metric, title in LEAKS.items()}
         several = {title: x for title, x in curves.items() if any(len(points) > 1 for points in x.values())}
         if several:
             views.append(View(group, [_draw_rate_panel(title, x) for title, x in several.items()]))

@@ -171,7 +171,7 @@ def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[s
         "federations_settings": federation.list_settings(rows),
         "mishaps": federation.list_mishaps(rows),
         "federation_sheets": federation_plots.build_federation_sheets(figures),
-        "membership": any(line.auc is not None for line in lines),
+        "membership": any("auc" in line.cells for line in lines),
         "tables": federation.build_tables(lines),
         "views": {
             "rounds": federation.draw_rounds(rows),
@@ -185,7 +185,6 @@ def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[s
 
 def _build_submodels(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
     """Return the template's values about federations over sub-models."""
-    parties = submodels.list_parties(rows)
     federated = [row for row in rows if submodels.is_submodel(row)]
     networks, data = (join_distinct(getattr(row, name) for row in federated) for name in ("model", "dataset"))
     return {
@@ -193,9 +192,9 @@ def _build_submodels(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str
         "submodel_advice": [
             (row, caution(row) or "", submodels.build_advice_table(advice)) for row, advice in from_rows(rows)
         ],
-        "tables": submodels.build_tables(rows, parties),
+        "tables": submodels.build_tables(rows),
         "views": {
-            "submodel_planes": submodels_plots.draw_planes(parties),
+            "submodel_planes": submodels_plots.draw_planes(rows),
             "submodel_cells": submodels_plots.draw_cells(figures),
             "submodel_rounds": submodels_plots.draw_rounds(rows),
         },

@@ -5,21 +5,30 @@ An attack may score in several ways. The tables show the configured way, and `co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from secateur.evaluation.submodel_advice import Advice
+from secateur.metrics import estimates
 from secateur.metrics.estimates import SMALLEST, Correlation, average_on_same, exposure_correlation
-from secateur.metrics.estimates import average as average_estimates
 from secateur.metrics.membership import Estimate
 from secateur.report import table
-from secateur.report.summary import Labels, SummaryCell, average, group_by, select_rows, summarise_cell
-from secateur.report.table import Column, ReportTable, TableCell, share_column, value_column
+from secateur.report.summary import (
+    Labels,
+    SummaryCell,
+    SummaryLine,
+    average_cell,
+    group_by,
+    select_rows,
+    summarise,
+    summarise_cell,
+)
+from secateur.report.table import Column, ReportTable, TableCell, label_column, measure_column
 from secateur.runs.rows import Row
 
 FEDERATION = ("run", "submodels", "large_clients", "uncovered", "augment")  # labels that tell federations apart
-FederationKey = tuple[tuple[str, Any], ...]  # the labels of a federation
 Scoring = tuple[str, int]  # the other examples of a scoring batch, and the number of updates held
 
 
@@ -37,179 +46,29 @@ class SizeCorrelation(NamedTuple):
         return f"{self.correlation.clients} of size {self.parameters:,}{least}"
 
 
-@dataclass(frozen=True)
-class Party:
-    """A client or a server under one attack: means over seeds, and the range of several or one seed's interval."""
-
-    labels: Labels
-    client: int | None  # None: the server
-    attack: str
-    rows: Mapping[str, Sequence[Row]]  # by metric
-
-    @property
-    def rule(self) -> str:
-        """The rule and the network of the federation."""
-        return name_federation(self.labels)
-
-    @property
-    def name(self) -> str:
-        """The name on the page."""
-        return "server" if self.client is None else f"client {self.client}"
-
-    @property
-    def data_size(self) -> str:
-        """The number of examples; of several seeds the least and the most."""
-        sizes = sorted({row.extra["data_size"] for row in self.rows["advantage"]})
-        return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-
-    @property
-    def parameters(self) -> int:
-        """The size of the model."""
-        return int(self.rows["advantage"][0].extra["parameters"])
-
-    def cell(self, metric: str) -> SummaryCell | None:
-        """Return a measure over the seeds; None if no seed has it."""
-        rows = self.rows.get(metric)
-        return summarise_cell(rows) if rows else None
-
-
-@dataclass(frozen=True)
-class SubmodelPoint:
-    """One federation under one attack, a point on the plane: its server, and its average client."""
-
-    labels: Labels
-    server: Party | None
-    accuracy: SummaryCell | None
-    advantage: SummaryCell | None
-    clients: int
-    attack: str = ""
-    excluded: Sequence[str] = ()  # reasons of clients outside the mean advantage, one each
-    by_size: Sequence[SizeCorrelation] = ()  # Pearson's r of advantage and data size, by model size
-
-    @property
-    def name(self) -> str:
-        """The rule, the network and a defense on top."""
-        return name_federation(self.labels)
-
-    def server_cell(self, metric: str) -> SummaryCell | None:
-        """Return a measure of the server; None if it has none."""
-        return self.server.cell(metric) if self.server else None
-
-
-@dataclass(frozen=True)
-class ScoringResult:
-    """The result of one way of scoring of one attack, as means over clients and seeds."""
-
-    labels: Labels
-    attack: str
-    batches: str  # the other examples of a scoring batch
-    updates: int  # number that the attacker holds
-    server: float | None  # advantage
-    clients: float | None
-    auc: float | None  # of the clients
-
-
 def is_submodel(row: Row) -> bool:
     """Return True if a row is of a federation over sub-models."""
     return "submodels" in row.extra
-
-
-def list_parties(rows: Sequence[Row]) -> list[Party]:
-    """Return every client and server, one line for each attack that was run."""
-    configured = _find_configured(rows)
-    scoped = [
-        row
-        for row in rows
-        if "scope" in row.extra and _read_scoring(row) in (None, configured.get((_federation_key(row), row.attack)))
-    ]
-    groups = group_by(scoped, lambda row: (_federation_key(row), row.extra["client"], row.attack))
-    parties = []
-    for (federation, client, attack), same in groups.items():
-        if attack:
-            unattacked = groups.get((federation, client, None), [])
-            accuracy = [row for row in unattacked if row.metric == "test_accuracy"]
-            by_metric = group_by(same, lambda row: row.metric) | {"test_accuracy": accuracy}
-            parties.append(Party(dict(federation), client, attack, by_metric))
-    return parties
-
-
-def summarise_federations(parties: Sequence[Party]) -> list[SubmodelPoint]:
-    """Return one line a federation and attack, in the order they were run.
-
-    Clients share the test examples, so their accuracies are not independent. An attack uses each client's members.
-    """
-    groups = group_by(parties, lambda party: (tuple(party.labels.items()), party.attack))
-    result = []
-    for (_, attack), group in groups.items():
-        clients = [party for party in group if party.client is not None]
-        server = next((party for party in group if party.client is None), None)
-        accuracies, advantages = (
-            [row for party in clients for row in party.rows.get(metric, ())]
-            for metric in ("test_accuracy", "advantage")
-        )
-        cells = [party.cell("advantage") for party in clients]
-        excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
-        accuracy = average_clients(accuracies, average_on_same)
-        advantage, sized = average_clients(advantages, average_estimates), correlate_by_size(advantages)
-        point = SubmodelPoint(group[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized)
-        result.append(point)
-    return result
-
-
-def summarise_unattacked(rows: Sequence[Row]) -> list[SubmodelPoint]:
-    """Return federations with known accuracy only, by the last round that was evaluated."""
-    attacked = {_federation_key(row) for row in rows if "scope" in row.extra and row.attack}
-    evaluated = (row for row in rows if is_submodel(row) and "round" in row.extra and not row.extra.get("advice"))
-    result = []
-    for key, group in group_by(evaluated, _federation_key).items():
-        if key not in attacked:
-            last = max(row.extra["round"] for row in group)
-            server, clients = (
-                select_rows(group, metric, round=last, client=None) for metric in ("test_accuracy", "client_accuracy")
-            )
-            party = Party(dict(key), None, "", {"test_accuracy": server})
-            result.append(SubmodelPoint(dict(key), party, summarise_cell(clients) if clients else None, None, 0))
-    return result
-
-
-def compare_scorings(rows: Sequence[Row]) -> list[ScoringResult]:
-    """Return the ways of scoring of every attack that has several: the configured one, then the others."""
-    scored = [row for row in rows if _read_scoring(row) is not None]
-    results = []
-    for (federation, attack), same in group_by(scored, lambda row: (_federation_key(row), row.attack or "")).items():
-        scorings = group_by(same, lambda row: (row.extra["batches"], row.extra.get("updates", 1)))
-        for (batches, updates), group in scorings.items() if len(scorings) > 1 else ():
-            server, clients, auc = (
-                average(row.value for row in select_rows(group, metric, scope=scope))
-                for metric, scope in (("advantage", "server"), ("advantage", "client"), ("auc", "client"))
-            )
-            results.append(ScoringResult(dict(federation), attack, batches, updates, server, clients, auc))
-    return results
-
-
-def _find_configured(rows: Iterable[Row]) -> dict[tuple[FederationKey, str | None], Scoring]:
-    """Return each attack's configured way of scoring: its first row has it, and comparisons come later."""
-    scorings: dict[tuple[FederationKey, str | None], Scoring] = {}
-    for row in rows:
-        if (scoring := _read_scoring(row)) is not None:
-            scorings.setdefault((_federation_key(row), row.attack), scoring)
-    return scorings
-
-
-def _read_scoring(row: Row) -> Scoring | None:
-    """Return the other examples of a scoring batch and the number of updates held; None if a row has neither."""
-    batches = row.extra.get("batches") if "scope" in row.extra else None
-    return None if batches is None else (batches, row.extra.get("updates", 1))
-
-
-def _federation_key(row: Row) -> FederationKey:
-    return tuple(read_federation(row).items())
 
 
 def read_federation(row: Row) -> dict[str, Any]:
     """Return the labels that tell a federation from others."""
     extra = {key: row.extra[key] for key in FEDERATION if key in row.extra}
     return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
+
+
+def _read_attack(row: Row) -> dict[str, Any]:
+    return read_federation(row) | {"attack": row.attack}
+
+
+def _read_party(row: Row) -> dict[str, Any]:
+    return read_federation(row) | {"client": row.extra["client"], "attack": row.attack}
+
+
+def _read_scoring(row: Row) -> Scoring | None:
+    """Return the other examples of a scoring batch and the number of updates held; None if a row has neither."""
+    batches = row.extra.get("batches") if "scope" in row.extra else None
+    return None if batches is None else (batches, row.extra.get("updates", 1))
 
 
 def name_federation(labels: Labels) -> str:
@@ -229,20 +88,102 @@ def name_federation(labels: Labels) -> str:
     return text if labels["defense"] in ("none", None) else f"{text}, {labels['defense']}"
 
 
+def summarise_parties(rows: Sequence[Row]) -> list[SummaryLine]:
+    """Return every client and server (client None), one line for each attack, scored in the configured way."""
+    configured: dict[str, Scoring] = {}  # an attack's first row has it; comparisons come later
+    for row in rows:
+        if (scoring := _read_scoring(row)) is not None:
+            configured.setdefault(str(_read_attack(row)), scoring)
+    scoped = [
+        row
+        for row in rows
+        if "scope" in row.extra and _read_scoring(row) in (None, configured.get(str(_read_attack(row))))
+    ]
+    lines = summarise(scoped, _read_party)
+    unattacked = {str(line.labels): line for line in lines if not line.labels["attack"]}
+    parties = []
+    for line in lines:
+        if line.labels["attack"]:
+            before = unattacked.get(str(line.labels | {"attack": None}), SummaryLine({}))
+            accuracy = {name: cell for name, cell in before.cells.items() if name == "test_accuracy"}
+            cells = line.cells | accuracy | {"client_advantage": line.cells["advantage"]}
+            parties.append(SummaryLine(line.labels, cells, [*before.rows, *line.rows]))
+    return parties
+
+
+def summarise_federations(rows: Sequence[Row]) -> list[SummaryLine]:
+    """Return one line a federation and attack, in the order they were run: its server, and its average client.
+
+    Clients share the test examples, so their accuracies are not independent. An attack uses each client's members.
+    Federations that were not attacked come last, with the accuracy of the last evaluated round.
+    """
+    parties = summarise_parties(rows)
+    lines = []
+    for group in group_by(parties, lambda line: str(line.labels | {"client": None})).values():
+        clients = [row for line in group if line.labels["client"] is not None for row in line.rows]
+        cells = {
+            "client_accuracy": average_clients(select_rows(clients, "test_accuracy"), average_on_same),
+            "client_advantage": average_clients(select_rows(clients, "advantage"), estimates.average),
+        }
+        for server in (line.cells for line in group if line.labels["client"] is None):
+            cells |= {"server_accuracy": server.get("test_accuracy"), "server_advantage": server["advantage"]}
+        known = {name: cell for name, cell in cells.items() if cell is not None}
+        lines.append(SummaryLine(group[0].labels, known, clients))
+    return lines + _summarise_unattacked(rows)
+
+
+def _summarise_unattacked(rows: Sequence[Row]) -> list[SummaryLine]:
+    attacked = {str(read_federation(row)) for row in rows if "scope" in row.extra and row.attack}
+    evaluated = (row for row in rows if is_submodel(row) and "round" in row.extra and not row.extra.get("advice"))
+    lines = []
+    for line in summarise(evaluated, read_federation):
+        if str(line.labels) not in attacked:
+            last = max(row.extra["round"] for row in line.rows)
+            server, clients = (
+                select_rows(line.rows, name, round=last, client=None) for name in ("test_accuracy", "client_accuracy")
+            )
+            cells = {"server_accuracy": summarise_cell(server), "client_accuracy": summarise_cell(clients)}
+            lines.append(SummaryLine(line.labels | {"attack": None}, cells))
+    return lines
+
+
+def compare_scorings(rows: Sequence[Row]) -> list[SummaryLine]:
+    """Return the ways of scoring of every attack that has several: the configured one, then the others."""
+    scored = [row for row in rows if _read_scoring(row) is not None]
+    results = []
+    for attack in summarise(scored, _read_attack):
+        scorings = group_by(attack.rows, _read_scoring)
+        for scoring, same in scorings.items() if len(scorings) > 1 else ():
+            measures = {"server_advantage": ("advantage", "server"), "client_advantage": ("advantage", "client")}
+            cells = {
+                name: average_cell(row.value for row in select_rows(same, metric, scope=scope))
+                for name, (metric, scope) in (measures | {"auc": ("auc", "client")}).items()
+            }
+            labels = dict(zip(("batches", "updates"), scoring or (), strict=True))
+            results.append(SummaryLine(attack.labels | labels, cells, same))
+    return results
+
+
+def list_excluded(line: SummaryLine) -> tuple[int, list[str]]:
+    """Return the number of clients of a federation, and the reason of each client that could not be attacked."""
+    advantages = [row for row in line.rows if row.metric == "advantage"]
+    clients = [summarise_cell(same) for same in group_by(advantages, lambda row: row.extra["client"]).values()]
+    return len(clients), [cell.note or "" for cell in clients if cell.value is None]
+
+
 def average_clients(rows: Iterable[Row], combine: Callable[[Sequence[Estimate]], Estimate]) -> SummaryCell | None:
     """Return the average client: one seed has the clients' joint interval, several the range of their means."""
-    seeds = group_by((row for row in rows if row.value is not None), lambda row: row.seed)
-    means = [combine(list(map(_estimate, same))) for same in seeds.values()]
-    if not means:
-        return None
+    seeds = group_by(rows, lambda row: row.seed).values()
+    means = [combine([_estimate(row.value, row) for row in same if row.value is not None]) for same in seeds]
+    if len(means) == 1:
+        return SummaryCell(*means[0][:3])
     values = [mean.value for mean in means]
-    return SummaryCell(*means[0][:3]) if len(means) == 1 else SummaryCell(average(values), min(values), max(values))
+    return replace(average_cell(values), low=min(values), high=max(values)) if values else None
 
 
-def _estimate(row: Row) -> Estimate:
+def _estimate(value: float, row: Row) -> Estimate:
     """Return a row's value; a missing end of its interval is the value."""
-    assert row.value is not None
-    return Estimate(row.value, row.value if row.low is None else row.low, row.value if row.high is None else row.high)
+    return Estimate(value, value if row.low is None else row.low, value if row.high is None else row.high)
 
 
 def correlate_by_size(rows: Iterable[Row]) -> list[SizeCorrelation]:
@@ -250,62 +191,74 @@ def correlate_by_size(rows: Iterable[Row]) -> list[SizeCorrelation]:
 
     All clients count where too few are that large.
     """
-    known = (row for row in rows if row.value is not None)
     correlations = []
-    for parameters, same in group_by(known, lambda row: row.extra["parameters"]).items():
+    sizes = group_by(select_rows(rows, "advantage"), lambda row: row.extra["parameters"])
+    for parameters, same in sizes.items():
         points = [(row.extra["data_size"], row.value) for row in same if row.value is not None]
         tried = ((exposure_correlation(points, least), least) for least in (SMALLEST, 0))
         correlations += [SizeCorrelation(parameters, r, least) for r, least in tried if r is not None][:1]
     return correlations
 
 
-def build_tables(rows: Sequence[Row], parties: Sequence[Party]) -> dict[str, ReportTable]:
+def build_tables(rows: Sequence[Row]) -> dict[str, ReportTable]:
     """Return the tables of federations, of ways of scoring, and of clients; only those that have lines."""
-    rule, large = Column("rule", lambda line: line.name), _count_column("large clients", "large_clients")
-    attack = Column("attack", lambda line: line.attack or "-")
+    names = [
+        Column("rule", lambda line: name_federation(line.labels)),
+        label_column("large_clients", "large clients", number=True),
+        Column("attack", lambda line: line.labels["attack"] or "-"),
+    ]
     federations = [
-        rule,
-        table.label_column("dataset", "data"),
-        large,
-        attack,
-        share_column("server accuracy", lambda line: line.server_cell("test_accuracy")),
-        share_column("server advantage", lambda line: line.server_cell("advantage")),
-        share_column("average client's accuracy", lambda line: line.accuracy),
-        share_column("average client's advantage", lambda line: line.advantage, _count_attacked),
-        Column("r with data size", _build_correlation_cell, number=True),
+        *(label_column("dataset", "data"), measure_column("server_accuracy"), measure_column("server_advantage")),
+        *(measure_column("client_accuracy"), Column(table.name_measure("client_advantage"), _build_advantage, True)),
+        Column("r with data size", _build_correlation, number=True),
     ]
     scorings = [
-        Column("rule", lambda line: name_federation(line.labels)),
-        large,
-        attack,
-        Column("scoring batches", lambda line: line.batches),
-        Column("updates", lambda line: str(line.updates), number=True),
-        value_column("server advantage", lambda line: line.server, "{:.1%}"),
-        value_column("client advantage", lambda line: line.clients, "{:.1%}"),
-        value_column("client AUC", lambda line: line.auc, "{:.3f}"),
+        *(label_column("batches", "scoring batches"), label_column("updates", number=True)),
+        *(measure_column("server_advantage"), measure_column("client_advantage", "client advantage")),
+        measure_column("auc", "client AUC"),
     ]
-    clients = [
-        Column("rule", lambda line: line.rule),
-        large,
-        Column("party", lambda line: line.name),
-        Column("data size", lambda line: line.data_size, number=True),
-        Column("model size", lambda line: f"{line.parameters:,}", number=True),
-        attack,
-        share_column("test accuracy", lambda line: line.cell("test_accuracy")),
-        share_column("advantage", lambda line: line.cell("advantage")),
-        Column("AUC", lambda line: _build_auc_cell(line.cell("auc")), number=True),
+    parties = [
+        Column("party", lambda line: name_party(line.labels["client"])),
+        Column("data size", _describe_size, number=True),
+        Column("model size", lambda line: f"{line.rows[-1].extra['parameters']:,}", number=True),
+        *(measure_column("test_accuracy"), measure_column("client_advantage", "advantage"), measure_column("auc")),
     ]
-    points = summarise_federations(parties) + summarise_unattacked(rows)
     plans = {
-        "submodel-federations": ("Federations over sub-models", points, federations),
+        "submodel-federations": ("Federations over sub-models", summarise_federations(rows), federations),
         "submodel-scorings": ("Ways of scoring", compare_scorings(rows), scorings),
-        "submodel-clients": ("Clients and servers", parties, clients),
+        "submodel-clients": ("Clients and servers", summarise_parties(rows), parties),
     }
     return {
-        key: table.build_table(caption, lines, columns, id=key, wide=True)
+        key: table.build_table(caption, lines, names + columns, id=key, wide=True)
         for key, (caption, lines, columns) in plans.items()
         if lines
     }
+
+
+def name_party(client: int | None) -> str:
+    """Return the name of a client, or of the server if there is none."""
+    return "server" if client is None else f"client {client}"
+
+
+def _describe_size(line: SummaryLine) -> str:
+    """Return the number of examples; of several seeds the least and the most."""
+    sizes = sorted({row.extra["data_size"] for row in line.rows if row.attack})
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+
+def _build_advantage(line: SummaryLine) -> TableCell:
+    """Return the average client's advantage, with the number of clients if some could not be attacked."""
+    cell = table.build_measure(line, "client_advantage")
+    clients, excluded = list_excluded(line)
+    counted = (f"{clients - len(excluded)} of {clients} clients",) if excluded else ()
+    return replace(cell, small=cell.small + counted)
+
+
+def _build_correlation(line: SummaryLine) -> TableCell:
+    """Return r of each model size with its interval and its clients, the first as the cell's value."""
+    sized = [(x.correlation.r, x.clients) for x in correlate_by_size(line.rows)]
+    texts = [text for r, clients in sized for text in (f"{r.value:.2f}", f"[{r.low:.2f}, {r.high:.2f}]", clients)]
+    return TableCell(texts[0] if texts else "-", tuple(texts[1:]), sized[0][0].value if sized else None, measured=True)
 
 
 def build_advice_table(advice: Sequence[Advice]) -> ReportTable:
@@ -316,35 +269,15 @@ def build_advice_table(advice: Sequence[Advice]) -> ReportTable:
     ]
     for number, option in enumerate(advice[0].options):
         size = "whole model" if option.rate == 1 else f"{option.rate:g} of the channels"
-        for field in ("accuracy", "advantage"):
-            columns.append(share_column(f"{field}, {size}", _read_option(number, field)))
-    advised = Column("advice", lambda one: TableCell("", reason=one.words))
-    return table.build_table("Advice for every client", advice, [*columns, advised], wide=True)
+        columns.append(Column(f"accuracy, {size}", partial(_build_option, number, "accuracy"), number=True))
+        columns.append(Column(f"advantage, {size}", partial(_build_option, number, "advantage"), number=True))
+    columns.append(Column("advice", lambda one: one.words))
+    return table.build_table("Advice for every client", advice, columns, wide=True)
 
 
-def _read_option(number: int, field: str) -> Callable[[Advice], Any]:
-    return lambda one: getattr(one.options[number], field)
-
-
-def _count_column(heading: str, label: str) -> Column:
-    return Column(heading, lambda line: str(line.labels[label]), number=True)
-
-
-def _count_attacked(line: SubmodelPoint) -> str:
-    return f"{line.clients - len(line.excluded)} of {line.clients} clients" if line.excluded else ""
-
-
-def _build_auc_cell(cell: SummaryCell | None) -> TableCell:
-    value = None if cell is None else cell.value
-    return TableCell(
-        "-" if value is None else f"{value:.3f}", value=value, measured=True, hover=None if cell is None else cell.note
-    )
-
-
-def _build_correlation_cell(line: SubmodelPoint) -> TableCell:
-    """Return r of each model size with its interval and its clients, the first as the cell's value."""
-    if not line.by_size:
-        return TableCell("-", measured=True)
-    texts = [(sized.correlation.r, sized.clients) for sized in line.by_size]
-    small = [text for r, clients in texts for text in (f"{r.value:.2f}", f"[{r.low:.2f}, {r.high:.2f}]", clients)]
-    return TableCell(small[0], tuple(small[1:]), texts[0][0].value, measured=True)
+def _build_option(number: int, field: str, one: Advice) -> TableCell:
+    """Return the expected accuracy or advantage of one model size for a client."""
+    estimate = getattr(one.options[number], field)
+    metric = f"client_{field}"
+    cell = SummaryCell(None, None, None) if estimate is None else SummaryCell(*estimate)
+    return table.build_measure(SummaryLine({}, {metric: cell}), metric)

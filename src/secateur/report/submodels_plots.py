@@ -12,8 +12,8 @@ from typing import Any
 
 from secateur.report import plotting
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, View
-from secateur.report.submodels import Party, SubmodelPoint, name_federation, read_federation, summarise_federations
-from secateur.report.summary import Labels, average_along, group_by, select_rows
+from secateur.report.submodels import name_federation, read_federation, summarise_federations, summarise_parties
+from secateur.report.summary import Labels, SummaryLine, average_along, group_by, select_rows
 from secateur.runs.rows import Row
 
 GROUPS = 16  # different parts with a plot each: as many as MaPP-FL has groups at most
@@ -24,38 +24,42 @@ BESIDE = 0.05  # decades of the axis beyond its first and last tick
 Cells = tuple[tuple[int, ...], tuple[int, ...]]  # the output and the input channels of a part of a layer
 
 
-def draw_planes(parties: Sequence[Party]) -> list[View]:
+def draw_planes(rows: Sequence[Row]) -> list[View]:
     """Return one view a data set and attack, a colour a rule.
 
     The plots are the average client's accuracy against its advantage, and every client's advantage by data size.
     """
-    known = (x for x in summarise_federations(parties) if _locate(x) is not None)
-    views = []
+    known = (line for line in summarise_federations(rows) if _locate(line) is not None)
+    parties, views = group_by(summarise_parties(rows), _name_view), []
     for name, group in group_by(known, _name_view).items():
-        curves, same = _name_curves(group), [party for party in parties if _name_view(party) == name]
+        curves = _name_curves(group)
         count = len(set(curves.values()))
         common = {"height": 440 + 22 * count, "legend": plotting.place_legend(), "showlegend": count > 1}
-        panels = [_draw_plane(group, curves, common), _draw_sizes(same, curves, common)]
+        panels = [_draw_plane(group, curves, common), _draw_sizes(parties[name], curves, common)]
         views.append(View(name, panels, _describe_front(group)))
     return views
 
 
-def _name_curves(group: Sequence[SubmodelPoint]) -> dict[str, str]:
+def _name_curves(group: Sequence[SummaryLine]) -> dict[str, str]:
     """Return the curve of each federation, by its name: kept cells get their own curve only beside zeroed ones."""
-    plain = {federation.name: name_federation({**federation.labels, "uncovered": None}) for federation in group}
-    without_large = Counter(plain[name] for name in {x.name for x in group if x.labels["large_clients"] == 0})
+    plain = {_name(line): name_federation({**line.labels, "uncovered": None}) for line in group}
+    without_large = Counter(plain[name] for name in {_name(x) for x in group if x.labels["large_clients"] == 0})
     return {name: base if without_large[base] < 2 else name for name, base in plain.items()}
 
 
-def _name_view(line: SubmodelPoint | Party) -> str:
+def _name(line: SummaryLine) -> str:
+    return name_federation(line.labels)
+
+
+def _name_view(line: SummaryLine) -> str:
     """Return the data set and the attack of a federation or a party."""
-    return f"{line.labels['dataset']}, {line.attack}"
+    return f"{line.labels['dataset']}, {line.labels['attack']}"
 
 
-def _draw_plane(group: Sequence[SubmodelPoint], curves: Mapping[str, str], layout: Mapping[str, Any]) -> Panel:
+def _draw_plane(group: Sequence[SummaryLine], curves: Mapping[str, str], layout: Mapping[str, Any]) -> Panel:
     """Plot the average client's accuracy against its advantage, a curve a rule."""
     ordered = sorted(group, key=lambda federation: federation.labels["large_clients"])
-    rules = group_by(ordered, lambda federation: curves[federation.name])
+    rules = group_by(ordered, lambda federation: curves[_name(federation)])
     traces: list[Part] = []
     for number, rule in enumerate(dict.fromkeys(curves.values())):
         points = [point for point in map(_locate, rules[rule]) if point is not None]
@@ -71,14 +75,16 @@ def _draw_plane(group: Sequence[SubmodelPoint], curves: Mapping[str, str], layou
         }
         traces.append(plotting.draw_points(rule, points, marker, texts, **more))
     values = "; ".join(
-        f"{x.name} with {x.labels['large_clients']} large {at[0]:.1%}, {at[1]:.1%}" for x in group if (at := _locate(x))
+        f"{_name(x)} with {x.labels['large_clients']} large {at[0]:.1%}, {at[1]:.1%}"
+        for x in group
+        if (at := _locate(x))
     )
     return plotting.draw_panel(
         "The average client: accuracy against advantage",
         f"Accuracy and membership advantage of the average client: {values}.",
         traces,
         xaxis=plotting.share_axis("test accuracy of the average client", tickformat=".1~%"),
-        yaxis=_advantage_axis(group[0].attack, ".1%"),
+        yaxis=_advantage_axis(group[0].labels["attack"], ".1%"),
         **layout,
     )
 
@@ -87,19 +93,17 @@ def _advantage_axis(attack: str, form: str) -> Part:
     return {"title": f"advantage of {attack}", "tickformat": form, "zerolinecolor": GREY, "nticks": 8}
 
 
-def _locate(federation: SubmodelPoint) -> tuple[float, float] | None:
+def _locate(federation: SummaryLine) -> tuple[float, float] | None:
     """Return the average client's accuracy and advantage; None if one is missing."""
-    accuracy, advantage = federation.accuracy, federation.advantage
-    if accuracy is None or accuracy.value is None or advantage is None or advantage.value is None:
-        return None
-    return accuracy.value, advantage.value
+    accuracy, advantage = federation.value("client_accuracy"), federation.value("client_advantage")
+    return None if accuracy is None or advantage is None else (accuracy, advantage)
 
 
-def _describe_front(group: Sequence[SubmodelPoint]) -> str:
+def _describe_front(group: Sequence[SummaryLine]) -> str:
     """Return the front in words: no federation is both more accurate and less exposed."""
     points = [(line, at) for line in group if (at := _locate(line)) is not None]
     front = [
-        f"{line.name} ({line.labels['large_clients']} large)"
+        f"{_name(line)} ({line.labels['large_clients']} large)"
         for line, at in points
         if not any(other[0] >= at[0] and other[1] <= at[1] and other != at for _, other in points)
     ]
@@ -107,12 +111,12 @@ def _describe_front(group: Sequence[SubmodelPoint]) -> str:
     return sentence if len(group) > 1 else ""
 
 
-def _draw_sizes(parties: Sequence[Party], curves: Mapping[str, str], layout: Mapping[str, Any]) -> Panel:
+def _draw_sizes(parties: Sequence[SummaryLine], curves: Mapping[str, str], layout: Mapping[str, Any]) -> Panel:
     """Plot a point for each client and seed; colours as on the plane, `curves` by the federations' names."""
-    clients = [party for party in parties if party.client is not None]
+    clients = [party for party in parties if party.labels["client"] is not None]
     traces: list[Part] = []
     for number, rule in enumerate(dict.fromkeys(curves.values())):
-        points = sorted(point for party in clients if curves.get(party.rule) == rule for point in _list_points(party))
+        points = sorted(point for party in clients if curves.get(_name(party)) == rule for point in _list_points(party))
         texts = [f"{rule}: {size} examples, advantage {advantage:.1%}" for size, advantage in points]
         trace = plotting.draw_points(rule, points, plotting.style_marker(number, 7), texts)
         traces.append(trace | {"x": [size for size, _ in points]})
@@ -124,15 +128,16 @@ def _draw_sizes(parties: Sequence[Party], curves: Mapping[str, str], layout: Map
         "The advantage on every client by its number of examples; the table above has their correlation r.",
         traces,
         xaxis={"title": "examples of the client"} | log,
-        yaxis=_advantage_axis(parties[0].attack, ".0%"),
+        yaxis=_advantage_axis(parties[0].labels["attack"], ".0%"),
         **layout,
     )
 
 
-def _list_points(party: Party) -> list[tuple[int, float]]:
+def _list_points(party: SummaryLine) -> list[tuple[int, float]]:
     """Return data size and advantage of a client for each seed."""
-    rows = party.rows.get("advantage", ())
-    return [(row.extra["data_size"], row.value) for row in rows if row.value is not None]
+    return [
+        (row.extra["data_size"], row.value) for row in select_rows(party.rows, "advantage") if row.value is not None
+    ]
 
 
 def _choose_ticks(sizes: Sequence[int]) -> list[int]:

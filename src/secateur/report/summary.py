@@ -34,11 +34,16 @@ class SummaryCell:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """Measures of one model, or of one attack on it."""
+    """A line of a table: measures of one model, of one attack, of a client or of a federation."""
 
     labels: dict[str, Any]
     cells: dict[str, SummaryCell] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
+    rows: Sequence[Row] = ()  # the rows that were summarised
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the rows."""
+        return tuple(sorted({row.seed for row in self.rows}))
 
     @property
     def title(self) -> str:
@@ -112,6 +117,11 @@ def average(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def average_cell(values: Iterable[float | None]) -> SummaryCell:
+    """Return a mean without an interval."""
+    return SummaryCell(average(values), None, None)
+
+
 def average_along(rows: Iterable[Row], read: Callable[[Row], Any]) -> dict[Any, float]:
     """Return the mean value of rows at each point that `read` returns, in rising order; seeds and clients alike."""
     means = {at: average(row.value for row in same) for at, same in group_by(rows, read).items()}
@@ -174,17 +184,19 @@ def setting_key(labels: Labels) -> Key:
     return model_key(labels)[:3]
 
 
-def summarise(rows: Iterable[Row]) -> list[SummaryLine]:
-    """Return one line per model and attack over all seeds, in the order of the rows."""
-    groups = group_by(rows, lambda row: tuple(read_labels(row).items()))
-    return [
-        SummaryLine(
-            dict(labels),
-            {metric: summarise_cell(same) for metric, same in group_by(group, lambda row: row.metric).items()},
-            tuple(sorted({row.seed for row in group})),
-        )
-        for labels, group in groups.items()
-    ]
+def summarise(rows: Iterable[Row], label: Callable[[Row], dict[str, Any]] = read_labels) -> list[SummaryLine]:
+    """Return one line for each combination of labels over all seeds, in the order of the rows.
+
+    Args:
+        rows: the rows to summarise.
+        label: returns the labels of a row; by default all of them, which gives a line per model and attack.
+    """
+    groups = group_by(rows, lambda row: tuple(label(row).items()))
+    return [SummaryLine(dict(labels), _summarise_cells(group), group) for labels, group in groups.items()]
+
+
+def _summarise_cells(rows: Iterable[Row]) -> dict[str, SummaryCell]:
+    return {metric: summarise_cell(same) for metric, same in group_by(rows, lambda row: row.metric).items()}
 
 
 def summarise_cell(rows: Sequence[Row]) -> SummaryCell:
@@ -206,7 +218,7 @@ def select_attacks(lines: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the lines of attacks, each with the utility and cost of its model beside the attack's measures."""
     beside = {model_key(line.labels): line.cells for line in select_models(lines)}
     return [
-        SummaryLine(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.seeds)
+        SummaryLine(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.rows)
         for line in lines
         if line.labels["attack"] is not None
     ]

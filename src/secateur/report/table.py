@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from secateur.report.summary import SummaryCell
+from secateur.report.summary import SummaryCell, SummaryLine
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -69,6 +69,17 @@ BESIDE = {
     "attack_loss": "attack's loss",
     "seconds": "seconds",
 }
+FEDERATED = {
+    "client_accuracy": "average client's accuracy",
+    "client_advantage": "average client's advantage",
+    "server_accuracy": "server accuracy",
+    "server_advantage": "server advantage",
+    "lost_clients": "clients lost",
+    "bytes_up": "MB up",
+    "bytes_down": "MB down",
+    "client_bytes_up": "MB up a client",
+    "client_bytes_down": "MB down a client",
+}
 STUDIED = {
     "ratio": "bytes, share of dense",
     "paper_ratio": "share of dense, as the paper counts",
@@ -82,8 +93,10 @@ TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
     | {"recognisable", "identified", "identified_chance", "label_accuracy", "recovered", "failed"}
+    | {"client_accuracy", "client_advantage", "server_accuracy", "server_advantage"}
     | set(ATTACK)
 ) - {"auc", "advantage"}
+MEGABYTES = ("bytes_up", "bytes_down", "client_bytes_up", "client_bytes_down")
 DECIBELS = "psnr"  # the prefix of measures in dB
 NAME_WIDTH = 16  # characters of a name that a narrow terminal does not split
 
@@ -97,8 +110,6 @@ class TableCell:
     value: float | None = None
     measured: bool = False  # True: the cell is a measurement, sorted by `value`; a missing one stays last
     note: str | None = None  # a footnote of the page
-    reason: str | None = None  # why there is no value
-    hover: str | None = None
 
 
 @dataclass(frozen=True)
@@ -140,8 +151,8 @@ def build_table(
 
     Args:
         caption: the name of the table for readers who hear the page.
-        lines: records that the columns know how to read.
-        columns: see `label_column`, `measure_column`, `value_column` and `share_column`.
+        lines: lines of a summary, or other records that the columns can read.
+        columns: see `label_column` and `measure_column`.
         id: the table's id on the page.
         wide: True if the table has many columns; it is printed in smaller type.
         is_bold: True for lines in bold.
@@ -156,50 +167,21 @@ def _to_cell(cell: TableCell | str) -> TableCell:
     return cell if isinstance(cell, TableCell) else TableCell(cell)
 
 
-def label_column(name: str, heading: str | None = None) -> Column:
+def label_column(name: str, heading: str | None = None, number: bool = False) -> Column:
     """Return the column of a label; lines without it have an empty cell."""
-    return Column(heading or name, lambda line: str(line.labels.get(name, "")))
+    return Column(heading or name, lambda line: str(line.labels.get(name, "")), number)
 
 
-def measure_column(metric: str) -> Column:
-    """Return the column of a measure with its interval and its note."""
-    return Column(name_measure(metric), lambda line: _build_measure(line.cells.get(metric), metric), number=True)
+def measure_column(metric: str, heading: str | None = None, interval: bool = True) -> Column:
+    """Return the column of a measure; its heading is the measure's title unless another one is set."""
+    return Column(heading or name_measure(metric), lambda line: build_measure(line, metric, interval), number=True)
 
 
-def value_column(heading: str, read: Callable[[Any], float | None], form: str | Callable[[float], str]) -> Column:
-    """Return a column of plain numbers; `form` formats a number, such as "{:.3f}"."""
-    write = form.format if isinstance(form, str) else form
-
-    def build(line: Any) -> TableCell:
-        value = read(line)
-        return TableCell("-" if value is None else write(value), value=value, measured=True)
-
-    return Column(heading, build, number=True)
-
-
-def share_column(heading: str, read: Callable[[Any], Any], remark: Callable[[Any], str] = lambda line: "") -> Column:
-    """Return a column of shares in percent with their intervals: a cell of a summary, an estimate, or None."""
-
-    def build(line: Any) -> TableCell:
-        cell, small = read(line), tuple(filter(None, [remark(line)]))
-        if cell is None or cell.value is None:
-            return TableCell("-", small, measured=True, reason=getattr(cell, "note", None))
-        text, interval = _split_interval(_format_number(cell, True, 100, 1, "%"))
-        return TableCell(text, interval + small, cell.value, measured=True)
-
-    return Column(heading, build, number=True)
-
-
-def _build_measure(cell: SummaryCell | None, metric: str) -> TableCell:
-    text, small = _split_interval(format_measure(cell, metric))
-    known = cell or SummaryCell(None, None, None)
-    return TableCell(text, small, known.value, measured=True, note=known.note)
-
-
-def _split_interval(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a number and its interval apart."""
-    number, bracket, interval = text.partition(" [")
-    return number, ((f"[{interval}",) if bracket else ())
+def build_measure(line: SummaryLine, metric: str, interval: bool = True) -> TableCell:
+    """Return the cell of a measure, with its interval below it and its note."""
+    cell = line.cells.get(metric) or SummaryCell(None, None, None)
+    number, bracket, ends = format_measure(cell, metric, interval).partition(" [")
+    return TableCell(number, (f"[{ends}",) if bracket else (), cell.value, measured=True, note=cell.note)
 
 
 def to_rich(table: ReportTable, **style: Any) -> RichTable:
@@ -221,7 +203,7 @@ def to_rich(table: ReportTable, **style: Any) -> RichTable:
 
 def name_measure(metric: str) -> str:
     """Return the title of a measure."""
-    return (TITLES | STUDIED).get(metric, metric.replace("_", " "))
+    return (TITLES | FEDERATED | STUDIED).get(metric, metric.replace("_", " "))
 
 
 def order_measures(names: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -243,15 +225,17 @@ def format_measure(cell: SummaryCell | None, metric: str, interval: bool = True)
     if cell is None or cell.value is None:
         return "-"
     if metric in SHARES:
-        return _format_number(cell, interval, 100, 1, "%")
+        return _format_ends(cell, interval, lambda x: f"{100 * x:.1f}", "%")
     if metric.startswith(DECIBELS):
-        return _format_number(cell, interval, 1, 1, " dB")
+        return _format_ends(cell, interval, "{:.1f}".format, " dB")
+    if metric in MEGABYTES:
+        return _format_ends(cell, interval, format_megabytes, "")
     if metric == "attack_loss":
         return f"{cell.value:.3g}"
     if metric == "seconds":
         return f"{cell.value:.1f} s"
     if metric in TITLES and metric not in (*COST, "diverged"):
-        return _format_number(cell, interval, 1, 3, "")
+        return _format_ends(cell, interval, "{:.3f}".format, "")
     if metric.startswith("seconds"):
         return f"{1000 * cell.value:.2f} ms"
     return _format_count(cell.value) if float(cell.value).is_integer() else f"{cell.value:.3f}"
@@ -264,10 +248,13 @@ def _format_count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _format_number(cell: SummaryCell, interval: bool, scale: float, digits: int, unit: str) -> str:
-    value, *ends = (None if x is None else f"{scale * x:.{digits}f}" for x in (cell.value, cell.low, cell.high))
-    with_interval = interval and None not in ends and cell.low != cell.high  # no width: there is one target
-    return f"{value}{unit} [{', '.join(map(str, ends))}]" if with_interval else f"{value}{unit}"
+def _format_ends(cell: SummaryCell, interval: bool, write: Callable[[float], str], unit: str) -> str:
+    """Return the value with its unit, and its interval unless it has no width."""
+    assert cell.value is not None
+    value = f"{write(cell.value)}{unit}"
+    if not interval or cell.low is None or cell.high is None or cell.low == cell.high:
+        return value
+    return f"{value} [{write(cell.low)}, {write(cell.high)}]"
 
 
 def format_megabytes(value: float) -> str:

@@ -11,25 +11,8 @@ from secateur.config.methods import FEDERATED, UPDATES, federated
 from secateur.evaluation.submodel_advice import Advice, caution, from_rows
 from secateur.metrics.membership import Estimate
 from secateur.report import federation, inversion, submodels
-from secateur.report.summary import (
-    SummaryCell,
-    SummaryLine,
-    average,
-    group_by,
-    group_by_setting,
-    select_attacks,
-    select_rows,
-    summarise,
-)
-from secateur.report.table import (
-    Column,
-    build_table,
-    format_measure,
-    format_megabytes,
-    name_measure,
-    to_rich,
-    value_column,
-)
+from secateur.report.summary import SummaryCell, SummaryLine, group_by, group_by_setting, select_attacks, summarise
+from secateur.report.table import Column, build_table, format_measure, label_column, name_measure, to_rich
 from secateur.report.verdict import write_update_verdict, write_verdict
 from secateur.runs.rows import Row
 
@@ -49,6 +32,22 @@ RECOVERED = {
     "lpips": "LPIPS",
     "label_accuracy": "labels\nright",
     "recognisable": "recog-\nnisable",
+}
+FEDERATION = {
+    "test_accuracy": "test\naccuracy",
+    "bytes_up": "MB up",
+    "bytes_down": "MB down",
+    "lost_clients": "clients\nlost",
+    "psnr_max": "highest\nPSNR",
+    "auc": "member-\nship AUC",
+}
+SUBMODELS = {
+    "test_accuracy": "server\naccuracy",
+    "server_advantage": "server\nadvantage",
+    "client_accuracy": "clients'\naccuracy",
+    "client_advantage": "clients'\nadvantage",
+    "bytes_up": "MB up",
+    "bytes_down": "MB down",
 }
 UNJUDGED = {"attack_loss": "loss"}  # if there is no truth
 TABLES = {
@@ -139,14 +138,9 @@ def print_federation(rows: Sequence[Row]) -> None:
     columns = [
         Column("base pruning", lambda line: "\n".join(split(str(line.labels["base_pruning"])))),
         Column("defense", lambda line: "\n".join(split(str(line.labels["defense"])))),
-        value_column("test\naccuracy", lambda line: line.accuracy, "{:.1%}"),
-        value_column("MB up", lambda line: line.up, format_megabytes),
-        value_column("MB down", lambda line: line.down, format_megabytes),
-        value_column("clients\nlost", lambda line: line.lost, "{}"),
-        value_column("highest\nPSNR", lambda line: line.leak, "{:.1f} dB"),
     ]
-    if any(line.auc is not None for line in lines):
-        columns.append(value_column("member-\nship AUC", lambda line: line.auc, "{:.3f}"))
+    attacked = any("auc" in line.cells for line in lines)
+    columns += [_brief_column(name, heading) for name, heading in FEDERATION.items() if name != "auc" or attacked]
     _open_console().print(to_rich(build_table("", lines, columns)))
 
 
@@ -155,52 +149,41 @@ def print_submodels(rows: Sequence[Row]) -> None:
     console = _open_console()
     for row, advice in from_rows(rows):
         _print_advice(row, advice, console)
-    points = submodels.summarise_federations(submodels.list_parties(rows))
-    exposed = {(x.labels["submodels"], str(x.labels["defense"]), x.attack): x for x in points}
-    attacks = list(dict.fromkeys(attack for _, _, attack in exposed)) or [""]
+    exposed = [line for line in submodels.summarise_federations(rows) if line.labels["attack"]]
+    attacks = list(dict.fromkeys(line.labels["attack"] for line in exposed)) or [""]
     whole = [row for row in rows if row.extra.get("client") is None and not {"advice", "scope"} & row.extra.keys()]
     last = [row for row in whole if row.extra["round"] == row.extra["rounds"]]
-    groups = group_by(last, lambda row: (row.extra["submodels"], str(row.defense)))
-    lines = [(*key, attack) for key in groups for attack in attacks]
-    names = [Column(name, lambda line, at=at: line[at]) for at, name in enumerate(("rule", "defense", "attack"))]  # type: ignore[misc]
+    trained = summarise(last, lambda row: {"submodels": row.extra["submodels"], "defense": str(row.defense)})
+    lines = [_join_attack(line, attack, exposed) for line in trained for attack in attacks]
     visible = (True, any(row.defense not in ("none", None) for row in rows), len(attacks) > 1)
-
-    def mean(metric: str, line: tuple[str, str, str]) -> float | None:
-        return average(row.value for row in select_rows(groups[line[:2]], metric))
-
-    def advantage(line: tuple[str, str, str], of_server: bool) -> float | None:
-        point = exposed.get(line)
-        cell = None if point is None else point.server_cell("advantage") if of_server else point.advantage
-        return None if cell is None else cell.value
-
-    columns = [
-        *compress(names, visible),  # those that tell lines apart
-        value_column("server\naccuracy", lambda line: mean("test_accuracy", line), "{:.1%}"),
-        value_column("server\nadvantage", lambda line: advantage(line, of_server=True), "{:.1%}"),
-        value_column("clients'\naccuracy", lambda line: mean("client_accuracy", line), "{:.1%}"),
-        value_column("clients'\nadvantage", lambda line: advantage(line, of_server=False), "{:.1%}"),
-        value_column("MB up", lambda line: mean("bytes_up", line), lambda value: f"{value / 1e6:.2f}"),
-        value_column("MB down", lambda line: mean("bytes_down", line), lambda value: f"{value / 1e6:.2f}"),
-    ]
+    names = [label_column("submodels", "rule"), label_column("defense"), label_column("attack")]
+    columns = [*compress(names, visible), *(_brief_column(name, heading) for name, heading in SUBMODELS.items())]
     if lines:
         console.print(to_rich(build_table("", lines, columns)))
-    for sentence in _describe_excluded(points):
+    for sentence in _describe_excluded(exposed):
         console.print(sentence, soft_wrap=True)
 
 
-def _describe_excluded(points: Sequence[submodels.SubmodelPoint]) -> list[str]:
+def _join_attack(line: SummaryLine, attack: str, exposed: Sequence[SummaryLine]) -> SummaryLine:
+    """Return a federation's line with the advantages of an attack; of several federations the last one's."""
+    labels = line.labels | {"attack": attack}
+    same = [x for x in exposed if all(str(x.labels[name]) == str(value) for name, value in labels.items())]
+    advantages = {k: v for x in same[-1:] for k, v in x.cells.items() if k.endswith("_advantage")}
+    return SummaryLine(labels, line.cells | advantages)
+
+
+def _describe_excluded(lines: Sequence[SummaryLine]) -> list[str]:
     """Return the number of clients outside the mean advantage, and the first one's reason.
 
     Federations with the same text share a line.
     """
-    groups = group_by(
-        (point for point in points if point.excluded),
-        lambda point: (
-            f"{len(point.excluded)} of {point.clients} clients could not be attacked: "
-            f"{point.excluded[0].removeprefix('excluded: ')}"
-        ),
-    )
-    return [f"{', '.join(dict.fromkeys(str(x.labels['submodels']) for x in same))}: {x}" for x, same in groups.items()]
+    rules: dict[str, list[str]] = {}
+    for line in lines:
+        clients, excluded = submodels.list_excluded(line)
+        if excluded:
+            text = f"{len(excluded)} of {clients} clients could not be attacked: "
+            rules.setdefault(text + excluded[0].removeprefix("excluded: "), []).append(str(line.labels["submodels"]))
+    return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in rules.items()]
 
 
 def _print_advice(row: Row, advice: Sequence[Advice], console: Console) -> None:
