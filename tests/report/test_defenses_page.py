@@ -2,9 +2,7 @@
 
 import pytest
 
-from secateur.metrics.membership import Estimate
 from secateur.report.defenses import (
-    DefensePoint,
     build_defense_sheets,
     build_tables,
     describe_front,
@@ -15,8 +13,11 @@ from secateur.report.defenses import (
     weigh_defenses,
 )
 from secateur.report.page import Source, render
+from secateur.report.summary import SummaryCell, SummaryLine
 from secateur.report.theory import draw_distances
 from secateur.runs.rows import Row
+
+VALUES = ("test_accuracy", "cw_ssim", "ratio")
 
 
 def row(metric, value, defense, attack=None, model="net", **extra):
@@ -48,11 +49,11 @@ def test_a_defense_is_worth_its_accuracy_its_worst_leak_and_its_bytes():
     rows = trained("none", 1.0, 0.5, 0.9) + trained("dgp+error-feedback", 0.6, 0.4, 0.88) + trained("ats", 1.0, 0.7)
     rows += [attacked("none", "ig", 0.95), attacked("dgp", "ig", 0.3), attacked("dgp", "ig:adaptive=reapply", 0.7)]
     rows += [attacked("ats", "ig", 0.98, against="used"), attacked("ats", "ig", 0.5, against="raw")]
-    found = {point.name: point for point in weigh_defenses(rows)}
+    found = {line.labels["defense"]: line for line in weigh_defenses(rows)}
     dgp = found["dgp+error-feedback"]
-    assert (dgp.accuracy.value, dgp.leak.value, dgp.attacker, dgp.ratio) == (0.88, 0.7, "ig", 0.6)  # the last epoch
-    assert found["ats"].leak.value == 0.5  # of the raw picture
-    assert found["none"].accuracy.value == 0.9
+    assert [dgp.value(name) for name in VALUES] == [0.88, 0.7, 0.6] and dgp.labels["attack"] == "ig"  # the last epoch
+    assert found["ats"].value("cw_ssim") == 0.5  # of the raw picture
+    assert found["none"].value("test_accuracy") == 0.9
     assert leak([*rows, attacked("none", "ig", 0.99, "oracle")], "none") == 0.99  # told the labels: another attacker
     (view,) = draw_balance(rows)
     bars = [view.panels[0].data[0][axis] for axis in ("error_x", "error_y")]
@@ -60,7 +61,7 @@ def test_a_defense_is_worth_its_accuracy_its_worst_leak_and_its_bytes():
 
 
 def leak(rows, defense):
-    return next(point.leak.value for point in weigh_defenses(rows) if point.name == defense)
+    return next(line.value("cw_ssim") for line in weigh_defenses(rows) if line.labels["defense"] == defense)
 
 
 def test_a_trained_network_is_not_charged_with_the_leaks_of_another():
@@ -84,12 +85,13 @@ def test_error_feedback_has_the_leak_of_its_first_round_too():
 
 
 def test_the_front_by_hand():
-    def point(name, accuracy, leak, ratio):
-        return DefensePoint(name, Estimate(accuracy, 0, 1), Estimate(leak, 0, 1), "ig", ratio)
+    def point(name, *values):
+        cells = {metric: SummaryCell(value, 0, 1) for metric, value in zip(VALUES, values, strict=True)}
+        return SummaryLine({"defense": name, "attack": "ig"}, cells)
 
     a, b = point("a", 0.9, 0.9, 1.0), point("b", 0.8, 0.5, 1.0)
     c, d = point("c", 0.8, 0.6, 0.6), point("d", 0.8, 0.6, 1.0)  # b and c are better than d
-    assert select_front([a, b, c, d]) == [a, b, c]
+    assert select_front([a, b, c, d]) == [b, c, a]
     twin = point("twin", 0.9, 0.9, 1.0)
     assert select_front([a, twin]) == [a, twin]
     assert describe_front([a, d]).startswith("On the front, from least to most accurate: d: 80.0% right, CW-SSIM 0.60")

@@ -75,13 +75,13 @@ def test_rows_are_selected_by_metric_and_labels():
 
 def test_the_front_by_hand():
     a, b, c, d = point(0.9, 0.6), point(0.8, 0.55), point(0.85, 0.62), point(0.8, 0.57)
-    assert select_front([a, b, c, d]) == [b, a]
+    assert select_front([a, b, c, d], "test_accuracy", "auc") == [b, a]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_every_line_is_on_the_front_or_beaten_by_one_that_is(pairs):
     found = [point(accuracy / 10, auc / 10) for accuracy, auc in pairs]
-    edge = select_front(found)
+    edge = select_front(found, "test_accuracy", "auc")
     values = [(line.value("test_accuracy"), line.value("auc")) for line in edge]
     assert values == sorted(set(values)) and [y for _, y in values] == sorted({y for _, y in values})
     for line in found:

@@ -10,16 +10,7 @@ from typing import Any
 
 from secateur.report import plotting, summary, table
 from secateur.report.plotting import GREY, MEMBERS, OTHERS, PALETTE, SYMBOLS, Panel, Part, View, cycle, shorten
-from secateur.report.summary import (
-    Labels,
-    Record,
-    SummaryLine,
-    attack_key,
-    join_distinct,
-    model_key,
-    name_model,
-    name_setting,
-)
+from secateur.report.summary import Labels, Record, SummaryLine, attack_key, join_distinct, model_key, name_model
 from secateur.report.table import ATTACK, COST, MODEL, Column, ReportTable, format_measure
 from secateur.report.verdict import GUESSING
 from secateur.runs.rows import Row
@@ -112,7 +103,7 @@ def draw_tradeoffs(lines: Sequence[SummaryLine]) -> list[View]:
     for group in summary.group_by_setting(lines):
         best = summary.select_strongest(group)
         if any(line.value("test_accuracy") is not None for line in best):
-            name = name_setting(best[0].labels)
+            name = summary.name_setting(best[0].labels)
             views.append(View(name, [draw_tradeoff(name, best)], describe_front(best)))
     return views
 
@@ -188,7 +179,7 @@ def _has_several_settings(models: Iterable[Sequence[Record]]) -> bool:
 
 def _name_view(labels: Labels, several: bool) -> str:
     title = name_model(labels)
-    return f"{name_setting(labels)}: {title}" if several else title
+    return f"{summary.name_setting(labels)}: {title}" if several else title
 
 
 def draw_roc(title: str, curves: Sequence[StyledCurve]) -> Panel:
@@ -203,14 +194,11 @@ def draw_roc(title: str, curves: Sequence[StyledCurve]) -> Panel:
     ticks = [10.0**-k for k in range(decades, -1, -1)]
     percents = [f"{100 * rate:g} %" for rate in ticks]
     axis = {"type": "log", "range": [-decades, 0.02], "tickvals": ticks, "ticktext": percents}
+    alt = f"ROC curves on logarithmic axes, {title}. AUC: {', '.join(f'{x.name} {x.score}' for x in ranked)}."
+    x_axis = {"title": "false positive rate"} | axis
+    y_axis = {"title": "true positive rate"} | axis
     return plotting.draw_panel(
-        title,
-        f"ROC curves on logarithmic axes, {title}. AUC: {', '.join(f'{x.name} {x.score}' for x in ranked)}.",
-        traces,
-        460,
-        {"title": "false positive rate"} | axis,
-        {"title": "true positive rate"} | axis,
-        legend={"title": {"text": "attack · AUC", "font": {"size": 13}}},
+        title, alt, traces, 460, x_axis, y_axis, legend={"title": {"text": "attack · AUC", "font": {"size": 13}}}
     )
 
 
@@ -242,13 +230,16 @@ def draw_histogram(title: str, record: Record, top: float) -> Panel:
         for side, bar in _draw_bars(hover, opacity).items()
     ]
     means = f"means {inside:.3f} and {outside:.3f}, gap {inside - outside:+.3f}"
+    alt = f"Histogram of the {record.quantity} of members and non-members, {title}: {means}."
+    x_axis = {"title": f"{record.quantity} of the true class", "range": [0, top], "zeroline": False}
+    y_axis = {"title": "share", "tickformat": ".0%", "rangemode": "tozero", "nticks": 6}
     return plotting.draw_panel(
         f"{title}: {means}",
-        f"Histogram of the {record.quantity} of members and non-members, {title}: {means}.",
+        alt,
         traces,
         280,
-        {"title": f"{record.quantity} of the true class", "range": [0, top], "zeroline": False},
-        {"title": "share", "tickformat": ".0%", "rangemode": "tozero", "nticks": 6},
+        x_axis,
+        y_axis,
         barmode="overlay",
         showlegend=False,
         shapes=[_draw_upright(inside, MEMBERS), _draw_upright(outside, OTHERS)],
@@ -284,15 +275,11 @@ def draw_classes(title: str, record: Record, top: float) -> Panel:
     gaps = {label: a - b for label, (a, b) in enumerate(pairs) if a is not None and b is not None}
     widest = max(gaps, key=lambda label: abs(gaps[label]), default=None)
     widest_gap = f"widest gap {gaps[widest]:+.3f}, class {widest}" if widest is not None else "no class has both"
+    alt = f"Mean {record.quantity} by class of members and non-members, {title}: {widest_gap}."
+    x_axis = {"title": "class", "nticks": 12, "tickformat": "d"}
+    y_axis = {"title": str(record.quantity), "range": [0, 1.04 * top], "nticks": 6}
     return plotting.draw_panel(
-        f"{title}: {widest_gap}",
-        f"Mean {record.quantity} by class of members and non-members, {title}: {widest_gap}.",
-        traces,
-        260,
-        {"title": "class", "nticks": 12, "tickformat": "d"},
-        {"title": str(record.quantity), "range": [0, 1.04 * top], "nticks": 6},
-        barmode="overlay",
-        showlegend=False,
+        f"{title}: {widest_gap}", alt, traces, 260, x_axis, y_axis, barmode="overlay", showlegend=False
     )
 
 
@@ -317,14 +304,13 @@ def draw_tradeoff(title: str, best: Sequence[SummaryLine]) -> Panel:
         group = plotting.group_legend("pruner")
         traces += [plotting.draw_legend_entry(name, shape, group) for name, shape in shapes.items()]
     guessing: dict[str, Any] = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GUESSING, "y1": GUESSING}
+    alt = f"{title}: test accuracy against AUC. {describe_front(best)}"
+    x_axis = plotting.share_axis("test accuracy") | plotting.fit_single(
+        (_locate(line)[0] for line in points), most=1.005
+    )
+    y_axis = plotting.number_axis("AUC of the strongest attack")
     return plotting.draw_panel(
-        title,
-        f"{title}: test accuracy against AUC. {describe_front(best)}",
-        traces,
-        460,
-        plotting.share_axis("test accuracy") | plotting.fit_single((_locate(line)[0] for line in points), most=1.005),
-        plotting.number_axis("AUC of the strongest attack"),
-        shapes=[guessing | {"line": plotting.style_guide("dot")}],
+        title, alt, traces, 460, x_axis, y_axis, shapes=[guessing | {"line": plotting.style_guide("dot")}]
     )
 
 
@@ -340,7 +326,7 @@ def describe_front(best: Sequence[SummaryLine]) -> str:
 
 def _select_edge(best: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the front of the pruned models, or of all models if none was pruned."""
-    return summary.select_front([line for line in best if line.pruned] or best)
+    return summary.select_front([line for line in best if line.pruned] or best, "test_accuracy", "auc")
 
 
 def _draw_front(points: Sequence[SummaryLine]) -> Part:

@@ -6,30 +6,19 @@ The trade-off weighs accuracy, leakage and bytes. The tables hold a study's trai
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from secateur.catalogue import split
 from secateur.metrics.estimates import Measure, mean
-from secateur.metrics.membership import Estimate
-from secateur.report import plotting, table
+from secateur.report import plotting, summary, table
 from secateur.report.inversion import Sheet, build_sheets, name_comparison
 from secateur.report.plotting import GREY, PALETTE, Panel, View, cycle
-from secateur.report.summary import (
-    Labels,
-    average_along,
-    differ,
-    estimate,
-    group_by,
-    join_distinct,
-    name_setting,
-    read_labels,
-    select_rows,
-    summarise,
-)
+from secateur.report.summary import Labels, SummaryCell, SummaryLine, estimate, group_by, select_rows
 from secateur.report.table import ReportTable
 from secateur.runs.rows import Row
 
 FEEDBACK = "+error-feedback"
+ACCURACY, LEAK, RATIO = "test_accuracy", "cw_ssim", "ratio"  # the values of the trade-off
 TITLES = {  # by the kind of measurement
     "training": "Training under each defense",
     "cost": "Cost of each defense",
@@ -41,30 +30,11 @@ VARYING = {"run": "run", "model": "network", "dataset": "data"}  # columns only 
 Attacker = tuple[str, ...]  # the attack with its settings, and other labels that tell attackers apart
 
 
-@dataclass(frozen=True)
-class DefensePoint:
-    """One defense on the trade-off of accuracy, leakage and bytes."""
-
-    name: str
-    accuracy: Estimate
-    leak: Estimate  # the highest mean CW-SSIM that any attacker reached
-    attacker: str
-    ratio: float  # of the bytes of dense, for an upload and a download
-
-    def worse_than(self, other: DefensePoint) -> bool:
-        """Return True if the other is as good in every value and better in one; intervals do not count."""
-        mine, theirs = self._values(), other._values()
-        return all(b <= a for a, b in zip(mine, theirs, strict=True)) and mine != theirs
-
-    def _values(self) -> tuple[float, float, float]:
-        return -self.accuracy.value, self.leak.value, self.ratio
-
-
 def list_facts(rows: Iterable[Row]) -> dict[str, str]:
     """Return the networks and data sets of a study's rows that belong to no attack: trainings and costs."""
     studied = [row for row in rows if "study" in row.extra]
     names = {"Network": [row.model for row in studied], "Data": [row.dataset for row in studied]}
-    return {name: join_distinct(values) for name, values in names.items() if values}
+    return {name: summary.join_distinct(values) for name, values in names.items() if values}
 
 
 def build_defense_sheets(figures: Iterable[Labels]) -> list[Sheet]:
@@ -89,53 +59,55 @@ def draw_epochs(rows: Iterable[Row]) -> list[View]:
 def _draw_epoch_panel(title: str, rows: Sequence[Row]) -> Panel:
     curves = group_by(rows, lambda row: row.defense or "none")
     traces = [
-        plotting.draw_curve(name, average_along(same, lambda row: row.extra["epoch"]), plotting.style_line(number))
+        plotting.draw_curve(
+            name, summary.average_along(same, lambda row: row.extra["epoch"]), plotting.style_line(number)
+        )
         for number, (name, same) in enumerate(curves.items())
     ]
-    return plotting.draw_panel(
-        title,
-        f"{title}, test accuracy by epoch. In the end: {plotting.list_ends(traces, '{:.1%}')}.",
-        traces,
-        400,
-        plotting.count_axis("epoch", max(row.extra["epoch"] for row in rows), ticks=10),
-        plotting.share_axis("test accuracy", 6),
-    )
+    alt = f"{title}, test accuracy by epoch. In the end: {plotting.list_ends(traces, '{:.1%}')}."
+    x_axis = plotting.count_axis("epoch", max(row.extra["epoch"] for row in rows), ticks=10)
+    y_axis = plotting.share_axis("test accuracy", 6)
+    return plotting.draw_panel(title, alt, traces, 400, x_axis, y_axis)
 
 
 def _name_setting(row: Row) -> str:
-    return name_setting(read_labels(row))
+    return summary.name_setting(summary.read_labels(row))
 
 
 def draw_balance(rows: Iterable[Row]) -> list[View]:
     """Return one view of all defenses for each network and data set that was trained and attacked."""
     return [
-        View(name, [_draw_scatter(name, points)], describe_front(points))
+        View(name, [_draw_scatter(name, lines)], describe_front(lines))
         for name, same in group_by(rows, _name_setting).items()
-        if (points := weigh_defenses(same))
+        if (lines := weigh_defenses(same))
     ]
 
 
-def weigh_defenses(rows: Iterable[Row]) -> list[DefensePoint]:
-    """Return the point of every defense that one network was trained with and attacked under; means over seeds."""
-    trained: dict[str, dict[str, Measure]] = {"test_accuracy": {}, "ratio": {}}
+def weigh_defenses(rows: Iterable[Row]) -> list[SummaryLine]:
+    """Return a line for every defense that one network was trained with and attacked under; means over seeds.
+
+    The leakage is the highest mean CW-SSIM of any attacker; the ratio is of the bytes of dense, up and down.
+    """
+    trained: dict[str, dict[str, Measure]] = {ACCURACY: {}, RATIO: {}}
     leaks: dict[str, dict[Attacker, Measure]] = {}
-    for row in select_rows(rows, "test_accuracy", "ratio", "cw_ssim"):
+    for row in select_rows(rows, ACCURACY, RATIO, LEAK):
         name, extra = row.defense or "none", row.extra
         if extra.get("study") == "training" and extra["epoch"] == extra["epochs"] and row.metric in trained:
             trained[row.metric].setdefault(name, {})[row.seed] = estimate(row)
         # A defense hides the raw picture, so of ATS's two comparisons the one with the raw picture counts.
-        elif row.metric == "cw_ssim" and row.attack and extra["target"] is None and extra.get("against") != "used":
+        elif row.metric == LEAK and row.attack and extra["target"] is None and extra.get("against") != "used":
             more = (str(extra.get(key)) for key in ("stage", "labels", "batch_size"))
             leaks.setdefault(name, {}).setdefault((row.attack, *more), {})[row.seed] = estimate(row)
-    points = []
-    for name, accuracies in trained["test_accuracy"].items():
+    lines = []
+    for name, accuracies in trained[ACCURACY].items():
         means = ((mean(measure), attacker[0]) for attacker, measure in _select_attackers(leaks, name).items())
         known = [(leak, attack) for leak, attack in means if leak is not None]
-        accuracy, ratio = mean(accuracies), mean(trained["ratio"].get(name, {}))
+        accuracy, ratio = mean(accuracies), mean(trained[RATIO].get(name, {}))
         if known and accuracy is not None and ratio is not None:
             leak, attack = max(known, key=lambda pair: pair[0].value)
-            points.append(DefensePoint(name, accuracy, leak, split(attack)[0], ratio.value))
-    return points
+            cells = {ACCURACY: SummaryCell(*accuracy), LEAK: SummaryCell(*leak), RATIO: SummaryCell(*ratio)}
+            lines.append(SummaryLine({"defense": name, "attack": split(attack)[0]}, cells))
+    return lines
 
 
 def _select_attackers(leaks: dict[str, dict[Attacker, Measure]], name: str) -> dict[Attacker, Measure]:
@@ -147,39 +119,36 @@ def _select_attackers(leaks: dict[str, dict[Attacker, Measure]], name: str) -> d
     return {who: measure for who, measure in base.items() if who[1] != "weights given"} | leaks.get(name, {})
 
 
-def select_front(points: Sequence[DefensePoint]) -> list[DefensePoint]:
-    """Return the points that no other beats in accuracy, leakage and bytes."""
-    return [point for point in points if not any(point.worse_than(other) for other in points)]
+def select_front(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
+    """Return the defenses that no other beats in accuracy, leakage and bytes; intervals do not count."""
+    return summary.select_front(lines, ACCURACY, LEAK, RATIO, keep_equal=True)
 
 
-def describe_front(points: Sequence[DefensePoint]) -> str:
+def describe_front(lines: Iterable[SummaryLine]) -> str:
     """Return the front in words, for readers who print the page or cannot see the plot."""
     defenses = "; ".join(
-        f"{x.name}: {100 * x.accuracy.value:.1f}% right, CW-SSIM {x.leak.value:.2f} under {x.attacker}, "
-        f"{x.ratio:.3f} of the bytes"
-        for x in sorted(select_front(points), key=lambda x: x.accuracy.value)
+        f"{line.labels['defense']}: {line.rank(ACCURACY):.1%} right, CW-SSIM {line.rank(LEAK):.2f} "
+        f"under {line.labels['attack']}, {line.rank(RATIO):.3f} of the bytes"
+        for line in select_front(lines)
     )
     return f"On the front, from least to most accurate: {defenses}."
 
 
-def _draw_scatter(title: str, points: Sequence[DefensePoint]) -> Panel:
-    best, traces = select_front(points), []
-    for number, point in enumerate(points):
-        text = f"<b>{point.name}</b><br>accuracy {100 * point.accuracy.value:.1f}%<br>CW-SSIM {point.leak.value:.3f}"
-        text += f" under {point.attacker}<br>{point.ratio:.3f} of the bytes of dense"
-        ring = {"width": 3 if point in best else 0, "color": GREY}
-        marker = {"color": cycle(PALETTE, number), "size": 10 + 24 * min(point.ratio, 1.2), "line": ring}
-        name = f"{point.name}{' (front)' if point in best else ''}"
-        bars = {f"error_{axis}": plotting.draw_intervals([x]) for axis, x in (("x", point.accuracy), ("y", point.leak))}
-        traces.append(plotting.draw_points(name, [(point.accuracy.value, point.leak.value)], marker, [text], **bars))
-    return plotting.draw_panel(
-        title,
-        f"{title}: test accuracy against CW-SSIM of the strongest attacker. {describe_front(points)}",
-        traces,
-        440,
-        plotting.share_axis("test accuracy"),
-        plotting.number_axis("CW-SSIM of the strongest attacker"),
-    )
+def _draw_scatter(title: str, lines: Sequence[SummaryLine]) -> Panel:
+    best, traces = select_front(lines), []
+    for number, line in enumerate(lines):
+        name, (accuracy, leak, ratio) = line.labels["defense"], map(line.rank, (ACCURACY, LEAK, RATIO))
+        text = f"<b>{name}</b><br>accuracy {accuracy:.1%}<br>CW-SSIM {leak:.3f} under {line.labels['attack']}"
+        ring = {"width": 3 if line in best else 0, "color": GREY}
+        marker = {"color": cycle(PALETTE, number), "size": 10 + 24 * min(ratio, 1.2), "line": ring}
+        texts = [f"{text}<br>{ratio:.3f} of the bytes of dense"]
+        bars = {f"error_{x}": plotting.draw_intervals([line.cells[y]]) for x, y in (("x", ACCURACY), ("y", LEAK))}
+        label = f"{name}{' (front)' if line in best else ''}"
+        traces.append(plotting.draw_points(label, [(accuracy, leak)], marker, texts, **bars))
+    alt = f"{title}: test accuracy against CW-SSIM of the strongest attacker. {describe_front(lines)}"
+    x_axis = plotting.share_axis("test accuracy")
+    y_axis = plotting.number_axis("CW-SSIM of the strongest attacker")
+    return plotting.draw_panel(title, alt, traces, 440, x_axis, y_axis)
 
 
 def build_tables(rows: Iterable[Row]) -> dict[str, ReportTable]:
@@ -192,8 +161,8 @@ def build_tables(rows: Iterable[Row]) -> dict[str, ReportTable]:
 def _build_table(title: str, rows: Sequence[Row]) -> ReportTable:
     """Return a table with a line for each network, data set and defense."""
     kept = [{name: row.extra[name] for name in ("run",) if name in row.extra} for row in rows]
-    lines = summarise(replace(row, extra=extra, note=None) for row, extra in zip(rows, kept, strict=True))
+    lines = summary.summarise(replace(row, extra=extra, note=None) for row, extra in zip(rows, kept, strict=True))
     labels = [line.labels for line in lines]
-    names = [table.label_column(name, heading) for name, heading in VARYING.items() if differ(labels, name)]
+    names = [table.label_column(name, heading) for name, heading in VARYING.items() if summary.differ(labels, name)]
     metrics = table.order_measures((name for line in lines for name in line.cells), FIRST)
     return table.build_table(title, lines, [*names, table.label_column("defense"), *map(table.measure_column, metrics)])

@@ -7,20 +7,9 @@ from functools import partial
 from typing import Any
 
 from secateur.catalogue import split
-from secateur.report import plotting, table
+from secateur.report import plotting, summary, table
 from secateur.report.plotting import DASHES, GREY, PALETTE, SYMBOLS, Panel, Part, View, cycle, draw_curve
-from secateur.report.summary import (
-    Labels,
-    SummaryCell,
-    SummaryLine,
-    average,
-    average_along,
-    differ,
-    group_by,
-    name_setting,
-    read_labels,
-    select_rows,
-)
+from secateur.report.summary import Labels, SummaryCell, SummaryLine, average, average_along, group_by, select_rows
 from secateur.report.table import Column, ReportTable, TableCell, measure_column
 from secateur.runs.rows import Row
 
@@ -120,7 +109,7 @@ def describe_label(line: SummaryLine, label: str) -> str:
 
 def list_varying(lines: Sequence[SummaryLine]) -> dict[str, str]:
     """Return the labels that tell federations apart, with their headings; other labels would be columns of one word."""
-    runs = {"run": "run"} if differ((line.labels for line in lines), "run") else {}
+    runs = {"run": "run"} if summary.differ((line.labels for line in lines), "run") else {}
     return runs | {x: title for x, title in SETTINGS.items() if len({describe_label(line, x) for line in lines}) > 1}
 
 
@@ -235,13 +224,16 @@ def _draw_round_panel(
     traces += [draw_curve("by chance", chance, plotting.style_guide("dot"), hover)] if chance else []
     lines = sum(trace.get("showlegend", True) for trace in traces)
     values = (y for points in curves.values() for y in points.values())
+    alt = f"{title} by round; in the last: {ends}."
+    x_axis = plotting.count_axis("round", last) | {"range": [0, 1.03 * last]}
+    y_axis = plotting.number_axis(title, 6) | plotting.fit_single(values)
     return plotting.draw_panel(
         f"{title} over rounds",
-        f"{title} by round; in the last: {ends}.",
+        alt,
         traces,
         340 + 22 * lines,
-        plotting.count_axis("round", last) | {"range": [0, 1.03 * last]},
-        plotting.number_axis(title, 6) | plotting.fit_single(values),
+        x_axis,
+        y_axis,
         showlegend=lines > 1 or not named,
         legend=plotting.place_legend(maxheight=22 * lines + 40),
     )
@@ -254,13 +246,13 @@ def _group_key(row: Row) -> tuple[Any, ...]:
 
 def row_labels(row: Row) -> dict[str, Any]:
     """Return the labels of a row's federation, with its seed."""
-    return read_labels(row) | {"seed": row.seed}
+    return summary.read_labels(row) | {"seed": row.seed}
 
 
 def name_group(labels: Labels) -> str:
     """Return the network and its data, and the batch of a local step if it is known."""
     size = labels.get("local_batch")
-    return name_setting(labels) + ("" if size is None else f", batches of {size}")
+    return summary.name_setting(labels) + ("" if size is None else f", batches of {size}")
 
 
 def name_federation(labels: Labels) -> str:

@@ -9,19 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from secateur.catalogue import split
-from secateur.report import plotting
-from secateur.report.federation import (
-    CHANCE,
-    NMI,
-    is_federated,
-    is_pooled,
-    name_federation,
-    name_group,
-    row_labels,
-    shorten_methods,
-    shorten_names,
-    split_method,
-)
+from secateur.report import federation, plotting
+from secateur.report.federation import CHANCE, NMI, name_federation, name_group, shorten_names, split_method
 from secateur.report.inversion import Sheet, build_sheets
 from secateur.report.plotting import DASHES, PALETTE, SYMBOLS, Panel, Part, View, cycle, number_axis
 from secateur.report.summary import Labels, SummaryLine, average_along, group_by, select_rows
@@ -70,13 +59,16 @@ def _draw_plane(leak: str, title: str, federations: Sequence[SummaryLine]) -> Pa
         traces.append(plotting.draw_legend_entry(defense, symbol, plotting.group_legend("defense")))
     arrows = [_draw_arrow(before, after, leak, colours[_name_base(before)]) for before, after in _pair(federations)]
     values = "; ".join(f"{names[_name(x)]} {x.rank(ACCURACY):.1%}, {x.rank(leak):.3g}" for x in federations)
+    alt = f"Test accuracy against {title} of the strongest attacker: {values}."
+    x_axis = plotting.share_axis("test accuracy")
+    y_axis = number_axis(f"{title} of the strongest attacker")
     return plotting.draw_panel(
         f"Accuracy against {title}",
-        f"Test accuracy against {title} of the strongest attacker: {values}.",
+        alt,
         traces,
         380 + 20 * max(len(bases), len(defenses)),
-        plotting.share_axis("test accuracy"),
-        number_axis(f"{title} of the strongest attacker"),
+        x_axis,
+        y_axis,
         annotations=arrows,
         legend=plotting.place_legend(-0.2, maxheight=22 * (len(bases) + len(defenses)) + 80),
     )
@@ -116,7 +108,7 @@ def _list_settings(federations: Sequence[SummaryLine]) -> list[str]:
     for line in federations:
         same = [other.labels for other in federations if _name_defense(other) == _name_defense(line)]
         methods = [(str(line.labels[name]), [str(x[name]) for x in same]) for name in ("base_pruning", "defense")]
-        settings = [split_method(shorten_methods(others)[method])[1] for method, others in methods]
+        settings = [split_method(federation.shorten_methods(others)[method])[1] for method, others in methods]
         texts.append(", ".join(filter(None, settings)))
     return texts
 
@@ -181,13 +173,16 @@ def _draw_bars(federations: Sequence[SummaryLine]) -> Panel:
         f"{label.replace('<br>', ' ')} {up:g} up, {down:g} down"
         for label, up, down in zip(labels, traces[0]["x"], traces[1]["x"], strict=True)
     )
+    alt = f"Megabytes of a client, the mean of those that took part: {values}."
+    x_axis = {"title": "MB a client", "rangemode": "tozero", "nticks": 4}
+    y_axis = {"title": "", "autorange": "reversed", "ticksuffix": " "}
     return plotting.draw_panel(
         "MB of a client over all rounds",
-        f"Megabytes of a client, the mean of those that took part: {values}.",
+        alt,
         traces,
         120 + 34 * len(federations),
-        {"title": "MB a client", "rangemode": "tozero", "nticks": 4},
-        {"title": "", "autorange": "reversed", "ticksuffix": " "},
+        x_axis,
+        y_axis,
         barmode="group",
         legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
     )
@@ -198,10 +193,13 @@ def draw_rates(rows: Iterable[Row]) -> list[View]:
     attacked = [
         row
         for row in select_rows(rows, *LEAKS)
-        if is_federated(row) and row.attack is not None and "target" in row.extra and not is_pooled(row)
+        if federation.is_federated(row)
+        and row.attack is not None
+        and "target" in row.extra
+        and not federation.is_pooled(row)
     ]
     views = []
-    for group, same in group_by(attacked, lambda row: name_group(row_labels(row))).items():
+    for group, same in group_by(attacked, lambda row: name_group(federation.row_labels(row))).items():
         curves = {title: _average_rates(select_rows(same, metric)) for metric, title in LEAKS.items()}
         several = {title: x for title, x in curves.items() if any(len(points) > 1 for points in x.values())}
         if several:
@@ -211,7 +209,7 @@ def draw_rates(rows: Iterable[Row]) -> list[View]:
 
 def _average_rates(rows: Sequence[Row]) -> dict[tuple[str, str], dict[Any, float]]:
     """Return by base pruning, and by broadcast, attack and defense, the mean value at each rate."""
-    attacks = shorten_methods(str(row.attack) for row in rows)
+    attacks = federation.shorten_methods(str(row.attack) for row in rows)
 
     def key(row: Row) -> tuple[str, str]:
         defense = [] if row.defense == "none" else [str(row.defense)]
@@ -230,13 +228,16 @@ def _draw_rate_panel(title: str, curves: Mapping[tuple[str, str], Mapping[Any, f
         more = {"mode": "lines+markers", "marker": {"size": 6}}
         traces.append(plotting.draw_curve(f"{base}, {rest}", points, line, **more))
     ends = "; ".join(f"{x['name']} {x['y'][0]:g} at {x['x'][0]:g}, {x['y'][-1]:g} at {x['x'][-1]:g}" for x in traces)
+    alt = f"{title} by the base pruning's rate, means over attacked updates: {ends}."
+    x_axis = number_axis("base pruning rate", 10)
+    y_axis = number_axis(title, 6)
     return plotting.draw_panel(
         f"{title} by pruning rate",
-        f"{title} by the base pruning's rate, means over attacked updates: {ends}.",
+        alt,
         traces,
         360 + 24 * len(traces),
-        number_axis("base pruning rate", 10),
-        number_axis(title, 6),
+        x_axis,
+        y_axis,
         legend=plotting.place_legend(-0.2),
     )
 

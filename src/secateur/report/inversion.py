@@ -7,19 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from secateur.catalogue import split
-from secateur.report import table
+from secateur.report import summary, table
 from secateur.report.plotting import Panel, Part, View, draw_curve, draw_panel, number_axis, style_line
-from secateur.report.summary import (
-    Key,
-    Labels,
-    SummaryCell,
-    SummaryLine,
-    differ,
-    group_by,
-    join_distinct,
-    name_setting,
-    summarise,
-)
+from secateur.report.summary import Key, Labels, SummaryCell, SummaryLine, differ, group_by, name_setting
 from secateur.report.table import BESIDE, PICTURE, RECOVERY, Column, ReportTable, format_measure
 from secateur.runs.rows import Row
 
@@ -79,7 +69,7 @@ def is_inversion(row: Row) -> bool:
 def summarise_attacks(rows: Iterable[Row]) -> list[SummaryLine]:
     """Return one line an attack, over all its targets and seeds, in the order of measurement."""
     whole = (row for row in rows if is_inversion(row) and row.extra["target"] is None)
-    return [line for line in summarise(whole) if line.labels["attack"] is not None]
+    return [line for line in summary.summarise(whole) if line.labels["attack"] is not None]
 
 
 def name_attack(labels: Labels) -> str:
@@ -133,7 +123,7 @@ def list_facts(labelled: Iterable[Labels]) -> dict[str, str]:
     """Return the facts of the attacked updates, from the labels of rows and figures."""
     labelled = list(labelled)
     targets = {(x.get("run"), x["seed"], x["target"]) for x in labelled if x.get("target") is not None}
-    facts = {title: join_distinct(x.get(name) for x in labelled) for title, name in FACTS.items()}
+    facts = {title: summary.join_distinct(x.get(name) for x in labelled) for title, name in FACTS.items()}
     return facts | {"Updates attacked": str(len(targets))}
 
 
@@ -271,15 +261,10 @@ def _draw_loss_panel(title: str, figures: Sequence[Labels]) -> Panel:
     ends = [values[-1] for values in curves if values]
     left = f" (the first {CURVES} of {len(figures)} targets)" if len(figures) > CURVES else ""
     reach = f"it ends between {min(ends):.3g} and {max(ends):.3g}" if ends else "no finite loss"
-    return draw_panel(
-        f"{title}{left}",
-        f"The attack's loss by iteration, {title}: {reach}.",
-        traces,
-        340,
-        number_axis("iteration"),
-        number_axis("the attack's loss", 6) | _scale_axis([y for values in curves for y in values]),
-        showlegend=False,
-    )
+    alt = f"The attack's loss by iteration, {title}: {reach}."
+    x_axis = number_axis("iteration")
+    y_axis = number_axis("the attack's loss", 6) | _scale_axis([y for values in curves for y in values])
+    return draw_panel(f"{title}{left}", alt, traces, 340, x_axis, y_axis, showlegend=False)
 
 
 def _scale_axis(values: Sequence[float]) -> Part:

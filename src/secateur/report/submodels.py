@@ -14,17 +14,8 @@ from secateur.evaluation.submodel_advice import Advice
 from secateur.metrics import estimates
 from secateur.metrics.estimates import SMALLEST, Correlation, average_on_same, exposure_correlation
 from secateur.metrics.membership import Estimate
-from secateur.report import table
-from secateur.report.summary import (
-    Labels,
-    SummaryCell,
-    SummaryLine,
-    average_cell,
-    group_by,
-    select_rows,
-    summarise,
-    summarise_cell,
-)
+from secateur.report import summary, table
+from secateur.report.summary import SummaryCell, SummaryLine, group_by, select_rows, summarise, summarise_cell
 from secateur.report.table import Column, ReportTable, TableCell, label_column, measure_column
 from secateur.runs.rows import Row
 
@@ -71,7 +62,7 @@ def _read_scoring(row: Row) -> Scoring | None:
     return None if batches is None else (batches, row.extra.get("updates", 1))
 
 
-def name_federation(labels: Labels) -> str:
+def name_federation(labels: summary.Labels) -> str:
     """Return the name of a federation: a channel rule on the server's network, augmentation, and the defense on top.
 
     Without large clients the name also says if uncovered cells are kept.
@@ -156,7 +147,7 @@ def compare_scorings(rows: Sequence[Row]) -> list[SummaryLine]:
         for scoring, same in scorings.items() if len(scorings) > 1 else ():
             measures = {"server_advantage": ("advantage", "server"), "client_advantage": ("advantage", "client")}
             cells = {
-                name: average_cell(row.value for row in select_rows(same, metric, scope=scope))
+                name: summary.average_cell(row.value for row in select_rows(same, metric, scope=scope))
                 for name, (metric, scope) in (measures | {"auc": ("auc", "client")}).items()
             }
             labels = dict(zip(("batches", "updates"), scoring or (), strict=True))
@@ -178,7 +169,7 @@ def average_clients(rows: Iterable[Row], combine: Callable[[Sequence[Estimate]],
     if len(means) == 1:
         return SummaryCell(*means[0][:3])
     values = [mean.value for mean in means]
-    return replace(average_cell(values), low=min(values), high=max(values)) if values else None
+    return replace(summary.average_cell(values), low=min(values), high=max(values)) if values else None
 
 
 def _estimate(value: float, row: Row) -> Estimate:

@@ -13,7 +13,7 @@ from typing import Any
 from secateur.report import plotting
 from secateur.report.plotting import GREY, PALETTE, Panel, Part, View
 from secateur.report.submodels import name_federation, read_federation, summarise_federations, summarise_parties
-from secateur.report.summary import Labels, SummaryLine, average_along, group_by, select_rows
+from secateur.report.summary import Labels, SummaryLine, average_along, group_by, select_front, select_rows
 from secateur.runs.rows import Row
 
 GROUPS = 16  # different parts with a plot each: as many as MaPP-FL has groups at most
@@ -101,12 +101,8 @@ def _locate(federation: SummaryLine) -> tuple[float, float] | None:
 
 def _describe_front(group: Sequence[SummaryLine]) -> str:
     """Return the front in words: no federation is both more accurate and less exposed."""
-    points = [(line, at) for line in group if (at := _locate(line)) is not None]
-    front = [
-        f"{_name(line)} ({line.labels['large_clients']} large)"
-        for line, at in points
-        if not any(other[0] >= at[0] and other[1] <= at[1] and other != at for _, other in points)
-    ]
+    best = select_front(group, "client_accuracy", "client_advantage", keep_equal=True)
+    front = [f"{_name(line)} ({line.labels['large_clients']} large)" for line in group if line in best]
     sentence = f"By the means no federation is both more accurate and less exposed than {' or '.join(front)}."
     return sentence if len(group) > 1 else ""
 
@@ -177,13 +173,16 @@ def _draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Panel:
         for number, (title, points) in enumerate(curves.items())
     ]
     span = max(trace["x"][-1] for trace in traces) - min(trace["x"][0] for trace in traces)
+    alt = f"Test accuracy of the server by round; in the last: {plotting.list_ends(traces)}."
+    x_axis = {"title": "round", "zeroline": False, "dtick": max(1, math.ceil(span / 8))}
+    y_axis = plotting.share_axis("test accuracy", 6, tickformat=".1~%")
     return plotting.draw_panel(
         "The server's accuracy over rounds",
-        f"Test accuracy of the server by round; in the last: {plotting.list_ends(traces)}.",
+        alt,
         traces,
         340 + 22 * len(traces),
-        {"title": "round", "zeroline": False, "dtick": max(1, math.ceil(span / 8))},
-        plotting.share_axis("test accuracy", 6, tickformat=".1~%"),
+        x_axis,
+        y_axis,
         showlegend=len(traces) > 1,
         legend=plotting.place_legend(),
     )
@@ -251,14 +250,10 @@ def _draw_map(figure: Labels, parts: Mapping[Cells, Sequence[int]], title: str) 
         "colorbar": {"title": {"text": "clients"}, "thickness": 12, "dtick": max(1, math.ceil(most / 5))},
         "hovertemplate": "output %{y}, input %{x}: %{z} clients<extra></extra>",
     }
-    return plotting.draw_panel(
-        title,
-        f"{title}; {_share_trained(figure, parts)} of the cells are trained.",
-        [trace],
-        300,
-        {"title": "input channel", "nticks": 6} | FRAME,
-        {"title": "output channel", "nticks": 6, "autorange": "reversed"} | FRAME,
-    )
+    alt = f"{title}; {_share_trained(figure, parts)} of the cells are trained."
+    x_axis = {"title": "input channel", "nticks": 6} | FRAME
+    y_axis = {"title": "output channel", "nticks": 6, "autorange": "reversed"} | FRAME
+    return plotting.draw_panel(title, alt, [trace], 300, x_axis, y_axis)
 
 
 def _share_trained(figure: Labels, parts: Iterable[Cells]) -> str:

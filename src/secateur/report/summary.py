@@ -234,17 +234,27 @@ def select_strongest(lines: Sequence[SummaryLine], metric: str = "auc") -> list[
     return [max(group, key=lambda line: line.rank(metric)) for group in by_model.values()]
 
 
-def select_front(lines: Sequence[SummaryLine]) -> list[SummaryLine]:
-    """Return the Pareto front, in order of rising accuracy.
+def select_front(
+    lines: Iterable[SummaryLine], accuracy: str, *leaks: str, keep_equal: bool = False
+) -> list[SummaryLine]:
+    """Return the Pareto front, in order of rising accuracy; lines without one of the measures are left out.
 
-    For a line of the front, no other line is at least as accurate and leaks no more.
+    For a line of the front, no other line is at least as accurate, leaks no more, and is better in one measure.
+
+    Args:
+        lines: the lines to compare.
+        accuracy: the measure that is better if higher.
+        leaks: the measures that are better if lower.
+        keep_equal: True if lines with equal values are all on the front, else the first one is.
     """
-    points = [line for line in lines if line.value("test_accuracy") is not None and line.value("auc") is not None]
-    best: list[SummaryLine] = []
-    for line in sorted(points, key=lambda line: (-line.rank("test_accuracy"), line.rank("auc"))):
-        if not best or line.rank("auc") < best[-1].rank("auc"):
-            best.append(line)
-    return best[::-1]
+    known = [line for line in lines if all(line.value(metric) is not None for metric in (accuracy, *leaks))]
+    values = [(-line.rank(accuracy), *(line.rank(metric) for metric in leaks)) for line in known]
+    front = []
+    for number, (line, mine) in enumerate(zip(known, values, strict=True)):
+        beaten = any(x != mine and all(b <= a for a, b in zip(mine, x, strict=True)) for x in values)
+        if not beaten and (keep_equal or mine not in values[:number]):
+            front.append(line)
+    return sorted(front, key=lambda line: line.rank(accuracy))
 
 
 def group_by_setting(lines: Iterable[SummaryLine]) -> list[list[SummaryLine]]:

@@ -86,14 +86,12 @@ def _draw_scatter(title: str, points: Sequence[BoundPoint]) -> Panel:
     for name, (bound, symbol) in BOUNDS.items():
         marker = {"color": GREY, "size": 8, "symbol": symbol, "line": {"width": 2, "color": GREY}}
         traces.append(_draw_marks(name, points, bound, marker))
-    return plotting.draw_panel(
-        title,
-        f"{title}: the error of each reconstruction by the distance of the update. {describe_distances(points)}",
-        traces,
-        440,
-        plotting.number_axis("relative distance from the gradient") | plotting.fit_single(x.distance for x in points),
-        plotting.number_axis("error of the reconstruction (norm)", rangemode="tozero"),
+    alt = f"{title}: the error of each reconstruction by the distance of the update. {describe_distances(points)}"
+    x_axis = plotting.number_axis("relative distance from the gradient") | plotting.fit_single(
+        x.distance for x in points
     )
+    y_axis = plotting.number_axis("error of the reconstruction (norm)", rangemode="tozero")
+    return plotting.draw_panel(title, alt, traces, 440, x_axis, y_axis)
 
 
 def _draw_marks(name: str, points: Sequence[BoundPoint], read: Callable[[BoundPoint], float], marker: Part) -> Part:
@@ -155,14 +153,11 @@ def _draw_measure(axis: Axis, group: Sequence[LeakageCurve], metric: str, title:
             traces.append(_draw_line(f"{name}, by chance", _read_points(curve, CHANCE), guide))
     if not traces:
         return None
+    alt = f"{title} by {axis.title}; from the least to the most: {', '.join(ends)}."
+    x_axis = plotting.number_axis(axis.title) | ({"type": "log"} if axis is SIZE else {})
+    y_axis = plotting.number_axis(title, 6)
     return plotting.draw_panel(
-        f"{title} by {axis.title}",
-        f"{title} by {axis.title}; from the least to the most: {', '.join(ends)}.",
-        traces,
-        340 + 22 * len(group),
-        plotting.number_axis(axis.title) | ({"type": "log"} if axis is SIZE else {}),
-        plotting.number_axis(title, 6),
-        legend=plotting.place_legend(),
+        f"{title} by {axis.title}", alt, traces, 340 + 22 * len(group), x_axis, y_axis, legend=plotting.place_legend()
     )
 
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from secateur.report import summary
 from secateur.report.inversion import name_attack, name_defense
-from secateur.report.summary import (
-    SummaryLine,
-    find_original,
-    group_by,
-    model_key,
-    name_model,
-    name_setting,
-    select_models,
-    select_strongest,
-)
+from secateur.report.summary import SummaryLine, find_original, group_by, model_key, name_model, select_strongest
 from secateur.report.table import format_measure
 
 NEAR = 0.02  # an accuracy loss against the original that many would accept
@@ -87,7 +79,7 @@ def _select_shipped(best: Sequence[SummaryLine]) -> list[SummaryLine]:
 
 def _select_accurate(table: Sequence[SummaryLine], shipped: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the pruned models that are about as accurate as their originals."""
-    originals = {model_key(line.labels): line for line in select_models(table) if not line.pruned}
+    originals = {model_key(line.labels): line for line in summary.select_models(table) if not line.pruned}
     near = []
     for line in shipped:
         labels = find_original(line.labels, [original.labels for original in originals.values()])
@@ -181,7 +173,7 @@ def _describe_failures(lines: Iterable[SummaryLine]) -> list[str]:
 def _describe_adaptive_shows_pictures(lines: Iterable[SummaryLine]) -> list[str]:
     """Return a sentence for each defense that stands against the plain attacker and not against an adaptive one."""
     defended = (line for line in lines if line.labels.get("defense") not in (None, "none"))
-    groups = group_by(defended, lambda line: (name_setting(line.labels), name_defense(line.labels)))
+    groups = group_by(defended, lambda line: (summary.name_setting(line.labels), name_defense(line.labels)))
     sentences = []
     for (_, defense), group in groups.items():
         plain = [line for line in group if not line.labels["adaptive"]]
