@@ -160,7 +160,7 @@ def test_a_defense_that_stands_only_against_the_plain_attacker_is_called_so():
         ]
         return [each for each in write_update_verdict(inversion.summarise_attacks(rows)) if "plain attacker" in each]
 
-    told = "dgp stands only against the plain attacker: ig:adaptive=support brings pictures back."
+    told = "dgp stands only against the plain attacker: ig:adaptive=support recovers pictures."
     assert sentences("dgp", 0.0, 0.1) == [told]
     assert sentences("dgp", 0.0, 0.0) == sentences("dgp", 0.1, 0.1) == sentences("none", 0.0, 0.1) == []
 

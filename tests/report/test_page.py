@@ -54,7 +54,7 @@ def test_pass_and_fail_come_first():
     assert '<p class="badge">PASS</p>\n<p>Every limit is kept.</p>' in render([source(rows)], [])
     failed = render([source(rows)], ["auc: samia reaches 0.7 on snip 0.5, above the limit of 0.6"])
     assert "<summary>3 more</summary>" in render([source(rows)], [f"sentence {i}" for i in range(8)])
-    assert failed.index("FAIL") < failed.index("above the limit of 0.6") < failed.index("gives away most")
+    assert failed.index("FAIL") < failed.index("above the limit of 0.6") < failed.index("leaks most")
 
 
 def test_the_runs_own_limits_decide():
@@ -95,7 +95,7 @@ def test_several_runs_share_a_page_and_are_not_mixed_up(tmp_path):
     folders = [written(tmp_path / name / "run", rows, figures_of(rows)) for name in "ab"]
     page = write_page(folders, tmp_path / "both.html").read_text()
     assert len(embedded(page)["tradeoff"]) == 2 and len(embedded(page)["roc"]) == 18
-    assert page.count("gives away most") == 2 and str(tmp_path / "a" / "run") in page
+    assert page.count("leaks most") == 2 and str(tmp_path / "a" / "run") in page
 
 
 def test_wrong_input_is_one_sentence(tmp_path):

@@ -20,14 +20,12 @@ def test_the_sentences_say_most_least_and_the_best_that_stays_accurate():
     pruned = [("snip", "basic", 0.89, 0.70), ("snip", "ppb", 0.885, 0.65), ("snip", "adv", 0.7, 0.55)]
     found = table(("none", "basic", 0.90, 0.60), *pruned)
     assert write_verdict(found) == [
-        "An attacker tells members of 3 of the 3 pruned models from others better than by guessing.",
+        "An attack recognises members of 3 of the 3 pruned models better than by guessing.",
         "Before pruning, the strongest attack on the original reaches AUC 0.600 [0.570, 0.630] under conf, "
         "at a test accuracy of 90.0% [88.0, 92.0].",
-        "snip 0.5 (basic) gives away most: AUC 0.700 [0.670, 0.730] under conf, "
-        "at a test accuracy of 89.0% [87.0, 91.0].",
-        "snip 0.5 (adv) gives away least: AUC 0.550 [0.520, 0.580] under conf, "
-        "at a test accuracy of 70.0% [68.0, 72.0].",
-        "Among those that lose at most 2 points of the original's accuracy, snip 0.5 (ppb) gives away least: "
+        "snip 0.5 (basic) leaks most: AUC 0.700 [0.670, 0.730] under conf, at a test accuracy of 89.0% [87.0, 91.0].",
+        "snip 0.5 (adv) leaks least: AUC 0.550 [0.520, 0.580] under conf, at a test accuracy of 70.0% [68.0, 72.0].",
+        "Among those that lose at most 2 points of the original's accuracy, snip 0.5 (ppb) leaks least: "
         "AUC 0.650 [0.620, 0.680] under conf, at a test accuracy of 88.5% [86.5, 90.5].",
     ]
 
@@ -35,8 +33,7 @@ def test_the_sentences_say_most_least_and_the_best_that_stays_accurate():
 def test_an_interval_that_holds_guessing_is_no_leak():
     found = table(("none", "basic", 0.9, 0.7), ("snip", "ppb", 0.9, 0.52))
     assert (
-        write_verdict(found)[0]
-        == "No attack that was run does better than guessing on the pruned model; a stronger one might."
+        write_verdict(found)[0] == "No attack was better than guessing on the pruned model; a stronger attack might be."
     )
     assert choose_badge(found).colour == "good"
     assert choose_badge(table(("none", "basic", 0.9, 0.6))).colour == "doubtful"
@@ -46,12 +43,12 @@ def test_limits_decide_the_badge_where_there_are_some():
     found = summarise(audit_rows())
     assert choose_badge(found, []).text == "PASS" and choose_badge(found, []).colour == "good"
     assert choose_badge(found, ["auc: 0.7 is above 0.6"]).text == "FAIL"
-    assert choose_badge(found).text == "Members can be told apart"
+    assert choose_badge(found).text == "Members can be recognised"
 
 
 def test_without_attacks_it_says_so():
     found = summarise(model_rows(labels_of("snip", 0.5, "ppb"), 0, 0.9))
-    assert write_verdict(found) == ["No attack was run, so nothing is known of what these models give away."]
+    assert write_verdict(found) == ["No attack was run: the leakage of these models is unknown."]
     assert choose_badge(found).text == "No attack was run"
 
 

@@ -31,7 +31,7 @@ def draw_planes(lines: Iterable[SummaryLine]) -> list[View]:
     for group, federations in group_by(lines, lambda line: name_group(line.labels)).items():
         panels = []
         for leak, title in LEAKS.items():
-            known = [line for line in federations if None not in _locate(line, leak)]
+            known = [line for line in federations if ACCURACY in line.cells and leak in line.cells]
             if len(known) > 1:
                 panels.append(_draw_plane(leak, title, known))
         if panels:
@@ -72,10 +72,6 @@ def _draw_plane(leak: str, title: str, federations: Sequence[SummaryLine]) -> Pa
         annotations=arrows,
         legend=plotting.place_legend(-0.2, maxheight=22 * (len(bases) + len(defenses)) + 80),
     )
-
-
-def _locate(line: SummaryLine, leak: str) -> tuple[float | None, float | None]:
-    return line.value(ACCURACY), line.value(leak)
 
 
 def _name(line: SummaryLine) -> str:
@@ -225,7 +221,7 @@ def _draw_rate_panel(title: str, curves: Mapping[tuple[str, str], Mapping[Any, f
     traces: list[Part] = []
     for (base, rest), points in curves.items():
         line = {"color": cycle(PALETTE, bases.index(base)), "dash": cycle(DASHES, rests.index(rest)), "width": 2}
-        more = {"mode": "lines+markers", "marker": {"size": 6}}
+        more: Part = {"mode": "lines+markers", "marker": {"size": 6}}
         traces.append(plotting.draw_curve(f"{base}, {rest}", points, line, **more))
     ends = "; ".join(f"{x['name']} {x['y'][0]:g} at {x['x'][0]:g}, {x['y'][-1]:g} at {x['x'][-1]:g}" for x in traces)
     alt = f"{title} by the base pruning's rate, means over attacked updates: {ends}."

@@ -10,7 +10,7 @@ from secateur.catalogue import split
 from secateur.report import summary, table
 from secateur.report.plotting import Panel, Part, View, draw_curve, draw_panel, number_axis, style_line
 from secateur.report.summary import Key, Labels, SummaryCell, SummaryLine, differ, group_by, name_setting
-from secateur.report.table import BESIDE, PICTURE, RECOVERY, Column, ReportTable, format_measure
+from secateur.report.table import BESIDE, RECOVERY, Column, ReportTable, format_measure
 from secateur.runs.rows import Row
 
 # labels that become columns of the table if its lines differ in them
@@ -132,11 +132,7 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
     if not lines:
         return {}
     labels = [line.labels for line in lines]
-    names = [
-        Column(name.replace("_", " "), lambda line, name=name: str(line.labels.get(name) or "-"))  # type: ignore[misc]
-        for name in VARYING
-        if differ(labels, name)
-    ]
+    names = [table.label_column(name, name.replace("_", " ")) for name in VARYING if differ(labels, name)]
     names += [table.label_column("attack"), table.label_column("labels")]
     recovered, beside = (
         [table.measure_column(name) for name in metrics if any(name in line.cells for line in lines)]
@@ -198,7 +194,7 @@ def _build_guess(figure: Labels) -> Picture:
     texts += ["unfinished"] if figure.get("unfinished") else []
     texts += [] if figure["found"] else ["nothing recovered"]
     scores = {name: SummaryCell(float(x), None, None) for name, x in figure["scores"].items() if x is not None}
-    texts += [f"{PICTURE[name]} {format_measure(cell, name)}" for name, cell in scores.items()]
+    texts += [f"{table.name_measure(name)} {format_measure(cell, name)}" for name, cell in scores.items()]
     texts += [] if figure["label"] is None else [f"label {figure['label']}"]
     return Picture(name_attack({**figure, "attack": attack}), figure["png"], texts)
 

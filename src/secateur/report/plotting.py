@@ -113,9 +113,13 @@ def style_guide(dash: str) -> Part:
 
 def draw_curve(name: str, points: Mapping[Any, float], line: Part, hover: str = "%{y:.3g}", **more: Any) -> Part:
     """Return a line through points; without points only its legend entry shows."""
-    data = {"x": list(points) or [None], "y": shorten(points.values()) or [None], "line": line}
+    x, y = (list(points), shorten(points.values())) if points else ([None], [None])
     hover_text = f"{name}: {hover}<extra></extra>"
-    return {"type": "scatter", "mode": "lines", "name": name, "hovertemplate": hover_text} | data | more
+    return (
+        {"type": "scatter", "mode": "lines", "name": name, "hovertemplate": hover_text}
+        | {"x": x, "y": y, "line": line}
+        | more
+    )
 
 
 def draw_points(

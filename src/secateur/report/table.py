@@ -38,16 +38,6 @@ COST = {
     for name, title in {"parameters": "parameters", "flops": "FLOPs", "bytes": "bytes", "seconds": "latency"}.items()
     for form in ("masked", "removed")
 }
-PICTURE = {
-    "psnr": "PSNR",
-    "ssim": "SSIM",
-    "cw_ssim": "CW-SSIM",
-    "lpips": "LPIPS",
-    "mse": "MSE",
-    "nmi_256": "NMI, 256 levels",
-    "nmi_256_chance": "NMI by chance",
-    "ami_256": "AMI, 256 levels",
-}
 RECOVERY = {
     "psnr": "PSNR",
     "psnr_median": "PSNR, median",
@@ -63,7 +53,10 @@ RECOVERY = {
     "recovered": "recovered",
 }
 BESIDE = {
-    **{name: title for name, title in PICTURE.items() if name not in RECOVERY},
+    "mse": "MSE",
+    "nmi_256": "NMI, 256 levels",
+    "nmi_256_chance": "NMI by chance",
+    "ami_256": "AMI, 256 levels",
     "diverged": "diverged",
     "failed": "targets failed",
     "attack_loss": "attack's loss",
@@ -168,8 +161,13 @@ def _to_cell(cell: TableCell | str) -> TableCell:
 
 
 def label_column(name: str, heading: str | None = None, number: bool = False) -> Column:
-    """Return the column of a label; lines without it have an empty cell."""
-    return Column(heading or name, lambda line: str(line.labels.get(name, "")), number)
+    """Return the column of a label; lines without it have a dash."""
+
+    def build(line: SummaryLine) -> str:
+        value = line.labels.get(name)
+        return "-" if value is None else str(value)
+
+    return Column(heading or name, build, number)
 
 
 def measure_column(metric: str, heading: str | None = None, interval: bool = True) -> Column:

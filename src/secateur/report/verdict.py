@@ -30,14 +30,14 @@ def choose_badge(table: Sequence[SummaryLine], broken: Sequence[str] | None = No
     if not best:
         return Badge("No attack was run", "doubtful")
     leaking = any(is_leaking(line) for line in _select_shipped(best))
-    return Badge("Members can be told apart", "doubtful") if leaking else Badge("No leak found", "good")
+    return Badge("Members can be recognised", "doubtful") if leaking else Badge("No leak found", "good")
 
 
 def write_verdict(table: Sequence[SummaryLine]) -> list[str]:
     """Return sentences about one setting: the leakage of the pruned models, and the model that leaks least."""
     best = select_strongest(table)
     if not best:
-        return ["No attack was run, so nothing is known of what these models give away."]
+        return ["No attack was run: the leakage of these models is unknown."]
     shipped = _select_shipped(best)
     sentences = [_describe_leaks(shipped)]
     if any(line.pruned for line in best):
@@ -46,12 +46,12 @@ def write_verdict(table: Sequence[SummaryLine]) -> list[str]:
             sentences.append(f"Before pruning, {attack} reaches {_describe_leak(line)}.")
     most, least, near = max(shipped, key=_auc), min(shipped, key=_auc), _select_accurate(table, shipped)
     if len(shipped) > 1:
-        sentences.append(f"{_name_model(most)} gives away most: {_describe_leak(most)}.")
-        sentences.append(f"{_name_model(least)} gives away least: {_describe_leak(least)}.")
+        sentences.append(f"{_name_model(most)} leaks most: {_describe_leak(most)}.")
+        sentences.append(f"{_name_model(least)} leaks least: {_describe_leak(least)}.")
     if near and (choice := min(near, key=_auc)) is not least:
         sentences.append(
             f"Among those that lose at most {100 * NEAR:g} points of the original's accuracy, "
-            f"{_name_model(choice)} gives away least: {_describe_leak(choice)}."
+            f"{_name_model(choice)} leaks least: {_describe_leak(choice)}."
         )
     return sentences
 
@@ -67,9 +67,9 @@ def _describe_leaks(shipped: Sequence[SummaryLine]) -> str:
     count, what = sum(map(is_leaking, shipped)), "pruned model" if shipped[0].labels["sparsity"] else "model"
     total = f"the {len(shipped)} {what}s" if len(shipped) > 1 else f"the {what}"
     if not count:
-        return f"No attack that was run does better than guessing on {total}; a stronger one might."
+        return f"No attack was better than guessing on {total}; a stronger attack might be."
     of = f"{count} of {total}" if len(shipped) > 1 else total
-    return f"An attacker tells members of {of} from others better than by guessing."
+    return f"An attack recognises members of {of} better than by guessing."
 
 
 def _select_shipped(best: Sequence[SummaryLine]) -> list[SummaryLine]:
@@ -115,7 +115,7 @@ def choose_update_badge(lines: Sequence[SummaryLine]) -> Badge:
     if not scored:
         return Badge("Look at the pictures", "doubtful")
     if any(map(_shows_pictures, scored)):
-        return Badge("Training pictures come back", "bad")
+        return Badge("Training pictures can be recovered", "bad")
     if any(line.value("failed") for line in scored):
         return Badge("No picture was recognised where attacks did not fail", "doubtful")
     return Badge("No picture was recognised", "good")
@@ -179,7 +179,7 @@ def _describe_adaptive_shows_pictures(lines: Iterable[SummaryLine]) -> list[str]
         plain = [line for line in group if not line.labels["adaptive"]]
         adaptive = [str(line.labels["attack"]) for line in group if line.labels["adaptive"] and _shows_pictures(line)]
         if plain and adaptive and not any(map(_shows_pictures, plain)):
-            outcome = f"{', '.join(adaptive)} {'brings' if len(adaptive) == 1 else 'bring'} pictures back"
+            outcome = f"{', '.join(adaptive)} {'recovers' if len(adaptive) == 1 else 'recover'} pictures"
             sentences.append(f"{defense} stands only against the plain attacker: {outcome}.")
     return sentences
 
