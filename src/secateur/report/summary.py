@@ -41,11 +41,6 @@ class SummaryLine:
     rows: Sequence[Row] = ()  # the rows that were summarised
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds of the rows."""
-        return tuple(sorted({row.seed for row in self.rows}))
-
-    @property
     def title(self) -> str:
         """The name of the model, without its defense."""
         return name_compression(self.labels)
@@ -73,7 +68,6 @@ class Record:
     quantity: str | None
     labels: dict[str, Any]
     content: dict[str, Any]
-    seeds: tuple[int, ...]
 
 
 def read_labels(row: Row) -> dict[str, Any]:
@@ -289,11 +283,10 @@ def gather_figures(figures: Iterable[Labels]) -> list[Record]:
         figures, lambda figure: (figure["kind"], figure.get("quantity"), attack_key(_figure_labels(figure)))
     )
     means = {"roc": _average_curves, "histogram": lambda same: dict(same[0]), "classes": _average_classes}
-    records = []
-    for (kind, quantity, _), same in groups.items():
-        seeds = tuple(figure["seed"] for figure in (same[:1] if kind == "histogram" else same))
-        records.append(Record(kind, quantity, _figure_labels(same[0]), means[kind](same), seeds))
-    return records
+    return [
+        Record(kind, quantity, _figure_labels(same[0]), means[kind](same))
+        for (kind, quantity, _), same in groups.items()
+    ]
 
 
 def _figure_labels(figure: Labels) -> dict[str, Any]:
