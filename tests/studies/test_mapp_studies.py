@@ -280,7 +280,7 @@ def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
     again = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
     assert again == printed and comparable(load_rows(out)) == rows
     page = (out / "report.html").read_text()
-    assert "Federations over sub-models" in page and "Client by client" in page and "Who trains which cells" in page
+    assert "Federations over sub-models" in page and "Client by client" in page and "Trained cells" in page
     rules = {name + end for name in ("fdropout", "mapp-fl-r") for end in ("", ":coupling=independent")}
     assert {figure["submodels"] for figure in load_figures(out)} == rules
 
