@@ -54,13 +54,13 @@ from secateur.config import base_pruning, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
+from secateur.federated.build import rates_of
 from secateur.federated.client_training import LocalTraining, binary_cross_entropy
 from secateur.federated.federation import Federation
 from secateur.federated.sampling import Sampler
 from secateur.federated.spec import FederationSpec
+from secateur.federated.spec import SubmodelSpec as SubmodelTerms
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import SubmodelSpec as SubmodelTerms
-from secateur.federated.submodels.spec import rates_of
 from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.gpu import stacked_layers
 from secateur.gpu.graphs import captured

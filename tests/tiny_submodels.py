@@ -5,8 +5,9 @@ from torch import nn
 
 from secateur.catalogue import find
 from secateur.data.dataset import Dataset
+from secateur.federated.build import rates_of
+from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import Adam, SubmodelSpec, rates_of
 
 SIZES = (29, 17, 12, 9, 8)  # with batches of 8: partial ones of 5, 1 (which joins), 4, 1 and none
 BATCH = 8

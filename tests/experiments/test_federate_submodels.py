@@ -9,9 +9,8 @@ from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.federated.build import loaded, shares_of
+from secateur.federated.build import build_submodel_spec, loaded, shares_of
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import terms_of
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import comparable
 
@@ -86,7 +85,7 @@ def test_repeats_have_equal_sizes_and_other_pictures():
     assert [len(rows) for rows in one] == [len(rows) for rows in two] and one[0].tolist() != two[0].tolist()
     fresh = read(Federate, None, {"submodels": "mapp-fl", "redraw_sizes": True})
     assert [len(rows) for rows in shares_of(fresh, data, 1)] != [len(rows) for rows in one]
-    terms = terms_of(config, data, 0, config.submodels[0], config.defense[0])
+    terms = build_submodel_spec(config, data, 0, config.submodels[0], config.defense[0])
     assert list(terms.rates) == [1.0, 1.0, *[0.5] * 8]
 
 
@@ -110,7 +109,7 @@ def test_clients_of_many_writers():
         (["--submodels", "mapp-fl", "--local-steps", "2"], "does not go with submodels; give local_epochs"),
         (["--submodels", "mapp-fl", "--membership", "yeom"], "does not go with submodels; give attack"),
         (["--submodels", "mapp-fl", "--advise", "--attack", "yeom,lira"], "advice is by one, and 2 are given"),
-        (["--submodels", "mapp-fl", "--defense", "soteria"], "cannot be joined with sub-models"),
+        (["--submodels", "mapp-fl", "--defense", "soteria"], "cannot be combined with sub-models"),
         (["--submodels", "mapp-fl", "--averaging", "coverage"], "averaging"),
         (["--submodels", "map-fl"], "submodels: 'map-fl' is not known; did you mean 'mapp-fl'"),
         (["--submodels", "heterofl", "--set", "examples=300"], "has 1, and needs 2 rows for BatchNorm"),

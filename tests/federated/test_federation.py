@@ -282,7 +282,7 @@ class NoQuestions(TorchDispatchMode):
     [
         {},
         {"base": Stale(every=100), "withholding": Withhold(), "averaging": "coverage"},
-        {"base": Half(every=100), "own": Noisy()},
+        {"base": Half(every=100), "custom_turn": Noisy()},
         {"upload": upload_of(defense("top-k"))},
         {"server_momentum": 0.9, "local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01)},
     ],
@@ -484,14 +484,14 @@ def test_uploads_send_gradients_and_keep_residuals():
     "wrong, word",
     [
         ({"rounds": 0}, "rounds"),
-        ({"per_round": 6}, "5 clients"),
+        ({"per_round": 6}, "1, 5"),
         ({"averaging": "mean"}, "weighted"),
         ({"broadcast": "both"}, "masked"),
         ({"server_momentum": 1.0}, "server_momentum"),
         ({"method": "fedsgd"}, "must be 1"),
         ({"upload": upload_of(defense("adgp"))}, "dgp"),
-        ({"own": Noisy(), "withholding": Withhold()}, "give one"),
-        ({"own": Noisy(), "local": LocalTraining(3, None, 4, 0.1, 0.9)}, "momentum"),
+        ({"custom_turn": Noisy(), "withholding": Withhold()}, "use one"),
+        ({"custom_turn": Noisy(), "local": LocalTraining(3, None, 4, 0.1, 0.9)}, "momentum"),
         ({"base": Moving(), "upload": upload_of(defense("dgp"))}, "gradients"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_round_reads_no_number_and_stays_on_its_device(base, rule):
     "terms",
     [
         {"net": bn_net()},
-        {"own": Noisy()},
+        {"custom_turn": Noisy()},
         protection_of(defense("pseudo-mix")),
         protection_of(defense("noise")),
         protection_of(defense("priprune")),
@@ -102,7 +102,7 @@ def test_states_by_place():
 
 TERMS = [
     {"base": Half(every=2), "withholding": Withhold()},
-    {"own": Noisy()},
+    {"custom_turn": Noisy()},
     protection_of(defense("dgp+error-feedback")),
     {"base": Moving(every=2), "averaging": "coverage"},
 ]

@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 from secateur.config import Federate, base_pruning, read
 from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
 from secateur.experiments.federate import measure
-from secateur.federated.build import loaded, network_of, terms_of
+from secateur.federated.build import build_spec, loaded, network_of
 from secateur.federated.federation import Federation
 from secateur.report.page import render
 from secateur.report.sources import Source
@@ -156,7 +156,7 @@ def test_the_terms_are_those_of_the_model_that_clients_receive(config, base, tmp
         bound(scale, run, config, data, device, 0, chosen)  # kept
         assert len(list((tmp_path / "artifacts").iterdir())) == again == 1
     first = {row.metric: row.value for row in run.rows[: len(run.rows) // 2] if row.extra["at_round"] == 1}
-    terms, net = terms_of(config, data, 0, chosen, config.defense[0]), network_of(config, data, 0)
+    terms, net = build_spec(config, data, 0, chosen, config.defense[0]), network_of(config, data, 0)
     start = Federation(net, data, terms, 0)
     client = run.rows[0].extra["client"]
     batch = start.train.take(terms.shares[client][: scale.leaking.examples])

@@ -28,8 +28,7 @@ from secateur.federated.client_training import LocalTraining, check_network, tur
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import labels_of, teller
-from secateur.federated.spec import FederationSpec
-from secateur.federated.submodels.spec import Adam
+from secateur.federated.spec import Adam, FederationSpec
 from secateur.interfaces import Batch, Params
 from secateur.progress import progress
 from secateur.runs.artifacts import write
@@ -96,7 +95,7 @@ def federate(
 
     With `submodels`, clients train parts of the model. The `large_clients` (2) with most data train all of it, the
     others `client_widths` (.5,) of its channels. `local` is then an Adam(), and `attack` is a membership attack such
-    as "yeom". `terms` are then fields of federated.submodels.spec.SubmodelSpec. `augment=True` trains on crops and
+    as "yeom". `terms` are then fields of federated.spec.SubmodelSpec. `augment=True` trains on crops and
     flips.
 
     Args:

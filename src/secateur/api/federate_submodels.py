@@ -14,14 +14,14 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.experiments.federate_submodels import labels_of, teller
 from secateur.federated.augment import crop_and_flip
+from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
-from secateur.federated.spec import FederationSpec
+from secateur.federated.spec import Adam, FederationSpec, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import Observer, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
 from secateur.interfaces import Params
 from secateur.progress import progress
 from secateur.training.recipe import Recipe
@@ -59,16 +59,16 @@ def federate_submodels(
     augment: bool = False,
     **terms: Any,
 ) -> tuple[Params, FederationLog]:
-    """Return the server's model and all rows and figures; `terms` are further fields of submodels.spec.SubmodelSpec."""
+    """Return the server's model and all rows and figures; `terms` are further fields of federated.spec.SubmodelSpec."""
     if not isinstance(local, Adam | None):
-        raise WrongInput("local", "sub-models are trained by federated.submodels.spec.Adam(...)")
+        raise WrongInput("local", "sub-models are trained by federated.spec.Adam(...)")
     local = local or Adam()
     if augment:
         local = replace(local, augment=crop_and_flip(data))
     rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
     settings = {"shares": shares, "rule": rule.make(), "rates": rates_of(shares, large_clients, client_widths)}
     settings |= {"rounds": rounds, "per_round": per_round, "local": local, "faults": faults or Faults()}
-    federation_terms = spec_of(SubmodelSpec, settings | joined_of(client_defense), terms)
+    federation_terms = spec_of(SubmodelSpec, settings | submodel_protection(client_defense), terms)
     story, turn = FederationLog(), federation_terms.local
     recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
     labels = labels_of(name, data, seed, rule, client_defense, federation_terms)

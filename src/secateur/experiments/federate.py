@@ -32,7 +32,7 @@ from secateur.federated.attacks.membership import MembershipObserver, check_memb
 from secateur.federated.attacks.memory import follows, turns_back
 from secateur.federated.attacks.observer import Observer
 from secateur.federated.attacks.schedule import AttackSchedule, check_orders
-from secateur.federated.build import loaded, network_of, shares_of, terms_of
+from secateur.federated.build import build_spec, loaded, network_of, shares_of
 from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.client_training import check_network, turn_caution
 from secateur.federated.federation import Federation
@@ -113,7 +113,7 @@ def measure(
 ) -> None:
     """Run one federation from its first round to its last, and add its rows."""
     let_go(device)
-    terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
+    terms, net = build_spec(config, data, seed, base, defense), network_of(config, data, seed).to(device)
     labels, story = labels_of(config.model, data.name, seed, base, defense, terms), FederationLog()
     observers = observers_of(config, run, ObservedFederation(net, data, terms, labels, story, device))
     build = _engine(config, link, seed, base, defense)
@@ -161,7 +161,7 @@ def plan(config: Federate) -> list[str]:
         return plan_submodels(config)
     data, device = loaded(config)
     check_federate(config, data, device)
-    terms = terms_of(config, data, config.seeds[0], config.base_pruning[0], config.defense[0])
+    terms = build_spec(config, data, config.seeds[0], config.base_pruning[0], config.defense[0])
     sizes = [len(rows) for rows in terms.shares]
     turn = f"{terms.local.steps} local steps" if terms.local.steps else f"{terms.local.epochs} local epochs"
     lines = [f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
@@ -179,14 +179,16 @@ def cautions(config: Federate, data: Dataset) -> list[str]:
     texts = [text] if (text := zeros_count(config)) is not None else []
     net = network_of(config, data, config.seeds[0])
     for defense in config.defense:
-        if (text := turn_caution(net, protection_of(defense).get("own"))) is not None:
+        if (text := turn_caution(net, protection_of(defense).get("custom_turn"))) is not None:
             texts.append(f"{defense}: {text}")
     return texts
 
 
 def zeros_count(config: Federate) -> str | None:
     """Return the caution for withheld weights: with the average as priprune prints it, little or nothing is learnt."""
-    defenses = [str(defense) for defense in config.defense if protection_of(defense).keys() & {"withholding", "own"}]
+    defenses = [
+        str(defense) for defense in config.defense if protection_of(defense).keys() & {"withholding", "custom_turn"}
+    ]
     if not defenses or config.averaging == "coverage":
         return None
     how = "counts as 0 in the average, as priprune prints it, which may leave nothing learnt"
@@ -203,7 +205,7 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
             if terms.faults.deadline is not None and terms.local.steps is not None:
                 _check_deadline(terms, seed)
             net = network_of(config, data, seed).to(device)
-            check_network(net, terms.own, data.inputs)
+            check_network(net, terms.custom_turn, data.inputs)
             check_spending(terms)
             check_observers(config, net, data, terms, seed)
 
@@ -211,7 +213,7 @@ def check_federate(config: Federate, data: Dataset, device: torch.device) -> Non
 def _agreed(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> FederationSpec:
     """Return the terms; an error names the base pruning and the defense that do not go together."""
     try:
-        return terms_of(config, data, seed, base, defense)
+        return build_spec(config, data, seed, base, defense)
     except WrongInput as error:
         if error.field not in ("base_pruning", "defense"):
             raise

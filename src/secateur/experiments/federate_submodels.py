@@ -18,14 +18,14 @@ from secateur.data.dataset import Dataset
 from secateur.evaluation.submodel_advice import sized
 from secateur.experiments.context import check_installed
 from secateur.experiments.submodel_pilots import check_pilots, run_pilots, sizes_of
-from secateur.federated.build import loaded, network_of
+from secateur.federated.build import build_submodel_spec, loaded, network_of
 from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.federation import Round
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import SubmodelSpec, check_rows, terms_of
 from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
 from secateur.federated.submodels.structure import Structure, narrowed, static
 from secateur.federated.traffic import Measure
@@ -64,12 +64,12 @@ def check_submodels(config: Federate, data: Dataset) -> None:
     structure = Structure(net, data.input_shape)
     for rule in config.submodels:
         for defense in config.defense:
-            terms = terms_of(config, data, config.seeds[0], rule, defense)
+            terms = build_submodel_spec(config, data, config.seeds[0], rule, defense)
             if config.advise:
                 check_pilots(rule, terms)
             rates = sizes_of(config) if config.advise else terms.used_rates
             structure.check(terms.rule, rates)
-            check_rows(net, terms)
+            terms.check_rows(net)
             for rate in set(rates):
                 narrowed(net, structure, rate, terms.scaler, data.input_shape, data.classes)
 
@@ -78,7 +78,7 @@ def plan_submodels(config: Federate) -> list[str]:
     """Describe the job in lines; refuse every configuration that the job would refuse before its work."""
     data, _ = loaded(config)
     check_submodels(config, data)
-    terms = terms_of(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
+    terms = build_submodel_spec(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
     sizes, rates = [len(rows) for rows in terms.shares], sorted(set(terms.rates), reverse=True)
     widths = ", ".join(f"{list(terms.rates).count(rate)} with {sized(rate)}" for rate in rates)
     rounds = f"{terms.rounds} rounds"
@@ -136,7 +136,7 @@ def measure(
     federations: list[SubmodelFederation] = []
     story, exposers = FederationLog(), []
     for seed in seeds:
-        terms, beside = terms_of(config, data, seed, rule, defense), federations[0] if federations else None
+        terms, beside = build_submodel_spec(config, data, seed, rule, defense), federations[0] if federations else None
         net = network_of(config, data, seed).to(device)
         exposer = exposer_of(config, data, labels_of(config.model, data, seed, rule, defense, terms), story, device)
         pace = exposer.pace(terms) if link is None else 1  # real clients may be lost at any time
@@ -176,7 +176,7 @@ def measure(
 def advise(config: Federate, run: Run, data: Dataset, device: torch.device, rule: Choice, defense: Defense) -> None:
     """Run pilots instead of the federation for every seed, and add their advice to the run."""
     for seed in config.seeds:
-        terms = terms_of(config, data, seed, rule, defense)
+        terms = build_submodel_spec(config, data, seed, rule, defense)
         labels = labels_of(config.model, data, seed, rule, defense, terms)
         piloted = labels["extra"] | {"pilot": True, "pilot_rounds": config.pilot_rounds}
         exposer = exposer_of(config, data, labels | {"extra": piloted}, FederationLog(), device)

@@ -21,9 +21,9 @@ from secateur.evaluation.submodel_advice import advise, rows_of
 from secateur.federated.build import network_of
 from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.federation import Round
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import SubmodelSpec
 from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
 from secateur.progress import progress
 from secateur.runs.folder import Run

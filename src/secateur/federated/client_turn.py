@@ -64,16 +64,16 @@ class ClientTurn:
         self, net: nn.Module, terms: FederationSpec, server: BroadcastSource, data: Batch, way: str = "auto"
     ) -> None:
         self.net, self.terms, self.server, self.data = net, terms, server, data
-        self.varies = any(rule is not None for rule in (terms.withholding, terms.own, terms.upload))
-        self.crowd = ClientTrainer(net, data, server.model, terms.local, terms.own, way)
+        self.varies = any(rule is not None for rule in (terms.withholding, terms.custom_turn, terms.upload))
+        self.crowd = ClientTrainer(net, data, server.model, terms.local, terms.custom_turn, way)
         self.crowd.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
         self.stacks = self.crowd.stacks and (terms.upload is None or capturable(terms.upload))
 
     def draws(self, rows: Rows, training: Generator, sending: Generator) -> tuple[Noise, Params]:
         """Return a client's random draws, on the generators' devices: for its network, and for its defense."""
         terms, weights = self.terms, self.server.weights
-        if terms.own is not None:
-            return (), terms.own.noise(weights, len(rows), training)
+        if terms.custom_turn is not None:
+            return (), terms.custom_turn.noise(weights, len(rows), training)
         noise = self.crowd.noise(rows, training)
         if terms.withholding is not None:
             return noise, terms.withholding.noise(weights, sending)
@@ -108,8 +108,8 @@ class ClientTurn:
     def init(self) -> Params:
         """Return a client's state before its first round; empty if the client keeps nothing."""
         terms, weights = self.terms, self.server.weights
-        if terms.own is not None:
-            return terms.own.init(weights)
+        if terms.custom_turn is not None:
+            return terms.custom_turn.init(weights)
         if terms.withholding is not None:
             return nothing_saved(weights) if terms.withholding.pseudo else {}
         return {} if terms.upload is None else terms.upload.init(weights)

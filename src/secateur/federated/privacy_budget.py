@@ -46,8 +46,8 @@ def spent(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) 
 
 def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
     """Return the differential privacy of a client, if any, and its number of looks at a batch per turn."""
-    if isinstance(terms.own, PrivateTurn):
-        return terms.own.private, LOOKS
+    if isinstance(terms.custom_turn, PrivateTurn):
+        return terms.custom_turn.private, LOOKS
     private = None if terms.upload is None else inner_of(terms.upload)
     return (private, 1) if isinstance(private, DifferentialPrivacy) else (None, 0)
 

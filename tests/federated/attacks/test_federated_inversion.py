@@ -337,7 +337,7 @@ def test_an_attacker_who_knows_the_compression_applies_it_again():
         {"base": Stale(every=2)},
         {"net": bn_net()},
         {"withholding": Withhold(), "base": Half(every=100)},
-        {"own": Noisy()},
+        {"custom_turn": Noisy()},
         {"upload": upload_of(defense("dgp+error-feedback"))},
     ],
 )

@@ -16,12 +16,12 @@ from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.checkpoint import FederationLog
+from secateur.federated.spec import Adam
 from secateur.federated.submodels import membership_attacks
 from secateur.federated.submodels.clients import SubmodelTrainer, batches
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking, shadow_clients
-from secateur.federated.submodels.spec import Adam
 from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.federated.submodels.structure import static
 from secateur.interfaces import Batch

@@ -6,12 +6,12 @@ from torch import nn
 
 import tiny_submodels as tiny
 from secateur.config.methods import choice, defense_of_clients
+from secateur.federated.build import submodel_protection
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.exposure import ExposureObserver, picture
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import joined_of
 from secateur.models.resnet import Block
 
 LABELS = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
@@ -75,7 +75,7 @@ def test_a_client_that_never_answered_has_a_row_that_says_so():
 @pytest.mark.parametrize("defense", ["none", "pseudo-largest:rate=0.5"])
 def test_what_is_kept_of_earlier_rounds_survives_being_saved(defense):
     fields = {"per_round": 2, "rounds": 6, "asking": Asking(size=10, compare=False, updates=2)}
-    fields |= joined_of(defense_of_clients(defense))
+    fields |= submodel_protection(defense_of_clients(defense))
     whole, wanted = watched(**fields)
     attacked(whole, wanted)
     half, _ = watched(**fields)
@@ -101,7 +101,7 @@ def test_the_stateful_attacker_holds_the_same_updates_however_often_it_looks():
 
 
 def test_what_is_withheld_is_attacked_as_the_server_had_sent_it():
-    seen, kept = [], joined_of(defense_of_clients("pseudo-largest:rate=0.5"))
+    seen, kept = [], submodel_protection(defense_of_clients("pseudo-largest:rate=0.5"))
     federation, exposer = watched(rounds=1, **kept)
     federation.observers = [*federation.observers, (1, seen.append)]
     attacked(federation, exposer)
@@ -123,7 +123,7 @@ def test_clients_alone_are_attacked_without_a_server():
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"batchnorm": "reestimated"}, joined_of(defense_of_clients("pseudo-largest:rate=0.5"))],
+    [{}, {"batchnorm": "reestimated"}, submodel_protection(defense_of_clients("pseudo-largest:rate=0.5"))],
     ids=["static", "reestimated", "withheld weights are put back"],
 )
 def test_accuracy_is_that_of_the_rounds(fields):

@@ -11,11 +11,12 @@ import tiny_submodels as tiny
 from secateur import tree
 from secateur.config import defense_of_clients
 from secateur.errors import WrongInput
+from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.faults import Faults
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels import evaluation
 from secateur.federated.submodels.clients import AdamMoments, SubmodelResult
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.spec import SubmodelSpec, joined_of, rates_of
 from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.federated.submodels.structure import params_of, static
 from secateur.federated.traffic import value_bytes
@@ -114,7 +115,7 @@ def test_lost_clients_are_told_and_left_out():
 @pytest.mark.parametrize("defense", ["dgp", "dgp+error-feedback", "top-k", "noise", "largest", "pseudo-largest", "mix"])
 def test_defenses_joined_with_sub_models_resume_to_equal_numbers(defense):
     def made(rounds):
-        fields = {"rounds": 4, "evaluate_every": 4, **joined_of(defense_of_clients(defense))}
+        fields = {"rounds": 4, "evaluate_every": 4, **submodel_protection(defense_of_clients(defense))}
         federation = tiny.federation("fdropout", **fields)
         *_, done = islice(federation.rounds(), rounds)
         return federation, done
@@ -131,7 +132,7 @@ def test_defenses_joined_with_sub_models_resume_to_equal_numbers(defense):
 def test_what_dgp_does_not_send_stays_as_it_was():
     seen = []
     federation = tiny.federation(
-        "mapp-fl", observers=[(1, seen.append)], rounds=1, **joined_of(defense_of_clients("dgp"))
+        "mapp-fl", observers=[(1, seen.append)], rounds=1, **submodel_protection(defense_of_clients("dgp"))
     )
     found = {(m.metric, m.client): m.value for m in tiny.told(federation)}
     changed = [int((seen[1].sent[n] != seen[1].received[n]).sum()) for n in seen[1].sent]
@@ -141,7 +142,11 @@ def test_what_dgp_does_not_send_stays_as_it_was():
 
 def test_withheld_weights_are_not_sent_and_are_put_back():
     seen = []
-    fields = {"observers": [(1, seen.append)], "rounds": 2, **joined_of(defense_of_clients("pseudo-largest:rate=0.5"))}
+    fields = {
+        "observers": [(1, seen.append)],
+        "rounds": 2,
+        **submodel_protection(defense_of_clients("pseudo-largest:rate=0.5")),
+    }
     federation = tiny.federation("heterofl", large=0, **fields)
     next(federation.rounds())
     sent = seen[0].sent
@@ -158,8 +163,8 @@ def test_withheld_weights_are_not_sent_and_are_put_back():
 
 @pytest.mark.parametrize("defense", ["soteria", "priprune", "outpost", "dp"])
 def test_defenses_that_cannot_be_joined_are_refused(defense):
-    with pytest.raises(WrongInput, match="cannot be joined with sub-models"):
-        tiny.federation(**joined_of(defense_of_clients(defense)))
+    with pytest.raises(WrongInput, match="cannot be combined with sub-models"):
+        tiny.federation(**submodel_protection(defense_of_clients(defense)))
 
 
 @pytest.mark.parametrize("way", ["sequential", "stacked"])
@@ -275,10 +280,10 @@ def test_scores_under_static_batchnorm_depend_on_the_batch():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rates": [1.0]}, "client_widths: 1 are given for 5 clients"),
+        ({"rates": [1.0]}, "client_widths: 1 are set for 5 clients"),
         ({"averaging": "coverage"}, "averaging"),
         ({"uncovered": "drop"}, "uncovered"),
-        ({"per_round": 9}, "per_round: 9 is not allowed; give 1 to 5"),
+        ({"per_round": 9}, r"per_round: 9 is not allowed; must be in \[1, 5\]"),
         ({"rounds": 0}, "rounds"),
         ({"test_batch": 1}, "test_batch"),
     ],
@@ -296,7 +301,7 @@ def test_who_is_large_and_how_widths_are_dealt():
     assert rates_of(shares, 0, (0.25, 1.0)) == [0.25, 1.0, 1.0, 0.25]
     assert rates_of(shares, 4) == [1.0] * 4
     for wrong in (5, -1):
-        with pytest.raises(WrongInput, match="give 0 to 4, as many as there are"):
+        with pytest.raises(WrongInput, match=r"must be in \[0, 4\]"):
             rates_of(shares, wrong)
     with pytest.raises(WrongInput, match="client_widths"):
         rates_of(shares, 1, (0.0,))

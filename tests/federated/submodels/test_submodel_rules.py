@@ -107,7 +107,7 @@ def test_osm_has_two_readings():
 
 @pytest.mark.parametrize("fields", [{"groups": 5}, {"groups": 1}])
 def test_groups_are_squares(fields):
-    with pytest.raises(WrongInput, match="give 4, 9 or 16"):
+    with pytest.raises(WrongInput, match="must be 4, 9 or 16"):
         find("submodel", "mapp-fl")(**fields)
 
 

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.errors import WrongInput
+from secateur.errors import check_numbers
 from secateur.interfaces import Batch, Mask, Params, Pruner
 
 
@@ -25,8 +25,7 @@ class BasePruning(ABC):
     rate: float = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise WrongInput("rate", f"{self.rate} is not allowed; give a number from 0 up to, not including, 1")
+        check_numbers(self, "[0, 1)", "rate")
 
     def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
         """Return this rule adapted to the network that it will prune; called once, before `start`."""
@@ -84,12 +83,6 @@ def pruned_once(pruner: Pruner, net: nn.Module, state: Params, batch: Batch, rat
     twin = copy.deepcopy(net).to(next(iter(state.values())).device)
     twin.load_state_dict(state)
     return pruner(twin, batch, rate, rng)
-
-
-def every_so_often(field: str, every: int) -> None:
-    """Raise WrongInput for an interval below 1."""
-    if every < 1:
-        raise WrongInput(field, f"{every} is not allowed; give a whole number from 1")
 
 
 def total_of(mask: Mask) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Generator, nn
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, drawn, every_so_often, pruned_once
+from secateur.errors import WrongInput, check_wholes
+from secateur.federated.base_pruning import BasePruning, drawn, pruned_once
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import prune_lowest, weights_of
 from secateur.pruning.scores import Grasp, Random, Snip, SynFlow
@@ -71,7 +71,7 @@ class RandomPruning(BasePruning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        every_so_often("every", self.every)
+        check_wholes(self, "every")
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
         """Return the first random mask."""

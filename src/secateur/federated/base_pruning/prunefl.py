@@ -21,8 +21,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.selection import largest
-from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, every_so_often, removed, total_of
+from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
+from secateur.federated.base_pruning import BasePruning, removed, total_of
 from secateur.functional import Ask, Functional, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import LAYERS, one_of, weights_of
@@ -100,14 +100,11 @@ class PruneFL(BasePruning):
         super().__post_init__()
         one_of("hold", self.hold, get_args(Hold))
         one_of("squares", self.squares, get_args(Squares))
-        for name in ("every", "halving", "samples", "batch_size"):
-            every_so_often(name, getattr(self, name))
-        if self.iterations < self.every:
-            raise WrongInput("iterations", f"{self.iterations} is not allowed; give at least every, {self.every}")
-        if not 0 < self.fraction < 1:
-            raise WrongInput("fraction", f"{self.fraction} is not allowed; give a number above 0 and below 1")
-        if min(self.seconds, default=1.0) <= 0:
-            raise WrongInput("seconds", "every layer's must be above 0")
+        check_wholes(self, "every", "halving", "samples", "batch_size")
+        check_whole("iterations", self.iterations, self.every)
+        check_numbers(self, "(0, 1)", "fraction")
+        for seconds in self.seconds:
+            check_number("seconds", seconds, "(0, inf)")
 
     def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
         """Return this pruning with the times of a network, unless times were given."""
@@ -162,7 +159,7 @@ class PruneFL(BasePruning):
         if not self.adjusts(round):
             return weights, mask
         if squares is None:
-            raise WrongInput("squares", "must be given: PruneFL chooses by the clients' squared gradients")
+            raise WrongInput("squares", "are missing: PruneFL chooses by the clients' squared gradients")
         return weights, self._adjusted(weights, mask, squares, round)
 
     def _train(

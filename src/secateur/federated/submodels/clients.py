@@ -29,8 +29,8 @@ from secateur.data.dataset import fingerprint
 from secateur.errors import unknown
 from secateur.federated.augment import CropAndFlip, moved
 from secateur.federated.client_training import WAYS
+from secateur.federated.spec import Adam
 from secateur.federated.submodels.chained_layers import Chain, fits
-from secateur.federated.submodels.spec import Adam
 from secateur.federated.submodels.structure import params_of
 from secateur.functional import Ask, Functional
 from secateur.gpu.graphs import WARMUPS, Captured

@@ -16,8 +16,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.clients import Narrow, batches
-from secateur.federated.submodels.spec import SubmodelSpec
 from secateur.federated.submodels.structure import SubmodelIndex, params_of
 from secateur.federated.traffic import Measure
 from secateur.gpu.precision import full_precision

@@ -19,9 +19,9 @@ from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput
 from secateur.federated.checkpoint import FederationLog
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
 from secateur.federated.submodels.membership_attacks import TURN, Asking, MembershipEvaluation, Target
-from secateur.federated.submodels.spec import SubmodelSpec
 from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.interfaces import Params
 from secateur.runs.rows import Row

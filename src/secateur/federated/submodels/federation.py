@@ -20,9 +20,9 @@ from secateur.errors import WrongInput
 from secateur.federated.averaging import alive_of
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.federation import Round
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.clients import Narrow, SubmodelResult, SubmodelTrainer, SubmodelTurn, picked
 from secateur.federated.submodels.evaluation import SubmodelEvaluation
-from secateur.federated.submodels.spec import SubmodelSpec, check_rows
 from secateur.federated.submodels.structure import (
     ClientAndRound,
     Structure,
@@ -108,7 +108,7 @@ class SubmodelFederation:
         same = beside is not None and f"{beside.net}" == f"{self.net}"  # True: channel sets are shared too
         self.structure: Structure = beside.structure if beside and same else Structure(self.net, data.input_shape)
         self.structure.check(terms.rule, self.rates)
-        check_rows(self.net, terms)
+        terms.check_rows(self.net)
         self.flat = flat_of(dict(self.net.named_parameters()))
         if beside is None:
             inputs, labels = data.batch.to(self.device)

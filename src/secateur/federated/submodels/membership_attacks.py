@@ -26,7 +26,7 @@ from secateur.attacks.membership.thresholds import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, mean_advantage, over_knowledge
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
+from secateur.errors import check_whole
 from secateur.federated.submodels import evaluation
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params, Transform
 from secateur.metrics.membership import Estimate, evaluate, share
@@ -237,7 +237,6 @@ def halves(rows: int, models: int, rng: Generator) -> Tensor:
 
     So every row is in exactly half of the models.
     """
-    if models < 2 or models % 2:
-        raise WrongInput("shadows", f"{models} is not allowed; give an even number: each row is in half of them")
+    check_whole("shadows", models, 2, even=True)  # each row is in half of them
     first = torch.stack([torch.randperm(rows, generator=rng) < rows // 2 for _ in range(models // 2)])
     return torch.stack([first, ~first], 1).flatten(0, 1)

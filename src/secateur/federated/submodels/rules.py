@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_numbers, check_wholes
 from secateur.pruning.masks import one_of
 
 Coupling = Literal["layer-wise", "independent"]
@@ -140,10 +140,8 @@ class LocalRule(Rule):
     alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise WrongInput("patience", f"{self.patience} is not allowed; give a whole number from 1")
-        if not 0 < self.validation < 1:
-            raise WrongInput("validation", f"{self.validation} is not allowed; give a number between 0 and 1")
+        check_wholes(self, "patience")
+        check_numbers(self, "(0, 1)", "validation")
 
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the first channels: a model of the client's size, whose start is the server's."""
@@ -281,4 +279,4 @@ def block(at: RuleContext, group: int, groups: int) -> np.ndarray:
 def squared(groups: int) -> None:
     """Refuse a number of groups that does not make as many blocks of inputs as of outputs."""
     if groups not in (4, 9, 16):
-        raise WrongInput("groups", f"{groups} is not allowed; give 4, 9 or 16")
+        raise WrongInput("groups", f"{groups} is not allowed; must be 4, 9 or 16")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number
 from secateur.federated.submodels.rules import HeteroFL, Rule, RuleContext
 from secateur.interfaces import Params
 from secateur.models.create import check
@@ -116,11 +116,10 @@ class Structure:
 
     def widths(self, rate: float) -> list[int]:
         """Return the channels of each slot that a client with this share keeps: rounded up, as in HeteroFL."""
-        if not 0 < rate <= 1:
-            raise WrongInput("client_widths", f"{rate} is not allowed; give shares above 0 and up to 1")
+        check_number("client_widths", rate, "(0, 1]")
         for slot in self.slots:
             if rate * slot.size < 1 - 1e-9:
-                least = f"give at least 1/{min(other.size for other in self.slots)}"
+                least = f"use at least 1/{min(other.size for other in self.slots)}"
                 raise WrongInput(
                     "client_widths", f"{rate:g} of {slot.size} leaves the layer {slot.name} without channels; {least}"
                 )
@@ -135,7 +134,7 @@ class Structure:
         narrowest = min(self.slots, key=lambda slot: slot.size, default=None)
         if narrowest is not None and rule.most_groups > narrowest.size:
             least = f"the {narrowest.size} channels of the layer {narrowest.name}"
-            raise WrongInput("groups", f"{rule.most_groups} are more than {least}; give fewer")
+            raise WrongInput("groups", f"{rule.most_groups} are more than {least}; use fewer")
 
     def cut(self, rule: Rule, asked: ClientAndRound, rate: float) -> SubmodelIndex:
         """Return the sub-model that a rule gives a client in a round."""

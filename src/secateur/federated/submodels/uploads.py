@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.defenses.uploads import drawn
 from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
-from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
 from secateur.interfaces import Batch, Params, UploadContext
 

@@ -25,11 +25,11 @@ from secateur.evaluation.setup import device_of
 from secateur.federated.checkpoint import STAGE, FederationLog, FederationLogs, depends_of, follow
 from secateur.federated.federation import Round
 from secateur.federated.result_rows import row_of
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import SubmodelSpec
 from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
 from secateur.federated.submodels.structure import static
 from secateur.federated.traffic import Measure

@@ -25,7 +25,8 @@ from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_grou
 from secateur.errors import WrongInput, unknown
 from secateur.evaluation.client import check_pictures
 from secateur.federated.augment import crop_and_flip
-from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
+from secateur.federated.build import rates_of, submodel_protection
+from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.seeding import derive
 
 SIZES_SEED = 41  # with this seed ten clients of CIFAR-10 have the sizes of Table 2
@@ -180,5 +181,5 @@ def terms_of(case: Case, scale: MappScale, data: Dataset, seed: int) -> Submodel
         local=Adam(batch_size=scale.batch_size, augment=crop_and_flip(data) if scale.augment else None),
         uncovered=case.uncovered,
         evaluate_every=max(1, scale.rounds // 10),
-        **joined_of(defense_of_clients(case.defense)),
+        **submodel_protection(defense_of_clients(case.defense)),
     )
