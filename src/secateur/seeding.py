@@ -20,3 +20,8 @@ def derive(seed: int, *labels: str | int | float | None) -> torch.Generator:
     """
     digest = hashlib.sha256(json.dumps([seed, *labels]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def derive_on(device: torch.device, seed: int, *labels: str | int | float | None) -> torch.Generator:
+    """Return a generator on a device, with the seed of `derive`."""
+    return torch.Generator(device).manual_seed(derive(seed, *labels).initial_seed())

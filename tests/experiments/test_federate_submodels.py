@@ -100,7 +100,7 @@ def test_clients_of_many_writers():
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--submodels", "mapp-fl", "--large-clients", "11"], "large_clients: 11 is not allowed; give 0 to 10"),
+        (["--submodels", "mapp-fl", "--large-clients", "11"], "large_clients: 11 is not allowed; must be in [0, 10]"),
         (["--submodels", "mapp-fl:groups=16", "--model", "mapp-cnn-8"], "groups: 16 are more than the 8 channels"),
         (["--submodels", "heterofl", "--client-widths", ".01"], "leaves the layer 0 without channels"),
         (["--submodels", "heterofl", "--client-widths", "1.5"], "client_widths: 1.5 is not allowed"),

@@ -53,7 +53,9 @@ def follow(folder, kill_after=None):
             if count == kill_after:
                 raise Killed
 
-        return *federated(run, fed, story, tell, depends_of(fed, pictures(ROWS, 8)), every=0), count
+        fed.every = 0
+        depends = depends_of(fed.terms, fed.net, pictures(ROWS, 8), fed.seed, fed.device)
+        return *federated(run, fed, story, tell, depends), count
 
 
 def test_a_killed_stage_goes_on(tmp_path):
@@ -72,11 +74,11 @@ def test_a_killed_stage_goes_on(tmp_path):
 
 def test_stories_are_saved_as_one_and_share_the_time():
     told, again = (FederationLogs([FederationLog(), FederationLog()]) for _ in range(2))
-    told.each[1].rows.append(Row(model="m", dataset="d", seed=0, metric="auc", value=0.5))
+    told.logs[1].rows.append(Row(model="m", dataset="d", seed=0, metric="auc", value=0.5))
     told.seconds = 8.0
     again.load(told.plain())
-    assert [len(story.rows) for story in again.each] == [0, 1] and again.each[1].rows == told.each[1].rows
-    assert [story.seconds for story in again.each] == [4.0, 4.0] and again.seconds == 8.0
+    assert [len(story.rows) for story in again.logs] == [0, 1] and again.logs[1].rows == told.logs[1].rows
+    assert [story.seconds for story in again.logs] == [4.0, 4.0] and again.seconds == 8.0
 
 
 @pytest.mark.parametrize(

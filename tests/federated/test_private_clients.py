@@ -16,8 +16,8 @@ from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
-from secateur.federated.privacy_budget import check_spending, spent
 from secateur.federated.spec import FederationSpec
+from secateur.federated.traffic import check_spending, spent
 from secateur.interfaces import Batch, Gradient, Weights
 from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
@@ -163,7 +163,7 @@ def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
     for seed in (0, 1):
         inputs = torch.randn(1, 4, 1, 6, 6, generator=torch.Generator().manual_seed(seed)).double()
         batches = Batch(inputs, torch.full((1, 4), seed))
-        made.append(own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1))
+        made.append(own.turn(fed.turns.trainer._loss, weights, {}, own.init(weights), batches, noise, 0.1))
     one, other = made
     assert len(asked) == 2 * LOOKS and float(one.loss) == 0
     for mine, theirs in zip(one[:-1], other[:-1], strict=True):
@@ -179,7 +179,7 @@ def test_a_look_that_has_no_noise_fails():
     weights = tree.clone(fed.server.weights)
     noise = own.noise(weights, 2, torch.Generator().manual_seed(0))
     with pytest.raises(IndexError):
-        own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1)
+        own.turn(fed.turns.trainer._loss, weights, {}, own.init(weights), batches, noise, 0.1)
 
 
 def test_a_parameter_may_be_called_as_a_look():

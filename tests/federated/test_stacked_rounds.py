@@ -30,7 +30,7 @@ def on_meta(value):
 
 def moved(fed):
     """A federation whose tensors have no numbers: nothing can be asked of them, as in a CUDA graph."""
-    server, crowd = fed.server, fed.turns.crowd
+    server, crowd = fed.server, fed.turns.trainer
     for name in ("weights", "buffers", "mask", "squares", "moments"):
         setattr(server, name, tree_map(on_meta, getattr(server, name)))
     server.model = crowd.model = BroadcastModel(*(tree_map(on_meta, part) for part in vars(server.model).values()))

@@ -19,7 +19,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.federate import ObservedFederation, attackers, check_attackers
+from secateur.experiments.federate_observers import ObservedFederation, attackers, check_attackers
 from secateur.federated.attacks.knowledge import knowledge_of
 from secateur.federated.attacks.observer import ClientView, Every, Observer
 from secateur.federated.attacks.schedule import AttackSchedule, Who
@@ -27,7 +27,7 @@ from secateur.federated.checkpoint import FederationLog
 from secateur.federated.client_training import LocalTraining, check_network, turn_caution
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
-from secateur.federated.result_rows import labels_of, teller
+from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds
 from secateur.federated.spec import Adam, FederationSpec
 from secateur.interfaces import Batch, Params
 from secateur.progress import progress
@@ -151,8 +151,8 @@ def federate(
     settings |= {"per_round": min(10, len(shares)) if per_round is None else per_round, "base": base.make()}
     federation_terms = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
     net, device = copy.deepcopy(model).to(device), torch.device(device)
-    check_network(net, federation_terms.own, data.inputs)
-    if (warning := turn_caution(net, federation_terms.own)) is not None:
+    check_network(net, federation_terms.custom_turn, data.inputs)
+    if (warning := turn_caution(net, federation_terms.custom_turn)) is not None:
         log.warning("%s: %s", client_defense, warning)
     inversions = [inversion(attack_name) for attack_name in ([attack] if isinstance(attack, str) else attack)]
     row_labels = labels_of(name, data.name, seed, base, client_defense, federation_terms)
@@ -167,9 +167,10 @@ def federate(
     watching += attackers(watched, orders, inversions, asked, knowledge, tells_labels=labels == "oracle")
     federation = Federation(net, data, federation_terms, seed, device, observers=watching)
     with progress(f"{base}, {client_defense}", rounds, rate=True) as advance:
-        tell = teller(row_labels, story, watching, advance)
+        recorded = [RecordedFederation(federation, row_labels, story, watching)]
+        record = record_rounds(recorded, advance, f"{base}, {client_defense}")
         for done in federation.rounds():
-            tell(done)
+            record(done)
     return Federated(federation.model(), story.rows, story.figures)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from secateur.config import choice, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.experiments.federate_submodels import labels_of, teller
+from secateur.federated.attacks.observer import Every, Observer
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
+from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds
 from secateur.federated.spec import Adam, FederationSpec, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
-from secateur.federated.submodels.federation import Observer, SubmodelFederation
+from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
 from secateur.interfaces import Params
 from secateur.progress import progress
-from secateur.training.recipe import Recipe
 
 Spec = TypeVar("Spec", FederationSpec, SubmodelSpec)
 
@@ -50,7 +50,7 @@ def federate_submodels(
     defense: str,
     attacks: Sequence[str],
     faults: Faults | None,
-    observers: Sequence[tuple[int, Observer]],
+    observers: Sequence[tuple[int, Callable[[SubmodelView], None]]],
     seed: int,
     device: torch.device,
     name: str,
@@ -69,20 +69,20 @@ def federate_submodels(
     settings = {"shares": shares, "rule": rule.make(), "rates": rates_of(shares, large_clients, client_widths)}
     settings |= {"rounds": rounds, "per_round": per_round, "local": local, "faults": faults or Faults()}
     federation_terms = spec_of(SubmodelSpec, settings | submodel_protection(client_defense), terms)
-    story, turn = FederationLog(), federation_terms.local
-    recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
-    labels = labels_of(name, data, seed, rule, client_defense, federation_terms)
+    story = FederationLog()
+    labels = labels_of(name, data.name, seed, rule, client_defense, federation_terms)
     memberships = [choice("attack", attack) for attack in attacks]
     asking = Asking(size=federation_terms.test_batch)
-    exposer = ExposureObserver(memberships, data, labels, story, rounds, asking=asking, turn=recipe, device=device)
-    watching: list[tuple[int, Observer]] = [
-        *observers,
-        *([(exposer.pace(federation_terms), exposer)] if memberships else []),
-    ]
+    watching: list[Observer] = [Every(every, function) for every, function in observers]
+    if memberships:
+        watching.append(
+            ExposureObserver(memberships, data, labels, story, federation_terms, asking=asking, device=device)
+        )
     federation = SubmodelFederation(model, data, federation_terms, seed, device, observers=watching)
     followed = LocalBaseline(federation) if federation_terms.rule.alone else federation
     with progress(f"{rule}, {client_defense}", rounds, rate=True) as advance:
-        tell = teller([federation], [exposer], story, advance)
+        recorded = [RecordedFederation(federation, labels, story, watching)]
+        record = record_rounds(recorded, advance, f"{rule}, {client_defense}")
         for done in followed.rounds():
-            tell(done)
+            record(done)
     return followed.model(), story

@@ -57,6 +57,8 @@ class Faults:
     def draw(self, clients: Sequence[int], steps: Sequence[int], seed: int, rng: Generator) -> dict[int, Fault]:
         """Return the faults of a round by client, at most one each; `steps` are the clients' local steps."""
         faults: dict[int, Fault] = {}
+        if not self.any:
+            return faults
         draws = torch.rand(len(clients), 3, generator=rng).tolist()
         for client, local_steps, (dropped, nan, shape) in zip(clients, steps, draws, strict=True):
             if dropped < self.drop_out:

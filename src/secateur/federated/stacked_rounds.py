@@ -15,7 +15,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor, vmap
+from torch import Tensor, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur import tree
@@ -29,7 +29,7 @@ from secateur.federated.traffic import look
 from secateur.gpu.client_ops import put_rows, rows_at
 from secateur.gpu.graphs import Captured
 from secateur.interfaces import Params
-from secateur.seeding import derive
+from secateur.seeding import derive, derive_on
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class StackedRounds:
 
     def draws_at_once(self, number: int, drawn: SampledClients) -> tuple[Noise, Params]:
         """Return the draws of all clients by one launch a tensor, from one generator of the seed and the round."""
-        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
+        rng = derive_on(self.device, self.seed, "noise", number)
         draw = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
         all_draws: tuple[Noise, Params] = draw(torch.empty(len(drawn.clients), device=self.device))
         return all_draws

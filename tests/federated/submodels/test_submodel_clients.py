@@ -24,13 +24,13 @@ def without_biases_before_norms(federation, client, flat):
 def turns(way, number=1, **fields):
     federation = tiny.federation(way=way, **fields)
     jobs = federation.begin(number)
-    return federation, [turn.client for turn in federation._turns], federation.crowd(jobs)
+    return federation, [turn.client for turn in federation._turns], federation.trainer(jobs)
 
 
 def test_a_turn_is_an_epoch_of_torchs_adam():
     federation = tiny.federation("none", local=tiny.Adam(epochs=2, batch_size=tiny.BATCH))
     jobs = federation.begin(1)
-    made = federation.crowd(jobs)
+    made = federation.trainer(jobs)
     worker = static(tiny.net()).train()
     optimiser = torch.optim.Adam(worker.parameters(), 1e-3)
     for rows in (rows for epoch in jobs[0].epochs for rows in batches(epoch, tiny.BATCH)):
@@ -108,8 +108,8 @@ def test_no_more_graphs_are_captured_than_may_be(monkeypatch):
     monkeypatch.setattr(clients, "Captured", Counting)
     monkeypatch.setattr(clients, "MOST_GRAPHS", 1)
     federation, told = tiny.federation(), []
-    federation.crowd.data = SimpleNamespace(inputs=SimpleNamespace(device=torch.device("cuda")))
-    first, second = (federation.crowd.captured(lambda given: told.append("eager")) for _ in range(2))
+    federation.trainer.data = SimpleNamespace(inputs=SimpleNamespace(device=torch.device("cuda")))
+    first, second = (federation.trainer.captured(lambda given: told.append("eager")) for _ in range(2))
     given = clients._Step(torch.zeros(2, 8), torch.zeros(2, 2), ())
     other = clients._Step(torch.zeros(2, 5), torch.zeros(2, 2), ())
     for step, form in ((first, given), (first, other), (second, given)):

@@ -11,13 +11,14 @@ import tiny_submodels as tiny
 from secateur import tree
 from secateur.config import defense_of_clients
 from secateur.errors import WrongInput
+from secateur.federated.attacks.observer import Every
 from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.faults import Faults
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels import evaluation
 from secateur.federated.submodels.clients import AdamMoments, SubmodelResult
+from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.federated.submodels.structure import params_of, static
 from secateur.federated.traffic import value_bytes
 from secateur.interfaces import Batch
@@ -176,7 +177,7 @@ def test_together_each_comes_to_what_it_comes_to_alone(way):
     first = made(*kinds[0])
     together = StackedFederations([first, *(made(*kind, beside=first) for kind in kinds[1:])])
     *_, last = together.rounds()
-    for kind, found, one in zip(kinds, last.each, together.federations, strict=True):
+    for kind, found, one in zip(kinds, last.parts, together.federations, strict=True):
         alone = made(*kind)
         wanted = {(m.metric, m.client): m.value for m in tiny.told(alone)}
         assert {(m.metric, m.client): m.value for m in found.measures} == pytest.approx(wanted, abs=1e-6)
@@ -307,30 +308,31 @@ def test_who_is_large_and_how_widths_are_dealt():
         rates_of(shares, 1, (0.0,))
 
 
-class Keeping:
+class Keeping(Every):
     """An observer that keeps what it saw of one client."""
 
     def __init__(self):
+        super().__init__(1, self.keep)
         self.kept = []
 
-    def __call__(self, seen):
+    def keep(self, seen):
         """Keep the bias of the first layer."""
         if seen.client == 1:
             self.kept.append(seen.sent["0.bias"])
 
     def state(self):
         """What is kept."""
-        return {str(i): value for i, value in enumerate(self.kept)}
+        return {str(i): value for i, value in enumerate(self.kept)}, None
 
-    def load(self, state):
+    def load(self, tensors, data):
         """Go on from it."""
-        self.kept = list(state.values())
+        self.kept = list(tensors.values())
 
 
 def test_what_an_observer_keeps_is_saved_with_the_federation():
     def made():
         keeping = Keeping()
-        return keeping, tiny.federation(observers=[(1, keeping)])
+        return keeping, tiny.federation(observers=[keeping])
 
     (wanted, whole), (_, half), (found, other) = made(), made(), made()
     tiny.told(whole)

@@ -30,7 +30,7 @@ from secateur.evaluation.membership import flat
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
 from secateur.federated.attacks.knowledge import is_active, told_of, who
 from secateur.federated.attacks.memory import Memory, Past, SentMaskMemory, follows
-from secateur.federated.attacks.observer import NOBODY, ClientView, RoundView
+from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
@@ -65,15 +65,17 @@ class PendingAttack(NamedTuple):
         return str(self.attack), self.truths[0].size, self.round if alone else None
 
 
-class InversionObserver:
-    """An observer that attacks clients by its orders, and adds rows and figures to the story."""
+class InversionObserver(Observer):
+    """An observer that attacks clients by its orders, and adds rows and figures to the log."""
+
+    leak_name = "PSNR"
 
     def __init__(
         self,
         attacks: Sequence[Choice],
         known: Knowledge,
         labels: dict[str, Any],  # of the rows
-        story: FederationLog,
+        log: FederationLog,
         orders: AttackSchedule,
         kept: Mapping[int, set[int]],  # by round: the clients whose updates are remembered
         *,
@@ -85,14 +87,13 @@ class InversionObserver:
         followed: Mapping[int, set[int]] | None = None,  # by round: the clients whose sent weights are remembered
         at_once: int | None = None,  # None: each round by itself on a CPU, AT_ONCE on a GPU
     ) -> None:
-        self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
+        self.attacks, self.known, self.labels, self.log = attacks, known, labels, log
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
         self.following = SentMaskMemory(followed or {})
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
         self.compress = compress  # the clients' compression, for an attack that applies it again
         self.caution = caution  # a note for readers about these attacks against this defense
-        self.leak: float | None = None  # the highest PSNR so far
         self.waiting: list[PendingAttack] = []
         self.at_once = at_once or (AT_ONCE if known.mean.device.type == "cuda" else 1)
 
@@ -173,7 +174,7 @@ class InversionObserver:
             extra = self.labels["extra"] | {"round": look.round, "client": None}
             took = f"{', '.join(missing)} took no part in the round" if missing else NOBODY
             labels = attack_labels(self.labels, extra, attack)
-            self.story.rows.append(
+            self.log.rows.append(
                 Row(**labels, metric="attacked_clients", value=len(seen), note=f"not attacked: {took}")
             )
 
@@ -224,7 +225,7 @@ class InversionObserver:
             for one, truth, outcome, labels in zip(aimed.seen, aimed.truths, outcomes, aimed.labels, strict=True):
                 self._report(attack, one, truth, outcome, known, labels)
             if aimed.pooled is not None:
-                self.story.rows += self._rows(aimed.pooled, joined(outcomes))
+                self.log.rows += self._rows(aimed.pooled, joined(outcomes))
 
     def _report(
         self,
@@ -237,14 +238,14 @@ class InversionObserver:
     ) -> None:
         """Add the rows and figures of one client, and update the leak."""
         rows = self._rows(labels, outcome)
-        self.story.rows += rows
+        self.log.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
         self.leak = max([*best, *([] if self.leak is None else [self.leak])], default=None)
         shown, number = flat(labels), self._number(seen)
         if attack == self.attacks[0]:
             pixels, names = known.pixels(truth.inputs), truth.labels.tolist()
-            self.story.figures += gallery.truths(shown, number, pixels, names, self.images)
-        self.story.figures += gallery.shown(shown, [number], outcome, self.images)
+            self.log.figures += gallery.truths(shown, number, pixels, names, self.images)
+        self.log.figures += gallery.shown(shown, [number], outcome, self.images)
 
     def _rows(self, labels: dict[str, Any], outcome: AttackOutcome) -> list[Row]:
         """Return the summary rows of an outcome, with the caution in the note of the PSNR."""

@@ -15,7 +15,6 @@ from secateur import tree
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.faults import Fault
-from secateur.federated.federation import Round
 from secateur.federated.flower.client import last, remember, settle
 from secateur.federated.flower.federation import SLACK, Refused, why_refused
 from secateur.federated.flower.link import Link, packed, size_of, unpacked
@@ -24,6 +23,7 @@ from secateur.federated.submodels.clients import SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
 from secateur.federated.submodels.uploads import SubmodelSent
+from secateur.federated.traffic import Round
 from secateur.interfaces import Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
@@ -45,7 +45,7 @@ class NarrowClients:
         state = last(home, taken, fed.device)
         fed.states = {} if state is None else {client: state}
         turn = fed.received(number, client)
-        (trained,) = fed.crowd([fed._job(number, turn)])
+        (trained,) = fed.trainer([fed._job(number, turn)])
         sent = fed._sent(number, turn, trained)
         if sent.state:
             remember(home, number, sent.state)
@@ -73,12 +73,10 @@ class FlowerSubmodels(SubmodelFederation):
         elif self.sender.keeps:
             self.every = math.inf  # the states of virtual clients are lost with the process
 
-    def rounds(self) -> Iterator[Round]:
-        """Yield the remaining rounds."""
-        while self.number < self.terms.rounds:
-            number = self.number + 1
-            self.begin(number)
-            yield self._averaged(number, self._answers(number))
+    def run_round(self, number: int) -> Round:
+        """Run one round with the clients behind the link."""
+        self.begin(number)
+        return self._averaged(number, self._answers(number))
 
     def _job(self, number: int, turn: Turn) -> SubmodelTurn:
         """Return an empty job, because the server does not train."""

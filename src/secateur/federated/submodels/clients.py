@@ -178,10 +178,10 @@ class SubmodelTrainer:
 class _Stack:
     """A fixed number of lanes of one width, at a fixed address."""
 
-    def __init__(self, crowd: SubmodelTrainer, narrow: Narrow, lanes: int, free: bool) -> None:
-        self.crowd, self.narrow, self.local, self.free = crowd, narrow, crowd.local, free
-        self.device = crowd.data.inputs.device
-        size, like = sum(value.numel() for value in narrow.net.parameters()), crowd.data.inputs
+    def __init__(self, trainer: SubmodelTrainer, narrow: Narrow, lanes: int, free: bool) -> None:
+        self.trainer, self.narrow, self.local, self.free = trainer, narrow, trainer.local, free
+        self.device = trainer.data.inputs.device
+        size, like = sum(value.numel() for value in narrow.net.parameters()), trainer.data.inputs
         self.flat, self.first, self.second = torch.zeros(3, lanes, size, dtype=like.dtype, device=self.device)
         self.owned: Tensor | None = None
         self._steps: dict[tuple[int, int], Callable[[_Step], None]] = {}
@@ -219,17 +219,17 @@ class _Stack:
             self.owned.copy_(torch.stack(owned))
 
     def _step(self, first: int, last: int, jobs: Sequence[SubmodelTurn], rows: Tensor, sizes: Tensor) -> None:
-        drawn = [self.narrow.noise(self.flat[0], self.crowd.data.inputs, rows.shape[1], job.rng) for job in jobs]
+        drawn = [self.narrow.noise(self.flat[0], self.trainer.data.inputs, rows.shape[1], job.rng) for job in jobs]
         noise = tuple(torch.stack(draws) for draws in zip(*drawn, strict=True))
         step = _Step(rows, sizes, noise)
         if (first, last) not in self._steps:
-            self._steps[first, last] = self.crowd.captured(partial(self._update, first, last))
+            self._steps[first, last] = self.trainer.captured(partial(self._update, first, last))
         self._steps[first, last](step)
 
     def _update(self, first: int, last: int, step_inputs: _Step) -> None:
         flat = self.flat[first:last].detach().requires_grad_()
         owned = None if self.owned is None else self.owned[first:last]
-        inputs, labels = self.crowd.batch(step_inputs.rows)
+        inputs, labels = self.trainer.batch(step_inputs.rows)
         losses = self.narrow.losses(flat, inputs, labels, owned, step_inputs.noise)
         (grad,) = torch.autograd.grad(losses.sum(), flat)  # the gradient of the sum is that of each lane
         step, root = step_inputs.scales[:, :1], step_inputs.scales[:, 1:]

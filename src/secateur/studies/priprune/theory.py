@@ -168,7 +168,7 @@ def bound(
     every = config.attack_every or config.rounds
     looks = range(every, config.rounds + 1, every)
     examples = scale.leaking.examples
-    depends = depends_of(federation, data) | {"looks": list(looks), "examples": examples}
+    depends = depends_of(terms, federation.net, data, seed, device) | {"looks": list(looks), "examples": examples}
     result = run.stage(
         THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, looks, base, examples))})
     )
