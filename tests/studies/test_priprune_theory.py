@@ -6,7 +6,7 @@ from scipy.stats import spearmanr
 
 from secateur.config import Federate, base_pruning, read
 from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
-from secateur.experiments.federate import measure
+from secateur.experiments.federate import FederateExperiment
 from secateur.federated.build import build_spec, loaded, network_of
 from secateur.federated.federation import Federation
 from secateur.report.page import render
@@ -187,7 +187,7 @@ def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
     (data, device), rates = loaded(config), ("snip:rate=0.2", "snip:rate=0.8")
     with open_run(tmp_path, "study", {}) as run:
         for text in rates:
-            measure(config, run, data, device, 0, base_pruning(text), config.defense[0])
+            FederateExperiment(config, run, data, device).measure([0], base_pruning(text), config.defense[0])
             bound(SCALES["tiny"], run, config, data, device, 0, base_pruning(text))
     known = updates(run.rows)
     assert len(known) == 4 and all({"nmi_256", "nmi_100", "psnr", "printed_total"} <= set(x) for x in known.values())

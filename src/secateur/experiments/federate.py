@@ -41,7 +41,8 @@ from secateur.federated.result_rows import RecordedFederation, labels_of, record
 from secateur.federated.spec import FederationSpec
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.structure import Structure, narrowed, static
+from secateur.federated.submodels.networks import narrowed, static
+from secateur.federated.submodels.structure import Structure
 from secateur.federated.traffic import Measure, check_spending
 from secateur.gpu.memory import let_go
 from secateur.progress import progress

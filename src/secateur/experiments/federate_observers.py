@@ -23,9 +23,8 @@ from secateur.experiments.generators import needs_generator, stored, untrained
 from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
 from secateur.federated.attacks.membership import MembershipObserver, check_membership
-from secateur.federated.attacks.memory import follows, turns_back
 from secateur.federated.attacks.observer import Observer
-from secateur.federated.attacks.schedule import AttackSchedule, check_orders
+from secateur.federated.attacks.schedule import AttackSchedule, check_orders, follows, turns_back
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec

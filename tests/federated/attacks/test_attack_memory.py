@@ -9,7 +9,7 @@ from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_a
 from secateur.config import defense, inversion
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.federate import ObservedFederation, attackers
+from secateur.experiments.federate_observers import ObservedFederation, attackers
 from secateur.federated.attacks.knowledge import check_attacks, knowledge_of
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog

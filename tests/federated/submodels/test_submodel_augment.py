@@ -18,12 +18,12 @@ from secateur.federated.augment import CropAndFlip
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.spec import Adam
 from secateur.federated.submodels import membership_attacks
-from secateur.federated.submodels.clients import SubmodelTrainer, batches
+from secateur.federated.submodels.clients import SubmodelTrainer
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking, shadow_clients
-from secateur.federated.submodels.structure import static
+from secateur.federated.submodels.networks import batches, static
 from secateur.interfaces import Batch
 from secateur.runs.folder import load_rows
 

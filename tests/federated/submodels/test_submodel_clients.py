@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy
 
 import tiny_submodels as tiny
 from secateur.federated.submodels import clients
-from secateur.federated.submodels.clients import _together, batches
-from secateur.federated.submodels.structure import params_of, static
+from secateur.federated.submodels.clients import _together
+from secateur.federated.submodels.networks import batches, static
+from secateur.federated.submodels.structure import params_of
 from secateur.gpu import graphs
 from secateur.models.resnet import Block
 

@@ -15,11 +15,12 @@ from secateur.federated.attacks.observer import Every
 from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.faults import Faults
 from secateur.federated.spec import SubmodelSpec
-from secateur.federated.submodels import evaluation
+from secateur.federated.submodels import networks
 from secateur.federated.submodels.clients import AdamMoments, SubmodelResult
 from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.structure import params_of, static
+from secateur.federated.submodels.networks import static
+from secateur.federated.submodels.structure import params_of
 from secateur.federated.traffic import value_bytes
 from secateur.interfaces import Batch
 
@@ -228,7 +229,7 @@ def test_local_stops_by_its_validation_loss_and_keeps_the_best():
     own, held = alone.parts[0]
     assert len(held) == 9 and sorted([*own.tolist(), *held.tolist()]) == list(range(29))
     narrow = alone.federation.narrow(0)
-    losses = evaluation.losses(narrow.net, seen[0].sent, alone.federation.train.take(held), 10)
+    losses = networks.losses(narrow.net, seen[0].sent, alone.federation.train.take(held), 10)
     assert float(losses.mean()) == pytest.approx(alone.clients[0].lowest)
 
 
@@ -248,8 +249,8 @@ def test_statistics_are_re_estimated_over_the_own_examples():
     net = static(tiny.net())
     params = {name: value.detach() for name, value in net.named_parameters()}
     own = tiny.data().inputs[:40].double()
-    single = evaluation.reestimated(net, params, own, own[:1], batch_size=20)  # one row alone can be asked
-    many = evaluation.reestimated(net, params, own, own, batch_size=20)
+    single = networks.reestimated(net, params, own, own[:1], batch_size=20)  # one row alone can be asked
+    many = networks.reestimated(net, params, own, own, batch_size=20)
     assert torch.allclose(single, many[:1])
     first = net[0](own)
     means = torch.stack([part.mean((0, 2, 3)) for part in first.split(20)]).mean(0)
@@ -258,7 +259,7 @@ def test_statistics_are_re_estimated_over_the_own_examples():
     tracked = tiny.net()
     tracked[1].running_mean, tracked[1].running_var = means, variances
     assert torch.allclose(tracked.eval()[1](first), normed)
-    static_ones = evaluation.logits(net, params, own, 20)
+    static_ones = networks.logits(net, params, own, 20)
     assert not torch.allclose(static_ones, many)
 
 
@@ -274,7 +275,7 @@ def test_scores_under_static_batchnorm_depend_on_the_batch():
     net = static(tiny.net())
     params = {name: value.detach() for name, value in net.named_parameters()}
     batch = Batch(tiny.data().inputs[:21].double(), tiny.data().labels[:21])
-    whole, parts = evaluation.losses(net, params, batch, 21), evaluation.losses(net, params, batch, 10)
+    whole, parts = networks.losses(net, params, batch, 21), networks.losses(net, params, batch, 10)
     assert len(parts) == 21 and not torch.allclose(whole, parts)  # 10 and 11 rows
 
 
@@ -358,5 +359,5 @@ def test_models_are_judged_wherever_their_vector_begins(first):
     size, rng = sum(value.numel() for value in net.parameters()), torch.Generator().manual_seed(0)
     row, inputs = torch.randn(first + size, generator=rng)[first:], torch.randn(6, 3, generator=rng)
     params = params_of(row, shapes)
-    for judge in (evaluation.logits, lambda net, params, inputs: evaluation.reestimated(net, params, inputs, inputs)):
+    for judge in (networks.logits, lambda net, params, inputs: networks.reestimated(net, params, inputs, inputs)):
         assert torch.equal(judge(net, params, inputs), judge(net, tree.clone(params), inputs))

@@ -10,8 +10,9 @@ from secateur import catalogue
 from secateur.catalogue import find
 from secateur.cli import main
 from secateur.errors import WrongInput
+from secateur.federated.submodels.networks import static
 from secateur.federated.submodels.rules import RuleContext, turn
-from secateur.federated.submodels.structure import ClientAndRound, Structure, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.models.create import create
 
 # numpy.random.RandomState(seed).permutation(8), by seed

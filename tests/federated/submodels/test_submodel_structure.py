@@ -10,7 +10,8 @@ from torch.func import functional_call
 from secateur import catalogue
 from secateur.catalogue import find
 from secateur.errors import WrongInput
-from secateur.federated.submodels.structure import ClientAndRound, Structure, flat_of, narrowed, params_of, static
+from secateur.federated.submodels.networks import narrowed, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure, flat_of, params_of
 from secateur.models.create import create
 from secateur.models.resnet import Block
 

@@ -29,9 +29,8 @@ from secateur.evaluation import gallery
 from secateur.evaluation.membership import flat
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
 from secateur.federated.attacks.knowledge import is_active, told_of, who
-from secateur.federated.attacks.memory import Memory, Past, SentMaskMemory, follows
 from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
-from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.attacks.schedule import AttackSchedule, Memory, Past, SentMaskMemory, follows
 from secateur.federated.checkpoint import FederationLog
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 from secateur.metrics.lpips import load_weights

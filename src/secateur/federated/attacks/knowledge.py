@@ -21,8 +21,8 @@ from secateur.data.dataset import Dataset
 from secateur.defenses.uploads import makes_anew
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_pictures, scale
-from secateur.federated.attacks.memory import Past, follows
 from secateur.federated.attacks.observer import ClientView
+from secateur.federated.attacks.schedule import Past, follows
 from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView, Weights
 from secateur.seeding import derive

@@ -6,7 +6,6 @@ total over these weights. Exactly int(rate * total) weights are removed, at the 
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
@@ -15,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur.errors import check_numbers
-from secateur.interfaces import Batch, Mask, Params, Pruner
+from secateur.interfaces import Batch, Mask, Params
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,6 @@ def removed(rate: float, total: int) -> int:
         29
     """
     return int(rate * total)
-
-
-def pruned_once(pruner: Pruner, net: nn.Module, state: Params, batch: Batch, rate: float, rng: Generator) -> Mask:
-    """Return the mask of a one-shot pruner for the model `state` with the structure of `net`."""
-    twin = copy.deepcopy(net).to(next(iter(state.values())).device)
-    twin.load_state_dict(state)
-    return pruner(twin, batch, rate, rng)
 
 
 def total_of(mask: Mask) -> int:

@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.selection import largest
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.federated.base_pruning import BasePruning, removed, total_of
+from secateur.federated.client_training import binary_cross_entropy
 from secateur.functional import Ask, Functional, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import LAYERS, one_of, weights_of
@@ -178,11 +178,11 @@ class PruneFL(BasePruning):
             rows = torch.randperm(batch.size, generator=rng)[: self.batch_size].to(batch.labels.device)
             leaves = {name: value.requires_grad_() for name, value in tree.masked(tree.clone(params), mask).items()}
             noise = [ask.draw(rng).to(rows.device) for ask in asks]
-            loss = one_hot_loss(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
+            loss = binary_cross_entropy(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
             for (name, value), grad in zip(params.items(), grads, strict=True):
                 if name in mask:
-                    summed[name] += squares({name: grad}, len(rows))[name]
+                    summed[name] += len(rows) * grad.square()
                     grad = torch.where(mask[name], grad, 0)
                 value -= self.learning_rate * grad
         return summed
@@ -216,16 +216,6 @@ class PruneFL(BasePruning):
         if len(self.seconds) != len(mask):
             raise WrongInput("seconds", f"has {len(self.seconds)} layers, and the model {len(mask)} that are pruned")
         return Times(self.seconds, self.constant)
-
-
-def squares(total: Params, samples: int) -> Params:
-    """Return a client's statistic: the squares of its summed dense gradients, times its number of samples."""
-    return {name: samples * value.square() for name, value in total.items()}
-
-
-def one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return BCE-with-logits on one-hot labels, the mean over examples and classes."""
-    return binary_cross_entropy_with_logits(logits, one_hot(labels, logits.shape[1]).to(logits))
 
 
 def greedy(kept: Tensor, gained: Tensor, spent: Tensor, constant: float) -> Tensor:

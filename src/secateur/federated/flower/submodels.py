@@ -19,10 +19,9 @@ from secateur.federated.flower.client import last, remember, settle
 from secateur.federated.flower.federation import SLACK, Refused, why_refused
 from secateur.federated.flower.link import Link, packed, size_of, unpacked
 from secateur.federated.spec import SubmodelSpec
-from secateur.federated.submodels.clients import SubmodelTurn
+from secateur.federated.submodels.clients import SubmodelSent, SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
-from secateur.federated.submodels.uploads import SubmodelSent
 from secateur.federated.traffic import Round
 from secateur.interfaces import Params
 from secateur.wire import decode, decode_mask, encode, encode_mask

@@ -22,18 +22,16 @@ from secateur.federated.averaging import alive_of
 from secateur.federated.checkpoint import Resumable, check_state
 from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
 from secateur.federated.spec import SubmodelSpec
-from secateur.federated.submodels.clients import Narrow, SubmodelResult, SubmodelTrainer, SubmodelTurn, picked
-from secateur.federated.submodels.evaluation import SubmodelEvaluation
-from secateur.federated.submodels.structure import (
-    ClientAndRound,
-    Structure,
-    SubmodelIndex,
-    flat_of,
-    narrowed,
-    params_of,
-    static,
+from secateur.federated.submodels.clients import (
+    SubmodelResult,
+    SubmodelSent,
+    SubmodelTrainer,
+    SubmodelTurn,
+    SubmodelUpload,
+    picked,
 )
-from secateur.federated.submodels.uploads import SubmodelSent, SubmodelUpload
+from secateur.federated.submodels.networks import Narrow, SubmodelEvaluation, narrowed, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure, SubmodelIndex, flat_of, params_of
 from secateur.federated.traffic import Ledger, Round, value_bytes
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params

@@ -16,10 +16,10 @@ from secateur import tree
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Resumable, check_state
 from secateur.federated.spec import SubmodelSpec
-from secateur.federated.submodels import evaluation
+from secateur.federated.submodels import networks
 from secateur.federated.submodels.clients import AdamMoments, SubmodelTurn, picked
-from secateur.federated.submodels.evaluation import mean_of
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
+from secateur.federated.submodels.networks import mean_of
 from secateur.federated.submodels.rules import LocalRule
 from secateur.federated.submodels.structure import ClientAndRound, params_of
 from secateur.federated.traffic import Measure, Round
@@ -95,7 +95,7 @@ class LocalBaseline(Resumable):
         narrow, held = self.federation.narrow(client), self.parts[client][1].to(self.device)
         params = params_of(self.clients[client].flat, narrow.shapes) | narrow.others
         return float(
-            evaluation.losses(narrow.net, params, self.federation.train.take(held), self.terms.test_batch).mean()
+            networks.losses(narrow.net, params, self.federation.train.take(held), self.terms.test_batch).mean()
         )
 
     def _measures(self) -> list[Measure]:

@@ -27,7 +27,7 @@ from secateur.attacks.membership.yeom import Trial, mean_advantage, over_knowled
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import check_whole
-from secateur.federated.submodels import evaluation
+from secateur.federated.submodels import networks
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params, Transform
 from secateur.metrics.membership import Estimate, evaluate, share
 from secateur.runs.rows import Row
@@ -94,11 +94,11 @@ class MembershipEvaluation:
         state = tree.to(target.begun or target.received or target.sent[-1], self.device)
         test = self._batch(torch.arange(self.data.train_size, len(self.data.inputs)))
         if target.statistics is None:
-            outputs = evaluation.logits(target.net, state, test.inputs, size)
+            outputs = networks.logits(target.net, state, test.inputs, size)
         else:
             examples = self._batch(target.statistics).inputs
-            outputs = evaluation.reestimated(target.net, state, examples, test.inputs, size)
-        right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in evaluation.judged
+            outputs = networks.reestimated(target.net, state, examples, test.inputs, size)
+        right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in networks.judged
         return Row(**self.labels, metric="test_accuracy", **right._asdict())
 
     def left_out(self, attack: Choice, reason: str) -> Row:

@@ -29,7 +29,7 @@ from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.structure import static
+from secateur.federated.submodels.networks import static
 from secateur.federated.traffic import Measure, Round
 from secateur.models.create import create
 from secateur.progress import progress

@@ -18,7 +18,7 @@ from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import device_of
-from secateur.experiments.federate import check_federate, measure
+from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.report import page_afterwards
 from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
@@ -130,7 +130,7 @@ def _run(
                     alone = config.model_copy(update={"base_pruning": [base], "defense": [defense], "seeds": [seed]})
                     if (key := str(dump(alone))) not in done:
                         done.add(key)
-                        measure(config, run, data, device, seed, base, defense)
+                        FederateExperiment(config, run, data, device).measure([seed], base, defense)
                         if also is not None:
                             also(run, config, data, device, seed, base)
 
