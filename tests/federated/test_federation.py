@@ -173,8 +173,8 @@ def test_what_the_squares_tell_of_withheld_weights(rule, squares):
     base = PruneFL(every=2, iterations=2, squares=squares)
     fed = federation(base=base, rounds=1, per_round=2, **protection_of(defense(rule)))
     fed.server.broadcast()
-    told = fed.terms.given_away
-    assert (told is None) == (squares == "shared") and federation(base=base).terms.given_away is None
+    told = fed.terms.leak_note
+    assert (told is None) == (squares == "shared") and federation(base=base).terms.leak_note is None
     for _, _, update in fed._updates(1, fed.sampler(1), {}):
         assert any(where.any() for where in update.withheld.values())
         for name, where in update.withheld.items():

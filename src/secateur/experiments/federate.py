@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,12 +33,13 @@ from secateur.experiments.federate_observers import (
     observers_of,
 )
 from secateur.experiments.submodel_pilots import check_pilots, run_pilots, sizes_of
+from secateur.federated.attacks.observer import Observer
 from secateur.federated.build import build_spec, build_submodel_spec, loaded, network_of, shares_of
 from secateur.federated.checkpoint import FederationLog, Resumable, depends_of, federated
 from secateur.federated.client_training import check_network, turn_caution
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds, row_of
-from secateur.federated.spec import FederationSpec
+from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.networks import narrowed, static
@@ -119,13 +120,10 @@ class FederateExperiment:
         let_go(self.device)
         recorded: list[RecordedFederation] = []
         for seed in seeds:
-            if config.submodels:
-                beside = recorded[0].federation if recorded else None
-                recorded.append(self._submodels(rows, seed, method, defense, beside))
-            else:
-                recorded.append(self._federation(rows, seed, method, defense))
-        whole = _together([one.federation for one in recorded])
+            beside = recorded[0].federation if recorded else None
+            recorded.append(self._recorded(rows, seed, method, defense, beside))
         parts = [one.federation for one in recorded]
+        whole = _together(parts)
         depends = [depends_of(part.terms, part.net, self.data, part.seed, self.device) for part in parts]
         key = {"federations": depends, "threads": config.threads, "way": config.way} | attack_key(config)
         key |= {} if self.link is None else {"engine": config.engine}
@@ -140,38 +138,36 @@ class FederateExperiment:
         seconds = Measure("seconds", finished.seconds / len(seeds), config.rounds)
         self.run.add([row_of(one.labels, seconds, one.federation.terms, timing=True) for one in recorded])
 
-    def _federation(self, rows: FederationLog, seed: int, base: Choice, defense: Defense) -> RecordedFederation:
-        """Return a federation whose clients train the whole model."""
-        config, data, device = self.config, self.data, self.device
-        terms, net = build_spec(config, data, seed, base, defense), network_of(config, data, seed).to(device)
-        labels = labels_of(config.model, data.name, seed, base, defense, terms)
-        observers = observers_of(config, self.run, ObservedFederation(net, data, terms, labels, rows, device))
-        build: Any = Federation
-        if self.link is not None:
-            from secateur.federated.flower.app import over
-
-            build = over(self.link, config, seed, base, defense)
-        federation = build(net, data, terms, seed, device, observers=observers, way=config.way)
-        if federation.room is not None and federation.room.size:
+    def _recorded(
+        self, rows: FederationLog, seed: int, method: Choice, defense: Defense, beside: Any
+    ) -> RecordedFederation:
+        """Return one federation; over sub-models it shares its data and trainer with the one `beside` it."""
+        config, data, device, options = self.config, self.data, self.device, {"way": self.config.way}
+        terms, net = self._spec(seed, method, defense), network_of(config, data, seed).to(device)
+        labels = labels_of(config.model, data.name, seed, method, defense, terms)
+        observers: list[Observer] = []
+        if isinstance(terms, FederationSpec):
+            observers = observers_of(config, self.run, ObservedFederation(net, data, terms, labels, rows, device))
+        else:
+            options |= {"beside": beside}
+            if config.exposure:
+                observers.append(exposer_of(config, data, labels, rows, terms, device, loses=self.link is not None))
+        federation = self._engine(seed, method, defense)(net, data, terms, seed, device, observers=observers, **options)
+        if isinstance(federation, Federation) and federation.room is not None and federation.room.size:
             print(federation.room, file=sys.stderr)
         return RecordedFederation(federation, labels, rows, observers)
 
-    def _submodels(
-        self, rows: FederationLog, seed: int, rule: Choice, defense: Defense, beside: Any
-    ) -> RecordedFederation:
-        """Return a federation over sub-models; it shares its data and trainer with the one `beside` it."""
-        config, data, device = self.config, self.data, self.device
-        terms, net = build_submodel_spec(config, data, seed, rule, defense), network_of(config, data, seed).to(device)
-        labels = labels_of(config.model, data.name, seed, rule, defense, terms)
-        exposer = exposer_of(config, data, labels, rows, terms, device, loses=self.link is not None)
-        observers = [exposer] if config.exposure else []
-        build: Any = SubmodelFederation
-        if self.link is not None:
-            from secateur.federated.flower.app import submodels_over
+    def _spec(self, seed: int, method: Choice, defense: Defense) -> FederationSpec | SubmodelSpec:
+        build = build_submodel_spec if self.config.submodels else build_spec
+        return build(self.config, self.data, seed, method, defense)
 
-            build = submodels_over(self.link, config, seed, rule, defense)
-        federation = build(net, data, terms, seed, device, observers=observers, way=config.way, beside=beside)
-        return RecordedFederation(federation, labels, rows, observers)
+    def _engine(self, seed: int, method: Choice, defense: Defense) -> Callable[..., Any]:
+        """Return the constructor of a federation: in this process, or over the link."""
+        if self.link is None:
+            return SubmodelFederation if self.config.submodels else Federation
+        from secateur.federated.flower.app import over, submodels_over
+
+        return (submodels_over if self.config.submodels else over)(self.link, self.config, seed, method, defense)
 
     def _advise(self, seed: int, rule: Choice, defense: Defense) -> None:
         """Run pilots instead of a federation, and add their advice to the run."""

@@ -88,7 +88,7 @@ def attackers(
     if known is not None:
         if any(follows(attack.make()) for attack in attacks):
             options["followed"] = orders.remembered(terms.rounds, drawn, turns_back(terms))
-        notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.given_away))
+        notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.leak_note))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         observers.append(
             InversionObserver(attacks, known, labels, log, orders, kept, caution="; ".join(notes) or None, **options)
@@ -128,15 +128,10 @@ def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: Fede
     """Refuse, before any work, attacks that cannot be mounted."""
     known = knowledge_of(net, data, terms, next(net.parameters()).device) if config.attacks else None
     if known is not None and any(map(needs_generator, config.attacks)):
-        _check_public(data)
+        if data.train_size == len(data.inputs):
+            raise WrongInput("data", f"{data.name} has no test part, so there are no public examples to learn from")
         known = replace(known, generator=untrained(known, config.generator_width))
     check_attackers(orders_of(config), config.attacks, config.membership, known, data, terms, seed)
-
-
-def _check_public(data: Dataset) -> None:
-    """Refuse data without a test part, the public examples of a generator."""
-    if data.train_size == len(data.inputs):
-        raise WrongInput("data", f"{data.name} has no test part, so there are no public examples to learn from")
 
 
 def check_attackers(

@@ -43,8 +43,8 @@ def build_spec(
 ) -> FederationSpec:
     """Return the specification of one federation of a run file; `shares` defaults to those of the configuration."""
     training = ("steps", "batch_size", "learning_rate", "momentum", "weight_decay")
-    names = ("rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum")
-    names += ("evaluate_every", "fixed_batches", "view")
+    names = ["rounds", "per_round", "method", "averaging", "broadcast", "server_rate", "server_momentum"]
+    names += ["evaluate_every", "fixed_batches", "view"]
     return FederationSpec(
         shares_of(config, data, seed) if shares is None else shares,
         **{name: getattr(config, name) for name in names},

@@ -102,32 +102,6 @@ class FederationLog:
         self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
 
 
-@dataclass
-class FederationLogs:
-    """The logs of federations that run together, saved as one."""
-
-    logs: Sequence[FederationLog]
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of all federations; each has an equal share."""
-        return sum(log.seconds for log in self.logs)
-
-    @seconds.setter
-    def seconds(self, spent: float) -> None:
-        for log in self.logs:
-            log.seconds = spent / len(self.logs)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the logs as plain values for JSON."""
-        return {"logs": [log.plain() for log in self.logs]}
-
-    def load(self, plain: dict[str, Any]) -> None:
-        """Restore the result of `plain`."""
-        for log, saved in zip(self.logs, plain["logs"], strict=True):
-            log.load(saved)
-
-
 def federated(
     run: Run,
     federation: Resumable,
@@ -139,7 +113,7 @@ def federated(
     key = key_of(STAGE, depends)
 
     def compute() -> Result:
-        follow(run.folder, key, federation, log, record)
+        follow(run.folder, key, federation, [log], record)
         return Result(federation.model(), log.plain())
 
     result = run.stage(STAGE, depends, compute)
@@ -167,7 +141,7 @@ def follow(
     folder: Path,  # of the run
     key: str,  # of the result
     federation: Resumable,
-    log: FederationLog | FederationLogs,
+    logs: Sequence[FederationLog],  # one a federation; they share the seconds
     record: Callable[[Round], None],
 ) -> None:
     """Run a federation, or several together, to the last round, from the checkpoint of a killed process.
@@ -176,9 +150,9 @@ def follow(
     """
     path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     every = federation.every
-    _resume(path, key, federation, log)
+    _resume(path, key, federation, logs)
     saved = begun = time.monotonic()
-    takes, speed, earlier = 0.0, SPEED, log.seconds
+    takes, speed, earlier = 0.0, SPEED, sum(log.seconds for log in logs)
     for done in federation.rounds():
         record(done)
         start = time.monotonic()
@@ -190,22 +164,29 @@ def follow(
         takes = size / speed  # the size grows as clients join, and the first saving need not be cheap
         if every is None and since < _pause(takes, *when):
             continue
-        log.seconds = earlier + start - begun
-        kept = _save(path, Result(tensors, {"federation": data, "log": log.plain()}), key, federation.number)
+        _share(logs, earlier + start - begun)
+        data = {"federation": data, "logs": [log.plain() for log in logs]}
+        kept = _save(path, Result(tensors, data), key, federation.number)
         saved = time.monotonic()
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
         takes = saved - start if kept else FULL
-    log.seconds = earlier + time.monotonic() - begun
+    _share(logs, earlier + time.monotonic() - begun)
 
 
-def _resume(path: Path, key: str, federation: Resumable, log: FederationLog | FederationLogs) -> None:
+def _share(logs: Sequence[FederationLog], seconds: float) -> None:
+    for log in logs:
+        log.seconds = seconds / len(logs)
+
+
+def _resume(path: Path, key: str, federation: Resumable, logs: Sequence[FederationLog]) -> None:
     """Load the checkpoint of a killed process; a damaged file counts as none."""
     with explained(path):
         content = path.read_bytes() if path.exists() else None
     kept = None if content is None else decode(content, key)
     if kept is not None:
         federation.load(dict(kept.tensors), kept.data["federation"])
-        log.load(kept.data["log"])
+        for log, saved in zip(logs, kept.data["logs"], strict=True):
+            log.load(saved)
 
 
 def _pause(takes: float, worth: bool, later: bool) -> float:

@@ -77,7 +77,7 @@ class Faults:
         return steps * self.step_seconds * float(speed)
 
 
-def spoilt(values: Params, fault: Fault | None) -> Params:
+def apply_fault(values: Params, fault: Fault | None) -> Params:
     """Return the values as a client with this fault sends them."""
     if fault not in ("nan", "shape"):
         return values

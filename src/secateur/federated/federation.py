@@ -25,7 +25,7 @@ from secateur.federated.averaging import alive_of
 from secateur.federated.checkpoint import Resumable, check_state
 from secateur.federated.client_training import Rows, even
 from secateur.federated.client_turn import ClientTurn, ClientUpdate, flat
-from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
+from secateur.federated.faults import NO_ANSWER, Fault, apply_fault, refusal
 from secateur.federated.sampling import SampledClients, sampler_of
 from secateur.federated.server import RoundSums, Server
 from secateur.federated.spec import FederationSpec
@@ -185,7 +185,7 @@ class Federation(Resumable):
     def _answers(self, number: int, client: int, faults: dict[int, Fault]) -> bool:
         """Return True if the client answers with an update in the form of the server's weights; else note the loss."""
         fault = faults.get(client)
-        refused = None if fault in NO_ANSWER else refusal(spoilt(self.server.weights, fault), self.server.weights)
+        refused = None if fault in NO_ANSWER else refusal(apply_fault(self.server.weights, fault), self.server.weights)
         if refused is not None:
             self.ledger.lose(number, client, refused)
         return fault not in NO_ANSWER and refused is None
@@ -198,7 +198,7 @@ class Federation(Resumable):
         gathered = server.gathering(own_masks=self.turns.choosing(number) is not None)
         arrived: list[Arrived] = []
         for client, rows, update in self._updates(number, drawn, faults):
-            values = spoilt(update.values, faults.get(client))  # traffic is measured on the update before the fault
+            values = apply_fault(update.values, faults.get(client))  # traffic is measured before the fault
             if (fault := refusal(values, server.weights)) is not None:
                 self.ledger.lose(number, client, fault)
                 continue

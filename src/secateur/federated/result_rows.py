@@ -63,7 +63,8 @@ def settings_of(*choices: Choice) -> str:
 
 def row_of(labels: dict[str, Any], measure: Measure, terms: RoundsSpec | None = None, *, timing: bool = False) -> Row:
     """Return a measure as a row; with `terms` of sub-models a client's row has its width and its number of rows."""
-    client, extra = measure.client, {"round": measure.round, "client": measure.client}
+    client = measure.client
+    extra: dict[str, Any] = {"round": measure.round, "client": client}
     if client is not None and isinstance(terms, SubmodelSpec):
         extra |= {"rate": terms.used_rates[client], "client_rows": len(terms.shares[client])}
     fields = labels | {"extra": labels["extra"] | extra}

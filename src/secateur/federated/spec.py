@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.noise import GaussianNoise
@@ -18,6 +18,7 @@ from secateur.defenses.private_client import PrivateTurn
 from secateur.defenses.soteria import Soteria
 from secateur.defenses.top_k import TopK
 from secateur.defenses.uploads import check_alone, inner_of, makes_anew
+from secateur.defenses.withholding import Withholding
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.averaging import AVERAGINGS
@@ -27,32 +28,12 @@ from secateur.federated.client_training import LocalTraining
 from secateur.federated.collaborative.plan import named
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.rules import Rule
-from secateur.interfaces import CustomTurn, Mask, Params, Upload
+from secateur.interfaces import CustomTurn, Upload
 from secateur.pruning.channels import NORMS
 from secateur.pruning.masks import one_of
 
 UPLOADS = (DualGradientPruning, TopK, GaussianNoise)  # uploads that need only the update; error feedback may wrap them
 NOT_HERE = "cannot be combined with sub-models; use dgp, top-k, noise, or a rule that withholds, such as pseudo-largest"
-
-
-class WithholdingRule(Protocol):
-    """A defense that withholds entries of the trained weights."""
-
-    pseudo: bool  # True: the client keeps the withheld values and restores them next time; False: they are lost
-
-    def noise(self, weights: Params, rng: Generator) -> Params:
-        """Return the random draws of `withheld`, on the generator's device; empty if the rule draws nothing."""
-        ...
-
-    def withheld(
-        self, weights: Params, gradient: Params, mask: Mask, rng: Generator | None = None, noise: Params | None = None
-    ) -> Mask:
-        """Return a mask that is True at entries not sent; `gradient` is the dense mean over the local steps.
-
-        Entries that the base pruning drops are never withheld. Parameters without a mask are not pruned.
-        With `noise` the rule draws nothing itself, and runs under vmap.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +45,7 @@ class RoundsSpec:
     rounds: int = 100
     per_round: int | None = None  # clients, drawn without replacement; None: all
     averaging: str = "uniform"
-    withholding: WithholdingRule | None = None
+    withholding: Withholding | None = None
     upload: Upload | None = None
     faults: Faults = field(default_factory=Faults)
     evaluate_every: int = 10
@@ -156,7 +137,7 @@ class FederationSpec(RoundsSpec):
         return type(self.base).local is not BasePruning.local
 
     @property
-    def given_away(self) -> str | None:
+    def leak_note(self) -> str | None:
         """The leak about withheld weights that this specification allows, in words; None: no leak."""
         if not self.withholds or not self.base.wants_squares or self.base.spares_withheld:
             return None

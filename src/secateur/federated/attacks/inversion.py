@@ -28,7 +28,7 @@ from secateur.catalogue import Choice
 from secateur.evaluation import gallery
 from secateur.evaluation.membership import flat
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
-from secateur.federated.attacks.knowledge import is_active, told_of, who
+from secateur.federated.attacks.knowledge import describe_update, is_active, who
 from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
 from secateur.federated.attacks.schedule import AttackSchedule, Memory, Past, SentMaskMemory, follows
 from secateur.federated.checkpoint import FederationLog
@@ -189,7 +189,7 @@ class InversionObserver(Observer):
 
     def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update."""
-        extra = told_of(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
+        extra = describe_update(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
         if follows(attack.make()):
             last = self.following.knows(seen)
             extra |= {

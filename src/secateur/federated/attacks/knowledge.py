@@ -1,7 +1,7 @@
 """The attacker's knowledge in a federation: facts about clients' turns, refusal of attacks, labels of rows.
 
 `knowledge_of` collects the facts that a server has beside the updates. `check_attacks` refuses attacks that cannot be
-mounted. `told_of` describes one attacked update in the rows: the update, the threat and the attacker's knowledge.
+mounted. `describe_update` makes the columns of one attacked update: its form, the threat and the attacker's knowledge.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
         mounted.check(replace(known, net=net), view)
 
 
-def told_of(
+def describe_update(
     attack: Choice, seen: ClientView, past: Sequence[Past], known: Knowledge, remembers: bool
 ) -> dict[str, Any]:
     """Return the extra columns of one attacked update; if the attacker `remembers`, with the number of rounds used."""

@@ -29,6 +29,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.special import log_ndtr
 
+from secateur import tree
 from secateur.attacks.membership.lira import MANY, NARROWEST, margin
 from secateur.attacks.membership.thresholds import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, known_count, mean_advantage, trial
@@ -98,18 +99,13 @@ class MembershipObserver(Observer):
 
     def state(self) -> tuple[Params, Any]:
         """Return the remembered rounds."""
-        tensors: Params = {}
-        for client, past in self.past.items():
-            for age, observed in enumerate(past):
-                tensors |= {f"{client}/{age}/{part}": value for part, value in observed._asdict().items()}
-        return tensors, {str(client): len(past) for client, past in self.past.items()}
+        rounds = {f"{client}.{age}": o._asdict() for client, past in self.past.items() for age, o in enumerate(past)}
+        return tree.nested(rounds), {str(client): len(past) for client, past in self.past.items()}
 
     def load(self, tensors: Params, data: Any) -> None:
         """Restore the result of `state`."""
         self.past = {
-            int(client): [
-                Observed(*(tensors[f"{client}/{age}/{part}"] for part in Observed._fields)) for age in range(count)
-            ]
+            int(client): [Observed(**tree.part(tensors, f"{client}.{age}")) for age in range(count)]
             for client, count in data.items()
         }
 

@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from secateur import tree
 from secateur.errors import WrongInput
 from secateur.federated.attacks.observer import ClientView, RoundView
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Gradient, Mask, Params, ServerView, Weights
 
-_PREFIX = "lacking"
 Who = int | Literal["all"] | tuple[int, ...]  # a number of a round's clients, all of them, or these clients
 
 
@@ -136,31 +136,25 @@ class Memory:
 
     def state(self) -> tuple[Params, Any]:
         """Return tensors by client, age, part and name, and by client [round, is a gradient] of each round."""
-        tensors: Params = {}
+        parts: dict[str, Params] = {}
         for client, past in self.past.items():
             for age, one in enumerate(past):
-                parts = {"sent": one.view.sent, "update": one.view.update.values, "rows": {"": one.rows}}
-                for part, values in parts.items():
-                    tensors |= {f"{client}/{age}/{part}/{name}": value for name, value in values.items()}
+                view = {"sent": one.view.sent, "update": one.view.update.values, "rows": {"": one.rows}}
+                parts[f"{client}.{age}"] = tree.nested(view)
         kinds = {
             str(client): [[one.round, isinstance(one.view.update, Gradient)] for one in past]
             for client, past in self.past.items()
         }
-        return tensors, kinds
+        return tree.nested(parts), kinds
 
     def load(self, tensors: Params, data: Any) -> None:
         """Restore the result of `state`."""
-
-        def part(*names: object) -> Params:
-            prefix = "/".join(map(str, names)) + "/"
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
         self.past = {}
         for client, rounds in data.items():
             for age, (number, gradient) in enumerate(rounds):
-                update = (Gradient if gradient else Weights)(part(client, age, "update"))
-                view = ServerView(part(client, age, "sent"), update)
-                past = Past(number, view, part(client, age, "rows")[""])
+                parts = tree.part(tensors, f"{client}.{age}")
+                update = (Gradient if gradient else Weights)(tree.part(parts, "update"))
+                past = Past(number, ServerView(tree.part(parts, "sent"), update), tree.part(parts, "rows")[""])
                 self.past.setdefault(int(client), []).append(past)
 
 
@@ -191,15 +185,11 @@ class SentMaskMemory:
 
     def state(self) -> Params:
         """Return masks by client and name."""
-        return {f"{_PREFIX}/{client}/{name}": v for client, late in self.lacking.items() for name, v in late.items()}
+        return tree.nested({"lacking": tree.nested(self.lacking)})
 
     def load(self, tensors: Params) -> None:
         """Restore the result of `state`; ignore other tensors."""
-        self.lacking = {}
-        for name, value in tensors.items():
-            if name.startswith(f"{_PREFIX}/"):
-                _, client, weight = name.split("/", 2)
-                self.lacking.setdefault(int(client), {})[weight] = value
+        self.lacking = {int(client): mask for client, mask in tree.parts(tree.part(tensors, "lacking")).items()}
 
 
 def follows(attack: Any) -> bool:

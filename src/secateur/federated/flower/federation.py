@@ -26,7 +26,7 @@ from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import NO_ANSWER, Fault
 from secateur.federated.federation import Federation
 from secateur.federated.flower.link import Link, packed, size_of, unpacked
-from secateur.federated.flower.node_data import KnownPanel, believed, said_of
+from secateur.federated.flower.node_data import KnownPanel, reported_shares, said_of
 from secateur.federated.sampling import SampledClients
 from secateur.federated.traffic import Ledger, Measure, Round, Traffic
 from secateur.interfaces import Mask, Params
@@ -91,7 +91,7 @@ class FlowerFederation(Federation):
         """Run a round with the clients that are online and the numbers of examples that they report."""
         self.link.meet()
         sizes = self.link.examples  # of clients with data of their own
-        self.terms = replace(self.terms, shares=believed(self._shares, sizes))
+        self.terms = replace(self.terms, shares=reported_shares(self._shares, sizes))
         done = super().run_round(number)
         if number < self.terms.rounds:
             return done

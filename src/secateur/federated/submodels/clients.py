@@ -273,13 +273,7 @@ def scales(local: Adam, number: int) -> tuple[float, float]:
 
 @torch.no_grad()
 def adam_(
-    flat: Tensor,
-    grad: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor | float,
-    root: Tensor | float,
-    local: Adam,
+    flat: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: Tensor | float, root: Tensor | float, local: Adam
 ) -> None:
     """Make one step of torch.optim.Adam in place; with many lanes `step` and `root` have one value a lane."""
     one, two = local.betas

@@ -20,7 +20,7 @@ from secateur.errors import WrongInput
 from secateur.federated.attacks.observer import Observer, Observers
 from secateur.federated.averaging import alive_of
 from secateur.federated.checkpoint import Resumable, check_state
-from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
+from secateur.federated.faults import NO_ANSWER, Fault, apply_fault, refusal
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.clients import (
     SubmodelResult,
@@ -230,7 +230,7 @@ class SubmodelFederation(Resumable):
     def _taken(self, number: int, turn: Turn, sent: SubmodelSent, cells: Cells) -> None:
         """Add one client's upload to the cells, or note the fault."""
         client, shapes = turn.client, turn.cut.shapes
-        values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
+        values = apply_fault(params_of(sent.flat, shapes), self._faults.get(client))
         fault = refusal(values, params_of(turn.received, shapes))
         if fault is None and not bool(alive_of(values if client in self._faults else {"": sent.flat})):
             fault = "nan"

@@ -147,8 +147,8 @@ class Structure:
             kept[-1] = True
             for slot, width in zip(self.slots, keep, strict=True) if rate < 1 else ():
                 if read is None or bool(((read >= slot.start) & (read < slot.start + slot.size)).any()):
-                    place = RuleContext(*asked, slot.layer + layer, slot.depth, width, slot.size)
-                    kept[slot.start + rule(place)] = True
+                    context = RuleContext(*asked, slot.layer + layer, slot.depth, width, slot.size)
+                    kept[slot.start + rule(context)] = True
             return kept
 
         outputs = flags()

@@ -22,7 +22,7 @@ from secateur.config.methods import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import device_of
-from secateur.federated.checkpoint import STAGE, FederationLog, FederationLogs, depends_of, follow
+from secateur.federated.checkpoint import STAGE, FederationLog, depends_of, follow
 from secateur.federated.result_rows import row_of
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
@@ -186,7 +186,7 @@ class MappRunner:
         whole = trainings[0] if len(jobs) == 1 else StackedFederations(federations)
         stories = [exposer.log for exposer in exposers]
         with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
-            follow(self.run.folder, key, whole, FederationLogs(stories), self._teller(federations, exposers, advance))
+            follow(self.run.folder, key, whole, stories, self._teller(federations, exposers, advance))
         return [Result(one.model(), story.plain()) for one, story in zip(trainings, stories, strict=True)]
 
     def _add(self, job: FederationJob, result: Result) -> None:
