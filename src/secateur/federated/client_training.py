@@ -120,13 +120,11 @@ class ClientTrainer:
         custom_turn: CustomTurn | None = None,
         way: str = "auto",
     ) -> None:
-        if way not in WAYS:
-            raise unknown("way", way, WAYS)
         device = data.inputs.device
         check_network(net, custom_turn, data.inputs)
         self.data, self.model, self.local, self.custom_turn = data, model, local, custom_turn
         self.function = Functional(net, training=True, device=device)
-        self.stacks = way == "stacked" or (way == "auto" and device.type == "cuda")
+        self.stacks = stacks(way, device)
         self.summing = False  # True: the dense gradients are added up
         self._asks: dict[int, list[Ask]] = {}
 
@@ -333,6 +331,13 @@ def added(before: TrainedClient, after: TrainedClient, first: int, then: int) ->
     """Return a training of `first` steps and one of `then` more steps as one."""
     summed = {name: value + before.summed[name] if before.summed else value for name, value in after.summed.items()}
     return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
+
+
+def stacks(way: str, device: torch.device) -> bool:
+    """Return True if clients train stacked in this way; refuse a way that is not known."""
+    if way not in WAYS:
+        raise unknown("way", way, WAYS)
+    return way == "stacked" or (way == "auto" and device.type == "cuda")
 
 
 def repeated(tensors: Params, count: int) -> Params:

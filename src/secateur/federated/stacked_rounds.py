@@ -25,7 +25,7 @@ from secateur.federated.client_turn import ClientTurn, ClientUpdate
 from secateur.federated.faults import Fault
 from secateur.federated.sampling import SampledClients
 from secateur.federated.server import RoundSums, Server
-from secateur.federated.traffic import look
+from secateur.federated.traffic import check_stacked
 from secateur.gpu.client_ops import put_rows, rows_at
 from secateur.gpu.graphs import Captured
 from secateur.interfaces import Params
@@ -126,13 +126,13 @@ class StackedRounds:
             ClientInputs(round_inputs.rows, state, round_inputs.noise, round_inputs.chance), number, choose
         )
         squares = bool(self.server.squares)
-        seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
-        alive = answered.bool() & ~faulty.bool() & seen.finite
+        (finite, sent_bytes), gathered = check_stacked(update, squares), self.server.gathering(choose is not None)
+        alive = answered.bool() & ~faulty.bool() & finite
         self.server.add_stacked(gathered, update, sizes.to(next(iter(update.values.values())).dtype), alive)
         if not self.homes.on_host:
             self.homes.keep(slots, update.state, alive)
         varies = self.turns.varies or squares or choose is not None
-        return RoundOutputs(update, alive, seen.size if varies else None, gathered)
+        return RoundOutputs(update, alive, sent_bytes if varies else None, gathered)
 
 
 class ClientStateBank(MutableMapping[int, Params]):

@@ -11,7 +11,7 @@ a mask, positions are sent inside the mask only.
 The privacy budget of a client under local differential privacy is the epsilon of all its updates (`spent`). It is for
 adding or removing one of the client's examples, against a server that sees every update. Every update counts in full:
 a client takes its rows in passes, or the same rows again, so there is no amplification by sampling. If a client has
-fewer rows than a batch, an example can be in a batch several times, and counts that many times in the sum.
+fewer rows than a batch, an example can be in a batch several times. It counts that many times in the sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -58,13 +58,6 @@ class Round:
     number: int
     measures: list[Measure] = field(default_factory=list)
     parts: Sequence[Round] = ()  # one a federation, where several run together
-
-
-class Looked(NamedTuple):
-    """Checks of updates in passing; the tensors stay on the device, which is not read during a round."""
-
-    finite: Tensor  # (lanes,) True if all numbers are finite, the squares of entries that are not sent included
-    size: Tensor  # (lanes,) bytes of the values in the messages: of the entries that are not 0
 
 
 class Ledger:
@@ -228,11 +221,16 @@ def squares_of(update: ClientUpdate) -> Params:
     return {name: value.square() for name, value in update.summed.items()}
 
 
-def look(update: ClientUpdate, squares: bool) -> Looked:
-    """Check stacked updates in one pass over all that leaves the clients."""
+def check_stacked(update: ClientUpdate, squares: bool) -> tuple[Tensor, Tensor]:
+    """Check stacked updates in one pass over all that leaves the clients; the tensors stay on the device.
+
+    Return (clients,) True if all numbers are finite, the squares of entries that are not sent included. Return also
+    (clients,) the bytes of the values in the messages: of the entries that are not 0.
+    """
     parts = [(value, False) for part in (update.values, update.buffers) for value in part.values()]
     parts += [(value, True) for value in update.summed.values()] if squares else []
-    return Looked(*looked(parts))
+    finite, size = looked(parts)
+    return finite, size
 
 
 def values_of(update: ClientUpdate, squares: bool) -> Tensor:

@@ -172,7 +172,7 @@ def test_a_client_with_few_rows_is_told_and_left_out():
     "terms, attacks, said",
     [
         ({"per_round": 2}, ("lira",), "at least 3"),
-        ({"view": "sum"}, ("yeom", "lira"), "take yeom"),
+        ({"view": "sum"}, ("yeom", "lira"), "use yeom"),
         ({"shares": [rows[:3] for rows in PARTS]}, ("yeom",), "too few"),
     ],
 )

@@ -243,7 +243,7 @@ def test_norms_without_weights_follow_their_layers():
 
 def test_widths_and_groups_that_do_not_fit_are_refused():
     structure = Structure(chain([8, 16], False, False), SHAPE)
-    with pytest.raises(WrongInput, match="leaves the layer 0 without channels; give at least 1/8"):
+    with pytest.raises(WrongInput, match="leaves the layer 0 without channels; use at least 1/8"):
         structure.check(find("submodel", "heterofl")(), [1.0, 0.1])
     with pytest.raises(WrongInput, match="16 are more than the 8 channels of the layer 0"):
         structure.check(find("submodel", "mapp-fl")(groups=16), [0.5])

@@ -216,7 +216,9 @@ class InversionObserver(Observer):
         generators = [rng for rng, aimed in zip(starts, group, strict=True) for _ in aimed.targets]
         when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
         clients = [one for aimed in group for one in aimed.seen]
-        with progress(f"{attack} on {who(clients)} in {when}", _length(mounted), rate=True) as advance:
+        with progress(
+            f"{attack} on {who(clients)} in {when}", getattr(mounted, "iterations", None), rate=True
+        ) as advance:
             guesses |= mounted.reconstruct(targets, known, generators, NullWatcher(advance))
         seconds, number = (time.monotonic() - begun) / len(targets), count()
         for aimed in group:
@@ -268,9 +270,3 @@ def alike(waiting: Iterable[PendingAttack]) -> list[list[PendingAttack]]:
     for aimed in waiting:
         groups.setdefault(aimed.alike, []).append(aimed)
     return list(groups.values())
-
-
-def _length(mounted: Any) -> int | None:
-    """Return the number of an attack's iterations, for the progress bar; None: not known."""
-    iterations: int | None = getattr(mounted, "iterations", None)
-    return iterations

@@ -37,9 +37,9 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: t
     """Return the server's knowledge of its clients' turns beside the updates."""
     check_pictures(data)
     if terms.local.steps is None:
-        raise WrongInput("local_epochs", "an attacker follows local steps; give local_steps instead")
+        raise WrongInput("local_epochs", "cannot be combined with an attack on updates; use local_steps")
     if not terms.local.plain:
-        raise WrongInput("momentum", "an attacker follows plain local steps; leave momentum and weight_decay at 0")
+        raise WrongInput("momentum", "must be 0, as weight_decay, for an attack on updates")
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
     private = terms.upload is not None and makes_anew(terms.upload)  # its BatchNorm normalises by running statistics

@@ -180,11 +180,11 @@ def check_membership(attacks: Sequence[str], data: Dataset, terms: FederationSpe
         raise unknown("membership", wrong[0], ATTACKS)
     largest, outside = max(terms.shares, key=len), torch.arange(data.train_size, len(data.inputs))
     if isinstance(reason := asked_about(largest, outside, derive(0, "check")), str):
-        raise WrongInput("membership", f"no client can be asked about: {reason}")
+        raise WrongInput("membership", f"no client has enough examples: {reason}")
     if "lira" in attacks and terms.view == "sum":
-        raise WrongInput("membership", "lira compares a client with others, and view: sum shows none; take yeom")
+        raise WrongInput("membership", "lira compares a client with others, and view: sum shows none; use yeom")
     if "lira" in attacks and terms.per_round < FEWEST:
-        raise WrongInput("per_round", f"{terms.per_round} is not allowed with lira; give at least {FEWEST}")
+        raise WrongInput("per_round", f"{terms.per_round} is not allowed with lira; must be at least {FEWEST}")
 
 
 def asked_about(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:

@@ -99,7 +99,7 @@ def check_orders(orders: AttackSchedule, terms: FederationSpec, seed: int) -> No
     if not isinstance(orders.who, tuple):
         return
     if wrong := [client for client in orders.who if not 0 <= client < len(terms.shares)]:
-        raise WrongInput("attack_clients", f"client {wrong[0]} is not allowed; give 0 to {len(terms.shares) - 1}")
+        raise WrongInput("attack_clients", f"client {wrong[0]} is not allowed; must be in [0, {len(terms.shares) - 1}]")
     sampler = sampler_of(terms, seed)
     if not any(orders.chosen(sampler.clients(number)) for number in orders.rounds(terms.rounds)):
         present = [n for n in range(1, min(terms.rounds, 1000) + 1) if orders.chosen(sampler.clients(n))][:5]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.errors import check_numbers
+from secateur.errors import check_numbers, check_wholes
 from secateur.interfaces import Batch, Mask, Params
 
 
@@ -23,8 +23,14 @@ class BasePruning(ABC):
 
     rate: float = 0.3
 
+    wants_squares: ClassVar[bool] = False  # True: clients also send the squares of their dense gradients
+    # True: the server keeps the last value of a dropped weight, to resume from it; otherwise the value is 0. A client
+    # never receives these values, because the model sent to clients is masked.
+    keeps_dropped: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_numbers(self, "[0, 1)", "rate")
+        check_wholes(self, *(["every"] if hasattr(self, "every") else []))
 
     def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
         """Return this rule adapted to the network that it will prune; called once, before `start`."""
@@ -35,25 +41,16 @@ class BasePruning(ABC):
         """Return the server's mask of round 1, for the model `state`."""
 
     def adjusts(self, round: int) -> bool:
-        """Return True if this round changes the mask; otherwise `adjust` and `local` return their arguments."""
-        return False
+        """Return True if this round changes the mask; otherwise `adjust` and `local` return their arguments.
 
-    @property
-    def wants_squares(self) -> bool:
-        """True if clients also send the squares of their dense gradients."""
-        return False
+        A rule with a field `every` adjusts in every `every`-th round, any other one never.
+        """
+        every: int | None = getattr(self, "every", None)
+        return every is not None and round % every == 0
 
     @property
     def spares_withheld(self) -> bool:
-        """True if these squares are 0 at weights that a client withholds; otherwise they leak those weights."""
-        return False
-
-    @property
-    def keeps_dropped(self) -> bool:
-        """True if the server keeps the last value of a dropped weight, to resume from it; otherwise the value is 0.
-
-        A client never receives these values, because the model sent to clients is masked.
-        """
+        """True if the squares are 0 at weights that a client withholds; otherwise they leak those weights."""
         return False
 
     def adjust(

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, nn
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput, check_wholes
+from secateur.errors import WrongInput
 from secateur.federated.base_pruning import BasePruning, drawn
 from secateur.interfaces import Batch, Mask, Params, Pruner
 from secateur.pruning.masks import prune_lowest, weights_of
@@ -77,21 +77,13 @@ class RandomPruning(OneShot):
     """
 
     pruner = Random
+    keeps_dropped = True
     every: int = 50  # rounds, as in PruneFL; the paper gives no number
     fixed: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_wholes(self, "every")
-
     def adjusts(self, round: int) -> bool:
         """Return True in every `every`-th round, unless the mask is fixed."""
-        return not self.fixed and round % self.every == 0
-
-    @property
-    def keeps_dropped(self) -> bool:
-        """True: the server keeps the values of dropped weights."""
-        return True
+        return not self.fixed and super().adjusts(round)
 
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator

@@ -96,11 +96,14 @@ class PruneFL(BasePruning):
     constant: float = 0.0  # seconds of a round independent of the kept weights; used with `seconds`
     squares: Squares = "all"
 
+    wants_squares = True  # an adjustment takes their sum over clients and rounds since the last one
+    keeps_dropped = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("hold", self.hold, get_args(Hold))
         one_of("squares", self.squares, get_args(Squares))
-        check_wholes(self, "every", "halving", "samples", "batch_size")
+        check_wholes(self, "halving", "samples", "batch_size")
         check_whole("iterations", self.iterations, self.every)
         check_numbers(self, "(0, 1)", "fraction")
         for seconds in self.seconds:
@@ -113,24 +116,10 @@ class PruneFL(BasePruning):
         times = times_of(net, input_shape)
         return replace(self, seconds=times.weights, constant=times.constant)
 
-    def adjusts(self, round: int) -> bool:
-        """Return True in every `every`-th round."""
-        return round % self.every == 0
-
-    @property
-    def wants_squares(self) -> bool:
-        """True: an adjustment takes the sum of `squares` over clients and rounds since the last one."""
-        return True
-
     @property
     def spares_withheld(self) -> bool:
         """True if withheld weights send no squares (`squares` is "shared")."""
         return self.squares == "shared"
-
-    @property
-    def keeps_dropped(self) -> bool:
-        """True: the server keeps the values of dropped weights."""
-        return True
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
         """Return the mask of the initial pruning, on one client's examples."""

@@ -63,7 +63,7 @@ class FlowerSubmodels(SubmodelFederation):
     def __init__(self, link: Link, task: str, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if self.terms.rule.alone:
-            raise WrongInput("submodels", "local sends nothing, so there is nothing for flower to do; take engine here")
+            raise WrongInput("submodels", "local sends nothing, so there is nothing for flower to do; use engine here")
         self.link, self.task, link.clients = link, task, len(self.terms.shares)
         self.key = hashlib.sha256(task.encode()).hexdigest()
         self.taken: dict[int, int] = {}

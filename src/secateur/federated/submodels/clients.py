@@ -31,9 +31,8 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.defenses.uploads import drawn
 from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
-from secateur.errors import unknown
 from secateur.federated.augment import CropAndFlip, moved
-from secateur.federated.client_training import WAYS
+from secateur.federated.client_training import stacks
 from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.federated.submodels.networks import Narrow, batches
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
@@ -92,11 +91,9 @@ class SubmodelTrainer:
     """The training of a round's clients."""
 
     def __init__(self, data: Batch, local: Adam, way: str = "auto") -> None:
-        if way not in WAYS:
-            raise unknown("way", way, WAYS)
         self.data, self.local = data, local
         self._black = None if local.augment is None else local.augment.colour(data.inputs)  # no graph can make it
-        self.stacks = way == "stacked" or (way == "auto" and data.inputs.device.type == "cuda")
+        self.stacks = stacks(way, data.inputs.device)
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
         self._graphs: list[Captured[_Step, None]] = []

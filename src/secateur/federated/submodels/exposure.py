@@ -6,7 +6,7 @@ the picture of a channel rule (mapp_fl Figure 2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,27 +14,17 @@ import torch
 from torch import Tensor
 
 from secateur import tree
-from secateur.attacks.membership.yeom import trial
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
-from secateur.errors import NotFinite, WrongInput
 from secateur.federated.attacks.observer import Observer
 from secateur.federated.checkpoint import FederationLog
-from secateur.federated.spec import Adam, SubmodelSpec
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
-from secateur.federated.submodels.membership_attacks import TURN, Asking, MembershipEvaluation, Target
+from secateur.federated.submodels.membership_attacks import Asking, MembershipEvaluation, Target, turn_of
 from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.interfaces import Params
-from secateur.runs.rows import Row
-from secateur.seeding import derive
-from secateur.training.recipe import Recipe
 
 MOST = 2**16  # cells of a layer that is drawn: a page holds several numbers for each
-
-
-def turn_of(local: Adam) -> Recipe:
-    """Return the training of a client's turn, for its shadow clients."""
-    return Recipe(local.epochs, local.batch_size, learning_rate=local.learning_rate, weight_decay=0.0, patience=None)
 
 
 class Last(NamedTuple):
@@ -128,61 +118,9 @@ class ExposureObserver(Observer):
     def _expose(self, federation: SubmodelFederation, target: Target, share: Tensor) -> None:
         if federation.terms.batchnorm == "reestimated":
             target = replace(target, statistics=share)
-        self.log.rows += expose(
-            target, self.data, self.attacks, self.labels, asking=self.asking, turn=self.turn, device=self.device
-        )
-
-
-def expose(
-    target: Target,
-    data: Dataset,
-    attacks: Sequence[Choice],
-    labels: dict[str, Any],
-    *,
-    asking: Asking | None = None,
-    turn: Recipe = TURN,
-    device: torch.device | str = "cpu",
-) -> list[Row]:
-    """Return the rows of a target: its accuracy, and every attack with intervals, or the reason of its exclusion."""
-    asking, own_labels = asking or Asking(), _labelled(target, labels)
-    meeting = MembershipEvaluation(target, data, asking, turn, torch.device(device), own_labels)
-    if not target.sent:
-        return [meeting.left_out(attack, "none of its updates was seen") for attack in attacks]
-    rows = [meeting.accuracy()]
-    try:
-        asked = trial(
-            target.rows,
-            torch.arange(data.train_size, len(data.inputs)),
-            derive(own_labels["seed"], "trial", target.client),
-            printed=asking.printed and target.client is not None,
-            whole=asking.whole,
-        )
-    except WrongInput as error:
-        return [*rows, *(meeting.left_out(attack, error.message) for attack in attacks)]
-    for attack in attacks:
-        rows += _rows_of(meeting, [attack], meeting.yeom(attack, asked)) if attack.name == "yeom" else []
-    others = [attack for attack in attacks if attack.name != "yeom"]
-    return [*rows, *(_rows_of(meeting, others, meeting.shadowed(others, asked)) if others else [])]
-
-
-def _rows_of(meeting: MembershipEvaluation, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
-    """Return the rows of attacks; on a model whose outputs are not finite, rows that exclude them."""
-    try:
-        return list(rows)
-    except NotFinite as error:
-        return [meeting.left_out(attack, error.message) for attack in attacks]
-
-
-def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
-    extra = {
-        "scope": "server" if target.client is None else "client",
-        "client": target.client,
-        "rate": target.rate,
-        "data_size": len(target.rows),
-        "parameters": sum(value.numel() for value in target.net.parameters()),
-    }
-    extra |= {} if target.round is None else {"answered": target.round}
-    return labels | {"extra": labels.get("extra", {}) | extra}
+        labels, device = target.labels(self.labels), torch.device(self.device)
+        evaluation = MembershipEvaluation(target, self.data, self.asking, self.turn, device, labels)
+        self.log.rows += evaluation.rows(self.attacks)
 
 
 def known(seen: SubmodelView) -> Params:

@@ -188,13 +188,17 @@ class SubmodelFederation(Resumable):
         return owned
 
     def _job(self, number: int, turn: Turn) -> SubmodelTurn:
-        client, share = turn.client, self.terms.shares[turn.client]
-        rng = derive(self.seed, "rows", number, client)
-        epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
-        picked_epochs = picked(epochs, self.terms.local.augment, derive(self.seed, "augment", number, client))
+        client, owned = turn.client, None if self.owned is None else self.owned[turn.client]
+        _, _, start = self._begun(number, client)
+        return self.job(number, client, self.terms.shares[client], start)._replace(owned=owned)
+
+    def job(self, number: int, client: int, rows: Tensor, start: Tensor, epochs: int | None = None) -> SubmodelTurn:
+        """Return the job of a client that trains on some rows from `start`, with the draws of a round."""
+        local, rng = self.terms.local, derive(self.seed, "rows", number, client)
+        orders = [rows[torch.randperm(len(rows), generator=rng)] for _ in range(epochs or local.epochs)]
+        picks = picked(orders, local.augment, derive(self.seed, "augment", number, client))
         noise = derive_on(self.device, self.seed, "noise", number, client)
-        narrow, _, start = self._begun(number, client)
-        return SubmodelTurn(narrow.key, start, picked_epochs, noise, None if self.owned is None else self.owned[client])
+        return SubmodelTurn(self.narrow(client).key, start, picks, noise)
 
     def _begun(self, number: int, client: int) -> tuple[Narrow, SubmodelIndex, Tensor]:
         """Return a client's width and channels in a round, and the model that it begins with."""

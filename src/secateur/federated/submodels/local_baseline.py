@@ -17,14 +17,14 @@ from secateur.errors import WrongInput
 from secateur.federated.checkpoint import Resumable, check_state
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels import networks
-from secateur.federated.submodels.clients import AdamMoments, SubmodelTurn, picked
+from secateur.federated.submodels.clients import AdamMoments, SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
 from secateur.federated.submodels.networks import mean_of
 from secateur.federated.submodels.rules import LocalRule
 from secateur.federated.submodels.structure import ClientAndRound, params_of
 from secateur.federated.traffic import Measure, Round
 from secateur.interfaces import Params
-from secateur.seeding import derive, derive_on
+from secateur.seeding import derive
 
 
 @dataclass
@@ -85,11 +85,8 @@ class LocalBaseline(Resumable):
         return Round(self.number, self._measures() if done else [])
 
     def _job(self, number: int, client: int) -> SubmodelTurn:
-        state, (train_rows, _) = self.clients[client], self.parts[client]
-        rows = train_rows[torch.randperm(len(train_rows), generator=derive(self.seed, "rows", number, client))]
-        epochs = picked([rows], self.terms.local.augment, derive(self.seed, "augment", number, client))
-        noise = derive_on(self.device, self.seed, "noise", number, client)
-        return SubmodelTurn(self.federation.narrow(client).key, state.flat, epochs, noise, None, state.moments)
+        state, rows = self.clients[client], self.parts[client][0]
+        return self.federation.job(number, client, rows, state.flat, epochs=1)._replace(moments=state.moments)
 
     def _validated(self, client: int) -> float:
         narrow, held = self.federation.narrow(client), self.parts[client][1].to(self.device)
