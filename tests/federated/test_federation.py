@@ -259,7 +259,8 @@ def test_what_is_withheld_changes_no_byte():
     fed = federation(base=Half(every=100), withholding=Withhold(), rounds=1)
     fed.server.broadcast()
     drawn, crowd = fed.sampler(1), fed.turns.trainer
-    one, rng = fed._given(1, drawn.clients[0], drawn.rows[0])
+    client, rows = drawn.clients[0], drawn.rows[0]
+    one, rng = fed.turns.inputs(fed.seed, 1, client, rows, fed._state_of(client))
     made, _ = crowd.one(one, crowd.received(fed.turns.start(one.state)))
     first = fed.turns.update(made, None, one, 1, rng)
     where = {name: first.state[WITHHELD + name] for name in fed.server.mask}

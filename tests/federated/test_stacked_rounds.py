@@ -51,7 +51,7 @@ def test_a_round_reads_no_number_and_stays_on_its_device(base, rule):
     net = None if rule == "priprune" else bn_net()
     fed = federation(net, way="stacked", rounds=3, base=base_pruning(base).make(), **protection)
     next(fed.rounds())
-    given = tree_map(on_meta, fed.together._given(2, fed.sampler(2), [True] * 3, {}))
+    given = tree_map(on_meta, fed.together._inputs(2, fed.sampler(2), [True] * 3, {}))
     together, choose = moved(fed), fed.turns.choosing(2)
     assert (choose is None) == (not base.startswith("feddst"))
     with OneDevice():

@@ -222,7 +222,7 @@ def test_stacked_clients_are_attacked_alike(way):
     [
         (AttackSchedule(at=(9,)), "4 rounds"),
         (AttackSchedule(who=4), "3 take part"),
-        (AttackSchedule(who=(7,)), "0 to 4"),
+        (AttackSchedule(who=(7,)), "0, 4"),
         (AttackSchedule(at=(1,), who=(1,)), "they do in"),
     ],
 )

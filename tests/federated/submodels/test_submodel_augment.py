@@ -181,8 +181,9 @@ def test_a_shadow_client_sees_its_own_half_moved_and_nothing_else():
 
     net = static(tiny.net(dtype=torch.float32))
     start, rng = dict(net.state_dict()), torch.Generator().manual_seed(0)
-    states, design = shadow_clients(net, start, pool, 2, replace(membership_attacks.TURN, batch_size=5), rng, moves)
-    plain, _ = shadow_clients(net, start, pool, 2, replace(membership_attacks.TURN, batch_size=5), rng.manual_seed(0))
+    turn = membership_attacks.turn_of(Adam(batch_size=5))
+    states, design = shadow_clients(net, start, pool, 2, turn, rng, moves)
+    plain, _ = shadow_clients(net, start, pool, 2, turn, rng.manual_seed(0))
     assert seen == [5, 5] * 2 and design.sum(1).tolist() == [10, 10]
     assert not torch.allclose(states[0]["0.weight"], plain[0]["0.weight"])
 

@@ -247,7 +247,7 @@ def test_widths_and_groups_that_do_not_fit_are_refused():
         structure.check(find("submodel", "heterofl")(), [1.0, 0.1])
     with pytest.raises(WrongInput, match="16 are more than the 8 channels of the layer 0"):
         structure.check(find("submodel", "mapp-fl")(groups=16), [0.5])
-    with pytest.raises(WrongInput, match="above 0 and up to 1"):
+    with pytest.raises(WrongInput, match=r"must be in \(0, 1\]"):
         structure.widths(1.5)
 
 
