@@ -54,14 +54,13 @@ from secateur.config import base_pruning, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
+from secateur.federated.build import rates_of
 from secateur.federated.client_training import LocalTraining, binary_cross_entropy
 from secateur.federated.federation import Federation
 from secateur.federated.sampling import Sampler
 from secateur.federated.spec import FederationSpec
-from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import SubmodelSpec as SubmodelTerms
-from secateur.federated.submodels.spec import rates_of
-from secateur.federated.submodels.stacked_federations import StackedFederations
+from secateur.federated.spec import SubmodelSpec as SubmodelTerms
+from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.gpu import stacked_layers
 from secateur.gpu.graphs import capture_step
 from secateur.interfaces import Params
@@ -245,7 +244,7 @@ def submodels_on_cpu(repeats: int) -> dict[str, Any]:
     """Ours against a plain loop."""
     torch.set_num_threads(1)
     fed = submodels((512,) * 10, "heterofl", "cpu", repeats + 2)
-    server, small = (copy.deepcopy(fed.crowd.narrow[fed.keys[rate]].net) for rate in (1.0, 0.5))
+    server, small = (copy.deepcopy(fed.trainer.narrow[fed.keys[rate]].net) for rate in (1.0, 0.5))
     rounds, plainly = fed.rounds(), partial(plain_submodels, server, small, fed, Generator().manual_seed(0))
     next(rounds), plainly()  # both warm
     found = [(seconds(partial(next, rounds)), seconds(plainly)) for _ in range(repeats)]
@@ -265,7 +264,7 @@ def submodels_on_gpu(rule: str, count: int, together: int) -> dict[str, Any]:
 def _rounds_of_submodels(rule: str, count: int, together: int, kernels: bool) -> float:
     first = submodels(TABLE_2, rule, "cuda", count + 6)
     others = [submodels(TABLE_2, rule, "cuda", count + 6, first, seed) for seed in range(1, together)]
-    for narrow in first.crowd.narrow.values():
+    for narrow in first.trainer.narrow.values():
         narrow.chain = narrow.chain if kernels else None
     rounds = StackedFederations([first, *others]).rounds()
     return _each(partial(next, rounds), count, warmups=5) / together

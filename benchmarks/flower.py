@@ -57,7 +57,8 @@ def _line(command: list[str]) -> dict[str, Any]:
 
 def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
     """A federation, and a line of what it cost."""
-    from secateur.federated.federation import Federation, Round
+    from secateur.federated.federation import Federation
+    from secateur.federated.traffic import Round
 
     spent: list[tuple[float, float]] = []
     plain = Federation.rounds

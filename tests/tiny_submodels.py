@@ -5,8 +5,10 @@ from torch import nn
 
 from secateur.catalogue import find
 from secateur.data.dataset import Dataset
+from secateur.federated.attacks.observer import Every
+from secateur.federated.build import rates_of
+from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import Adam, SubmodelSpec, rates_of
 
 SIZES = (29, 17, 12, 9, 8)  # with batches of 8: partial ones of 5, 1 (which joins), 4, 1 and none
 BATCH = 8
@@ -41,6 +43,8 @@ def federation(rule="mapp-fl", large=1, widths=(0.5,), seed=0, model=None, way="
     own = {name: fields.pop(name) for name in ("observers", "beside") if name in fields}
     given = {"rounds": 3, "evaluate_every": 1, "local": Adam(batch_size=BATCH), "test_batch": 10} | fields
     made = find("submodel", rule)(**given.pop("fields", {}))
+    if "observers" in own:
+        own["observers"] = [Every(*each) if isinstance(each, tuple) else each for each in own["observers"]]
     terms = SubmodelSpec(shares(), made, rates_of(shares(), large, widths), **given)
     return SubmodelFederation(net() if model is None else model, data(), terms, seed, device, way=way, **own)
 

@@ -26,6 +26,11 @@ def derive(seed: int, *labels: str | int | float | None) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
+def derive_on(device: torch.device, seed: int, *labels: str | int | float | None) -> torch.Generator:
+    """Return a generator on a device, with the seed of `derive`."""
+    return torch.Generator(device).manual_seed(derive(seed, *labels).initial_seed())
+
+
 def draw_seed(rng: torch.Generator, below: int = 2**62) -> int:
     """Draw the seed of another generator."""
     return int(torch.randint(below, (), generator=rng, device=rng.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,3 +64,23 @@ def kept(mask: Mask) -> float:
 def count(tree: Mapping[str, Tensor]) -> int:
     """Return the number of entries of a tree."""
     return sum(value.numel() for value in tree.values())
+
+
+def nested(parts: Mapping[Any, Mapping[str, Tensor]]) -> Params:
+    """Return the tensors of all parts as one tree, each by `part.name`."""
+    return {f"{key}.{name}": value for key, tree in parts.items() for name, value in tree.items()}
+
+
+def part(tree: Mapping[str, Tensor], key: object) -> Params:
+    """Return one part of a nested tree."""
+    prefix = f"{key}."
+    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
+def parts(tree: Mapping[str, Tensor]) -> dict[str, Params]:
+    """Return all parts of a nested tree by their keys, which hold no dot."""
+    split: dict[str, Params] = {}
+    for path, value in tree.items():
+        key, name = path.split(".", 1)
+        split.setdefault(key, {})[name] = value
+    return split

@@ -158,5 +158,5 @@ def test_what_clients_do_is_the_same_in_vmap(name):
 def test_only_prunefl_asks_for_squares_and_says_so_where_they_are_missing():
     assert [name for name in NAMES if made(name).wants_squares] == ["prunefl"]
     rule, weights, mask, _ = begun("prunefl")
-    with pytest.raises(WrongInput, match="squares: must be given"):
+    with pytest.raises(WrongInput, match="squares: are missing"):
         rule.adjust(weights, mask, None, 2, torch.Generator())

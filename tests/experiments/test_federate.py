@@ -98,7 +98,9 @@ def test_the_page(attacked):
 
 def test_started_again_it_computes_nothing_and_says_the_same(attacked, capsys, monkeypatch):
     before = comparable(load_rows(attacked))
-    monkeypatch.setattr("secateur.federated.federation.Federation._round", lambda *_: pytest.fail("was done already"))
+    monkeypatch.setattr(
+        "secateur.federated.federation.Federation.run_round", lambda *_: pytest.fail("was done already")
+    )
     more = ["--base-pruning", "snip", "--defense", "none,pseudo-largest", "--attack", "ig:iterations=3"]
     assert main(["federate", "--out", str(attacked), *TINY, *more, "--attack-every", "2"]) == 0
     assert comparable(load_rows(attacked)) == before
@@ -117,18 +119,18 @@ def test_without_an_attack_there_is_a_page_too(tmp_path, capsys):
 def test_stopped_it_shows_what_it_had_and_goes_on(tmp_path, monkeypatch, attacked):
     more = ["--base-pruning", "snip", "--defense", "none,pseudo-largest", "--attack", "ig:iterations=3"]
     command = ["federate", "--out", str(tmp_path / "run"), *TINY, *more, "--attack-every", "2"]
-    whole = Federation._round
+    whole = Federation.run_round
 
     def stopping(self, number):
         if number == 4:
             raise KeyboardInterrupt
         return whole(self, number)
 
-    monkeypatch.setattr(Federation, "_round", stopping)
+    monkeypatch.setattr(Federation, "run_round", stopping)
     assert main(command) == 130
     assert {row.extra["round"] for row in load_rows(tmp_path / "run")} == {2}
     assert "test accuracy" in (tmp_path / "run" / "report.html").read_text()
-    monkeypatch.setattr(Federation, "_round", whole)
+    monkeypatch.setattr(Federation, "run_round", whole)
     assert main(command) == 0
     assert comparable(load_rows(tmp_path / "run")) == comparable(load_rows(attacked))
 
@@ -179,7 +181,7 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         (["--attack", "ig", "--attack-every", "9"], "4 rounds"),
         (["--attack", "ig", "--attack-history", "5"], "attack_history: 5 is not allowed; there are 4 rounds"),
         (["--attack", "rob", "--iterations", "5"], "iterations: rob does not have it"),
-        (["--per-round", "7"], "6 clients"),
+        (["--per-round", "7"], "must be in [1, 6]"),
         (["--clients", "500"], "no rows are left"),
         (["--partition", "writer"], "leave clients out"),
         (["--method", "fedsgd", "--defense", "largest"], "fedavg"),
@@ -187,8 +189,11 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
             ["--defense", "none,dgp", "--base-pruning", "snip,feddst"],
             "feddst with dgp: its clients choose",
         ),
-        (["--model", "digits-cnn", "--defense", "priprune"], "PriPrune knows no BatchNorm"),
-        (["--model", "digits-cnn", "--defense", "priprune+dp", "--local-steps", "1"], "PriPrune knows no BatchNorm"),
+        (["--model", "digits-cnn", "--defense", "priprune"], "PriPrune does not support BatchNorm"),
+        (
+            ["--model", "digits-cnn", "--defense", "priprune+dp", "--local-steps", "1"],
+            "PriPrune does not support BatchNorm",
+        ),
         (["--model", "mlp", "--defense", "priprune"], "dropout"),
         (["--set", "faults.drop_out=3"], "drop_out"),
         (["--set", "faults.deadline=.001"], "every client"),
@@ -321,7 +326,7 @@ class Drawing(nn.Module):
 
 
 @pytest.mark.parametrize("defense", ["priprune", "priprune+dp"])
-@pytest.mark.parametrize("draw, said", [(dropout, "no network that draws"), (alpha_dropout, "could not be repeated")])
+@pytest.mark.parametrize("draw, said", [(dropout, "random layers"), (alpha_dropout, "could not be repeated")])
 def test_a_network_that_draws_by_a_function_is_refused_where_a_turn_does_not_follow(defense, draw, said, rng):
     train = torch.rand(40, 1, 6, 6, generator=rng), torch.arange(40) % 3
     terms = {"clients": 4, "rounds": 1, "local": LocalTraining(1, None, 2, 0.1)}

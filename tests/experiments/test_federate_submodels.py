@@ -9,9 +9,8 @@ from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.federated.build import loaded, shares_of
+from secateur.federated.build import build_submodel_spec, loaded, shares_of
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import terms_of
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import comparable
 
@@ -86,7 +85,7 @@ def test_repeats_have_equal_sizes_and_other_pictures():
     assert [len(rows) for rows in one] == [len(rows) for rows in two] and one[0].tolist() != two[0].tolist()
     fresh = read(Federate, None, {"submodels": "mapp-fl", "redraw_sizes": True})
     assert [len(rows) for rows in shares_of(fresh, data, 1)] != [len(rows) for rows in one]
-    terms = terms_of(config, data, 0, config.submodels[0], config.defense[0])
+    terms = build_submodel_spec(config, data, 0, config.submodels[0], config.defense[0])
     assert list(terms.rates) == [1.0, 1.0, *[0.5] * 8]
 
 
@@ -101,7 +100,7 @@ def test_clients_of_many_writers():
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--submodels", "mapp-fl", "--large-clients", "11"], "large_clients: 11 is not allowed; give 0 to 10"),
+        (["--submodels", "mapp-fl", "--large-clients", "11"], "large_clients: 11 is not allowed; must be in [0, 10]"),
         (["--submodels", "mapp-fl:groups=16", "--model", "mapp-cnn-8"], "groups: 16 are more than the 8 channels"),
         (["--submodels", "heterofl", "--client-widths", ".01"], "leaves the layer 0 without channels"),
         (["--submodels", "heterofl", "--client-widths", "1.5"], "client_widths: 1.5 is not allowed"),
@@ -113,7 +112,7 @@ def test_clients_of_many_writers():
             ["--submodels", "mapp-fl", "--advise", "--attack", "yeom,lira"],
             "attack: 2 attacks are set; advise needs one",
         ),
-        (["--submodels", "mapp-fl", "--defense", "soteria"], "cannot be joined with sub-models"),
+        (["--submodels", "mapp-fl", "--defense", "soteria"], "cannot be combined with sub-models"),
         (["--submodels", "mapp-fl", "--averaging", "coverage"], "averaging"),
         (["--submodels", "map-fl"], "submodels: 'map-fl' is not known; did you mean 'mapp-fl'"),
         (["--submodels", "heterofl", "--set", "examples=300"], "has 1, and needs 2 rows for BatchNorm"),

@@ -10,7 +10,7 @@ from test_client_training import CASES
 from alone import pictures
 from secateur.errors import WrongInput
 from secateur.federated import checkpoint
-from secateur.federated.checkpoint import FederationLog, FederationLogs, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, depends_of, federated
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Round
 from secateur.runs.artifacts import NoSpace
@@ -54,7 +54,9 @@ def follow(folder, kill_after=None):
             if count == kill_after:
                 raise Killed
 
-        return *federated(run, fed, story, tell, depends_of(fed, pictures(ROWS, 8)), every=0), count
+        fed.every = 0
+        depends = depends_of(fed.terms, fed.net, pictures(ROWS, 8), fed.seed, fed.device)
+        return *federated(run, fed, story, tell, depends), count
 
 
 def test_a_killed_stage_goes_on(tmp_path):
@@ -71,13 +73,26 @@ def test_a_killed_stage_goes_on(tmp_path):
     assert follow(tmp_path / "killed")[2] == 0  # done
 
 
-def test_stories_are_saved_as_one_and_share_the_time():
-    told, again = (FederationLogs([FederationLog(), FederationLog()]) for _ in range(2))
-    told.each[1].rows.append(Row(model="m", dataset="d", seed=0, metric="auc", value=0.5))
-    told.seconds = 8.0
-    again.load(told.plain())
-    assert [len(story.rows) for story in again.each] == [0, 1] and again.each[1].rows == told.each[1].rows
-    assert [story.seconds for story in again.each] == [4.0, 4.0] and again.seconds == 8.0
+def test_logs_are_saved_as_one_and_share_the_time(tmp_path):
+    row = Row(model="m", dataset="d", seed=0, metric="auc", value=0.5)
+
+    def followed(stop=None):
+        logs, fed = [FederationLog(), FederationLog()], federation()
+        fed.every = 0
+
+        def record(done):
+            logs[1].rows.append(row)
+            if done.number == stop:
+                raise Killed
+
+        checkpoint.follow(tmp_path, "key", fed, logs, record)
+        return logs
+
+    with pytest.raises(Killed):
+        followed(stop=3)
+    logs = followed()  # the third round was not saved yet
+    assert [len(log.rows) for log in logs] == [0, 4] and logs[1].rows[0] == row
+    assert logs[0].seconds == logs[1].seconds > 0
 
 
 @pytest.mark.parametrize(

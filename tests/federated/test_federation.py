@@ -173,8 +173,8 @@ def test_what_the_squares_tell_of_withheld_weights(rule, squares):
     base = PruneFL(every=2, iterations=2, squares=squares)
     fed = federation(base=base, rounds=1, per_round=2, **protection_of(defense(rule)))
     fed.server.broadcast()
-    told = fed.terms.given_away
-    assert (told is None) == (squares == "shared") and federation(base=base).terms.given_away is None
+    told = fed.terms.leak_note
+    assert (told is None) == (squares == "shared") and federation(base=base).terms.leak_note is None
     for _, _, update in fed._updates(1, fed.sampler(1), {}):
         assert any(where.any() for where in update.withheld.values())
         for name, where in update.withheld.items():
@@ -258,8 +258,9 @@ def _start_mask(name):
 def test_what_is_withheld_changes_no_byte():
     fed = federation(base=Half(every=100), withholding=Withhold(), rounds=1)
     fed.server.broadcast()
-    drawn, crowd = fed.sampler(1), fed.turns.crowd
-    one, rng = fed._given(1, drawn.clients[0], drawn.rows[0])
+    drawn, crowd = fed.sampler(1), fed.turns.trainer
+    client, rows = drawn.clients[0], drawn.rows[0]
+    one, rng = fed.turns.inputs(fed.seed, 1, client, rows, fed._state_of(client))
     made, _ = crowd.one(one, crowd.received(fed.turns.start(one.state)))
     first = fed.turns.update(made, None, one, 1, rng)
     where = {name: first.state[WITHHELD + name] for name in fed.server.mask}
@@ -282,7 +283,7 @@ class NoQuestions(TorchDispatchMode):
     [
         {},
         {"base": Stale(every=100), "withholding": Withhold(), "averaging": "coverage"},
-        {"base": Half(every=100), "own": Noisy()},
+        {"base": Half(every=100), "custom_turn": Noisy()},
         {"upload": upload_of(defense("top-k"))},
         {"server_momentum": 0.9, "local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01)},
     ],
@@ -484,14 +485,14 @@ def test_uploads_send_gradients_and_keep_residuals():
     "wrong, word",
     [
         ({"rounds": 0}, "rounds"),
-        ({"per_round": 6}, "5 clients"),
+        ({"per_round": 6}, "1, 5"),
         ({"averaging": "mean"}, "weighted"),
         ({"broadcast": "both"}, "masked"),
         ({"server_momentum": 1.0}, "server_momentum"),
         ({"method": "fedsgd"}, "must be 1"),
         ({"upload": upload_of(defense("adgp"))}, "dgp"),
-        ({"own": Noisy(), "withholding": Withhold()}, "give one"),
-        ({"own": Noisy(), "local": LocalTraining(3, None, 4, 0.1, 0.9)}, "momentum"),
+        ({"custom_turn": Noisy(), "withholding": Withhold()}, "use one"),
+        ({"custom_turn": Noisy(), "local": LocalTraining(3, None, 4, 0.1, 0.9)}, "momentum"),
         ({"base": Moving(), "upload": upload_of(defense("dgp"))}, "gradients"),
     ],
 )

@@ -15,8 +15,8 @@ from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
-from secateur.federated.privacy_budget import check_spending, spent
 from secateur.federated.spec import FederationSpec
+from secateur.federated.traffic import check_spending, spent
 from secateur.interfaces import Batch, Gradient, Weights
 from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
@@ -24,6 +24,7 @@ pytest.importorskip("opacus")
 
 ONE = LocalTraining(1, None, 4, 0.1)
 SILENT = DifferentialPrivacy(noise_multiplier=0.0, max_grad_norm=1e6)  # clips nothing and adds nothing
+PRIVATE = PrivateTurn(Noisy(), SILENT)
 
 
 def models_equal(one, other):
@@ -124,7 +125,7 @@ LEARNT = PriPrune(sharing=0.02, step=0.5)  # some alphas cross one half in these
 
 @pytest.mark.parametrize("base", [{}, {"base": Half(every=2)}])
 def test_priprune_without_noise_is_priprune_alone(base):
-    alone, both = (federation(local=ONE, own=own, **base) for own in (LEARNT, PrivateTurn(LEARNT, SILENT)))
+    alone, both = (federation(local=ONE, custom_turn=own, **base) for own in (LEARNT, PrivateTurn(LEARNT, SILENT)))
     run(alone), run(both)
     models_equal(alone, both)
     assert alone.states.keys() == both.states.keys()
@@ -136,18 +137,20 @@ def test_priprune_without_noise_is_priprune_alone(base):
 
 def test_a_private_priprune_stacked_equals_one_by_one():
     own = PrivateTurn(LEARNT, DifferentialPrivacy())
-    one, many = (federation(local=ONE, own=own, base=Half(every=2), way=way) for way in ("sequential", "stacked"))
+    one, many = (
+        federation(local=ONE, custom_turn=own, base=Half(every=2), way=way) for way in ("sequential", "stacked")
+    )
     assert [row.value for row in run(one)] == pytest.approx([row.value for row in run(many)], abs=1e-9)
     models_equal(one, many)
-    silent = federation(local=ONE, own=PrivateTurn(LEARNT, SILENT), base=Half(every=2))
+    silent = federation(local=ONE, custom_turn=PrivateTurn(LEARNT, SILENT), base=Half(every=2))
     run(silent)
     assert any(not torch.allclose(value, silent.model()[name]) for name, value in one.model().items())
 
 
 def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
     """With the same answers other examples change nothing: not the weights, not the mask, not what stays at home."""
-    fed = federation(local=ONE, own=PrivateTurn(LEARNT, DifferentialPrivacy()))
-    own, weights, asked = fed.terms.own, fed.server.weights, []
+    fed = federation(local=ONE, custom_turn=PrivateTurn(LEARNT, DifferentialPrivacy()))
+    own, weights, asked = fed.terms.custom_turn, fed.server.weights, []
 
     def answer(loss, params, batch):
         asked.append(params)
@@ -159,7 +162,7 @@ def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
     for seed in (0, 1):
         inputs = torch.randn(1, 4, 1, 6, 6, generator=torch.Generator().manual_seed(seed)).double()
         batches = Batch(inputs, torch.full((1, 4), seed))
-        made.append(own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1))
+        made.append(own.turn(fed.turns.trainer._loss, weights, {}, own.init(weights), batches, noise, 0.1))
     one, other = made
     assert len(asked) == 2 * LOOKS and float(one.loss) == 0
     for mine, theirs in zip(one[:-1], other[:-1], strict=True):
@@ -169,13 +172,13 @@ def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
 
 def test_a_look_that_has_no_noise_fails():
     own = PrivateTurn(PriPrune(learns="step"), DifferentialPrivacy())
-    fed = federation(local=ONE, own=own)
+    fed = federation(local=ONE, custom_turn=own)
     batch = fed.train.take(torch.arange(8))
     batches = Batch(batch.inputs.double().unflatten(0, (2, 4)), batch.labels.unflatten(0, (2, 4)))
     weights = tree.clone(fed.server.weights)
     noise = own.noise(weights, 2, torch.Generator().manual_seed(0))
     with pytest.raises(IndexError):
-        own.turn(fed.turns.crowd._loss, weights, {}, own.init(weights), batches, noise, 0.1)
+        own.turn(fed.turns.trainer._loss, weights, {}, own.init(weights), batches, noise, 0.1)
 
 
 def test_a_parameter_may_be_called_as_a_look():
@@ -183,7 +186,7 @@ def test_a_parameter_may_be_called_as_a_look():
     for place, part in enumerate(net):
         named.add_module(f"look{place}", part)
     own = PrivateTurn(LEARNT, DifferentialPrivacy())
-    one, other = (federation(each, local=ONE, own=own) for each in (net, named))
+    one, other = (federation(each, local=ONE, custom_turn=own) for each in (net, named))
     run(one), run(other)
     for mine, theirs in zip(one.model().values(), other.model().values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -191,7 +194,7 @@ def test_a_parameter_may_be_called_as_a_look():
 
 def test_priprune_pays_for_two_looks_a_turn():
     private = DifferentialPrivacy(noise_multiplier=4.0)
-    terms = FederationSpec(shares(), per_round=3, local=ONE, own=PrivateTurn(PriPrune(), private))
+    terms = FederationSpec(shares(), per_round=3, local=ONE, custom_turn=PrivateTurn(PriPrune(), private))
     told = spent(terms, [3, 0, 1, 0, 0], 3, True)
     assert told[0].value == pytest.approx(private.guarantee(6).epsilon)
     assert "2 looks a turn: which weights are withheld is covered" in told[0].note
@@ -205,11 +208,14 @@ def test_priprune_pays_for_two_looks_a_turn():
         ({"local": LocalTraining(1, None, 4, 0.1, 0.9)}, "momentum"),
         ({"base": Stale()}, "no epsilon covers"),
         ({"base": Moving(), "withholding": Withhold()}, "no epsilon covers"),
-        ({"own": Noisy()}, "do not act together"),
-        ({"own": PrivateTurn(Noisy(), SILENT)}, "do not act together"),
-        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "local": LocalTraining(2, None, 4, 0.1)}, "must be 1"),
-        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "base": Stale()}, "no epsilon covers"),
-        ({"upload": None, "own": PrivateTurn(Noisy(), SILENT), "base": Moving()}, "no epsilon covers"),
+        ({"custom_turn": Noisy()}, "cannot be combined"),
+        ({"custom_turn": PRIVATE}, "cannot be combined"),
+        (
+            {"upload": None, "custom_turn": PRIVATE, "local": LocalTraining(2, None, 4, 0.1)},
+            "must be 1",
+        ),
+        ({"upload": None, "custom_turn": PRIVATE, "base": Stale()}, "no epsilon covers"),
+        ({"upload": None, "custom_turn": PRIVATE, "base": Moving()}, "no epsilon covers"),
     ],
 )
 def test_what_no_epsilon_covers_is_refused(terms, said):
@@ -221,7 +227,7 @@ def test_what_goes_together():
     both = protection_of(defense("pseudo-largest+dp"))
     assert both["withholding"].pseudo and isinstance(both["upload"], DifferentialPrivacy)
     own = protection_of(defense("priprune:sharing=.01+dp:noise_multiplier=3"))
-    assert own == {"own": PrivateTurn(PriPrune(sharing=0.01), DifferentialPrivacy(noise_multiplier=3.0))}
+    assert own == {"custom_turn": PrivateTurn(PriPrune(sharing=0.01), DifferentialPrivacy(noise_multiplier=3.0))}
     wrong = (
         ("priprune+dgp", "or with dp"),
         ("largest+dgp", "or with dp"),

@@ -30,7 +30,7 @@ def on_meta(value):
 
 def moved(fed):
     """A federation whose tensors have no numbers: nothing can be asked of them, as in a CUDA graph."""
-    server, crowd = fed.server, fed.turns.crowd
+    server, crowd = fed.server, fed.turns.trainer
     for name in ("weights", "buffers", "mask", "squares", "moments"):
         setattr(server, name, tree_map(on_meta, getattr(server, name)))
     server.model = crowd.model = BroadcastModel(*(tree_map(on_meta, part) for part in vars(server.model).values()))
@@ -51,7 +51,7 @@ def test_a_round_reads_no_number_and_stays_on_its_device(base, rule):
     net = None if rule == "priprune" else bn_net()
     fed = federation(net, way="stacked", rounds=3, base=base_pruning(base).make(), **protection)
     next(fed.rounds())
-    given = tree_map(on_meta, fed.together._given(2, fed.sampler(2), [True] * 3, {}))
+    given = tree_map(on_meta, fed.together._inputs(2, fed.sampler(2), [True] * 3, {}))
     together, choose = moved(fed), fed.turns.choosing(2)
     assert (choose is None) == (not base.startswith("feddst"))
     with OneDevice():
@@ -64,7 +64,7 @@ def test_a_round_reads_no_number_and_stays_on_its_device(base, rule):
     "terms",
     [
         {"net": bn_net()},
-        {"own": Noisy()},
+        {"custom_turn": Noisy()},
         protection_of(defense("pseudo-mix")),
         protection_of(defense("noise")),
         protection_of(defense("priprune")),
@@ -102,7 +102,7 @@ def test_states_by_place():
 
 TERMS = [
     {"base": Half(every=2), "withholding": Withhold()},
-    {"own": Noisy()},
+    {"custom_turn": Noisy()},
     protection_of(defense("dgp+error-feedback")),
     {"base": Moving(every=2), "averaging": "coverage"},
 ]

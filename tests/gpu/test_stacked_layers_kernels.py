@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
-from secateur.federated.submodels.clients import Narrow
+from secateur.federated.submodels.networks import Narrow
 from secateur.gpu import batchnorm_kernels, stacked_layers, stacked_layers_kernels
 from secateur.gpu.precision import tf32
 from secateur.models.mapp import mapp_cnn

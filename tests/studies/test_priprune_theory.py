@@ -6,8 +6,8 @@ from scipy.stats import spearmanr
 
 from secateur.config import Federate, base_pruning, read
 from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
-from secateur.experiments.federate import measure
-from secateur.federated.build import loaded, network_of, terms_of
+from secateur.experiments.federate import FederateExperiment
+from secateur.federated.build import build_spec, loaded, network_of
 from secateur.federated.federation import Federation
 from secateur.report.page import Source, render
 from secateur.report.theory import draw_theory
@@ -155,7 +155,7 @@ def test_the_terms_are_those_of_the_model_that_clients_receive(config, base, tmp
         bound(scale, run, config, data, device, 0, chosen)  # kept
         assert len(list((tmp_path / "artifacts").iterdir())) == again == 1
     first = {row.metric: row.value for row in run.rows[: len(run.rows) // 2] if row.extra["at_round"] == 1}
-    terms, net = terms_of(config, data, 0, chosen, config.defense[0]), network_of(config, data, 0)
+    terms, net = build_spec(config, data, 0, chosen, config.defense[0]), network_of(config, data, 0)
     start = Federation(net, data, terms, 0)
     client = run.rows[0].extra["client"]
     batch = start.train.take(terms.shares[client][: scale.leaking.examples])
@@ -186,7 +186,7 @@ def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
     (data, device), rates = loaded(config), ("snip:rate=0.2", "snip:rate=0.8")
     with open_run(tmp_path, "study", {}) as run:
         for text in rates:
-            measure(config, run, data, device, 0, base_pruning(text), config.defense[0])
+            FederateExperiment(config, run, data, device).measure([0], base_pruning(text), config.defense[0])
             bound(SCALES["tiny"], run, config, data, device, 0, base_pruning(text))
     known = updates(run.rows)
     assert len(known) == 4 and all({"nmi_256", "nmi_100", "psnr", "printed_total"} <= set(x) for x in known.values())

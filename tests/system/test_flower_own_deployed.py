@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
-from secateur.federated.build import loaded, network_of, terms_of
+from secateur.federated.build import build_spec, loaded, network_of
 from secateur.federated.federation import Federation
 from secateur.runs.folder import load_rows
 
@@ -34,7 +34,7 @@ def in_one_place(config, data):
     inputs, labels = (torch.cat(each) for each in zip(*parts, strict=True))
     pooled = Dataset("pooled", inputs, labels, data.classes, 2 * ROWS, None, data.mean, data.std)
     shares = list(torch.arange(2 * ROWS).split(ROWS))
-    terms = terms_of(config, pooled, 0, config.base_pruning[0], config.defense[0], shares)
+    terms = build_spec(config, pooled, 0, config.base_pruning[0], config.defense[0], shares)
     federation = Federation(network_of(config, pooled, 0), pooled, terms, 0)
     told = [each for done in federation.rounds() for each in done.measures]
     return [each.value for each in told if each.metric == "test_loss"], federation.model()

@@ -18,30 +18,26 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.federate import ObservedFederation, attackers, check_attackers
-from secateur.experiments.federate_submodels import labels_of as submodel_labels
-from secateur.experiments.federate_submodels import teller as submodel_teller
+from secateur.experiments.federate_observers import ObservedFederation, attackers, check_attackers
 from secateur.federated.attacks.knowledge import knowledge_of
 from secateur.federated.attacks.observer import ClientView, Every, Observer
 from secateur.federated.attacks.schedule import AttackSchedule, Who
 from secateur.federated.augment import crop_and_flip
-from secateur.federated.checkpoint import FederationLog
+from secateur.federated.build import rates_of, submodel_protection
+from secateur.federated.checkpoint import FederationLog, Resumable
 from secateur.federated.client_training import LocalTraining, check_network, turn_caution
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
-from secateur.federated.result_rows import labels_of, teller
-from secateur.federated.spec import FederationSpec
+from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds
+from secateur.federated.spec import Adam, FederationSpec, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
-from secateur.federated.submodels.federation import Observer as SubmodelObserver
-from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
 from secateur.interfaces import Params
 from secateur.progress import progress
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +86,7 @@ def federate(
 
     With `submodels`, clients train parts of the model. The `large_clients` (2) with most data train all of it, the
     others `client_widths` (.5,) of its channels. `local` is then an Adam(), and `attack` is a membership attack such
-    as "yeom". `terms` are then fields of federated.submodels.spec.SubmodelSpec. `augment=True` trains on crops and
+    as "yeom". `terms` are then fields of federated.spec.SubmodelSpec. `augment=True` trains on crops and
     flips.
 
     Args:
@@ -141,8 +137,8 @@ def federate(
     settings |= {"per_round": min(10, len(shares)) if per_round is None else per_round}
     spec = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
     net, device = copy.deepcopy(model).to(device), torch.device(device)
-    check_network(net, spec.own, data.inputs)
-    if (warning := turn_caution(net, spec.own)) is not None:
+    check_network(net, spec.custom_turn, data.inputs)
+    if (warning := turn_caution(net, spec.custom_turn)) is not None:
         log.warning("%s: %s", client_defense, warning)
     inversions = [inversion(attack_name) for attack_name in ([attack] if isinstance(attack, str) else attack)]
     row_labels = labels_of(name, data.name, seed, base, client_defense, spec)
@@ -156,11 +152,8 @@ def federate(
     watched = ObservedFederation(net, data, spec, row_labels, story, device)
     watching += attackers(watched, orders, inversions, asked, knowledge, tells_labels=labels == "oracle")
     federation = Federation(net, data, spec, seed, device, observers=watching)
-    with progress(f"{base}, {client_defense}", rounds, rate=True) as advance:
-        tell = teller(row_labels, story, watching, advance)
-        for done in federation.rounds():
-            tell(done)
-    return Federated(federation.model(), story.rows, story.figures)
+    recorded = RecordedFederation(federation, row_labels, story, watching)
+    return _run(federation, recorded, f"{base}, {client_defense}", rounds)
 
 
 def _dataset(
@@ -193,7 +186,7 @@ def _federate_submodels(
     *,
     defense: str,
     attacks: Sequence[str],
-    observers: Sequence[tuple[int, SubmodelObserver]],
+    observers: Sequence[tuple[int, Callable[[SubmodelView], None]]],
     seed: int,
     device: torch.device,
     name: str,
@@ -204,30 +197,32 @@ def _federate_submodels(
 ) -> Federated:
     """Train sub-models, and return the server's model with all rows and figures.
 
-    `settings` and `terms` are fields of submodels.spec.SubmodelSpec; the user named the `terms`.
+    `settings` and `terms` are fields of federated.spec.SubmodelSpec; the user named the `terms`.
     """
     if not isinstance(local, Adam | None):
-        raise WrongInput("local", "must be a federated.submodels.spec.Adam for sub-models")
+        raise WrongInput("local", "must be a federated.spec.Adam for sub-models")
     local = local or Adam()
     if augment:
         local = replace(local, augment=crop_and_flip(data))
     rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
     rates = rates_of(settings["shares"], large_clients, client_widths)
     settings = settings | {"rule": rule.make(), "rates": rates, "local": local}
-    spec = spec_of(SubmodelSpec, settings | joined_of(client_defense), terms)
-    story, turn = FederationLog(), spec.local
-    recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
-    labels = submodel_labels(name, data, seed, rule, client_defense, spec)
-    memberships = [choice("attack", attack) for attack in attacks]
-    asking = Asking(size=spec.test_batch)
-    exposer = ExposureObserver(memberships, data, labels, story, spec.rounds, asking=asking, turn=recipe, device=device)
-    watching: list[tuple[int, SubmodelObserver]] = list(observers)
+    spec = spec_of(SubmodelSpec, settings | submodel_protection(client_defense), terms)
+    story, labels = FederationLog(), labels_of(name, data.name, seed, rule, client_defense, spec)
+    memberships, asking = [choice("attack", attack) for attack in attacks], Asking(size=spec.test_batch)
+    watching: list[Observer] = [Every(every, function) for every, function in observers]
     if memberships:
-        watching.append((exposer.pace(spec), exposer))
+        watching.append(ExposureObserver(memberships, data, labels, story, spec, asking=asking, device=device))
     federation = SubmodelFederation(copy.deepcopy(model), data, spec, seed, device, observers=watching)
-    followed = LocalBaseline(federation) if spec.rule.alone else federation
-    with progress(f"{rule}, {client_defense}", spec.rounds, rate=True) as advance:
-        tell = submodel_teller([federation], [exposer], story, advance)
-        for done in followed.rounds():
-            tell(done)
-    return Federated(followed.model(), story.rows, story.figures)
+    training = LocalBaseline(federation) if spec.rule.alone else federation
+    recorded = RecordedFederation(federation, labels, story, watching)
+    return _run(training, recorded, f"{rule}, {client_defense}", spec.rounds)
+
+
+def _run(training: Resumable, recorded: RecordedFederation, title: str, rounds: int) -> Federated:
+    """Run all rounds of a federation, and return its model, rows and figures."""
+    with progress(title, rounds, rate=True) as advance:
+        record = record_rounds([recorded], advance, title)
+        for done in training.rounds():
+            record(done)
+    return Federated(training.model(), recorded.log.rows, recorded.log.figures)

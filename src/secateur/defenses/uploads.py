@@ -79,7 +79,7 @@ def protection_of(defense: Defense) -> dict[str, Any]:
         if part.name != "none" and target not in ("client", "upload", "residual"):
             raise WrongInput("defense", f"{part.name} acts on {target}; use one that acts on an upload")
     upload = upload_of(defense)
-    _check_alone(upload)
+    check_alone(upload)
     if client is None:
         return {"upload": upload}
     instance = client.make()
@@ -87,9 +87,10 @@ def protection_of(defense: Defense) -> dict[str, Any]:
         raise WrongInput("defense", f"{client.name} can be combined only with dp; leave out the other defenses")
     if not hasattr(instance, "turn"):
         return {"withholding": instance, "upload": upload}
-    return {"own": PrivateTurn(instance, upload) if isinstance(upload, DifferentialPrivacy) else instance}
+    return {"custom_turn": PrivateTurn(instance, upload) if isinstance(upload, DifferentialPrivacy) else instance}
 
 
-def _check_alone(upload: Upload | None) -> None:
+def check_alone(upload: Upload | None) -> None:
+    """Raise WrongInput for adgp, whose clients know each other's positions; those of a federation do not."""
     if upload is not None and aligned(upload) is not None:
         raise WrongInput("defense", "adgp lets one client choose the positions of all clients; use dgp")

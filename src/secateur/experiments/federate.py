@@ -1,49 +1,51 @@
 """The job of `secateur federate`: federations train and prune, clients defend their updates, attackers observe rounds.
 
-federated/federation.py runs the rounds, federated/checkpoint.py lets a killed run continue. `observers_of` makes the
-attackers that a run file names, each with the knowledge that it may have.
+federated/federation.py runs the rounds, federated/submodels/federation.py those over sub-models. A killed run
+continues by federated/checkpoint.py. On a GPU the seeds of a channel rule run together, as lanes of one stack.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from secateur.catalogue import Choice, Defense
-from secateur.config import Federate, defense_of_clients, dump
-from secateur.data.dataset import Dataset, fingerprint
-from secateur.defenses.uploads import inner_of, protection_of
+from secateur.config import Federate, dump
+from secateur.data.dataset import Dataset
+from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput, require
 from secateur.evaluation import gallery
-from secateur.evaluation.client import caution
-from secateur.evaluation.reconstruction import Scoring
+from secateur.evaluation.submodel_advice import sized
 from secateur.experiments.context import check_installed
-from secateur.experiments.invert_targets import needs_generator, stored, untrained
-from secateur.federated.attacks.inversion import InversionObserver
-from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
-from secateur.federated.attacks.membership import MembershipObserver, check_membership
-from secateur.federated.attacks.memory import follows, turns_back
+from secateur.experiments.federate_observers import (
+    ObservedFederation,
+    attack_key,
+    check_observers,
+    describe_attacks,
+    exposer_of,
+    observers_of,
+)
+from secateur.experiments.submodel_pilots import check_pilots, run_pilots, sizes_of
 from secateur.federated.attacks.observer import Observer
-from secateur.federated.attacks.schedule import AttackSchedule, check_orders
-from secateur.federated.build import loaded, network_of, shares_of, terms_of
-from secateur.federated.checkpoint import FederationLog, depends_of, federated
+from secateur.federated.build import build_spec, build_submodel_spec, loaded, network_of, shares_of
+from secateur.federated.checkpoint import FederationLog, Resumable, depends_of, federated
 from secateur.federated.client_training import check_network, turn_caution
 from secateur.federated.federation import Federation
-from secateur.federated.privacy_budget import check_spending
-from secateur.federated.result_rows import labels_of, row_of, teller
-from secateur.federated.sampling import sampler_of
-from secateur.federated.spec import FederationSpec
-from secateur.federated.traffic import Measure
+from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds, row_of
+from secateur.federated.spec import FederationSpec, SubmodelSpec
+from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
+from secateur.federated.submodels.local_baseline import LocalBaseline
+from secateur.federated.submodels.networks import narrowed, static
+from secateur.federated.submodels.structure import Structure
+from secateur.federated.traffic import Measure, check_spending
 from secateur.gpu.memory import let_go
-from secateur.interfaces import Knowledge
-from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
 from secateur.runs.folder import Run, open_run
@@ -55,39 +57,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ObservedFederation(NamedTuple):
-    """One federation of a run, as its attackers need it."""
-
-    net: nn.Module
-    data: Dataset
-    terms: FederationSpec
-    labels: dict[str, Any]  # of its rows
-    story: FederationLog
-    device: torch.device
-
-    @property
-    def seed(self) -> int:
-        """The seed of the federation."""
-        return int(self.labels["seed"])
-
-
 def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[Row]:
-    """Run every base pruning under every defense, for every seed, into `out`; a link leads to Flower's nodes."""
+    """Run every base pruning or channel rule under every defense, for every seed, into `out`.
+
+    Args:
+        config: the run file.
+        out: the run folder.
+        link: the connection to Flower's nodes; None: the clients train in this process.
+    """
     if config.engine == "flower" and link is None:
         return _simulated(config, out)
-    if config.submodels:
-        from secateur.experiments.federate_submodels import run_submodels
-
-        return run_submodels(config, out, link)
     data, device = loaded(config)
     check_federate(config, data, device)
-    for caution_text in cautions(config, data):
-        log.warning("%s", caution_text)
+    for text in cautions(config, data):
+        log.warning("%s", text)
     with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
-        for seed in config.seeds:
-            for base in config.base_pruning:
-                for defense in config.defense:
-                    measure(config, run, data, device, seed, base, defense, link)
+        experiment = FederateExperiment(config, run, data, device, link)
+        for seeds, method, defense in experiment.jobs():
+            experiment.measure(seeds, method, defense)
     return run.rows
 
 
@@ -101,53 +88,108 @@ def _simulated(config: Federate, out: Path) -> list[Row]:
     return simulate(lambda link: run_federate(config, out, link), clients, config.deadline, gpu)
 
 
-def measure(
-    config: Federate,
-    run: Run,
-    data: Dataset,
-    device: torch.device,
-    seed: int,
-    base: Choice,
-    defense: Defense,
-    link: Link | None = None,
-) -> None:
-    """Run one federation from its first round to its last, and add its rows."""
-    let_go(device)
-    terms, net = terms_of(config, data, seed, base, defense), network_of(config, data, seed).to(device)
-    labels, story = labels_of(config.model, data.name, seed, base, defense, terms), FederationLog()
-    observers = observers_of(config, run, ObservedFederation(net, data, terms, labels, story, device))
-    build = _engine(config, link, seed, base, defense)
-    federation = build(net, data, terms, seed, device, observers=observers, way=config.way)
-    if federation.room is not None and federation.room.size:
-        print(federation.room, file=sys.stderr)
-    depends = depends_of(federation, data) | {"threads": config.threads, "way": config.way} | attack_key(config)
-    depends |= {} if link is None else {"engine": config.engine}
-    try:
-        with progress(f"{base}, {defense}, seed {seed}", terms.rounds, rate=True) as advance:
-            tell = teller(labels, story, observers, advance)
-            _, finished = federated(run, federation, story, tell, depends, federation.every)
-    except KeyboardInterrupt:
-        _add(run, story)  # the page then shows the rounds that finished
-        raise
-    _add(run, finished)
-    run.add([row_of(labels, Measure("seconds", finished.seconds, terms.rounds), timing=True)])
+@dataclass(frozen=True, eq=False)
+class FederateExperiment:
+    """The federations of a run, each with one base pruning or channel rule, one defense and one seed."""
+
+    config: Federate
+    run: Run
+    data: Dataset
+    device: torch.device
+    link: Link | None = None
+
+    def jobs(self) -> Iterator[tuple[list[int], Choice, Defense]]:
+        """Yield (seeds, base pruning or channel rule, defense) of federations that run together."""
+        config = self.config
+        if not config.submodels:
+            for seed, base, defense in product(config.seeds, config.base_pruning, config.defense):
+                yield [seed], base, defense
+            return
+        stacks = self.device.type == "cuda" and config.way != "sequential" and self.link is None
+        for rule, defense in product(config.submodels, config.defense):
+            together = stacks and not config.advise and not rule.make().alone
+            for seeds in [config.seeds] if together else [[seed] for seed in config.seeds]:
+                yield seeds, rule, defense
+
+    def measure(self, seeds: Sequence[int], method: Choice, defense: Defense) -> None:
+        """Run the federations of the seeds from the first round to the last, and add their rows; or run pilots."""
+        config, rows = self.config, FederationLog()
+        if config.advise:
+            self._advise(seeds[0], method, defense)
+            return
+        let_go(self.device)
+        recorded: list[RecordedFederation] = []
+        for seed in seeds:
+            beside = recorded[0].federation if recorded else None
+            recorded.append(self._recorded(rows, seed, method, defense, beside))
+        parts = [one.federation for one in recorded]
+        whole = _together(parts)
+        depends = [depends_of(part.terms, part.net, self.data, part.seed, self.device) for part in parts]
+        key = {"federations": depends, "threads": config.threads, "way": config.way} | attack_key(config)
+        key |= {} if self.link is None else {"engine": config.engine}
+        try:
+            title = f"{method}, {defense}, seed {', '.join(map(str, seeds))}"
+            with progress(title, config.rounds, rate=True) as advance:
+                _, finished = federated(self.run, whole, rows, record_rounds(recorded, advance, title), key)
+        except KeyboardInterrupt:
+            self._add(rows)  # the page then shows the rounds that finished
+            raise
+        self._add(finished)
+        seconds = Measure("seconds", finished.seconds / len(seeds), config.rounds)
+        self.run.add([row_of(one.labels, seconds, one.federation.terms, timing=True) for one in recorded])
+
+    def _recorded(
+        self, rows: FederationLog, seed: int, method: Choice, defense: Defense, beside: Any
+    ) -> RecordedFederation:
+        """Return one federation; over sub-models it shares its data and trainer with the one `beside` it."""
+        config, data, device, options = self.config, self.data, self.device, {"way": self.config.way}
+        terms, net = self._spec(seed, method, defense), network_of(config, data, seed).to(device)
+        labels = labels_of(config.model, data.name, seed, method, defense, terms)
+        observers: list[Observer] = []
+        if isinstance(terms, FederationSpec):
+            observers = observers_of(config, self.run, ObservedFederation(net, data, terms, labels, rows, device))
+        else:
+            options |= {"beside": beside}
+            if config.exposure:
+                observers.append(exposer_of(config, data, labels, rows, terms, device, loses=self.link is not None))
+        federation = self._engine(seed, method, defense)(net, data, terms, seed, device, observers=observers, **options)
+        if isinstance(federation, Federation) and federation.room is not None and federation.room.size:
+            print(federation.room, file=sys.stderr)
+        return RecordedFederation(federation, labels, rows, observers)
+
+    def _spec(self, seed: int, method: Choice, defense: Defense) -> FederationSpec | SubmodelSpec:
+        build = build_submodel_spec if self.config.submodels else build_spec
+        return build(self.config, self.data, seed, method, defense)
+
+    def _engine(self, seed: int, method: Choice, defense: Defense) -> Callable[..., Any]:
+        """Return the constructor of a federation: in this process, or over the link."""
+        if self.link is None:
+            return SubmodelFederation if self.config.submodels else Federation
+        from secateur.federated.flower.app import engine_over
+
+        return engine_over(self.link, self.config, seed, method, defense)
+
+    def _advise(self, seed: int, rule: Choice, defense: Defense) -> None:
+        """Run pilots instead of a federation, and add their advice to the run."""
+        config, data, device = self.config, self.data, self.device
+        terms = build_submodel_spec(config, data, seed, rule, defense)
+        labels = labels_of(config.model, data.name, seed, rule, defense, terms)
+        extra = labels["extra"] | {"pilot": True, "pilot_rounds": config.pilot_rounds}
+        exposer = exposer_of(config, data, labels | {"extra": extra}, FederationLog(), terms, device)
+        run_pilots(config, self.run, data, device, rule, terms, exposer)
+
+    def _add(self, rows: FederationLog) -> None:
+        gallery.save(self.run.folder / "pictures", rows.figures)
+        self.run.show(rows.figures)
+        self.run.add(rows.rows)
 
 
-def _engine(
-    config: Federate, link: Link | None, seed: int, base: Choice, defense: Defense
-) -> Callable[..., Federation]:
-    """Return the constructor of a federation: in this process, or over a link."""
-    if link is None:
-        return Federation
-    from secateur.federated.flower.app import engine_over
-
-    return engine_over(link, config, seed, base, defense)
-
-
-def _add(run: Run, story: FederationLog) -> None:
-    gallery.save(run.folder / "pictures", story.figures)
-    run.show(story.figures)
-    run.add(story.rows)
+def _together(federations: Sequence[Any]) -> Resumable:
+    """Return the federations as one."""
+    first: Resumable = federations[0]
+    if len(federations) > 1:
+        return StackedFederations(federations)
+    return LocalBaseline(first) if isinstance(first, SubmodelFederation) and first.terms.rule.alone else first
 
 
 def plan(config: Federate) -> list[str]:
@@ -155,179 +197,108 @@ def plan(config: Federate) -> list[str]:
     if config.engine == "flower":
         require("flwr", "flower")
         require("ray", "flower")
-    if config.submodels:
-        from secateur.experiments.federate_submodels import plan_submodels
-
-        return plan_submodels(config)
     data, device = loaded(config)
     check_federate(config, data, device)
-    terms = terms_of(config, data, config.seeds[0], config.base_pruning[0], config.defense[0])
-    sizes = [len(rows) for rows in terms.shares]
+    sizes = [len(rows) for rows in shares_of(config, data, config.seeds[0])]
+    clients = f"{len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each"
+    head = f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:"
+    steps = _submodel_steps(config, data, clients) if config.submodels else _federation_steps(config, data, clients)
+    return [head, *(f"  {step}" for step in steps)]
+
+
+def _federation_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
+    terms = build_spec(config, data, config.seeds[0], config.base_pruning[0], config.defense[0])
     turn = f"{terms.local.steps} local steps" if terms.local.steps else f"{terms.local.epochs} local epochs"
-    lines = [f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
-    lines.append(f"  {len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each")
-    lines.append(f"  {terms.rounds} rounds of {terms.per_round} clients, {turn} of {terms.local.batch_size} examples")
-    lines.append(f"  {terms.method}, {terms.averaging} average, the model is broadcast {terms.broadcast}")
-    lines.append(f"  prune with {', '.join(map(str, config.base_pruning))}")
-    lines.append(f"  defend with {', '.join(map(str, config.defense))}")
-    lines += [f"  {text}" for text in cautions(config, data)]
-    return lines + told_orders(config, terms)
+    return [
+        clients,
+        f"{terms.rounds} rounds of {terms.per_round} clients, {turn} of {terms.local.batch_size} examples",
+        f"{terms.method}, {terms.averaging} average, the model is broadcast {terms.broadcast}",
+        f"prune with {', '.join(map(str, config.base_pruning))}",
+        f"defend with {', '.join(map(str, config.defense))}",
+        *cautions(config, data),
+        *describe_attacks(config, terms),
+    ]
+
+
+def _submodel_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
+    terms = build_submodel_spec(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
+    rates = sorted(set(terms.rates), reverse=True)
+    widths = ", ".join(f"{list(terms.rates).count(rate)} with {sized(rate)}" for rate in rates)
+    rounds, attacked = f"{terms.rounds} rounds", "clients and server"
+    if config.advise:
+        tried = sizes_of(config)
+        widths = f"each with {', '.join(map(sized, tried))} in turn"
+        rounds, attacked = f"{len(tried) * config.pilot_draws} pilots of {config.pilot_rounds} rounds", "clients"
+    local = f"{terms.local.epochs} local epoch{'s' * (terms.local.epochs > 1)} of batches of {terms.local.batch_size}"
+    crops = "" if terms.local.augment is None else ", pictures cropped and flipped"
+    return [
+        f"{clients}: {widths}",
+        f"{rounds} of {local}, Adam with {terms.local.learning_rate:g}{crops}",
+        f"{terms.averaging} average of each cell, uncovered: {terms.uncovered}, BatchNorm {terms.batchnorm}",
+        f"sub-models by {', '.join(map(str, config.submodels))}",
+        f"defend with {', '.join(map(str, config.defense))}",
+        f"attack {attacked} with {', '.join(map(str, config.exposure)) or 'nothing'}",
+    ]
 
 
 def cautions(config: Federate, data: Dataset) -> list[str]:
     """Return the cautions that a reader needs about the defenses before the run."""
-    texts = [text] if (text := zeros_count(config)) is not None else []
+    if config.submodels:
+        return []
+    fields = {str(defense): protection_of(defense) for defense in config.defense}
+    rules = {"withholding", "custom_turn"}
+    withholding = [name for name, protection in fields.items() if protection.keys() & rules]
+    texts = []
+    if withholding and config.averaging != "coverage":
+        how = "counts as 0 in the average, as priprune prints it, which may leave nothing learnt"
+        advice = "--averaging coverage, the default, leaves it out"
+        texts.append(f"what {', '.join(withholding)} withholds {how}; {advice}")
     net = network_of(config, data, config.seeds[0])
-    for defense in config.defense:
-        if (text := turn_caution(net, protection_of(defense).get("own"))) is not None:
-            texts.append(f"{defense}: {text}")
+    for name, protection in fields.items():
+        if (text := turn_caution(net, protection.get("custom_turn"))) is not None:
+            texts.append(f"{name}: {text}")
     return texts
-
-
-def zeros_count(config: Federate) -> str | None:
-    """Return the caution for withheld weights: with the average as priprune prints it, little or nothing is learnt."""
-    defenses = [str(defense) for defense in config.defense if protection_of(defense).keys() & {"withholding", "own"}]
-    if not defenses or config.averaging == "coverage":
-        return None
-    how = "counts as 0 in the average, as priprune prints it, which may leave nothing learnt"
-    return f"what {', '.join(defenses)} withholds {how}; --averaging coverage, the default, leaves it out"
 
 
 def check_federate(config: Federate, data: Dataset, device: torch.device) -> None:
     """Refuse, before any work, a configuration that cannot be run."""
     check_installed(config.defense)
+    check = _check_submodels if config.submodels else _check_federation
+    for method, defense in product(config.submodels or config.base_pruning, config.defense):
+        check(config, data, device, method, defense)
+
+
+def _check_federation(config: Federate, data: Dataset, device: torch.device, base: Choice, defense: Defense) -> None:
     seed = config.seeds[0]
-    for base in config.base_pruning:
-        for defense in config.defense:
-            terms = _agreed(config, data, seed, base, defense)
-            if terms.faults.deadline is not None and terms.local.steps is not None:
-                _check_deadline(terms, seed)
-            net = network_of(config, data, seed).to(device)
-            check_network(net, terms.own, data.inputs)
-            check_spending(terms)
-            check_observers(config, net, data, terms, seed)
-
-
-def _agreed(config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense) -> FederationSpec:
-    """Return the terms; an error names the base pruning and the defense that do not go together."""
     try:
-        return terms_of(config, data, seed, base, defense)
+        terms = build_spec(config, data, seed, base, defense)
     except WrongInput as error:
         if error.field not in ("base_pruning", "defense"):
             raise
         raise WrongInput(error.field, f"{base} with {defense}: {error.message}") from None
+    if terms.faults.deadline is not None and terms.local.steps is not None:
+        _check_deadline(terms, seed)
+    net = network_of(config, data, seed).to(device)
+    check_network(net, terms.custom_turn, data.inputs)
+    check_spending(terms)
+    check_observers(config, net, data, terms, seed)
+
+
+def _check_submodels(config: Federate, data: Dataset, device: torch.device, rule: Choice, defense: Defense) -> None:
+    net = static(network_of(config, data, config.seeds[0]))
+    structure = Structure(net, data.input_shape)
+    terms = build_submodel_spec(config, data, config.seeds[0], rule, defense)
+    if config.advise:
+        check_pilots(rule, terms)
+    rates = sizes_of(config) if config.advise else terms.used_rates
+    structure.check(terms.rule, rates)
+    terms.check_rows(net)
+    for rate in set(rates):
+        narrowed(net, structure, rate, terms.scaler, data.input_shape, data.classes)
 
 
 def _check_deadline(terms: FederationSpec, seed: int) -> None:
     """Refuse a deadline before which no client can finish."""
     steps, deadline = terms.local.steps or 1, terms.faults.deadline or 0.0
     if all(terms.faults.seconds(client, steps, seed) > deadline for client in range(len(terms.shares))):
-        raise WrongInput("faults.deadline", f"{deadline} is before every client is done; give more seconds")
-
-
-def observers_of(config: Federate, run: Run, watched: ObservedFederation) -> list[Observer]:
-    """Return the attackers that a run file names, each with its knowledge."""
-    known = _knowledge(config, run, watched) if config.attacks else None
-    options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images}
-    options |= {"scoring": Scoring(load_lpips(config.data_folder))}
-    return attackers(watched, orders_of(config), config.attacks, config.membership, known, **options)
-
-
-def _knowledge(config: Federate, run: Run, watched: ObservedFederation) -> Knowledge:
-    """Return the attacker's knowledge; a generator is trained on the test part, which no client has, as a stage."""
-    net, data, terms, _, _, device = watched
-    known = knowledge_of(net, data, terms, device)
-    if not any(map(needs_generator, config.attacks)):
-        return known
-    public, seed = torch.arange(data.train_size, len(data.inputs)), watched.seed
-    depends = {"data": data.key, "rows": fingerprint(public), "device": device.type, "threads": config.threads}
-    depends |= {"seed": seed, "steps": config.generator_steps, "width": config.generator_width}
-    generator = stored(run, depends, known, data.batch.take(public), device)
-    return replace(known, generator=generator.requires_grad_(False))
-
-
-def attackers(
-    watched: ObservedFederation,
-    orders: AttackSchedule,
-    attacks: Sequence[Choice],
-    membership: Sequence[str],
-    known: Knowledge | None,
-    **options: Any,
-) -> list[Observer]:
-    """Return the attacker that inverts updates and the one that asks about members; `options` go to the first."""
-    net, data, terms, labels, story, device = watched
-    drawn = sampler_of(terms, watched.seed).clients
-    kept = orders.remembered(terms.rounds, drawn)
-    observers: list[Observer] = []
-    if known is not None:
-        if any(follows(attack.make()) for attack in attacks):
-            options["followed"] = orders.remembered(terms.rounds, drawn, turns_back(terms))
-        notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.given_away))
-        options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
-        observers.append(
-            InversionObserver(attacks, known, labels, story, orders, kept, caution="; ".join(notes) or None, **options)
-        )
-    if membership:
-        observers.append(MembershipObserver(membership, net, data, terms, labels, story, orders, kept, device))
-    return observers
-
-
-def orders_of(config: Federate) -> AttackSchedule:
-    """Return the rounds and the clients that a run attacks."""
-    who = tuple(config.attack_clients) if isinstance(config.attack_clients, list) else config.attack_clients
-    return AttackSchedule(config.attack_every or config.rounds, tuple(config.attack_at), who, config.attack_history)
-
-
-def told_orders(config: Federate, terms: FederationSpec) -> list[str]:
-    """Describe the attacked rounds and clients, a line an attack."""
-    orders = orders_of(config)
-    when = f"in round {', '.join(map(str, orders.at))}" if orders.at else f"every {orders.every} rounds"
-    counted = f"{orders.who} of a round's clients" if orders.who != 1 else "the first client that answers"
-    whom = f"client {', '.join(map(str, orders.who))}" if isinstance(orders.who, tuple) else counted
-    whom = "the sum of a round's clients" if terms.view == "sum" else whom
-    whom += f", its last {orders.history} rounds together" if orders.history > 1 else ""
-    return [f"  attack with {attack} {when}: {whom}" for attack in [*config.attacks, *config.membership]]
-
-
-def attack_key(config: Federate) -> dict[str, Any]:
-    """Return the attack settings that a federation's rows depend on."""
-    names = ["labels", "images", "attack_every", "attack_at", "attack_clients", "attack_history", "membership"]
-    names += ["generator_steps", "generator_width"] if any(map(needs_generator, config.attacks)) else []
-    return {name: getattr(config, name) for name in names} | {"attacks": [str(attack) for attack in config.attacks]}
-
-
-def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: FederationSpec, seed: int) -> None:
-    """Refuse, before any work, attacks that cannot be mounted."""
-    known = knowledge_of(net, data, terms, next(net.parameters()).device) if config.attacks else None
-    if known is not None and any(map(needs_generator, config.attacks)):
-        _check_public(data)
-        known = replace(known, generator=untrained(known, config.generator_width))
-    check_attackers(orders_of(config), config.attacks, config.membership, known, data, terms, seed)
-
-
-def _check_public(data: Dataset) -> None:
-    """Refuse data without a test part, the public examples of a generator."""
-    if data.train_size == len(data.inputs):
-        raise WrongInput("data", f"{data.name} has no test part, so there are no public examples to learn from")
-
-
-def check_attackers(
-    orders: AttackSchedule,
-    attacks: Sequence[Choice],
-    membership: Sequence[str],
-    known: Knowledge | None,
-    data: Dataset,
-    terms: FederationSpec,
-    seed: int,
-) -> None:
-    """Refuse arguments of `attackers` that cannot be mounted."""
-    if attacks or membership:
-        check_orders(orders, terms, seed)
-    if membership:
-        check_membership(membership, data, terms)
-        if active := [attack for attack in attacks if is_active(attack)]:
-            raise WrongInput(
-                "membership", f"asks what clients send, and {active[0].name} has it changed; run them apart"
-            )
-    if known is not None:
-        check_attacks(attacks, known, data, terms)
+        raise WrongInput("faults.deadline", f"{deadline} is before every client is done; use more seconds")

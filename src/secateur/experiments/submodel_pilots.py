@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,12 +19,11 @@ from secateur.errors import WrongInput
 from secateur.evaluation.submodel_advice import advise, rows_of
 from secateur.federated.build import network_of
 from secateur.federated.checkpoint import FederationLog, depends_of, federated
-from secateur.federated.federation import Round
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
-from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import SubmodelSpec
-from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
-from secateur.progress import progress
+from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
+from secateur.federated.traffic import Round
+from secateur.progress import Advance, progress
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
@@ -72,7 +70,7 @@ def run_pilots(
         groups = [[rates for (rates,) in groups]]
     with progress(f"pilots of {rule}, seed {seed}", len(groups) * config.pilot_rounds, rate=True) as advance:
         for group in groups:
-            rows += _piloted(config, run, data, device, group, terms, exposer, lambda done: advance(1))
+            rows += _piloted(config, run, data, device, group, terms, exposer, advance)
     advised = rows_of(advise(rows), exposer.labels | {"attack": str(exposer.attacks[0])})
     run.add(advised)
     return advised
@@ -86,28 +84,33 @@ def _piloted(
     group: Sequence[Sequence[float]],
     terms: SubmodelSpec,
     exposer: ExposureObserver,
-    advance: Any,
+    advance: Advance,
 ) -> list[Row]:
     """Run a group of pilots together, as a stage, and return their rows."""
-    story, rounds, seed = FederationLog(), config.pilot_rounds, exposer.labels["seed"]
+    log, rounds, seed = FederationLog(), config.pilot_rounds, exposer.labels["seed"]
     asking = replace(exposer.asking, updates=1, compare=False)
-    federations: list[SubmodelFederation] = []
-    watchers: list[ExposureObserver] = []
+    pilots: list[tuple[SubmodelFederation, ExposureObserver]] = []
     for rates in group:
-        settings: Any = {"asking": asking, "turn": exposer.turn, "device": device}
-        watching = ExposureObserver(exposer.attacks[:1], data, exposer.labels, story, rounds, **settings)
-        watchers.append(watching)
         short = replace(terms, rates=rates, rounds=rounds, evaluate_every=rounds)
-        net, observers = network_of(config, data, seed).to(device), [(watching.pace(short), watching)]
-        shared: Any = {"way": config.way, "beside": federations[0] if federations else None}
-        federations.append(SubmodelFederation(net, data, short, seed, device, observers=observers, **shared))
+        watching = ExposureObserver(exposer.attacks[:1], data, exposer.labels, log, short, asking=asking, device=device)
+        net, beside = network_of(config, data, seed).to(device), pilots[0][0] if pilots else None
+        federation = SubmodelFederation(
+            net, data, short, seed, device, observers=[watching], way=config.way, beside=beside
+        )
+        pilots.append((federation, watching))
 
-    def tell(done: Round | FinishedRounds) -> None:
-        advance(done)
-        for federation, watching in zip(federations, watchers, strict=True) if done.number == rounds else ():
+    def record(done: Round) -> None:
+        advance(1)
+        for federation, watching in pilots if done.number == rounds else ():
             watching.attack_clients(federation)
 
-    depends = {"each": [depends_of(federation, data) for federation in federations], "threads": config.threads}
-    depends |= {"pilot": True, "asking": repr(asking), "exposure": str(exposer.attacks[0])}
-    followed: Any = StackedFederations(federations) if len(federations) > 1 else federations[0]
-    return federated(run, followed, story, tell, depends)[1].rows
+    federations = [federation for federation, _ in pilots]
+    depends = {
+        "federations": [depends_of(fed.terms, fed.net, data, seed, device) for fed in federations],
+        "pilot": True,
+        "asking": repr(asking),
+        "exposure": str(exposer.attacks[0]),
+        "threads": config.threads,
+    }
+    whole = StackedFederations(federations) if len(federations) > 1 else federations[0]
+    return federated(run, whole, log, record, depends)[1].rows

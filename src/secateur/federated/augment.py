@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_wholes
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class CropAndFlip:
     black: tuple[float, ...] = (0.0,)  # a black pixel in the model's units: one value a channel, or one for all
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise WrongInput("padding", f"{self.padding} is not allowed; give a whole number from 0")
+        check_wholes(self, "padding", least=0)
 
     def __call__(self, inputs: Tensor, rng: Generator) -> Tensor:
         """Return new pictures (N, C, H, W); each picture has separate draws, on the generator's device."""
@@ -47,7 +46,7 @@ class CropAndFlip:
             raise WrongInput("augment", f"{data.name} has no pictures; crops and flips need (channels, height, width)")
         if len(self.black) not in (1, data.input_shape[0]):
             channels = f"black has {len(self.black)} channels and {data.name} {data.input_shape[0]}"
-            raise WrongInput("augment", f"{channels}; give a value for each, or one for all")
+            raise WrongInput("augment", f"{channels}; use one value a channel, or one for all")
 
 
 def moved(inputs: Tensor, rows: Tensor, moves: Tensor, black: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ That is the last finished round, unless saving every round would take too long, 
 also holds all counters, and the rows and figures so far. Random generators need no saving: they depend on the seed and
 the round's number.
 
-The protocols below are all that a checkpoint needs of a federation: its rounds, its state, and its dependencies.
+`Resumable` is all that a checkpoint needs of a federation: its rounds and its state.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.data.dataset import Dataset, fingerprint
+from secateur.errors import WrongInput
+from secateur.federated.spec import RoundsSpec
+from secateur.federated.traffic import Round
 from secateur.interfaces import Params
 from secateur.runs.artifacts import NoSpace, Result, decode, explained, key_of, save
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row, pack, unpack
 from secateur.runs.unfinished import forget
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 STAGE = "federate"
 EVERY = 30.0  # seconds between two savings at most, unless one takes longer than a twentieth of that
 LATER = 300.0  # seconds at least where updates wait for others: saving attacks them, in smaller groups
@@ -36,102 +40,48 @@ FULL = 30.0  # assumed seconds of saving after a full disk, so that the next try
 SPEED = 3e8  # assumed bytes a second of saving, until it is measured
 
 
-class Finished(Protocol):
-    """A finished round."""
-
-    @property
-    def number(self) -> int:
-        """The round's number, from 1."""
-        ...
-
-
-Done = TypeVar("Done", bound=Finished, covariant=True)
-
-
-class Agreement(Protocol):
-    """The terms of a federation: the number of rounds."""
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds."""
-        ...
-
-
-class StatedAgreement(Agreement, Protocol):
-    """Terms that name everything a result depends on."""
-
-    @property
-    def shares(self) -> Sequence[Tensor]:
-        """The rows of each client."""
-        ...
-
-    @property
-    def stated(self) -> dict[str, Any]:
-        """All terms in words and numbers."""
-        ...
-
-
-class FederationKey(Protocol):
-    """A federation as the source of a cache key."""
-
-    @property
-    def terms(self) -> StatedAgreement:
-        """The terms of the federation."""
-        ...
-
-    @property
-    def net(self) -> nn.Module:
-        """The model of round 1."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The seed of all random draws."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the federation."""
-        ...
-
-
-class FederationProtocol(Protocol[Done]):
+class Resumable(ABC):
     """A federation, or several together, that can stop and resume between two rounds."""
 
-    @property
-    def number(self) -> int:
-        """The number of finished rounds."""
-        ...
+    terms: RoundsSpec
+    number: int = 0  # finished rounds
+    every: float | None = None  # seconds between two checkpoints; None: as `_pause` says
 
-    @property
-    def terms(self) -> Agreement:
-        """The terms of the federation."""
-        ...
-
-    def rounds(self) -> Iterator[Done]:
+    def rounds(self) -> Iterator[Round]:
         """Run the rounds that are left, and yield each."""
-        ...
+        while self.number < self.terms.rounds:
+            yield self.run_round(self.number + 1)
 
+    @abstractmethod
+    def run_round(self, number: int) -> Round:
+        """Run one round."""
+
+    @abstractmethod
     def observed(self, number: int) -> bool:
         """Return True if observers have looked at a round's updates and finished, so that saving is worthwhile."""
-        ...
 
     @property
     def puts_off(self) -> bool:
         """True if updates wait to be attacked together; `state` attacks them."""
-        ...
+        return False
 
+    @abstractmethod
     def model(self) -> Params:
-        """Return the server's model."""
-        ...
+        """Return the server's model as it is now: a state_dict of copies."""
 
+    @abstractmethod
     def state(self) -> tuple[Params, dict[str, Any]]:
-        """Return everything that the next round depends on."""
-        ...
+        """Return everything that the next round depends on, for `load`: tensors, and plain values."""
 
+    @abstractmethod
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
-        ...
+        """Resume from the output of `state`, in a federation of the same specification, data and seed."""
+
+
+def check_state(same: bool) -> None:
+    """Raise WrongInput if a saved state is not that of the `same` federation."""
+    if not same:
+        raise WrongInput("state", "is of another federation; use one saved with this specification and this seed")
 
 
 @dataclass
@@ -143,7 +93,7 @@ class FederationLog:
     seconds: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Return the story as plain values for JSON."""
+        """Return the log as plain values for JSON."""
         return pack(self.rows) | {"figures": self.figures, "seconds": self.seconds}
 
     def load(self, plain: dict[str, Any]) -> None:
@@ -152,46 +102,19 @@ class FederationLog:
         self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
 
 
-@dataclass
-class FederationLogs:
-    """The stories of federations that run together, saved as one."""
-
-    each: Sequence[FederationLog]
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of all federations; each has an equal share."""
-        return sum(story.seconds for story in self.each)
-
-    @seconds.setter
-    def seconds(self, spent: float) -> None:
-        for story in self.each:
-            story.seconds = spent / len(self.each)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the stories as plain values for JSON."""
-        return {"each": [story.plain() for story in self.each]}
-
-    def load(self, plain: dict[str, Any]) -> None:
-        """Restore the result of `plain`."""
-        for story, saved in zip(self.each, plain["each"], strict=True):
-            story.load(saved)
-
-
 def federated(
     run: Run,
-    federation: FederationProtocol[Done],
-    story: FederationLog,
-    tell: Callable[[Done], None],  # adds a round to the story
+    federation: Resumable,
+    log: FederationLog,
+    record: Callable[[Round], None],  # adds a finished round to the log
     depends: dict[str, Any],
-    every: float | None = None,
 ) -> tuple[Params, FederationLog]:
-    """Run a federation, resume it, or take the result of an earlier start; return the model and the story."""
+    """Run a federation, resume it, or take the result of an earlier start; return the model and the log."""
     key = key_of(STAGE, depends)
 
     def compute() -> Result:
-        follow(run.folder, key, federation, story, tell, every)
-        return Result(federation.model(), story.plain())
+        follow(run.folder, key, federation, [log], record)
+        return Result(federation.model(), log.plain())
 
     result = run.stage(STAGE, depends, compute)
     forget(run.folder, STAGE, key)
@@ -200,10 +123,9 @@ def federated(
     return dict(result.tensors), kept
 
 
-def depends_of(federation: FederationKey, data: Dataset) -> dict[str, Any]:
+def depends_of(terms: RoundsSpec, net: nn.Module, data: Dataset, seed: int, device: torch.device) -> dict[str, Any]:
     """Return everything that a federation's result depends on, except its observers."""
-    terms = federation.terms
-    return terms.stated | training_key(federation.net, data, terms.shares, federation.seed, federation.device)
+    return terms.stated | training_key(net, data, terms.shares, seed, device)
 
 
 def training_key(
@@ -225,21 +147,21 @@ def training_key(
 def follow(
     folder: Path,  # of the run
     key: str,  # of the result
-    federation: FederationProtocol[Done],
-    story: FederationLog | FederationLogs,
-    tell: Callable[[Done], None],
-    every: float | None = None,
+    federation: Resumable,
+    logs: Sequence[FederationLog],  # one a federation; they share the seconds
+    record: Callable[[Round], None],
 ) -> None:
     """Run a federation, or several together, to the last round, from the checkpoint of a killed process.
 
     The checkpoint stays until it is forgotten (`unfinished.forget`), when the result is kept.
     """
     path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
-    _resume(path, key, federation, story)
+    every = federation.every
+    _resume(path, key, federation, logs)
     saved = begun = time.monotonic()
-    takes, speed, earlier = 0.0, SPEED, story.seconds
+    takes, speed, earlier = 0.0, SPEED, sum(log.seconds for log in logs)
     for done in federation.rounds():
-        tell(done)
+        record(done)
         start = time.monotonic()
         since, when = start - saved, (federation.observed(done.number), federation.puts_off)
         if since < (_pause(takes, *when) if every is None else every) or federation.number >= federation.terms.rounds:
@@ -249,22 +171,29 @@ def follow(
         takes = size / speed  # the size grows as clients join, and the first saving need not be cheap
         if every is None and since < _pause(takes, *when):
             continue
-        story.seconds = earlier + start - begun
-        kept = _save(path, Result(tensors, {"federation": data, "story": story.plain()}), key, federation.number)
+        _share(logs, earlier + start - begun)
+        data = {"federation": data, "logs": [log.plain() for log in logs]}
+        kept = _save(path, Result(tensors, data), key, federation.number)
         saved = time.monotonic()
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
         takes = saved - start if kept else FULL
-    story.seconds = earlier + time.monotonic() - begun
+    _share(logs, earlier + time.monotonic() - begun)
 
 
-def _resume(path: Path, key: str, federation: FederationProtocol[Any], story: FederationLog | FederationLogs) -> None:
+def _share(logs: Sequence[FederationLog], seconds: float) -> None:
+    for log in logs:
+        log.seconds = seconds / len(logs)
+
+
+def _resume(path: Path, key: str, federation: Resumable, logs: Sequence[FederationLog]) -> None:
     """Load the checkpoint of a killed process; a damaged file counts as none."""
     with explained(path):
         content = path.read_bytes() if path.exists() else None
     kept = None if content is None else decode(content, key)
     if kept is not None:
         federation.load(dict(kept.tensors), kept.data["federation"])
-        story.load(kept.data["story"])
+        for log, saved in zip(logs, kept.data["logs"], strict=True):
+            log.load(saved)
 
 
 def _pause(takes: float, worth: bool, later: bool) -> float:
@@ -286,7 +215,7 @@ def _save(path: Path, result: Result, key: str, number: int) -> bool:
     except NoSpace:
         size = sum(value.nbytes for value in result.tensors.values()) / 1e9
         last = "an earlier round is kept" if path.exists() else "no round is kept"
-        log.warning(
+        logger.warning(
             "no space left in %s to save round %d (%.1f GB): %s; the run goes on", path.parent, number, size, last
         )
         return False

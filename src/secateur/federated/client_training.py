@@ -15,9 +15,8 @@ one client after the other. In float64 both ways are equal to 1e-9 over rounds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
 from secateur.defenses.dp import PrivateTurn
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, check_numbers, check_wholes, unknown
 from secateur.functional import Ask, Functional
 from secateur.gpu.client_ops import copies, descend, erase
 from secateur.gpu.precision import tf32
@@ -65,21 +64,15 @@ class LocalTraining:
     learning_rate: float = 0.25
     momentum: float = 0.0  # starts from zero in every turn
     weight_decay: float = 0.0
-    loss: Loss = cross_entropy
+    loss: Loss = field(default=cross_entropy, repr=False)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise WrongInput("local_steps", "give either local_steps or local_epochs, and not both")
-        for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise WrongInput(f"local_{name}", f"{value} is not allowed; give a whole number from 1")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise WrongInput("learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
-        if not 0 <= self.momentum < 1:
-            raise WrongInput("momentum", f"{self.momentum} is not allowed; give a number from 0 to below 1")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise WrongInput("weight_decay", f"{self.weight_decay} is not allowed; give a number from 0")
+            raise WrongInput("local_steps", "use either local_steps or local_epochs, not both")
+        check_wholes(self, "epochs" if self.steps is None else "steps", "batch_size", prefix="local_")
+        check_numbers(self, "(0, inf)", "learning_rate")
+        check_numbers(self, "[0, 1)", "momentum")
+        check_numbers(self, "[0, inf)", "weight_decay")
 
     @property
     def plain(self) -> bool:
@@ -124,23 +117,21 @@ class ClientTrainer:
         data: Batch,
         model: BroadcastModel,
         local: LocalTraining,
-        own_turn: CustomTurn | None = None,
+        custom_turn: CustomTurn | None = None,
         way: str = "auto",
     ) -> None:
-        if way not in WAYS:
-            raise unknown("way", way, WAYS)
         device = data.inputs.device
-        check_network(net, own_turn, data.inputs)
-        self.data, self.model, self.local, self.own = data, model, local, own_turn
+        check_network(net, custom_turn, data.inputs)
+        self.data, self.model, self.local, self.custom_turn = data, model, local, custom_turn
         self.function = Functional(net, training=True, device=device)
-        self.stacks = way == "stacked" or (way == "auto" and device.type == "cuda")
+        self.stacks = stacks(way, device)
         self.summing = False  # True: the dense gradients are added up
         self._asks: dict[int, list[Ask]] = {}
 
     def received(self, start: Params | None = None) -> Params:
         """Return the start of one client, or of all, arranged for `one`: `start`, else the server's model."""
         params = self.model.params if start is None else start
-        return params if self.own is not None else arranged(params)
+        return params if self.custom_turn is not None else arranged(params)
 
     def one(
         self, one: ClientInputs, start: Params, choose: Choose | None = None
@@ -160,7 +151,7 @@ class ClientTrainer:
         assert isinstance(many.rows, Tensor)
         inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
         batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
-        count, params, mask, fresh = len(inputs), self.model.params, self.model.mask, self.own is None
+        count, params, mask, fresh = len(inputs), self.model.params, self.model.mask, self.custom_turn is None
         begun, buffers = (repeated(tensors, count) for tensors in (params, self.model.buffers))
         if fresh:
             begun = {
@@ -199,19 +190,19 @@ class ClientTrainer:
             (*batch, *noise) for batch, noise in zip(batches, turn_inputs.noise or [()] * len(batches), strict=True)
         ]
         if choose is None:
-            if self.own is not None:
-                return self._own_turn(mapped, turn_inputs, batches, None), None
+            if self.custom_turn is not None:
+                return self._custom_turn(mapped, turn_inputs, batches, None), None
             return train(objective, start, buffers, model.mask, steps, local, self.summing, fresh), None
-        first = [] if self.own is not None else steps[:-1]
+        first = [] if self.custom_turn is not None else steps[:-1]
         before = train(objective, start, buffers, model.mask, first, local, summing=True, fresh=fresh)
         last = before.last or gradient(objective, before.params, before.buffers, steps[-1])
         mask = mapped(lambda weights, grads: model.mask | choose(weights, grads))(before.params, last)
-        if self.own is not None:
-            return self._own_turn(mapped, turn_inputs, batches, mask), mask
+        if self.custom_turn is not None:
+            return self._custom_turn(mapped, turn_inputs, batches, mask), mask
         after = train(objective, before.params, before.buffers, mask, steps[-1:], local, summing=True)
         return added(before, after, len(first), 1), mask
 
-    def _own_turn(
+    def _custom_turn(
         self,
         mapped: Callable[..., Any],
         turn_inputs: ClientInputs,
@@ -219,12 +210,12 @@ class ClientTrainer:
         chosen: Mask | None,
     ) -> ClientResult:
         """Run a defense's own turn on all batches."""
-        own_turn, model, rate = self.own, self.model, self.local.learning_rate
-        assert own_turn is not None
+        custom_turn, model, rate = self.custom_turn, self.model, self.local.learning_rate
+        assert custom_turn is not None
 
         def turn(state: Params, inputs: Tensor, labels: Tensor, chance: Params, chosen: Mask | None) -> tuple[Any, ...]:
             mask, batches = model.mask if chosen is None else chosen, Batch(inputs, labels)
-            return tuple(own_turn.turn(self._loss, model.params, mask, state, batches, chance, rate))
+            return tuple(custom_turn.turn(self._loss, model.params, mask, state, batches, chance, rate))
 
         axis = batches[0][1].ndim - 1  # the axis of clients comes before the steps
         inputs, labels = (torch.stack(part, axis) for part in zip(*batches, strict=True))
@@ -240,7 +231,7 @@ class ClientTrainer:
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = rows.to(self.data.inputs.device)
         inputs = self._cast(self.data.inputs[rows])
-        return inputs if self.own is not None else arranged({"": inputs})[""], self.data.labels[rows]
+        return inputs if self.custom_turn is not None else arranged({"": inputs})[""], self.data.labels[rows]
 
     def _cast(self, inputs: Tensor) -> Tensor:
         return inputs.to(next(iter(self.model.params.values())).dtype)
@@ -342,6 +333,13 @@ def added(before: TrainedClient, after: TrainedClient, first: int, then: int) ->
     return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
 
 
+def stacks(way: str, device: torch.device) -> bool:
+    """Return True if clients train stacked in this way; refuse a way that is not known."""
+    if way not in WAYS:
+        raise unknown("way", way, WAYS)
+    return way == "stacked" or (way == "auto" and device.type == "cuda")
+
+
 def repeated(tensors: Params, count: int) -> Params:
     """Return views that repeat each tensor along a new first axis."""
     return {name: value.expand(count, *value.shape) for name, value in tensors.items()}
@@ -353,26 +351,23 @@ def even(rows: Sequence[Rows]) -> bool:
     return len(sizes) == 1 and len(set(next(iter(sizes)))) == 1
 
 
-def check_network(net: nn.Module, own_turn: CustomTurn | None, inputs: Tensor) -> None:
+def check_network(net: nn.Module, custom_turn: CustomTurn | None, inputs: Tensor) -> None:
     """Refuse a network whose BatchNorm or random draws a turn of its own does not support.
 
     A dry forward also finds dropout that is called as a function, which no module shows.
     """
-    if own_turn is None:
+    if custom_turn is None:
         return
-    name = type(own_turn.inner if isinstance(own_turn, PrivateTurn) else own_turn).__name__
+    name = type(custom_turn.inner if isinstance(custom_turn, PrivateTurn) else custom_turn).__name__
     if any(isinstance(module, _BatchNorm) for module in net.modules()):
-        raise WrongInput("defense", f"{name} knows no BatchNorm; give a model without, such as conv-2")
+        raise WrongInput("defense", f"{name} does not support BatchNorm; use a model without, such as conv-2")
     function = Functional(net, training=True, device=inputs.device)
     params = tree.params_of(function.structure)
     if function.asks(params, inputs[:1].to(next(iter(params.values())).dtype)):
-        raise WrongInput("defense", f"{name} knows no network that draws; leave dropout and precode out")
+        raise WrongInput("defense", f"{name} does not support random layers; leave dropout and precode out")
 
 
-def turn_caution(net: nn.Module, own_turn: CustomTurn | None) -> str | None:
+def turn_caution(net: nn.Module, custom_turn: CustomTurn | None) -> str | None:
     """Return a note about training this network by turns of their own, if there is one."""
-    return (
-        None
-        if own_turn is None
-        else own_turn.caution(sum(value.numel() for value in net.parameters() if value.ndim > 1))
-    )
+    weights = sum(value.numel() for value in net.parameters() if value.ndim > 1)
+    return None if custom_turn is None else custom_turn.caution(weights)

@@ -26,7 +26,7 @@ from secateur.federated.client_training import (
 )
 from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Batch, ClientResult, Mask, Params, UploadContext
-from secateur.seeding import derive
+from secateur.seeding import derive, derive_on
 
 
 class ClientUpdate(NamedTuple):
@@ -64,35 +64,47 @@ class ClientTurn:
         self, net: nn.Module, terms: FederationSpec, server: BroadcastSource, data: Batch, way: str = "auto"
     ) -> None:
         self.net, self.terms, self.server, self.data = net, terms, server, data
-        self.varies = any(rule is not None for rule in (terms.withholding, terms.own, terms.upload))
-        self.crowd = ClientTrainer(net, data, server.model, terms.local, terms.own, way)
-        self.crowd.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
-        self.stacks = self.crowd.stacks and (terms.upload is None or capturable(terms.upload))
+        self.varies = any(rule is not None for rule in (terms.withholding, terms.custom_turn, terms.upload))
+        self.trainer = ClientTrainer(net, data, server.model, terms.local, terms.custom_turn, way)
+        self.trainer.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
+        self.stacks = self.trainer.stacks and (terms.upload is None or capturable(terms.upload))
 
     def draws(self, rows: Rows, training: Generator, sending: Generator) -> tuple[Noise, Params]:
         """Return a client's random draws, on the generators' devices: for its network, and for its defense."""
         terms, weights = self.terms, self.server.weights
-        if terms.own is not None:
-            return (), terms.own.noise(weights, len(rows), training)
-        noise = self.crowd.noise(rows, training)
+        if terms.custom_turn is not None:
+            return (), terms.custom_turn.noise(weights, len(rows), training)
+        noise = self.trainer.noise(rows, training)
         if terms.withholding is not None:
             return noise, terms.withholding.noise(weights, sending)
         return noise, {} if terms.upload is None else drawn(terms.upload, weights, sending)
 
+    def inputs(
+        self, seed: int, number: int, client: int, rows: Rows, state: Params, purpose: str = "noise"
+    ) -> tuple[ClientInputs, Generator]:
+        """Return the inputs of a client's turn, and the generator of its upload.
+
+        Generators belong to the client alone, so they do not depend on which other clients answer.
+        """
+        device = self.data.inputs.device
+        training, sending = (derive_on(device, seed, label, number, client) for label in (purpose, "defense"))
+        draws = self.draws(rows, training, sending)
+        return ClientInputs(rows, state, *draws), derive(seed, "defense", number, client)
+
     def __call__(self, clients: Iterable[tuple[ClientInputs, Generator]], number: int) -> Iterator[ClientUpdate]:
         """Yield the updates of clients, one by one; each client's generator is for an upload that draws by itself."""
-        received, choose = self.crowd.received(), self.choosing(number)
+        received, choose = self.trainer.received(), self.choosing(number)
         for client, rng in clients:
             start = self.start(client.state)
-            begun = received if start is None else self.crowd.received(start)
-            trained, chosen = self.crowd.one(client, begun, choose)
+            begun = received if start is None else self.trainer.received(start)
+            trained, chosen = self.trainer.one(client, begun, choose)
             yield self.update(trained, chosen, client, number, rng)
 
     def many(self, many: ClientInputs, number: int, choose: Choose | None) -> ClientUpdate:
         """Return the stacked updates of many clients; all random draws are in the inputs."""
         model = self.server.model
         start = put_back(model.params, many.state, model.mask) if self.reloads else {}
-        trained, chosen = self.crowd.many(many, start, choose)
+        trained, chosen = self.trainer.many(many, start, choose)
         kind, nothing = type(trained), Generator()
         if isinstance(trained, TrainedClient) and self.terms.withholding is not None and self.terms.upload is None:
             return self._withhold(trained, chosen, many, vmap)
@@ -108,8 +120,8 @@ class ClientTurn:
     def init(self) -> Params:
         """Return a client's state before its first round; empty if the client keeps nothing."""
         terms, weights = self.terms, self.server.weights
-        if terms.own is not None:
-            return terms.own.init(weights)
+        if terms.custom_turn is not None:
+            return terms.custom_turn.init(weights)
         if terms.withholding is not None:
             return nothing_saved(weights) if terms.withholding.pseudo else {}
         return {} if terms.upload is None else terms.upload.init(weights)

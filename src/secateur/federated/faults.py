@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import check_numbers
 from secateur.interfaces import Params
 from secateur.seeding import derive
 
@@ -44,15 +44,10 @@ class Faults:
     spread: float = 0.5  # standard deviation of the logarithm of the clients' speeds
 
     def __post_init__(self) -> None:
-        for name in ("drop_out", "nan", "shape"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise WrongInput(f"faults.{name}", f"{getattr(self, name)} is not allowed; give a number from 0 to 1")
-        for name in ("deadline", "step_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise WrongInput(f"faults.{name}", f"{value} is not allowed; give a number above 0")
-        if not 0 <= self.spread < float("inf"):
-            raise WrongInput("faults.spread", f"{self.spread} is not allowed; give a number from 0")
+        timed = ("step_seconds",) if self.deadline is None else ("step_seconds", "deadline")
+        check_numbers(self, "[0, 1]", "drop_out", "nan", "shape", prefix="faults.")
+        check_numbers(self, "(0, inf)", *timed, prefix="faults.")
+        check_numbers(self, "[0, inf)", "spread", prefix="faults.")
 
     @property
     def any(self) -> bool:
@@ -62,6 +57,8 @@ class Faults:
     def draw(self, clients: Sequence[int], steps: Sequence[int], seed: int, rng: Generator) -> dict[int, Fault]:
         """Return the faults of a round by client, at most one each; `steps` are the clients' local steps."""
         faults: dict[int, Fault] = {}
+        if not self.any:
+            return faults
         draws = torch.rand(len(clients), 3, generator=rng).tolist()
         for client, local_steps, (dropped, nan, shape) in zip(clients, steps, draws, strict=True):
             if dropped < self.drop_out:
@@ -80,7 +77,7 @@ class Faults:
         return steps * self.step_seconds * float(speed)
 
 
-def spoilt(values: Params, fault: Fault | None) -> Params:
+def apply_fault(values: Params, fault: Fault | None) -> Params:
     """Return the values as a client with this fault sends them."""
     if fault not in ("nan", "shape"):
         return values

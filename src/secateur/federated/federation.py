@@ -1,7 +1,7 @@
 """Federated rounds: sample, broadcast, train, send, average, adjust (PriPrune Algorithm 1 around any rule).
 
-Read `Federation._round` first. Random draws depend on the seed and the round's number alone. So a federation can stop
-between any two rounds and go on with the same numbers. On a GPU a round reads nothing back from the device. Lost
+Read `Federation.run_round` first. Random draws depend on the seed and the round's number alone. So a federation can
+stop between any two rounds and go on with the same numbers. On a GPU a round reads nothing back from the device. Lost
 clients and the counts of sent values are read at an evaluation or a checkpoint.
 
 BatchNorm's running statistics are sent with the weights, in the clear, and averaged as they are. A client that never
@@ -11,27 +11,26 @@ answered has not taken its turn. A client whose numbers are not finite counts as
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from secateur import tree
 from secateur.data.dataset import Dataset
 from secateur.defenses.withholding import rates
-from secateur.errors import NotFinite, WrongInput
-from secateur.federated.attacks.observer import Arrived, Observer, Observers
+from secateur.errors import NotFinite
+from secateur.federated.attacks.observer import Arrived, Observer, RoundObservers
 from secateur.federated.averaging import alive_of
-from secateur.federated.client_training import ClientInputs, Rows, even
+from secateur.federated.checkpoint import Resumable, check_state
+from secateur.federated.client_training import Rows, even
 from secateur.federated.client_turn import ClientTurn, ClientUpdate, flat
-from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
-from secateur.federated.privacy_budget import spent
+from secateur.federated.faults import NO_ANSWER, Fault, apply_fault, refusal
 from secateur.federated.sampling import SampledClients, sampler_of
 from secateur.federated.server import RoundSums, Server
 from secateur.federated.spec import FederationSpec
 from secateur.federated.stacked_rounds import ClientStateBank, Room, StackedRounds, room_for
-from secateur.federated.traffic import Ledger, Measure, values_of
+from secateur.federated.traffic import Ledger, Round, spent, values_of
 from secateur.functional import joined
 from secateur.inference import logits
 from secateur.interfaces import Batch, Loss, Params
@@ -39,19 +38,11 @@ from secateur.models.create import check
 from secateur.seeding import derive
 
 
-@dataclass(frozen=True)
-class Round:
-    """A finished round; clients lost in rounds without an evaluation are listed in the next round with one."""
+class Federation(Resumable):
+    """A federation whose clients train the whole model."""
 
-    number: int
-    measures: list[Measure] = field(default_factory=list)
-
-
-class Federation:
-    """A federation that runs round by round, and can be saved and resumed between two rounds."""
-
+    terms: FederationSpec
     exact = False  # True: updates are added in float64, as clients answer in any order
-    every: float | None = None  # seconds between two checkpoints; None: the default of federated/checkpoint.py
 
     def __init__(
         self,
@@ -66,7 +57,7 @@ class Federation:
     ) -> None:
         check(net, data.input_shape, data.classes)
         self.net, self.terms, self.seed, self.device = net, terms, seed, torch.device(device)
-        self.panel = Observers(observers, self)
+        self.panel = RoundObservers(observers, self)
         inputs, labels = data.batch.to(self.device)
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.server = Server(net, terms, self.train, derive(seed, "base"), self.device, self.exact)
@@ -85,7 +76,6 @@ class Federation:
         if self.turns.stacks and self.room is not None:
             homes = ClientStateBank(fresh, clients, self.room.on_host)
             self.states, self.together = homes, StackedRounds(self.server, self.turns, homes, seed)
-        self.number = 0  # finished rounds
         self.waits = self.device.type != "cuda"  # True: a round may read numbers from the device
 
     def rounds(self) -> Iterator[Round]:
@@ -93,8 +83,7 @@ class Federation:
 
         A caller that stops earlier calls `state`, which finishes them too.
         """
-        while self.number < self.terms.rounds:
-            yield self._round(self.number + 1)
+        yield from super().rounds()
         self.panel.finish()
 
     def model(self) -> Params:
@@ -107,7 +96,7 @@ class Federation:
 
     def observed(self, number: int) -> bool:
         """Return True if an observer looks at the round's updates and does not postpone its attack."""
-        return self.panel.looks(number) and not self.panel.waits
+        return bool(self.panel.looking(number)) and not self.panel.waits
 
     @property
     def puts_off(self) -> bool:
@@ -116,34 +105,25 @@ class Federation:
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`: tensors, and plain values."""
-        tensors = {f"server.{name}": value for name, value in self.server.state().items()}
-        for client, state in self.states.items():
-            tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
         kept, observers = self.panel.state()
-        tensors |= {f"observer.{name}": value for name, value in kept.items()}
+        tensors = tree.nested({"server": self.server.state(), "client": tree.nested(self.states), "observer": kept})
         data = {"round": self.number, "seed": self.seed, "ledger": self.ledger.state(), "observers": observers}
         return tensors, data
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Resume from the output of `state`, in a federation of the same terms, data and seed."""
-        server = {name.removeprefix("server."): v for name, v in tensors.items() if name.startswith("server.")}
-        if data["seed"] != self.seed or server.keys() != self.server.state().keys():
-            raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
+        """Resume from the output of `state`, in a federation of the same specification, data and seed."""
+        server = tree.part(tensors, "server")
+        check_state(data["seed"] == self.seed and server.keys() == self.server.state().keys())
         self.server.load(server)
-        seen = {n.removeprefix("observer."): v.to(self.device) for n, v in tensors.items() if n.startswith("observer.")}
-        self.panel.load(seen, data["observers"])
-        states: dict[int, Params] = {}
-        for name, value in tensors.items():
-            if name.startswith("client."):
-                _, client, key = name.split(".", 2)
-                states.setdefault(int(client), {})[key] = value
+        self.panel.load(tree.to(tree.part(tensors, "observer"), self.device), data["observers"])
         self.states.clear()
-        for number, state in states.items():  # one at a time: all states at once may fill a GPU
-            self.states[number] = tree.to(state, self._states_device)
+        for client, state in tree.parts(tree.part(tensors, "client")).items():  # one at a time: all may fill a GPU
+            self.states[int(client)] = tree.to(state, self._states_device)
         self.number = data["round"]
         self.ledger.load(data["ledger"])
 
-    def _round(self, number: int) -> Round:
+    def run_round(self, number: int) -> Round:
+        """Run one round: sample, broadcast, train, send, average, adjust."""
         terms, server, traffic, drawn = self.terms, self.server, self.ledger.traffic, self.sampler(number)
         evaluating = number % terms.evaluate_every == 0 or number == terms.rounds
         own_masks = self.turns.choosing(number) is not None  # True: clients choose their own masks
@@ -175,9 +155,7 @@ class Federation:
 
     def _faults(self, number: int, drawn: SampledClients) -> dict[int, Fault]:
         victims = self.panel.victims(number, drawn.clients)
-        faults: dict[int, Fault] = {}
-        if self.terms.faults.any:
-            faults = self.terms.faults.draw(drawn.clients, drawn.steps, self.seed, derive(self.seed, "faults", number))
+        faults = self.terms.faults.draw(drawn.clients, drawn.steps, self.seed, derive(self.seed, "faults", number))
         faults |= {client: "tampered" for client in drawn.clients if client in victims and client not in faults}
         self.ledger.trained(client for client in drawn.clients if faults.get(client) != "dropped")
         for client, fault in faults.items():
@@ -190,7 +168,8 @@ class Federation:
     ) -> tuple[RoundSums, list[Arrived]]:
         """Return the sum of all updates of the round, trained as one stack; single updates are read where needed."""
         assert self.together is not None
-        looked, answers = self.panel.looks(number), [self._answers(number, client, faults) for client in drawn.clients]
+        looked = bool(self.panel.looking(number))
+        answers = [self._answers(number, client, faults) for client in drawn.clients]
         stacked = self.together(number, drawn, answers, faults)
         needed = looked or sizing or evaluating
         alive = list(stacked.alive.clone())  # a copy: the next round overwrites it
@@ -206,7 +185,7 @@ class Federation:
     def _answers(self, number: int, client: int, faults: dict[int, Fault]) -> bool:
         """Return True if the client answers with an update in the form of the server's weights; else note the loss."""
         fault = faults.get(client)
-        refused = None if fault in NO_ANSWER else refusal(spoilt(self.server.weights, fault), self.server.weights)
+        refused = None if fault in NO_ANSWER else refusal(apply_fault(self.server.weights, fault), self.server.weights)
         if refused is not None:
             self.ledger.lose(number, client, refused)
         return fault not in NO_ANSWER and refused is None
@@ -215,11 +194,11 @@ class Federation:
         self, number: int, drawn: SampledClients, faults: dict[int, Fault], sizing: bool, evaluating: bool
     ) -> tuple[RoundSums, list[Arrived]]:
         """Return the sum of the updates that have the right form and are finite; note the others as lost."""
-        server, waits, looked = self.server, self.waits, self.panel.looks(number)
+        server, waits, looked = self.server, self.waits, bool(self.panel.looking(number))
         gathered = server.gathering(own_masks=self.turns.choosing(number) is not None)
         arrived: list[Arrived] = []
         for client, rows, update in self._updates(number, drawn, faults):
-            values = spoilt(update.values, faults.get(client))  # traffic is measured on the update before the fault
+            values = apply_fault(update.values, faults.get(client))  # traffic is measured before the fault
             if (fault := refusal(values, server.weights)) is not None:
                 self.ledger.lose(number, client, fault)
                 continue
@@ -239,20 +218,11 @@ class Federation:
         self, number: int, drawn: SampledClients, faults: dict[int, Fault]
     ) -> Iterator[tuple[int, Rows, ClientUpdate]]:
         """Yield (client, rows, update) of every client that answers, in the order of arrival."""
-        answering = [i for i, client in enumerate(drawn.clients) if faults.get(client) not in NO_ANSWER]
-        starts = (self._given(number, drawn.clients[i], drawn.rows[i]) for i in answering)
-        for i, update in zip(answering, self.turns(starts, number), strict=True):
-            yield drawn.clients[i], drawn.rows[i], update
-
-    def _given(self, number: int, client: int, rows: Rows) -> tuple[ClientInputs, Generator]:
-        """Return the start of a client's turn and the generator of its upload.
-
-        Generators belong to the client alone, so they do not depend on which other clients answer.
-        """
-        training, sending = (derive(self.seed, purpose, number, client) for purpose in ("noise", "defense"))
-        state = self._state_of(client)
-        generators = [Generator(self.device).manual_seed(cpu_rng.initial_seed()) for cpu_rng in (training, sending)]
-        return ClientInputs(rows, state, *self.turns.draws(rows, *generators)), sending
+        sampled = zip(drawn.clients, drawn.rows, strict=True)
+        asked = [(client, rows) for client, rows in sampled if faults.get(client) not in NO_ANSWER]
+        starts = (self.turns.inputs(self.seed, number, client, rows, self._state_of(client)) for client, rows in asked)
+        for (client, rows), update in zip(asked, self.turns(starts, number), strict=True):
+            yield client, rows, update
 
     @torch.no_grad()
     def _keep(self, client: int, state: Params, alive: Tensor | None) -> None:

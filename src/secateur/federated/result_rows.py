@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from secateur.catalogue import Choice, Defense
-from secateur.federated.attacks.inversion import InversionObserver
-from secateur.federated.attacks.membership import MembershipObserver
 from secateur.federated.attacks.observer import Observer
 from secateur.federated.checkpoint import FederationLog
-from secateur.federated.federation import Round
-from secateur.federated.spec import FederationSpec
-from secateur.federated.traffic import Measure
+from secateur.federated.spec import FederationSpec, RoundsSpec, SubmodelSpec
+from secateur.federated.submodels.exposure import ExposureObserver
+from secateur.federated.traffic import Measure, Round
 from secateur.progress import Advance
 from secateur.runs.rows import Row
 
 
+class RecordedFederation(NamedTuple):
+    """One federation of a run, and the log that takes its rows."""
+
+    federation: Any  # a Federation, a SubmodelFederation, or one that replaces it
+    labels: dict[str, Any]  # of its rows
+    log: FederationLog
+    observers: Sequence[Observer] = ()
+
+
 def labels_of(
-    model: str, data: str, seed: int, base: Choice, defense: Defense, terms: FederationSpec
+    model: str, data: str, seed: int, method: Choice, defense: Defense, terms: FederationSpec | SubmodelSpec
 ) -> dict[str, Any]:
-    """Return the labels of every row of a federation; `row_of` adds round and client."""
-    extra: dict[str, Any] = {"base_pruning": str(base), "averaging": terms.averaging, "broadcast": terms.broadcast}
+    """Return the labels of every row of a federation; `method` is the base pruning or the channel rule."""
+    labels: dict[str, Any] = {"model": model, "dataset": data, "seed": seed, "defense": str(defense)}
+    if isinstance(terms, SubmodelSpec):
+        return labels | {"extra": _submodel_extra(method, terms)}
+    extra: dict[str, Any] = {"base_pruning": str(method), "averaging": terms.averaging, "broadcast": terms.broadcast}
     extra |= {"method": terms.method, "clients": len(terms.shares), "local_batch": terms.local.batch_size}
-    extra |= {"view": terms.view, "fixed_batches": terms.fixed_batches, "settings": settings_of(base, *defense.parts)}
+    extra |= {"view": terms.view, "fixed_batches": terms.fixed_batches, "settings": settings_of(method, *defense.parts)}
     if terms.base.wants_squares:
         extra["squares"] = "shared" if terms.base.spares_withheld else "all"
-    pruned = {"pruner": str(base), "sparsity": terms.base.rate}
-    return {"model": model, "dataset": data, "seed": seed, "defense": str(defense), **pruned, "extra": extra}
+    return labels | {"pruner": str(method), "sparsity": terms.base.rate, "extra": extra}
+
+
+def _submodel_extra(rule: Choice, terms: SubmodelSpec) -> dict[str, Any]:
+    extra = {"submodels": str(rule), "large_clients": sum(rate == 1 for rate in terms.used_rates)}
+    extra |= {name: getattr(terms, name) for name in ("uncovered", "batchnorm", "averaging", "own_labels")}
+    extra |= {"clients": len(terms.shares), "rounds": terms.rounds}
+    return extra | ({} if terms.local.augment is None else {"augment": True})
 
 
 def settings_of(*choices: Choice) -> str:
@@ -45,32 +61,43 @@ def settings_of(*choices: Choice) -> str:
     return "; ".join(settings)
 
 
-def row_of(labels: dict[str, Any], measure: Measure, timing: bool = False) -> Row:
-    """Return a measure as a row."""
-    fields = labels | {"extra": labels["extra"] | {"round": measure.round, "client": measure.client}}
+def row_of(labels: dict[str, Any], measure: Measure, terms: RoundsSpec | None = None, *, timing: bool = False) -> Row:
+    """Return a measure as a row; with `terms` of sub-models a client's row has its width and its number of rows."""
+    client = measure.client
+    extra: dict[str, Any] = {"round": measure.round, "client": client}
+    if client is not None and isinstance(terms, SubmodelSpec):
+        extra |= {"rate": terms.used_rates[client], "client_rows": len(terms.shares[client])}
+    fields = labels | {"extra": labels["extra"] | extra}
     return Row(**fields, metric=measure.metric, value=measure.value, note=measure.note, timing=timing)
 
 
-def teller(
-    labels: dict[str, Any], story: FederationLog, observers: Sequence[Observer], advance: Advance
-) -> Callable[[Round], None]:
-    """Return a function that adds a round's measures to the log `story`, and advances the progress line."""
-    shown, name = 0, f"{labels['extra']['base_pruning']}, {labels['defense']}, seed {labels['seed']}"
+def record_rounds(recorded: Sequence[RecordedFederation], advance: Advance, title: str) -> Callable[[Round], None]:
+    """Return a function to call after each round of the federations, which run together.
 
-    def tell(done: Round) -> None:
+    It adds the measures to the logs, attacks sub-models after the last round, and advances the progress line.
+    """
+    shown = 0
+
+    def record(done: Round) -> None:
         nonlocal shown
-        story.rows += [row_of(labels, measure) for measure in done.measures]
-        advance(done.number - shown, f"{name}: {_description(done, observers)}" if done.measures else None)
+        parts = done.parts or [done]
+        for (federation, labels, log, observers), part in zip(recorded, parts, strict=True):
+            log.rows += [row_of(labels, measure, federation.terms) for measure in part.measures]
+            for observer in observers if done.number == federation.terms.rounds else ():
+                if isinstance(observer, ExposureObserver):
+                    observer.attack(federation)
+        text = f"{title}: {_description(parts[0], recorded[0].observers)}" if parts[0].measures else None
+        advance(done.number - shown, text)
         shown = done.number
 
-    return tell
+    return record
 
 
 def _description(done: Round, observers: Sequence[Observer]) -> str:
     values = {m.metric: m.value for m in done.measures if m.client is None}
     parts = [f"round {done.number}"]
     parts += [f"accuracy {values['test_accuracy']:.3f}"] if "test_accuracy" in values else []
-    parts.append(f"{values['bytes_up'] / 1e6:.1f} MB up, {values['bytes_down'] / 1e6:.1f} MB down")
-    attackers = [o for o in observers if isinstance(o, InversionObserver | MembershipObserver) and o.leak is not None]
-    parts += [f"best {'PSNR' if isinstance(o, InversionObserver) else 'AUC'} {o.leak:.2f}" for o in attackers]
+    if "bytes_up" in values:
+        parts.append(f"{values['bytes_up'] / 1e6:.1f} MB up, {values['bytes_down'] / 1e6:.1f} MB down")
+    parts += [f"best {observer.leak_name} {observer.leak:.2f}" for observer in observers if observer.leak is not None]
     return ", ".join(parts)

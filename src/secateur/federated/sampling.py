@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import check_number
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.spec import FederationSpec
 from secateur.seeding import derive
@@ -48,9 +48,7 @@ class Sampler:
         device: torch.device | str = "cpu",
         fixed: bool = False,
     ) -> None:
-        if not 1 <= per_round <= len(shares):
-            allowed = f"give 1 to {len(shares)}, as many as there are"
-            raise WrongInput("per_round", f"{per_round} clients a round are not allowed; {allowed}")
+        check_number("per_round", per_round, f"[1, {len(shares)}]")
         self.shares, self.per_round, self.local, self.seed = list(shares), per_round, local, seed
         self.device, self.fixed = torch.device(device), fixed
         self._at_once = max(1, min(AHEAD, TURNS // per_round))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor, vmap
+from torch import Tensor, vmap
 from torch.utils._pytree import tree_map
 
 from secateur import tree
@@ -25,11 +25,11 @@ from secateur.federated.client_turn import ClientTurn, ClientUpdate
 from secateur.federated.faults import Fault
 from secateur.federated.sampling import SampledClients
 from secateur.federated.server import RoundSums, Server
-from secateur.federated.traffic import look
+from secateur.federated.traffic import check_stacked
 from secateur.gpu.client_ops import put_rows, rows_at
 from secateur.gpu.graphs import Captured
 from secateur.interfaces import Params
-from secateur.seeding import derive
+from secateur.seeding import derive, derive_on
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class RoundInputs(NamedTuple):
     """
 
     rows: Tensor  # (clients, steps, B)
-    told: Tensor  # (clients, 4), one copy to a GPU: the place of the state, examples, answers (0/1), fault "nan" (0/1)
+    table: Tensor  # (clients, 4), one copy to a GPU: the slot of the state, examples, answers (0/1), fault "nan" (0/1)
     noise: Noise
     chance: Params
     state: Params  # of the clients, where the host holds all states; else empty
@@ -74,22 +74,22 @@ class StackedRounds:
         self, number: int, drawn: SampledClients, answered: Sequence[bool], faults: dict[int, Fault]
     ) -> RoundOutputs:
         """Run one round after the broadcast, and keep the clients' states; the caller makes the server's step."""
-        round_inputs, choose = self._given(number, drawn, answered, faults), self.turns.choosing(number)
+        round_inputs, choose = self._inputs(number, drawn, answered, faults), self.turns.choosing(number)
         result = self._usual(round_inputs) if choose is None else self._round(round_inputs, number, choose)
         if self.homes.on_host:
-            places = torch.tensor(self.homes.settled(drawn.clients, answered))
-            self.homes.keep(places, tree.to(result.update.state, "cpu"), result.alive.cpu())
+            slots = torch.tensor(self.homes.settled(drawn.clients, answered))
+            self.homes.keep(slots, tree.to(result.update.state, "cpu"), result.alive.cpu())
         return result
 
-    def _given(
+    def _inputs(
         self, number: int, drawn: SampledClients, answered: Sequence[bool], faults: dict[int, Fault]
     ) -> RoundInputs:
         rows = torch.stack([steps if isinstance(steps, Tensor) else torch.stack([*steps]) for steps in drawn.rows])
-        places, shares = self.homes.settled(drawn.clients, answered), self.turns.terms.shares
-        sizes, spoilt = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
-        table = torch.tensor(list(zip(places, sizes, answered, spoilt, strict=True)))
+        slots, shares = self.homes.settled(drawn.clients, answered), self.turns.terms.shares
+        sizes, faulty = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
+        table = torch.tensor(list(zip(slots, sizes, answered, faulty, strict=True)))
         rows, table = (tensor.to(self.device, non_blocking=True) for tensor in (rows, table))  # the host does not wait
-        state = tree.to(self.homes.at(torch.tensor(places)), self.device) if self.homes.on_host else {}
+        state = tree.to(self.homes.at(torch.tensor(slots)), self.device) if self.homes.on_host else {}
         return RoundInputs(rows, table, *self._draws(number, drawn), state)
 
     def _draws(self, number: int, drawn: SampledClients) -> tuple[Noise, Params]:
@@ -105,83 +105,83 @@ class StackedRounds:
 
     def draws_at_once(self, number: int, drawn: SampledClients) -> tuple[Noise, Params]:
         """Return the draws of all clients by one launch a tensor, from one generator of the seed and the round."""
-        rng = Generator(self.device).manual_seed(derive(self.seed, "noise", number).initial_seed())
+        rng = derive_on(self.device, self.seed, "noise", number)
         draw = vmap(lambda _: self.turns.draws(drawn.rows[0], rng, rng), randomness="different")
         all_draws: tuple[Noise, Params] = draw(torch.empty(len(drawn.clients), device=self.device))
         return all_draws
 
     def _round(self, round_inputs: RoundInputs, number: int = 0, choose: Choose | None = None) -> RoundOutputs:
-        places, sizes, answered, spoilt = round_inputs.told.unbind(1)
-        state = round_inputs.state if self.homes.on_host else self.homes.at(places)
+        slots, sizes, answered, faulty = round_inputs.table.unbind(1)
+        state = round_inputs.state if self.homes.on_host else self.homes.at(slots)
         update = self.turns.many(
             ClientInputs(round_inputs.rows, state, round_inputs.noise, round_inputs.chance), number, choose
         )
         squares = bool(self.server.squares)
-        seen, gathered = look(update, squares), self.server.gathering(own_masks=choose is not None)
-        alive = answered.bool() & ~spoilt.bool() & seen.finite
+        (finite, sent_bytes), gathered = check_stacked(update, squares), self.server.gathering(choose is not None)
+        alive = answered.bool() & ~faulty.bool() & finite
         self.server.add_stacked(gathered, update, sizes.to(next(iter(update.values.values())).dtype), alive)
         if not self.homes.on_host:
-            self.homes.keep(places, update.state, alive)
+            self.homes.keep(slots, update.state, alive)
         varies = self.turns.varies or squares or choose is not None
-        return RoundOutputs(update, alive, seen.size if varies else None, gathered)
+        return RoundOutputs(update, alive, sent_bytes if varies else None, gathered)
 
 
 class ClientStateBank(MutableMapping[int, Params]):
-    """The states of clients, by client: one tensor a name, (places + 1, ...), at a fixed address.
+    """The states of clients, by client: one tensor a name, (slots + 1, ...), at a fixed address.
 
-    A client gets a place with its first answer; until then its state is `fresh`. The last place takes the states that
+    A client gets a slot with its first answer; until then its state is `fresh`. The last slot takes the states that
     must not be kept: those of clients that do not answer, or whose update is not finite. `on_host` holds the states in
     host memory, and a round copies those of its clients to the device and back.
     """
 
-    def __init__(self, fresh: Params, places: int, on_host: bool = False) -> None:
-        self.fresh, self.spare, self.on_host = fresh, places, on_host
+    def __init__(self, fresh: Params, slots: int, on_host: bool = False) -> None:
+        self.fresh, self.spare, self.on_host = fresh, slots, on_host
         device = "cpu" if on_host else None
-        self.held = {name: value.new_zeros((places + 1, *value.shape), device=device) for name, value in fresh.items()}
-        self.places: dict[int, int] = {}
+        self.held = {name: value.new_zeros((slots + 1, *value.shape), device=device) for name, value in fresh.items()}
+        self.slots: dict[int, int] = {}
 
     def settled(self, clients: Sequence[int], answered: Sequence[bool]) -> list[int]:
-        """Return the places of a round's clients; new clients start at `fresh`."""
+        """Return the slots of a round's clients; new clients start at `fresh`."""
         if not self.fresh:
             return [self.spare] * len(clients)
         for client in (client for client, counts in zip(clients, answered, strict=True) if counts):
-            if client not in self.places:
+            if client not in self.slots:
                 self[client] = self.fresh
-        return [self.places[client] if counts else self.spare for client, counts in zip(clients, answered, strict=True)]
+        return [self.slots[client] if counts else self.spare for client, counts in zip(clients, answered, strict=True)]
 
-    def at(self, places: Tensor) -> Params:
-        """Return the states of these places, stacked."""
-        places = places.contiguous()
-        return {name: rows_at(value, places) for name, value in self.held.items()}
+    def at(self, slots: Tensor) -> Params:
+        """Return the states of these slots, stacked."""
+        slots = slots.contiguous()
+        return {name: rows_at(value, slots) for name, value in self.held.items()}
 
     @torch.no_grad()
-    def keep(self, places: Tensor, state: Params, alive: Tensor) -> None:
+    def keep(self, slots: Tensor, state: Params, alive: Tensor) -> None:
         """Keep the stacked states of the clients that are `alive` (clients,)."""
-        kept = torch.where(alive, places, self.spare)
+        kept = torch.where(alive, slots, self.spare)
         for name, value in self.held.items():
             put_rows(value, kept, state[name])
 
     def __getitem__(self, client: int) -> Params:
-        place = self.places[client]
-        return {name: value[place] for name, value in self.held.items()}
+        slot = self.slots[client]
+        return {name: value[slot] for name, value in self.held.items()}
 
     def __setitem__(self, client: int, state: Params) -> None:
-        place = self.places.setdefault(client, len(self.places))
+        slot = self.slots.setdefault(client, len(self.slots))
         for name, value in self.held.items():
-            value[place].copy_(state[name])
+            value[slot].copy_(state[name])
 
     def __delitem__(self, client: int) -> None:
         raise TypeError("a client's state is never taken away alone")
 
     def clear(self) -> None:
         """Forget all clients."""
-        self.places.clear()
+        self.slots.clear()
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.places)
+        return iter(self.slots)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.slots)
 
 
 class Room(NamedTuple):
@@ -193,8 +193,8 @@ class Room(NamedTuple):
     on_host: bool
 
     def __str__(self) -> str:
-        place = "host memory" if self.on_host else f"memory of {self.device.type}"
-        return f"the states of {self.clients} clients take {self.size / 1e9:.2f} GB of {place}"
+        memory = "host memory" if self.on_host else f"memory of {self.device.type}"
+        return f"the states of {self.clients} clients take {self.size / 1e9:.2f} GB of {memory}"
 
 
 def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
@@ -210,7 +210,7 @@ def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     message = f"{room}, and this machine has {memory / 1e9:.2f}"
     if size > memory:
-        raise WrongInput("clients", f"{message}; take fewer clients, fewer rounds, a smaller model or another defense")
+        raise WrongInput("clients", f"{message}; use fewer clients, fewer rounds, a smaller model or another defense")
     if size > memory / 2:
         log.warning("%s", message)
     return room

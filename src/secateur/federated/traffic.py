@@ -1,4 +1,4 @@
-"""Traffic of a federation: bytes up and down by client in the wire format, and the clients that rounds lost.
+"""Ledger of a federation: bytes up and down by client in the wire format, lost clients, and spent privacy.
 
 The device is read only at an evaluation or a checkpoint.
 
@@ -7,19 +7,30 @@ server's mask, or under the client's own) is encoded when the first arrives. It 
 where something changed. Of any other update the bytes of its values are counted; its tables and positions are taken to
 cost as much as the encoded one's. A mask travels as bits, to every client once after each change. Where both sides know
 a mask, positions are sent inside the mask only.
+
+The privacy budget of a client under local differential privacy is the epsilon of all its updates (`spent`). It is for
+adding or removing one of the client's examples, against a server that sees every update. Every update counts in full:
+a client takes its rows in passes, or the same rows again, so there is no amplification by sampling. If a client has
+fewer rows than a batch, an example can be in a batch several times. It counts that many times in the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from secateur import tree
+from secateur.defenses.dp import LOOKS, DifferentialPrivacy, PrivateTurn
+from secateur.defenses.dp_common import Guarantee
+from secateur.defenses.uploads import inner_of
 from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import WORDS, Fault
+from secateur.federated.spec import FederationSpec
 from secateur.gpu.client_ops import looked
 from secateur.interfaces import Mask, Params
 from secateur.wire import encode, encode_mask
@@ -39,11 +50,13 @@ class Measure:
     note: str | None = None
 
 
-class Looked(NamedTuple):
-    """Checks of updates in passing; the tensors stay on the device, which is not read during a round."""
+@dataclass(frozen=True)
+class Round:
+    """A finished round; clients lost in rounds without an evaluation are listed in the next round with one."""
 
-    finite: Tensor  # (lanes,) True if all numbers are finite, the squares of entries that are not sent included
-    size: Tensor  # (lanes,) bytes of the values in the messages: of the entries that are not 0
+    number: int
+    measures: list[Measure] = field(default_factory=list)
+    parts: Sequence[Round] = ()  # one a federation, where several run together
 
 
 class Ledger:
@@ -117,6 +130,7 @@ class Traffic:
         self.model_bytes = self.mask_bytes = 0
         self.sizes: dict[str, tuple[int, int]] = {}  # by kind: bytes of an update without its values, and of its values
         self.measured: list[str] = []  # kinds measured under the present mask
+        self.encoded: dict[str, int] = {}  # by kind: bytes of a sub-model's message without its values
         self._unread: list[tuple[str, list[int], list[Tensor] | None]] = []
 
     def changed(self) -> None:
@@ -148,6 +162,12 @@ class Traffic:
         whole = sum(map(len, messages(update, mask, self.squares).values()))
         self.sizes[kind] = whole - values, values
         self.measured = [*self.measured, kind]
+
+    def submodel_bytes(self, kind: str, message: Params, values: int = 0) -> int:
+        """Return the bytes of a sub-model's message, `values` of them for values; one of each kind is encoded."""
+        if kind not in self.encoded:
+            self.encoded[kind] = len(encode(tree.to(message, "cpu"))) - values
+        return values + self.encoded[kind]
 
     def upload(self, clients: list[int], values: list[Tensor] | None, own_masks: bool) -> None:
         """Count updates of these clients; `values` are the bytes () of their values, None: all as measured."""
@@ -200,11 +220,16 @@ def squares_of(update: ClientUpdate) -> Params:
     return {name: value.square() for name, value in update.summed.items()}
 
 
-def look(update: ClientUpdate, squares: bool) -> Looked:
-    """Check stacked updates in one pass over all that leaves the clients."""
+def check_stacked(update: ClientUpdate, squares: bool) -> tuple[Tensor, Tensor]:
+    """Check stacked updates in one pass over all that leaves the clients; the tensors stay on the device.
+
+    Return (clients,) True if all numbers are finite, the squares of entries that are not sent included. Return also
+    (clients,) the bytes of the values in the messages: of the entries that are not 0.
+    """
     parts = [(value, False) for part in (update.values, update.buffers) for value in part.values()]
     parts += [(value, True) for value in update.summed.values()] if squares else []
-    return Looked(*looked(parts))
+    finite, size = looked(parts)
+    return finite, size
 
 
 def values_of(update: ClientUpdate, squares: bool) -> Tensor:
@@ -220,3 +245,45 @@ def value_bytes(tensors: Params) -> int:
 
 def _nonzero_bytes(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.count_nonzero(value) * value.element_size() for value in tensors]).sum()
+
+
+def spent(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
+    """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
+    private, looks = _promise(terms)
+    if private is None:
+        return []
+    guarantees = {
+        client: _guarantee(private, looks * updates, -(-terms.local.batch_size // len(rows)))
+        for client, (updates, rows) in enumerate(zip(turns, terms.shares, strict=True))
+        if updates
+    }
+    if not guarantees:
+        return []
+    worst = max(guarantees.values())
+    note = f"of the client that spent most: {worst}, the noise its own (local)"
+    note += f"; {looks} looks a turn: which weights are withheld is covered" if looks > 1 else ""
+    note += "; a mask that was made of a client's examples (snip, grasp) is not covered" if terms.base.rate else ""
+    worst_measure = [Measure("epsilon", worst.epsilon, number, note=note)]
+    client_measures = [
+        Measure("epsilon", guarantee.epsilon, number, client, str(guarantee))
+        for client, guarantee in guarantees.items()
+    ]
+    return worst_measure + (client_measures if last else [])
+
+
+def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
+    """Return the differential privacy of a client, if any, and its number of looks at a batch per turn."""
+    if isinstance(terms.custom_turn, PrivateTurn):
+        return terms.custom_turn.private, LOOKS
+    private = None if terms.upload is None else inner_of(terms.upload)
+    return (private, 1) if isinstance(private, DifferentialPrivacy) else (None, 0)
+
+
+def check_spending(terms: FederationSpec) -> None:
+    """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
+    spent(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
+
+
+@lru_cache
+def _guarantee(private: DifferentialPrivacy, updates: int, copies: int) -> Guarantee:
+    return replace(private, noise_multiplier=private.noise_multiplier / copies).guarantee(updates)

@@ -9,7 +9,7 @@ from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_a
 from secateur.config import defense, inversion
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.federate import ObservedFederation, attackers
+from secateur.experiments.federate_observers import ObservedFederation, attackers
 from secateur.federated.attacks.knowledge import check_attacks, knowledge_of
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
@@ -24,18 +24,18 @@ def attacked(rule, orders=None, **more):
     """A federation attacked in its last round by both, and what was told."""
     given = {"rounds": 6, "per_round": 3, "local": ONE, "shares": shares(), "evaluate_every": 6} | more
     given |= protection_of(defense(rule))
-    agreed, net, story = FederationSpec(**given), plain_net(), FederationLog()
+    agreed, net, log = FederationSpec(**given), plain_net(), FederationLog()
     known = knowledge_of(net, bright(), agreed, torch.device("cpu"))
     labels = {"model": "m", "dataset": "d", "seed": 0, "defense": rule, "extra": {"clients": 5}}
-    watched = ObservedFederation(net, bright(), agreed, labels, story, torch.device("cpu"))
+    watched = ObservedFederation(net, bright(), agreed, labels, log, torch.device("cpu"))
     choices = [inversion(each) for each in SHOWN]
     observers = attackers(watched, orders or AttackSchedule(6, who="all"), choices, (), known, images=False)
-    return federation(net, observers=observers, data=bright(), **given), observers[0], story
+    return federation(net, observers=observers, data=bright(), **given), observers[0], log
 
 
 def cosines(rule, monkeypatch, **more):
     """By attack the cosine of what it matches with the gradient of the client's turn, where it matches something."""
-    fed, attacker, story = attacked(rule, **more)
+    fed, attacker, log = attacked(rule, **more)
     true, found, clients = {}, {}, []
     updates, chosen, whole = fed._updates, attacker._chosen, GradientMatching.reconstruct
 
@@ -55,20 +55,20 @@ def cosines(rule, monkeypatch, **more):
             found.setdefault(self.follows, []).append(float(torch.cosine_similarity(*map(torch.cat, parts), 0)))
         return whole(self, targets, known, chance, watch)
 
-    fed.turns.crowd.summing, fed._updates, attacker._chosen = True, noted, whom
+    fed.turns.trainer.summing, fed._updates, attacker._chosen = True, noted, whom
     monkeypatch.setattr(GradientMatching, "reconstruct", reconstruct)
     run(fed)
-    return found, story
+    return found, log
 
 
 @pytest.mark.parametrize("averaging, misled", [("weighted", 0.5), ("coverage", 0.6)])
 @pytest.mark.parametrize("rule", ["pseudo-largest", "pseudo-random"])
 def test_what_comes_late_is_left_out(rule, averaging, misled, monkeypatch):
-    found, story = cosines(rule, monkeypatch, averaging=averaging)
+    found, log = cosines(rule, monkeypatch, averaging=averaging)
     assert (
         min(found[False]) < misled and min(found[True]) > 0.999
     )  # where clients withhold the same again nothing is late
-    rows = {row.attack: row.extra for row in story.rows if row.metric == "psnr" and row.extra["client"] is not None}
+    rows = {row.attack: row.extra for row in log.rows if row.metric == "psnr" and row.extra["client"] is not None}
     followed = {name: extra for name, extra in rows.items() if "follows" in name}
     (extra,) = followed.values()
     assert extra["follows"] and "which weights the client sent last" in extra["knows"]

@@ -35,15 +35,13 @@ def attacked(attack="ig:iterations=2", orders=None, net=None, labels="inferred",
     orders, agreed, net = orders or AttackSchedule(every=4), FederationSpec(**given), net or plain_net()
     known = knowledge_of(net, bright(), agreed, torch.device("cpu"))
     told = {"model": "m", "dataset": "d", "seed": 0, "extra": {"clients": len(agreed.shares)}}
-    kept, story = orders.remembered(agreed.rounds, sampler_of(agreed, 0).clients), FederationLog()
+    kept, log = orders.remembered(agreed.rounds, sampler_of(agreed, 0).clients), FederationLog()
     choices = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     check_attacks(choices, known, bright(), agreed)
     check_orders(orders, agreed, 0)
-    attacker = InversionObserver(
-        choices, known, told, story, orders, kept, tells_labels=labels == "oracle", images=False
-    )
+    attacker = InversionObserver(choices, known, told, log, orders, kept, tells_labels=labels == "oracle", images=False)
     attacker.at_once = at_once or attacker.at_once
-    return federation(net, way=way, observers=[attacker], data=bright(), **given), attacker, story
+    return federation(net, way=way, observers=[attacker], data=bright(), **given), attacker, log
 
 
 def bright():
@@ -52,49 +50,49 @@ def bright():
     return replace(data, inputs=data.inputs.sigmoid())
 
 
-def psnrs(story, pooled=False):
-    rows = [row for row in story.rows if row.metric == "psnr"]
+def psnrs(log, pooled=False):
+    rows = [row for row in log.rows if row.metric == "psnr"]
     return {(r.extra["round"], r.extra["client"]): r.value for r in rows if (r.extra["client"] is None) == pooled}
 
 
 # Whom and when ---------------------------------------------------------------------------------------------------
 def test_the_default_is_the_first_that_answers():
-    fed, _, story = attacked(orders=AttackSchedule(every=2))
+    fed, _, log = attacked(orders=AttackSchedule(every=2))
     run(fed)
-    assert set(psnrs(story)) == {(n, fed.sampler.clients(n)[0]) for n in (2, 4)} and not psnrs(story, pooled=True)
-    away, _, story = attacked(orders=AttackSchedule(every=1), faults=Faults(drop_out=0.4))
+    assert set(psnrs(log)) == {(n, fed.sampler.clients(n)[0]) for n in (2, 4)} and not psnrs(log, pooled=True)
+    away, _, log = attacked(orders=AttackSchedule(every=1), faults=Faults(drop_out=0.4))
     run(away)
     lost = {n: [c for c in away.sampler.clients(n) if away._faults(n, away.sampler(n)).get(c)] for n in range(1, 5)}
     wanted = {(n, next(c for c in away.sampler.clients(n) if c not in lost[n])) for n in lost if len(lost[n]) < 3}
-    assert any(lost.values()) and set(psnrs(story)) == wanted
+    assert any(lost.values()) and set(psnrs(log)) == wanted
 
 
 @pytest.mark.parametrize("view", ["update", "sum"])
 def test_where_nobody_answers_it_is_told_that_nobody_was_attacked(view):
-    fed, _, story = attacked(orders=AttackSchedule(every=2), view=view, faults=Faults(drop_out=1.0))
+    fed, _, log = attacked(orders=AttackSchedule(every=2), view=view, faults=Faults(drop_out=1.0))
     run(fed)
-    told = [(row.metric, row.value, row.extra["round"], row.note) for row in story.rows if row.attack is not None]
+    told = [(row.metric, row.value, row.extra["round"], row.note) for row in log.rows if row.attack is not None]
     said = "not attacked: no update of the round arrived"
     assert told == [("attacked_clients", 0, 2, said), ("attacked_clients", 0, 4, said)]
 
 
 def test_rounds_and_clients_are_chosen():
-    fed, _, story = attacked(orders=AttackSchedule(at=(1, 3), who="all"))
+    fed, _, log = attacked(orders=AttackSchedule(at=(1, 3), who="all"))
     run(fed)
-    assert set(psnrs(story)) == {(n, c) for n in (1, 3) for c in fed.sampler.clients(n)}
-    assert set(psnrs(story, pooled=True)) == {(1, None), (3, None)}
-    pooled = [row for row in story.rows if row.metric == "psnr" and row.extra["client"] is None]
-    single = psnrs(story)
+    assert set(psnrs(log)) == {(n, c) for n in (1, 3) for c in fed.sampler.clients(n)}
+    assert set(psnrs(log, pooled=True)) == {(1, None), (3, None)}
+    pooled = [row for row in log.rows if row.metric == "psnr" and row.extra["client"] is None]
+    single = psnrs(log)
     assert [row.extra["attacked"] for row in pooled] == [3, 3]
     assert pooled[0].value == pytest.approx(sum(v for (n, _), v in single.items() if n == 1) / 3)
 
 
 def test_named_clients_and_those_that_took_no_part():
-    fed, _, story = attacked(orders=AttackSchedule(every=1, who=(0, 1)))
+    fed, _, log = attacked(orders=AttackSchedule(every=1, who=(0, 1)))
     run(fed)
     there = {(n, c) for n in range(1, 5) for c in fed.sampler.clients(n) if c in (0, 1)}
-    assert set(psnrs(story)) == there and len(there) < 8
-    told = [row for row in story.rows if row.metric == "attacked_clients"]
+    assert set(psnrs(log)) == there and len(there) < 8
+    told = [row for row in log.rows if row.metric == "attacked_clients"]
     assert {(row.extra["round"], row.value) for row in told} == {
         (n, len([c for m, c in there if m == n])) for n in range(1, 5) if len([c for m, c in there if m == n]) < 2
     }
@@ -118,9 +116,7 @@ def test_clients_of_several_rounds_are_one_call_and_what_each_would_be_alone(lab
     assert calls == [6, 6, 4, 4]  # of three rounds, and of the two that are left when all are over
     fed, _, alone = attacked(("ig:iterations=4", "sgi:iterations=4"), at_once=1, **terms)
     run(fed)
-    one, other = (
-        sorted(story.rows, key=lambda row: str([row.attack, row.metric, row.extra])) for story in (alone, many)
-    )
+    one, other = (sorted(log.rows, key=lambda row: str([row.attack, row.metric, row.extra])) for log in (alone, many))
     assert [(r.attack, r.metric, r.extra) for r in one] == [(r.attack, r.metric, r.extra) for r in other]
     for mine, theirs in zip(one, other, strict=True):
         assert mine.timing or mine.value == theirs.value or mine.value == pytest.approx(theirs.value, rel=1e-6)
@@ -137,20 +133,20 @@ def test_rounds_of_several_sizes_are_a_call_each(monkeypatch):
 
     monkeypatch.setattr(IG, "reconstruct", counting)
     terms = {"view": "sum", "faults": Faults(drop_out=0.3), "rounds": 6}
-    fed, attacker, story = attacked(orders=AttackSchedule(every=1), at_once=100, **terms)
+    fed, attacker, log = attacked(orders=AttackSchedule(every=1), at_once=100, **terms)
     rounds = fed.rounds()
     for _ in range(6):
         next(rounds)
     sizes = Counter(len(aimed.truths[0].labels) for aimed in attacker.waiting)
     assert next(rounds, None) is None and not attacker.waits
-    assert len(sizes) > 1 and calls == sizes and len(psnrs(story, pooled=True)) == 6
+    assert len(sizes) > 1 and calls == sizes and len(psnrs(log, pooled=True)) == 6
 
 
 @pytest.mark.parametrize("attack", ["rob", "ig:iterations=1:adaptive=reapply"])
 def test_what_knows_something_of_its_round_is_a_call_of_its_own(attack, monkeypatch):
     """A model that was tampered with, a base pruning's mask before a compression."""
     terms = {} if attack == "rob" else {"upload": upload_of(defense("dgp")), "base": Half(every=2)}
-    fed, attacker, story = attacked(attack, AttackSchedule(every=1, who=2), at_once=100, **terms)
+    fed, attacker, log = attacked(attack, AttackSchedule(every=1, who=2), at_once=100, **terms)
     kind, calls = type(inversion(attack).make()), []
     whole = kind.reconstruct
 
@@ -161,28 +157,28 @@ def test_what_knows_something_of_its_round_is_a_call_of_its_own(attack, monkeypa
     monkeypatch.setattr(kind, "reconstruct", counting)
     attacker.compress = None if attack == "rob" else fed.terms.upload.compress
     run(fed)
-    assert calls == [2, 2, 2, 2] and len(psnrs(story)) == 8
+    assert calls == [2, 2, 2, 2] and len(psnrs(log)) == 8
 
 
 def test_who_waits_is_attacked_before_a_state_is_taken():
-    fed, attacker, story = attacked(orders=AttackSchedule(every=1), at_once=100)
+    fed, attacker, log = attacked(orders=AttackSchedule(every=1), at_once=100)
     rounds = fed.rounds()
     next(rounds), next(rounds)
-    assert len(attacker.waiting) == 2 and not psnrs(story) and fed.puts_off and not fed.observed(2)
+    assert len(attacker.waiting) == 2 and not psnrs(log) and fed.puts_off and not fed.observed(2)
     fed.state()
     assert not attacker.waiting and not fed.puts_off and fed.observed(2)
-    assert {number for number, _ in psnrs(story)} == {1, 2}
-    assert len([*rounds]) == 2 and {number for number, _ in psnrs(story)} == {1, 2, 3, 4}
+    assert {number for number, _ in psnrs(log)} == {1, 2}
+    assert len([*rounds]) == 2 and {number for number, _ in psnrs(log)} == {1, 2, 3, 4}
 
 
 def test_who_waits_is_forgotten_where_an_earlier_state_is_loaded():
-    fed, attacker, story = attacked(orders=AttackSchedule(every=1), at_once=100)
+    fed, attacker, log = attacked(orders=AttackSchedule(every=1), at_once=100)
     begun = fed.state()
     next(fed.rounds())
     assert attacker.waits
     fed.load(*begun)
     run(fed)
-    assert [row.extra["round"] for row in story.rows if row.metric == "psnr"] == [1, 2, 3, 4]
+    assert [row.extra["round"] for row in log.rows if row.metric == "psnr"] == [1, 2, 3, 4]
 
 
 def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
@@ -196,7 +192,7 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
         yield from whole(self, targets, knowledge, chance, watch)
 
     monkeypatch.setattr(IG, "reconstruct", counting)
-    fed, _, story = attacked("ig:iterations=4", AttackSchedule(at=(2,), who="all"))
+    fed, _, log = attacked("ig:iterations=4", AttackSchedule(at=(2,), who="all"))
     run(fed)
     assert calls == [3]
     for place, client in enumerate(fed.sampler.clients(2)):  # alone: the draws of those before it are taken first
@@ -209,18 +205,16 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
         monkeypatch.setattr(IG, "reconstruct", skipping)
         alone, _, other = attacked("ig:iterations=4", AttackSchedule(at=(2,), who=(client,)))
         run(alone)
-        assert psnrs(other)[2, client] == pytest.approx(psnrs(story)[2, client], abs=1e-9)
+        assert psnrs(other)[2, client] == pytest.approx(psnrs(log)[2, client], abs=1e-9)
 
 
 @pytest.mark.parametrize("way", ["sequential", "stacked"])
 def test_stacked_clients_are_attacked_alike(way):
-    fed, _, story = attacked(
-        "ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True, way=way
-    )
+    fed, _, log = attacked("ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True, way=way)
     run(fed)
     plain, _, other = attacked("ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True)
     run(plain)
-    assert psnrs(story) == pytest.approx(psnrs(other), abs=1e-6)
+    assert psnrs(log) == pytest.approx(psnrs(other), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +222,7 @@ def test_stacked_clients_are_attacked_alike(way):
     [
         (AttackSchedule(at=(9,)), "4 rounds"),
         (AttackSchedule(who=4), "3 take part"),
-        (AttackSchedule(who=(7,)), "0 to 4"),
+        (AttackSchedule(who=(7,)), "0, 4"),
         (AttackSchedule(at=(1,), who=(1,)), "they do in"),
     ],
 )
@@ -289,9 +283,9 @@ def test_several_rounds_reveal_more():
 
 
 def test_a_client_that_is_one_batch_needs_no_fixed_batches():
-    fed, _, story = attacked(orders=AttackSchedule(at=(4,), who="all", history=2), local=LocalTraining(1, None, 8, 0.1))
+    fed, _, log = attacked(orders=AttackSchedule(at=(4,), who="all", history=2), local=LocalTraining(1, None, 8, 0.1))
     run(fed)
-    rows = [row for row in story.rows if row.metric == "psnr" and row.extra["client"] is not None]
+    rows = [row for row in log.rows if row.metric == "psnr" and row.extra["client"] is not None]
     assert all(row.extra["same_rows"] for row in rows) and {row.extra["history"] for row in rows} <= {1, 2}
 
 
@@ -303,7 +297,7 @@ def test_a_resumed_attacker_remembers(after, method):
             orders=AttackSchedule(at=(4,), who="all", history=3), fixed_batches=True, method=method, per_round=4
         )
 
-    (whole, _, story), (first, _, begun), (second, attacker, told) = new(), new(), new()
+    (whole, _, log), (first, _, begun), (second, attacker, told) = new(), new(), new()
     run(whole)
     rounds = first.rounds()
     for _ in range(after):
@@ -313,7 +307,7 @@ def test_a_resumed_attacker_remembers(after, method):
     assert attacker.memory.past
     told.load(begun.plain())
     run(second)
-    assert psnrs(told) == psnrs(story) and psnrs(story)
+    assert psnrs(told) == psnrs(log) and psnrs(log)
 
 
 def test_an_attacker_who_knows_the_compression_applies_it_again():
@@ -337,24 +331,24 @@ def test_an_attacker_who_knows_the_compression_applies_it_again():
         {"base": Stale(every=2)},
         {"net": bn_net()},
         {"withholding": Withhold(), "base": Half(every=100)},
-        {"own": Noisy()},
+        {"custom_turn": Noisy()},
         {"upload": upload_of(defense("dgp+error-feedback"))},
     ],
 )
 def test_rob_sends_its_victims_another_model(terms):
     orders = AttackSchedule(every=2, who=2)
-    fed, _, story = attacked("rob:bins=16", orders, **terms)
+    fed, _, log = attacked("rob:bins=16", orders, **terms)
     rows = run(fed)
     lost = [row for row in rows if row.metric == "lost_clients"]
     assert [(row.round, row.value) for row in lost] == [(2, 2), (4, 2)] and "not averaged" in lost[0].note
-    assert set(psnrs(story)) == {(n, c) for n in (2, 4) for c in fed.sampler.clients(n)[:2]}
-    assert all(row.extra["active"] for row in story.rows if row.metric == "psnr")
+    assert set(psnrs(log)) == {(n, c) for n in (2, 4) for c in fed.sampler.clients(n)[:2]}
+    assert all(row.extra["active"] for row in log.rows if row.metric == "psnr")
 
 
 def test_rob_reads_the_pictures_of_a_plain_client():
-    fed, _, story = attacked("rob:bins=64", AttackSchedule(every=4, who=1), method="fedsgd")
+    fed, _, log = attacked("rob:bins=64", AttackSchedule(every=4, who=1), method="fedsgd")
     run(fed)
-    rows = {row.metric: row.value for row in story.rows if row.extra.get("client") is not None}
+    rows = {row.metric: row.value for row in log.rows if row.extra.get("client") is not None}
     assert rows["psnr_max"] > 60 and rows["recovered"] == 1
 
 
@@ -372,10 +366,10 @@ def test_a_victim_is_lost_and_its_state_stays():
 
 def test_a_victim_that_drops_out_answers_nothing():
     faults = Faults(drop_out=0.5)
-    fed, _, story = attacked("rob:bins=16", AttackSchedule(every=1, who="all"), faults=faults)
+    fed, _, log = attacked("rob:bins=16", AttackSchedule(every=1, who="all"), faults=faults)
     run(fed)
     silent = {(n, c) for n in range(1, 5) for c, f in fed._faults(n, fed.sampler(n)).items() if f == "dropped"}
-    assert silent and not silent & set(psnrs(story)) and len(psnrs(story)) == 12 - len(silent)
+    assert silent and not silent & set(psnrs(log)) and len(psnrs(log)) == 12 - len(silent)
 
 
 def test_active_and_passive_run_apart():
@@ -423,9 +417,9 @@ def test_the_examples_of_a_sum_come_step_by_step():
 
 
 def test_a_sum_is_attacked_as_one_batch_of_all():
-    fed, _, story = attacked(view="sum", local=LocalTraining(2, None, 2, 0.1))
+    fed, _, log = attacked(view="sum", local=LocalTraining(2, None, 2, 0.1))
     run(fed)
-    rows = [row for row in story.rows if row.metric == "psnr"]
+    rows = [row for row in log.rows if row.metric == "psnr"]
     assert len(rows) == 1 and rows[0].extra["batch_size"] == 12 and rows[0].extra["client"] is None
     assert "sum of 3 clients" in rows[0].extra["knows"] and rows[0].extra["update"].startswith("the average of 3")
     with pytest.raises(WrongInput, match="no single client"):

@@ -18,7 +18,7 @@ from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
-from secateur.federated.result_rows import teller
+from secateur.federated.result_rows import RecordedFederation, record_rounds
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec
 from tiny_rules import Half, Withhold, bn_net, federation, plain_net, run
@@ -45,14 +45,14 @@ def asked(attacks=("yeom", "lira"), orders=None, net=None, seed=0, way="auto", *
     } | terms
     agreed, orders, net = FederationSpec(**given), orders or AttackSchedule(every=4, who="all"), net or plain_net()
     kept = orders.remembered(agreed.rounds, sampler_of(agreed, seed).clients)
-    labels, story = {"model": "m", "dataset": "d", "seed": seed, "extra": {}}, FederationLog()
+    labels, log = {"model": "m", "dataset": "d", "seed": seed, "extra": {}}, FederationLog()
     check_membership(attacks, data(), agreed)
-    asker = MembershipObserver(attacks, net, data(), agreed, labels, story, orders, kept, torch.device("cpu"))
-    return federation(net, seed, way, [asker], data=data(), **given), asker, story
+    asker = MembershipObserver(attacks, net, data(), agreed, labels, log, orders, kept, torch.device("cpu"))
+    return federation(net, seed, way, [asker], data=data(), **given), asker, log
 
 
-def found(story, metric="auc"):
-    rows = [row for row in story.rows if row.metric == metric]
+def found(log, metric="auc"):
+    rows = [row for row in log.rows if row.metric == metric]
     return {(row.attack, row.extra["round"], row.extra["client"]): row.value for row in rows}
 
 
@@ -79,21 +79,21 @@ def test_an_example_has_its_own_deviation_where_there_are_many():
 
 
 def test_clients_that_overfit_are_told_apart():
-    fed, _, story = asked(orders=AttackSchedule(every=4, who="all", history=3))
+    fed, _, log = asked(orders=AttackSchedule(every=4, who="all", history=3))
     run(fed)
-    assert {name for name in MANY if found(story, name)} == MANY
+    assert {name for name in MANY if found(log, name)} == MANY
     for attack in ("yeom", "lira"):
-        values = [value for (name, *_), value in found(story).items() if name == attack]
+        values = [value for (name, *_), value in found(log).items() if name == attack]
         assert len(values) == 4 and sum(values) / 4 > 0.8
-    lira = [row for row in story.rows if row.attack == "lira" and row.metric == "auc"]
+    lira = [row for row in log.rows if row.attack == "lira" and row.metric == "auc"]
     assert {row.extra["history"] for row in lira} <= {2, 3} and all(row.low < row.value < row.high for row in lira)
-    assert all(row.extra["known"] == 3 and row.extra["rows"] == 12 for row in story.rows)
+    assert all(row.extra["known"] == 3 and row.extra["rows"] == 12 for row in log.rows)
 
 
 def test_labels_of_others_are_not_told_apart_by_a_client_that_learns_nothing():
-    fed, _, story = asked(local=LocalTraining(1, None, 12, 1e-6), orders=AttackSchedule(every=4, who="all"))
+    fed, _, log = asked(local=LocalTraining(1, None, 12, 1e-6), orders=AttackSchedule(every=4, who="all"))
     run(fed)
-    values = [value for (name, *_), value in found(story).items() if name == "yeom"]
+    values = [value for (name, *_), value in found(log).items() if name == "yeom"]
     assert abs(sum(values) / len(values) - 0.5) < 0.2
 
 
@@ -103,10 +103,10 @@ def test_labels_of_others_are_not_told_apart_by_a_client_that_learns_nothing():
 )
 def test_every_kind_of_update(terms):
     terms = {"local": LocalTraining(1, None, 12, 0.3)} | terms
-    fed, _, story = asked(("yeom",), **terms)
+    fed, _, log = asked(("yeom",), **terms)
     run(fed)
     clients = 1 if terms.get("view") == "sum" else 4
-    assert len(found(story)) == clients and all(0 <= value <= 1 for value in found(story).values())
+    assert len(found(log)) == clients and all(0 <= value <= 1 for value in found(log).values())
 
 
 def test_what_was_withheld_is_taken_as_it_was_sent():
@@ -139,7 +139,7 @@ def test_a_resumed_attacker_goes_on(after):
     def new():
         return asked(orders=AttackSchedule(at=(2, 4), who=2, history=3), local=LocalTraining(2, None, 6, 0.3))
 
-    (whole, _, story), (first, _, begun), (second, _, told) = new(), new(), new()
+    (whole, _, log), (first, _, begun), (second, _, told) = new(), new(), new()
     run(whole)
     rounds = first.rounds()
     for _ in range(after):
@@ -148,23 +148,23 @@ def test_a_resumed_attacker_goes_on(after):
     second.load(tree.clone(tensors), kept)
     told.load(begun.plain())
     run(second)
-    assert [row.to_json() for row in told.rows] == [row.to_json() for row in story.rows] and story.rows
+    assert [row.to_json() for row in told.rows] == [row.to_json() for row in log.rows] and log.rows
 
 
 def test_stacked_clients_are_asked_alike():
     stories = []
     for way in ("sequential", "stacked"):
-        fed, _, story = asked(local=LocalTraining(3, None, 6, 0.3), way=way)
+        fed, _, log = asked(local=LocalTraining(3, None, 6, 0.3), way=way)
         run(fed)
-        stories.append(found(story))
+        stories.append(found(log))
     assert stories[0] == pytest.approx(stories[1], abs=1e-9)
 
 
 def test_a_client_with_few_rows_is_told_and_left_out():
     parts = [PARTS[0][:2], *PARTS[1:]]
-    fed, _, story = asked(orders=AttackSchedule(every=1, who=(0,)), shares=parts, local=LocalTraining(1, None, 4, 0.1))
+    fed, _, log = asked(orders=AttackSchedule(every=1, who=(0,)), shares=parts, local=LocalTraining(1, None, 4, 0.1))
     run(fed)
-    rows = [row for row in story.rows if row.metric == "auc"]
+    rows = [row for row in log.rows if row.metric == "auc"]
     assert rows and all(row.value is None and "too few" in row.note for row in rows)
 
 
@@ -172,7 +172,7 @@ def test_a_client_with_few_rows_is_told_and_left_out():
     "terms, attacks, said",
     [
         ({"per_round": 2}, ("lira",), "at least 3"),
-        ({"view": "sum"}, ("yeom", "lira"), "take yeom"),
+        ({"view": "sum"}, ("yeom", "lira"), "use yeom"),
         ({"shares": [rows[:3] for rows in PARTS]}, ("yeom",), "too few"),
     ],
 )
@@ -182,14 +182,14 @@ def test_what_cannot_be_asked_is_refused(terms, attacks, said):
 
 
 def test_a_model_that_overflows_is_told_as_nothing_and_ends_no_run():
-    fed, _, story = asked(rounds=1, local=LocalTraining(1, None, 12, 1e200), orders=AttackSchedule(every=1, who="all"))
+    fed, _, log = asked(rounds=1, local=LocalTraining(1, None, 12, 1e200), orders=AttackSchedule(every=1, who="all"))
     run(fed)
-    assert len(story.rows) == 8 and all(row.metric == "auc" and row.value is None for row in story.rows)
-    assert {row.note for row in story.rows} == {"the client's model answers with NaN or infinity"}
+    assert len(log.rows) == 8 and all(row.metric == "auc" and row.value is None for row in log.rows)
+    assert {row.note for row in log.rows} == {"the client's model answers with NaN or infinity"}
 
 
 def test_lira_leaves_out_others_that_overflow():
-    fed, asker, story = asked(("lira",), rounds=1, orders=AttackSchedule(every=1, who="all"))
+    fed, asker, log = asked(("lira",), rounds=1, orders=AttackSchedule(every=1, who="all"))
     answered, gone = asker._probabilities, []
 
     def some(look, seen, batch):
@@ -198,26 +198,26 @@ def test_lira_leaves_out_others_that_overflow():
 
     asker._probabilities = some
     run(fed)
-    assert {client for (_, _, client), value in found(story).items() if value is None} == set(gone)
+    assert {client for (_, _, client), value in found(log).items() if value is None} == set(gone)
     assert {len(past[0].others) for past in asker.past.values()} == {2}
 
 
 def test_where_nobody_answers_it_is_told_that_nobody_was_asked_about():
-    fed, _, story = asked(orders=AttackSchedule(every=2), faults=Faults(drop_out=1.0))
+    fed, _, log = asked(orders=AttackSchedule(every=2), faults=Faults(drop_out=1.0))
     for _ in fed.rounds():
         pass
-    told = {(row.attack, row.metric, row.value, row.extra["round"], row.note) for row in story.rows}
+    told = {(row.attack, row.metric, row.value, row.extra["round"], row.note) for row in log.rows}
     said = "not attacked: no update of the round arrived"
     rounds = [number for number in range(1, fed.terms.rounds + 1) if number % 2 == 0]
     assert told == {(attack, "attacked_clients", 0, number, said) for attack in ("yeom", "lira") for number in rounds}
 
 
 def test_the_display_says_what_leaked_so_far():
-    fed, asker, story = asked(rounds=2, evaluate_every=1, orders=AttackSchedule(2, who="all"))
+    fed, asker, log = asked(rounds=2, evaluate_every=1, orders=AttackSchedule(2, who="all"))
     shown = []
-    labels = asker.labels | {"defense": "dgp", "extra": {"base_pruning": "snip"}}
-    tell = teller(labels, FederationLog(), [asker], lambda steps, said=None: shown.append(said))
+    recorded = [RecordedFederation(fed, asker.labels, FederationLog(), [asker])]
+    tell = record_rounds(recorded, lambda steps, said=None: shown.append(said), "snip, dgp, seed 0")
     for done in fed.rounds():
         tell(done)
     assert shown[0].startswith("snip, dgp, seed 0: round 1, ") and "AUC" not in shown[0]
-    assert shown[1].endswith(f"best AUC {max(found(story).values()):.2f}")
+    assert shown[1].endswith(f"best AUC {max(found(log).values()):.2f}")

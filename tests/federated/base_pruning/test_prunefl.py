@@ -13,10 +13,9 @@ from secateur.federated.base_pruning.prunefl import (
     equal,
     greedy,
     measured,
-    one_hot_loss,
-    squares,
     times_of,
 )
+from secateur.federated.client_training import binary_cross_entropy
 from secateur.interfaces import Batch
 from secateur.models.conv import conv_2
 from secateur.models.vgg import vgg_11
@@ -94,13 +93,9 @@ def test_the_greedy_rule_is_the_loop_of_the_paper():
         assert torch.equal(greedy(kept, gained, spent, 0.5), chosen)
 
 
-def test_the_statistic_is_the_square_of_the_sum_times_the_samples():
-    assert squares({"w": torch.tensor([1.0, -3.0])}, 20)["w"].tolist() == [20.0, 180.0]
-
-
 def test_the_loss_is_binary_for_every_class():
     logits = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
-    assert float(one_hot_loss(logits, torch.tensor([0, 1]))) == pytest.approx(0.6931472)
+    assert float(binary_cross_entropy(logits, torch.tensor([0, 1]))) == pytest.approx(0.6931472)
 
 
 def test_it_adjusts_every_fifty_rounds():

@@ -24,7 +24,7 @@ RULES = {
     "plain": {},
     "withhold": {"withholding": Withhold()},
     "real": {"withholding": Withhold(pseudo=False)},
-    "own": {"own": Noisy()},
+    "own": {"custom_turn": Noisy()},
     "upload": {"upload": ErrorFeedback(DualGradientPruning(0.1, 0.5))},
     "coverage": {"withholding": Withhold(), "averaging": "coverage"},
     "dense": {"broadcast": "dense"},

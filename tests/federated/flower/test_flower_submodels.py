@@ -8,10 +8,10 @@ from near import Near
 import tiny_submodels as tiny
 from secateur.config import defense_of_clients
 from secateur.federated.augment import CropAndFlip
+from secateur.federated.build import submodel_protection
 from secateur.federated.faults import Faults
 from secateur.federated.flower.link import Link, pack
 from secateur.federated.flower.submodels import FlowerSubmodels, NarrowClients
-from secateur.federated.submodels.spec import joined_of
 from secateur.wire import encode
 
 RULES = {
@@ -43,7 +43,7 @@ def near(one, other):
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_comes_to_the_same_model_as_in_process(rule, defense):
     # without BatchNorm: biases before one have no gradient, and Adam makes steps of their round-off
-    given = RULES[rule] | joined_of(defense_of_clients(defense))
+    given = RULES[rule] | submodel_protection(defense_of_clients(defense))
     here = tiny.federation(**given, model=plain(), faults=Faults(nan=0.2))
     there, _ = over_flower(here)
     lost = [(each.round, each.note) for each in tiny.told(here) if each.metric == "lost_clients"]

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn, vmap
 
-from secateur.federated.submodels.chained_layers import Chain, fits
-from secateur.federated.submodels.clients import Narrow
+from secateur.federated.submodels.networks import Chain, Narrow, fits
 from secateur.models.create import create
 from secateur.models.mapp import Scaler, mapp_cnn
 

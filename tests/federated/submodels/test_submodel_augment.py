@@ -16,14 +16,14 @@ from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.checkpoint import FederationLog
+from secateur.federated.spec import Adam
 from secateur.federated.submodels import membership_attacks
-from secateur.federated.submodels.clients import SubmodelTrainer, batches
+from secateur.federated.submodels.clients import SubmodelTrainer
 from secateur.federated.submodels.exposure import ExposureObserver
+from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking, shadow_clients
-from secateur.federated.submodels.spec import Adam
-from secateur.federated.submodels.stacked_federations import StackedFederations
-from secateur.federated.submodels.structure import static
+from secateur.federated.submodels.networks import batches, static
 from secateur.interfaces import Batch
 from secateur.runs.folder import load_rows
 
@@ -60,7 +60,7 @@ def test_one_shifted_and_mirrored_picture_by_hand():
 def test_a_turn_is_torchs_adam_on_moved_pictures():
     federation = augmented("none")
     jobs = federation.begin(1)
-    (made, *_), worker = federation.crowd(jobs), static(tiny.net()).train()
+    (made, *_), worker = federation.trainer(jobs), static(tiny.net()).train()
     optimiser = torch.optim.Adam(worker.parameters(), 1e-3)
     for picks in (picks for epoch in jobs[0].epochs for picks in batches(epoch, tiny.BATCH)):
         optimiser.zero_grad()
@@ -77,7 +77,7 @@ def test_stacked_is_equal_to_one_by_one(rule):
     found = []
     for way, local in (("stacked", LOCAL), ("sequential", LOCAL), ("sequential", replace(LOCAL, augment=None))):
         federation = tiny.federation(rule, way=way, widths=(0.5, 0.25), local=local)
-        made = federation.crowd(federation.begin(1))
+        made = federation.trainer(federation.begin(1))
         found.append([without_biases_before_norms(federation, i, one.flat) for i, one in enumerate(made)])
     for stacked, alone, plain in zip(*found, strict=True):
         assert (stacked - alone).abs().max() < 1e-9
@@ -163,11 +163,12 @@ def test_shadow_clients_train_as_their_client_does(monkeypatch):
     labels = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
     asking = Asking(size=10, compare=False, shadows=4)
     for local in (LOCAL, replace(LOCAL, augment=None)):
-        exposer = ExposureObserver([choice("attack", "lira")], tiny.data(), labels, FederationLog(), 1, asking=asking)
         fields = {"local": local, "rounds": 1, "model": tiny.net(dtype=torch.float32)}
-        federation = tiny.federation(observers=[(1, exposer)], **fields)
+        arguments = [choice("attack", "lira")], tiny.data(), labels, FederationLog(), tiny.federation(**fields).terms
+        exposer = ExposureObserver(*arguments, asking=asking)
+        federation = tiny.federation(observers=[exposer], **fields)
         tiny.told(federation)
-        exposer.finish(federation)
+        exposer.attack(federation)
     assert told == [LOCAL.augment] * (len(told) // 2) + [None] * (len(told) // 2) and told
 
 
@@ -180,8 +181,9 @@ def test_a_shadow_client_sees_its_own_half_moved_and_nothing_else():
 
     net = static(tiny.net(dtype=torch.float32))
     start, rng = dict(net.state_dict()), torch.Generator().manual_seed(0)
-    states, design = shadow_clients(net, start, pool, 2, replace(membership_attacks.TURN, batch_size=5), rng, moves)
-    plain, _ = shadow_clients(net, start, pool, 2, replace(membership_attacks.TURN, batch_size=5), rng.manual_seed(0))
+    turn = membership_attacks.turn_of(Adam(batch_size=5))
+    states, design = shadow_clients(net, start, pool, 2, turn, rng, moves)
+    plain, _ = shadow_clients(net, start, pool, 2, turn, rng.manual_seed(0))
     assert seen == [5, 5] * 2 and design.sum(1).tolist() == [10, 10]
     assert not torch.allclose(states[0]["0.weight"], plain[0]["0.weight"])
 

@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy
 
 import tiny_submodels as tiny
 from secateur.federated.submodels import clients
-from secateur.federated.submodels.clients import _together, batches
-from secateur.federated.submodels.structure import params_of, static
+from secateur.federated.submodels.clients import _together
+from secateur.federated.submodels.networks import batches, static
+from secateur.federated.submodels.structure import params_of
 from secateur.gpu import graphs
 from secateur.models.resnet import Block
 
@@ -24,13 +25,13 @@ def without_biases_before_norms(federation, client, flat):
 def turns(way, number=1, **fields):
     federation = tiny.federation(way=way, **fields)
     jobs = federation.begin(number)
-    return federation, [turn.client for turn in federation._turns], federation.crowd(jobs)
+    return federation, [turn.client for turn in federation._turns], federation.trainer(jobs)
 
 
 def test_a_turn_is_an_epoch_of_torchs_adam():
     federation = tiny.federation("none", local=tiny.Adam(epochs=2, batch_size=tiny.BATCH))
     jobs = federation.begin(1)
-    made = federation.crowd(jobs)
+    made = federation.trainer(jobs)
     worker = static(tiny.net()).train()
     optimiser = torch.optim.Adam(worker.parameters(), 1e-3)
     for rows in (rows for epoch in jobs[0].epochs for rows in batches(epoch, tiny.BATCH)):
@@ -108,8 +109,8 @@ def test_no_more_graphs_are_captured_than_may_be(monkeypatch):
     monkeypatch.setattr(clients, "Captured", Counting)
     monkeypatch.setattr(clients, "MOST_GRAPHS", 1)
     federation, told = tiny.federation(), []
-    federation.crowd.data = SimpleNamespace(inputs=SimpleNamespace(device=torch.device("cuda")))
-    first, second = (federation.crowd.captured(lambda given: told.append("eager")) for _ in range(2))
+    federation.trainer.data = SimpleNamespace(inputs=SimpleNamespace(device=torch.device("cuda")))
+    first, second = (federation.trainer.captured(lambda given: told.append("eager")) for _ in range(2))
     given = clients._Step(torch.zeros(2, 8), torch.zeros(2, 2), ())
     other = clients._Step(torch.zeros(2, 5), torch.zeros(2, 2), ())
     for step, form in ((first, given), (first, other), (second, given)):

@@ -6,12 +6,13 @@ from torch import nn
 
 import tiny_submodels as tiny
 from secateur.config.methods import choice, defense_of_clients
+from secateur.federated.attacks.observer import Every
+from secateur.federated.build import submodel_protection
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
 from secateur.federated.submodels.exposure import ExposureObserver, picture
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import joined_of
 from secateur.models.resnet import Block
 
 LABELS = {"model": "tiny", "dataset": "tiny", "defense": "none", "seed": 0, "extra": {"submodels": "mapp-fl"}}
@@ -20,37 +21,35 @@ YEOM = choice("attack", "yeom")
 
 def watched(rule="mapp-fl", rounds=3, asking=None, **fields):
     """A federation, and who attacks it."""
-    exposer = ExposureObserver(
-        [YEOM], tiny.data(), LABELS, FederationLog(), rounds, asking=asking or Asking(size=10, compare=False)
-    )
     fields = {"model": tiny.net(dtype=torch.float32)} | fields
     terms = tiny.federation(rule, rounds=rounds, **fields).terms
-    observers = [(exposer.pace(terms), exposer)]
-    return tiny.federation(rule, rounds=rounds, observers=observers, **fields), exposer
+    asking = asking or Asking(size=10, compare=False)
+    exposer = ExposureObserver([YEOM], tiny.data(), LABELS, FederationLog(), terms, asking=asking)
+    return tiny.federation(rule, rounds=rounds, observers=[exposer], **fields), exposer
 
 
 def attacked(federation, exposer):
     """By client: the row of its advantage."""
     tiny.told(federation)
-    exposer.finish(federation)
-    rows = [row for row in exposer.story.rows if row.metric == "advantage" and row.extra["updates"] == 1]
+    exposer.attack(federation)
+    rows = [row for row in exposer.log.rows if row.metric == "advantage" and row.extra["updates"] == 1]
     return {row.extra["client"]: row for row in rows if row.value is not None}
 
 
 def test_all_are_looked_at_where_a_client_may_miss_the_last_round():
     for fields, pace in (({}, 3), ({"per_round": 5}, 3), ({"per_round": 2}, 1), ({"faults": Faults(nan=0.1)}, 1)):
-        federation, exposer = watched(**fields)
-        assert exposer.pace(federation.terms) == pace
+        _, exposer = watched(**fields)
+        assert [number for number in (1, 2, 3) if exposer.looks(number)] == list(range(pace, 4))
 
 
 def test_clients_that_were_not_in_the_last_round_are_attacked_by_their_last_update():
     federation, exposer = watched(per_round=2, rounds=6)
     rounds = {}
-    federation.observers = [*federation.observers, (1, lambda seen: rounds.update({seen.client: seen.round}))]
+    federation.panel.observers.append(Every(1, lambda seen: rounds.update({seen.client: seen.round})))
     found = attacked(federation, exposer)
     assert len(set(rounds.values())) > 1 and set(rounds) == set(range(5))
     assert {client: row.extra["answered"] for client, row in found.items() if client is not None} == rounds
-    (drawn,) = exposer.story.figures
+    (drawn,) = exposer.log.figures
     assert None in found and len(drawn["trained"]) == 2  # cells are shown of the last round
 
 
@@ -65,8 +64,8 @@ def test_a_client_that_is_lost_in_the_last_round_is_attacked_too(monkeypatch):
 def test_a_client_that_never_answered_has_a_row_that_says_so():
     federation, exposer = watched(per_round=1, rounds=1)
     tiny.told(federation)
-    exposer.finish(federation)
-    rows = [row for row in exposer.story.rows if row.extra["scope"] == "client" and row.metric == "advantage"]
+    exposer.attack(federation)
+    rows = [row for row in exposer.log.rows if row.extra["scope"] == "client" and row.metric == "advantage"]
     silent = [row for row in rows if row.value is None]
     assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and len(silent) == 4
     assert {row.note for row in silent} == {"excluded: none of its updates was seen"}
@@ -75,7 +74,7 @@ def test_a_client_that_never_answered_has_a_row_that_says_so():
 @pytest.mark.parametrize("defense", ["none", "pseudo-largest:rate=0.5"])
 def test_what_is_kept_of_earlier_rounds_survives_being_saved(defense):
     fields = {"per_round": 2, "rounds": 6, "asking": Asking(size=10, compare=False, updates=2)}
-    fields |= joined_of(defense_of_clients(defense))
+    fields |= submodel_protection(defense_of_clients(defense))
     whole, wanted = watched(**fields)
     attacked(whole, wanted)
     half, _ = watched(**fields)
@@ -85,25 +84,25 @@ def test_what_is_kept_of_earlier_rounds_survives_being_saved(defense):
     again, exposer = watched(**fields)
     again.load(*half.state())
     attacked(again, exposer)
-    assert [row.to_json() for row in exposer.story.rows] == [row.to_json() for row in wanted.story.rows]
+    assert [row.to_json() for row in exposer.log.rows] == [row.to_json() for row in wanted.log.rows]
     assert max(len(kept) for kept in exposer.sent.values()) == 2
 
 
 def test_the_stateful_attacker_holds_the_same_updates_however_often_it_looks():
     asking = Asking(size=10, compare=False, updates=2)
     (seldom, one), (always, other) = (watched(rounds=6, asking=asking) for _ in range(2))
-    always.observers = [(1, other)]
+    other.loses = True
     for federation in (seldom, always):
         tiny.told(federation)
-    assert seldom.observers[0][0] == 3 and len(one.sent[0]) == 2
+    assert not one.looks(2) and len(one.sent[0]) == 2
     for found, wanted in zip(other.sent.values(), one.sent.values(), strict=True):
         assert all(torch.equal(a[n], b[n]) for a, b in zip(found, wanted, strict=True) for n in a)
 
 
 def test_what_is_withheld_is_attacked_as_the_server_had_sent_it():
-    seen, kept = [], joined_of(defense_of_clients("pseudo-largest:rate=0.5"))
+    seen, kept = [], submodel_protection(defense_of_clients("pseudo-largest:rate=0.5"))
     federation, exposer = watched(rounds=1, **kept)
-    federation.observers = [*federation.observers, (1, seen.append)]
+    federation.panel.observers.append(Every(1, seen.append))
     attacked(federation, exposer)
     (model,), one = exposer.sent[1], seen[1]
     hidden = ~one.covered["3.weight"]
@@ -116,21 +115,21 @@ def test_what_is_withheld_is_attacked_as_the_server_had_sent_it():
 def test_clients_alone_are_attacked_without_a_server():
     federation, exposer = watched("local", fields={"patience": 1})
     tiny.told(LocalBaseline(federation))
-    exposer.finish(federation)
-    rows = [row for row in exposer.story.rows if row.metric == "advantage"]
-    assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and not exposer.story.figures
+    exposer.attack(federation)
+    rows = [row for row in exposer.log.rows if row.metric == "advantage"]
+    assert [row.extra["client"] for row in rows] == [0, 1, 2, 3, 4] and not exposer.log.figures
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"batchnorm": "reestimated"}, joined_of(defense_of_clients("pseudo-largest:rate=0.5"))],
+    [{}, {"batchnorm": "reestimated"}, submodel_protection(defense_of_clients("pseudo-largest:rate=0.5"))],
     ids=["static", "reestimated", "withheld weights are put back"],
 )
 def test_accuracy_is_that_of_the_rounds(fields):
     federation, exposer = watched(**fields)
     judged = {m.client: m.value for m in tiny.told(federation) if m.metric == "test_accuracy" and m.round == 3}
-    exposer.finish(federation)
-    rows = [row for row in exposer.story.rows if row.metric == "test_accuracy"]
+    exposer.attack(federation)
+    rows = [row for row in exposer.log.rows if row.metric == "test_accuracy"]
     assert {row.extra["client"]: row.value for row in rows} == pytest.approx(judged)
 
 
@@ -139,8 +138,8 @@ def test_a_model_whose_outputs_are_not_finite_is_said_and_stops_nothing():
     tiny.told(federation)
     for name, value in exposer.sent[1][0].items():
         exposer.sent[1][0][name] = torch.full_like(value, 3e38)
-    exposer.finish(federation)
-    rows = {row.extra["client"]: row for row in exposer.story.rows if row.metric == "advantage"}
+    exposer.attack(federation)
+    rows = {row.extra["client"]: row for row in exposer.log.rows if row.metric == "advantage"}
     assert rows[1].value is None and rows[1].note.startswith("excluded: returned NaN or infinite outputs")
     assert all(row.value is not None for client, row in rows.items() if client != 1)
 

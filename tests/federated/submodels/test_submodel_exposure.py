@@ -13,8 +13,8 @@ from secateur.config import Federate, dump, read
 from secateur.config.methods import choice
 from secateur.data.embedded import digits
 from secateur.errors import WrongInput
-from secateur.federated.submodels.exposure import expose
-from secateur.federated.submodels.membership_attacks import TURN, Asking, Target, halves
+from secateur.federated.spec import Adam
+from secateur.federated.submodels.membership_attacks import Asking, MembershipEvaluation, Target, halves, turn_of
 from secateur.metrics.estimates import exposure_correlation
 from secateur.models.create import create
 from secateur.seeding import derive
@@ -22,6 +22,7 @@ from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit
 
 YEOM, LIRA, RMIA = (choice("attack", name) for name in ("yeom", "lira", "rmia"))
+TURN = turn_of(Adam())
 LABELS = {"model": "mapp-cnn-8", "dataset": "digits", "defense": "none", "seed": 0, "extra": {"submodels": "none"}}
 
 
@@ -44,6 +45,12 @@ def target(data):
         task = Task(states[-1] if states else start, data.batch.take(rows), nobody, derive(0, "train"))
         states.append(fit(net, task, recipe).state)
     return Target(0, net, states, rows, states[0])
+
+
+def expose(target, data, attacks, labels, asking=None, turn=TURN):
+    """The rows of a target."""
+    device = torch.device("cpu")
+    return MembershipEvaluation(target, data, asking or Asking(), turn, device, target.labels(labels)).rows(attacks)
 
 
 def found(rows, metric="advantage", **wanted):

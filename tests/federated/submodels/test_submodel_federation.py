@@ -11,13 +11,16 @@ import tiny_submodels as tiny
 from secateur import tree
 from secateur.config import defense_of_clients
 from secateur.errors import WrongInput
+from secateur.federated.attacks.observer import Every
+from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.faults import Faults
-from secateur.federated.submodels import evaluation
+from secateur.federated.spec import SubmodelSpec
+from secateur.federated.submodels import networks
 from secateur.federated.submodels.clients import AdamMoments, SubmodelResult
+from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.spec import SubmodelSpec, joined_of, rates_of
-from secateur.federated.submodels.stacked_federations import StackedFederations
-from secateur.federated.submodels.structure import params_of, static
+from secateur.federated.submodels.networks import static
+from secateur.federated.submodels.structure import params_of
 from secateur.federated.traffic import value_bytes
 from secateur.interfaces import Batch
 
@@ -114,7 +117,7 @@ def test_lost_clients_are_told_and_left_out():
 @pytest.mark.parametrize("defense", ["dgp", "dgp+error-feedback", "top-k", "noise", "largest", "pseudo-largest", "mix"])
 def test_defenses_joined_with_sub_models_resume_to_equal_numbers(defense):
     def made(rounds):
-        fields = {"rounds": 4, "evaluate_every": 4, **joined_of(defense_of_clients(defense))}
+        fields = {"rounds": 4, "evaluate_every": 4, **submodel_protection(defense_of_clients(defense))}
         federation = tiny.federation("fdropout", **fields)
         *_, done = islice(federation.rounds(), rounds)
         return federation, done
@@ -131,7 +134,7 @@ def test_defenses_joined_with_sub_models_resume_to_equal_numbers(defense):
 def test_what_dgp_does_not_send_stays_as_it_was():
     seen = []
     federation = tiny.federation(
-        "mapp-fl", observers=[(1, seen.append)], rounds=1, **joined_of(defense_of_clients("dgp"))
+        "mapp-fl", observers=[(1, seen.append)], rounds=1, **submodel_protection(defense_of_clients("dgp"))
     )
     found = {(m.metric, m.client): m.value for m in tiny.told(federation)}
     changed = [int((seen[1].sent[n] != seen[1].received[n]).sum()) for n in seen[1].sent]
@@ -141,7 +144,11 @@ def test_what_dgp_does_not_send_stays_as_it_was():
 
 def test_withheld_weights_are_not_sent_and_are_put_back():
     seen = []
-    fields = {"observers": [(1, seen.append)], "rounds": 2, **joined_of(defense_of_clients("pseudo-largest:rate=0.5"))}
+    fields = {
+        "observers": [(1, seen.append)],
+        "rounds": 2,
+        **submodel_protection(defense_of_clients("pseudo-largest:rate=0.5")),
+    }
     federation = tiny.federation("heterofl", large=0, **fields)
     next(federation.rounds())
     sent = seen[0].sent
@@ -158,8 +165,8 @@ def test_withheld_weights_are_not_sent_and_are_put_back():
 
 @pytest.mark.parametrize("defense", ["soteria", "priprune", "outpost", "dp"])
 def test_defenses_that_cannot_be_joined_are_refused(defense):
-    with pytest.raises(WrongInput, match="cannot be joined with sub-models"):
-        tiny.federation(**joined_of(defense_of_clients(defense)))
+    with pytest.raises(WrongInput, match="cannot be combined with sub-models"):
+        tiny.federation(**submodel_protection(defense_of_clients(defense)))
 
 
 @pytest.mark.parametrize("way", ["sequential", "stacked"])
@@ -171,7 +178,7 @@ def test_together_each_comes_to_what_it_comes_to_alone(way):
     first = made(*kinds[0])
     together = StackedFederations([first, *(made(*kind, beside=first) for kind in kinds[1:])])
     *_, last = together.rounds()
-    for kind, found, one in zip(kinds, last.each, together.federations, strict=True):
+    for kind, found, one in zip(kinds, last.parts, together.federations, strict=True):
         alone = made(*kind)
         wanted = {(m.metric, m.client): m.value for m in tiny.told(alone)}
         assert {(m.metric, m.client): m.value for m in found.measures} == pytest.approx(wanted, abs=1e-6)
@@ -222,7 +229,7 @@ def test_local_stops_by_its_validation_loss_and_keeps_the_best():
     own, held = alone.parts[0]
     assert len(held) == 9 and sorted([*own.tolist(), *held.tolist()]) == list(range(29))
     narrow = alone.federation.narrow(0)
-    losses = evaluation.losses(narrow.net, seen[0].sent, alone.federation.train.take(held), 10)
+    losses = networks.losses(narrow.net, seen[0].sent, alone.federation.train.take(held), 10)
     assert float(losses.mean()) == pytest.approx(alone.clients[0].lowest)
 
 
@@ -242,8 +249,8 @@ def test_statistics_are_re_estimated_over_the_own_examples():
     net = static(tiny.net())
     params = {name: value.detach() for name, value in net.named_parameters()}
     own = tiny.data().inputs[:40].double()
-    single = evaluation.reestimated(net, params, own, own[:1], batch_size=20)  # one row alone can be asked
-    many = evaluation.reestimated(net, params, own, own, batch_size=20)
+    single = networks.reestimated(net, params, own, own[:1], batch_size=20)  # one row alone can be asked
+    many = networks.reestimated(net, params, own, own, batch_size=20)
     assert torch.allclose(single, many[:1])
     first = net[0](own)
     means = torch.stack([part.mean((0, 2, 3)) for part in first.split(20)]).mean(0)
@@ -252,7 +259,7 @@ def test_statistics_are_re_estimated_over_the_own_examples():
     tracked = tiny.net()
     tracked[1].running_mean, tracked[1].running_var = means, variances
     assert torch.allclose(tracked.eval()[1](first), normed)
-    static_ones = evaluation.logits(net, params, own, 20)
+    static_ones = networks.logits(net, params, own, 20)
     assert not torch.allclose(static_ones, many)
 
 
@@ -268,17 +275,17 @@ def test_scores_under_static_batchnorm_depend_on_the_batch():
     net = static(tiny.net())
     params = {name: value.detach() for name, value in net.named_parameters()}
     batch = Batch(tiny.data().inputs[:21].double(), tiny.data().labels[:21])
-    whole, parts = evaluation.losses(net, params, batch, 21), evaluation.losses(net, params, batch, 10)
+    whole, parts = networks.losses(net, params, batch, 21), networks.losses(net, params, batch, 10)
     assert len(parts) == 21 and not torch.allclose(whole, parts)  # 10 and 11 rows
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rates": [1.0]}, "client_widths: 1 are given for 5 clients"),
+        ({"rates": [1.0]}, "client_widths: 1 are set for 5 clients"),
         ({"averaging": "coverage"}, "averaging"),
         ({"uncovered": "drop"}, "uncovered"),
-        ({"per_round": 9}, "per_round: 9 is not allowed; give 1 to 5"),
+        ({"per_round": 9}, r"per_round: 9 is not allowed; must be in \[1, 5\]"),
         ({"rounds": 0}, "rounds"),
         ({"test_batch": 1}, "test_batch"),
     ],
@@ -296,36 +303,37 @@ def test_who_is_large_and_how_widths_are_dealt():
     assert rates_of(shares, 0, (0.25, 1.0)) == [0.25, 1.0, 1.0, 0.25]
     assert rates_of(shares, 4) == [1.0] * 4
     for wrong in (5, -1):
-        with pytest.raises(WrongInput, match="give 0 to 4, as many as there are"):
+        with pytest.raises(WrongInput, match=r"must be in \[0, 4\]"):
             rates_of(shares, wrong)
     with pytest.raises(WrongInput, match="client_widths"):
         rates_of(shares, 1, (0.0,))
 
 
-class Keeping:
+class Keeping(Every):
     """An observer that keeps what it saw of one client."""
 
     def __init__(self):
+        super().__init__(1, self.keep)
         self.kept = []
 
-    def __call__(self, seen):
+    def keep(self, seen):
         """Keep the bias of the first layer."""
         if seen.client == 1:
             self.kept.append(seen.sent["0.bias"])
 
     def state(self):
         """What is kept."""
-        return {str(i): value for i, value in enumerate(self.kept)}
+        return {str(i): value for i, value in enumerate(self.kept)}, None
 
-    def load(self, state):
+    def load(self, tensors, data):
         """Go on from it."""
-        self.kept = list(state.values())
+        self.kept = list(tensors.values())
 
 
 def test_what_an_observer_keeps_is_saved_with_the_federation():
     def made():
         keeping = Keeping()
-        return keeping, tiny.federation(observers=[(1, keeping)])
+        return keeping, tiny.federation(observers=[keeping])
 
     (wanted, whole), (_, half), (found, other) = made(), made(), made()
     tiny.told(whole)
@@ -351,5 +359,5 @@ def test_models_are_judged_wherever_their_vector_begins(first):
     size, rng = sum(value.numel() for value in net.parameters()), torch.Generator().manual_seed(0)
     row, inputs = torch.randn(first + size, generator=rng)[first:], torch.randn(6, 3, generator=rng)
     params = params_of(row, shapes)
-    for judge in (evaluation.logits, lambda net, params, inputs: evaluation.reestimated(net, params, inputs, inputs)):
+    for judge in (networks.logits, lambda net, params, inputs: networks.reestimated(net, params, inputs, inputs)):
         assert torch.equal(judge(net, params, inputs), judge(net, tree.clone(params), inputs))

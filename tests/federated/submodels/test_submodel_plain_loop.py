@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from secateur.catalogue import find
 from secateur.data.dataset import Dataset
+from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation
-from secateur.federated.submodels.spec import Adam, SubmodelSpec
 from secateur.seeding import derive
 
 SIZES, BATCH, ROUNDS, SEED = (21, 14, 11), 8, 3, 7

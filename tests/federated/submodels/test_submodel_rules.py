@@ -10,8 +10,9 @@ from secateur import catalogue
 from secateur.catalogue import find
 from secateur.cli import main
 from secateur.errors import WrongInput
+from secateur.federated.submodels.networks import static
 from secateur.federated.submodels.rules import RuleContext, turn
-from secateur.federated.submodels.structure import ClientAndRound, Structure, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.models.create import create
 
 # numpy.random.RandomState(seed).permutation(8), by seed
@@ -107,7 +108,7 @@ def test_osm_has_two_readings():
 
 @pytest.mark.parametrize("fields", [{"groups": 5}, {"groups": 1}])
 def test_groups_are_squares(fields):
-    with pytest.raises(WrongInput, match="give 4, 9 or 16"):
+    with pytest.raises(WrongInput, match="must be 4, 9 or 16"):
         find("submodel", "mapp-fl")(**fields)
 
 

@@ -10,7 +10,8 @@ from torch.func import functional_call
 from secateur import catalogue
 from secateur.catalogue import find
 from secateur.errors import WrongInput
-from secateur.federated.submodels.structure import ClientAndRound, Structure, flat_of, narrowed, params_of, static
+from secateur.federated.submodels.networks import narrowed, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure, flat_of, params_of
 from secateur.models.create import create
 from secateur.models.resnet import Block
 
@@ -242,11 +243,11 @@ def test_norms_without_weights_follow_their_layers():
 
 def test_widths_and_groups_that_do_not_fit_are_refused():
     structure = Structure(chain([8, 16], False, False), SHAPE)
-    with pytest.raises(WrongInput, match="leaves the layer 0 without channels; give at least 1/8"):
+    with pytest.raises(WrongInput, match="leaves the layer 0 without channels; use at least 1/8"):
         structure.check(find("submodel", "heterofl")(), [1.0, 0.1])
     with pytest.raises(WrongInput, match="16 are more than the 8 channels of the layer 0"):
         structure.check(find("submodel", "mapp-fl")(groups=16), [0.5])
-    with pytest.raises(WrongInput, match="above 0 and up to 1"):
+    with pytest.raises(WrongInput, match=r"must be in \(0, 1\]"):
         structure.widths(1.5)
 
 

@@ -28,10 +28,9 @@ from secateur.catalogue import Choice
 from secateur.evaluation import gallery
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
-from secateur.federated.attacks.knowledge import is_active, told_of, who
-from secateur.federated.attacks.memory import Memory, Past, SentMaskMemory, follows
-from secateur.federated.attacks.observer import NOBODY, ClientView, RoundView
-from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.attacks.knowledge import describe_update, is_active, who
+from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
+from secateur.federated.attacks.schedule import AttackSchedule, Memory, Past, SentMaskMemory, follows
 from secateur.federated.checkpoint import FederationLog
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 from secateur.metrics.lpips import load_weights
@@ -65,15 +64,17 @@ class PendingAttack(NamedTuple):
         return str(self.attack), self.truths[0].size, self.round if alone else None
 
 
-class InversionObserver:
-    """An observer that attacks clients by its orders, and adds rows and figures to the story."""
+class InversionObserver(Observer):
+    """An observer that attacks clients by its orders, and adds rows and figures to the log."""
+
+    leak_name = "PSNR"
 
     def __init__(
         self,
         attacks: Sequence[Choice],
         known: Knowledge,
         labels: dict[str, Any],  # of the rows
-        story: FederationLog,
+        log: FederationLog,
         orders: AttackSchedule,
         kept: Mapping[int, set[int]],  # by round: the clients whose updates are remembered
         *,
@@ -85,14 +86,13 @@ class InversionObserver:
         followed: Mapping[int, set[int]] | None = None,  # by round: the clients whose sent weights are remembered
         at_once: int | None = None,  # None: each round by itself on a CPU, AT_ONCE on a GPU
     ) -> None:
-        self.attacks, self.known, self.labels, self.story = attacks, known, labels, story
+        self.attacks, self.known, self.labels, self.log = attacks, known, labels, log
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
         self.following = SentMaskMemory(followed or {})
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
         self.compress = compress  # the clients' compression, for an attack that applies it again
         self.caution = caution  # a note for readers about these attacks against this defense
-        self.leak: float | None = None  # the highest PSNR so far
         self.waiting: list[PendingAttack] = []
         self.at_once = at_once or (AT_ONCE if known.mean.device.type == "cuda" else 1)
 
@@ -173,7 +173,7 @@ class InversionObserver:
             extra = self.labels["extra"] | {"round": look.round, "client": None}
             took = f"{', '.join(missing)} took no part in the round" if missing else NOBODY
             labels = attack_labels(self.labels, extra, attack)
-            self.story.rows.append(
+            self.log.rows.append(
                 Row(**labels, metric="attacked_clients", value=len(seen), note=f"not attacked: {took}")
             )
 
@@ -189,7 +189,7 @@ class InversionObserver:
 
     def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update."""
-        extra = told_of(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
+        extra = describe_update(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
         if follows(attack.make()):
             last = self.following.knows(seen)
             extra |= {
@@ -216,7 +216,9 @@ class InversionObserver:
         generators = [rng for rng, aimed in zip(starts, group, strict=True) for _ in aimed.targets]
         when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
         clients = [one for aimed in group for one in aimed.seen]
-        with progress(f"{attack} on {who(clients)} in {when}", _length(mounted), rate=True) as advance:
+        with progress(
+            f"{attack} on {who(clients)} in {when}", getattr(mounted, "iterations", None), rate=True
+        ) as advance:
             guesses |= mounted.reconstruct(targets, known, generators, NullWatcher(advance))
         seconds, number = (time.monotonic() - begun) / len(targets), count()
         for aimed in group:
@@ -224,7 +226,7 @@ class InversionObserver:
             for one, truth, outcome, labels in zip(aimed.seen, aimed.truths, outcomes, aimed.labels, strict=True):
                 self._report(attack, one, truth, outcome, known, labels)
             if aimed.pooled is not None:
-                self.story.rows += self._rows(aimed.pooled, joined(outcomes))
+                self.log.rows += self._rows(aimed.pooled, joined(outcomes))
 
     def _report(
         self,
@@ -237,14 +239,14 @@ class InversionObserver:
     ) -> None:
         """Add the rows and figures of one client, and update the leak."""
         rows = self._rows(labels, outcome)
-        self.story.rows += rows
+        self.log.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
         self.leak = max([*best, *([] if self.leak is None else [self.leak])], default=None)
         shown, number = flat_labels(labels), self._number(seen)
         if attack == self.attacks[0]:
             pixels, names = known.pixels(truth.inputs), truth.labels.tolist()
-            self.story.figures += gallery.truths(shown, number, pixels, names, self.images)
-        self.story.figures += gallery.shown(shown, [number], outcome, self.images)
+            self.log.figures += gallery.truths(shown, number, pixels, names, self.images)
+        self.log.figures += gallery.shown(shown, [number], outcome, self.images)
 
     def _rows(self, labels: dict[str, Any], outcome: AttackOutcome) -> list[Row]:
         """Return the summary rows of an outcome, with the caution in the note of the PSNR."""
@@ -268,9 +270,3 @@ def alike(waiting: Iterable[PendingAttack]) -> list[list[PendingAttack]]:
     for aimed in waiting:
         groups.setdefault(aimed.alike, []).append(aimed)
     return list(groups.values())
-
-
-def _length(mounted: Any) -> int | None:
-    """Return the number of an attack's iterations, for the progress bar; None: not known."""
-    iterations: int | None = getattr(mounted, "iterations", None)
-    return iterations

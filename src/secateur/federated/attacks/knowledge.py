@@ -1,7 +1,7 @@
 """The attacker's knowledge in a federation: facts about clients' turns, refusal of attacks, labels of rows.
 
 `knowledge_of` collects the facts that a server has beside the updates. `check_attacks` refuses attacks that cannot be
-mounted. `told_of` describes one attacked update in the rows: the update, the threat and the attacker's knowledge.
+mounted. `describe_update` makes the columns of one attacked update: its form, the threat and the attacker's knowledge.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from secateur.data.dataset import Dataset
 from secateur.defenses.uploads import makes_anew
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_pictures, scale
-from secateur.federated.attacks.memory import Past, follows
 from secateur.federated.attacks.observer import ClientView
+from secateur.federated.attacks.schedule import Past, follows
 from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView, Weights
 from secateur.seeding import derive
@@ -37,9 +37,9 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: t
     """Return the server's knowledge of its clients' turns beside the updates."""
     check_pictures(data)
     if terms.local.steps is None:
-        raise WrongInput("local_epochs", "an attacker follows local steps; give local_steps instead")
+        raise WrongInput("local_epochs", "cannot be combined with an attack on updates; use local_steps")
     if not terms.local.plain:
-        raise WrongInput("momentum", "an attacker follows plain local steps; leave momentum and weight_decay at 0")
+        raise WrongInput("momentum", "must be 0, as weight_decay, for an attack on updates")
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
     private = terms.upload is not None and makes_anew(terms.upload)  # its BatchNorm normalises by running statistics
@@ -86,7 +86,7 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
         mounted.check(replace(known, net=net), view)
 
 
-def told_of(
+def describe_update(
     attack: Choice, seen: ClientView, past: Sequence[Past], known: Knowledge, remembers: bool
 ) -> dict[str, Any]:
     """Return the extra columns of one attacked update; if the attacker `remembers`, with the number of rounds used."""

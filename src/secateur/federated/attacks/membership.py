@@ -29,12 +29,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.special import log_ndtr
 
+from secateur import tree
 from secateur.attacks.membership.lira import MANY, NARROWEST, margin
 from secateur.attacks.membership.thresholds import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, known_count, mean_advantage, trial
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, unknown
-from secateur.federated.attacks.observer import NOBODY, ClientView, RoundView
+from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.spec import FederationSpec
@@ -52,14 +53,14 @@ FEWEST = 3  # clients of a round: the attacked one and two others, for a deviati
 class Observed(NamedTuple):
     """The log odds of all candidates in one round of a client."""
 
-    own: Tensor  # (N,) under the client's model
+    target: Tensor  # (N,) under the client's model
     others: Tensor  # (M, N) under the models of the round's other clients
 
 
-class MembershipObserver:
-    """An observer that attacks by its orders, and adds rows to the story."""
+class MembershipObserver(Observer):
+    """An observer that attacks by its orders, and adds rows to the log."""
 
-    waits = False  # no attack is postponed
+    leak_name = "AUC"
 
     def __init__(
         self,
@@ -68,24 +69,19 @@ class MembershipObserver:
         data: Dataset,
         terms: FederationSpec,
         labels: dict[str, Any],  # of the rows
-        story: FederationLog,
+        log: FederationLog,
         orders: AttackSchedule,
         kept: Mapping[int, set[int]],  # by round: the clients whose updates are remembered
         device: torch.device,
     ) -> None:
         self.attacks, self.net, self.terms = attacks, net, terms
-        self.labels, self.story, self.orders, self.kept = labels, story, orders, kept
+        self.labels, self.log, self.orders, self.kept = labels, log, orders, kept
         self.batch, self.train_size, self.device = data.batch, data.train_size, device
         self.past: dict[int, list[Observed]] = {}  # by client, the latest first
-        self.leak: float | None = None  # the highest AUC so far
 
     def looks(self, number: int) -> bool:
         """Return True at attacked rounds, and at rounds that a later attack will use."""
         return self.orders.attacks(number) or ("lira" in self.attacks and number in self.kept)
-
-    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
-        """Return no client: these attacks are passive."""
-        return ()
 
     def __call__(self, look: RoundView) -> None:
         """Attack the chosen clients of a round, and remember the round's log odds for later attacks."""
@@ -95,29 +91,21 @@ class MembershipObserver:
             for attack in self.attacks:
                 labels = self.labels | {"attack": attack, "adaptive": False, "extra": extra}
                 note = f"not attacked: {NOBODY}"
-                self.story.rows.append(Row(**labels, metric="attacked_clients", value=0, note=note))
+                self.log.rows.append(Row(**labels, metric="attacked_clients", value=0, note=note))
         for seen in look.seen:
             asked = self.orders.attacks(look.round) and (seen.client is None or seen.client in chosen)
             if asked or seen.client in self.kept.get(look.round, ()):
                 self._score(look, seen, asked)
 
-    def finish(self) -> None:
-        """Do nothing: no attack was postponed."""
-
     def state(self) -> tuple[Params, Any]:
         """Return the remembered rounds."""
-        tensors: Params = {}
-        for client, past in self.past.items():
-            for age, observed in enumerate(past):
-                tensors |= {f"{client}/{age}/{part}": value for part, value in observed._asdict().items()}
-        return tensors, {str(client): len(past) for client, past in self.past.items()}
+        rounds = {f"{client}.{age}": o._asdict() for client, past in self.past.items() for age, o in enumerate(past)}
+        return tree.nested(rounds), {str(client): len(past) for client, past in self.past.items()}
 
     def load(self, tensors: Params, data: Any) -> None:
         """Restore the result of `state`."""
         self.past = {
-            int(client): [
-                Observed(*(tensors[f"{client}/{age}/{part}"] for part in Observed._fields)) for age in range(count)
-            ]
+            int(client): [Observed(**tree.part(tensors, f"{client}.{age}")) for age in range(count)]
             for client, count in data.items()
         }
 
@@ -148,7 +136,7 @@ class MembershipObserver:
     def _report_nothing(self, look: RoundView, seen: ClientView, asked: bool, note: str) -> None:
         """Add a row without a value for every attack, with the reason."""
         for attack in self.attacks if asked else ():
-            self.story.rows.append(Row(**self._labels(attack, look, seen, 0), metric="auc", value=None, note=note))
+            self.log.rows.append(Row(**self._labels(attack, look, seen, 0), metric="auc", value=None, note=note))
 
     def _probabilities(self, look: RoundView, seen: ClientView, batch: Batch) -> Tensor | None:
         """Return a client's (N, classes) probabilities; None if not finite, as with weights that are too large."""
@@ -166,7 +154,7 @@ class MembershipObserver:
         labels = self._labels(attack, look, seen, rounds) | {"adaptive": False}
         if scored is None:
             note = "fewer than two other clients answered, so nobody shows what is likely for an outsider"
-            self.story.rows.append(Row(**labels, metric="auc", value=None, note=note))
+            self.log.rows.append(Row(**labels, metric="auc", value=None, note=note))
             return
         sizes = [len(drawn.known), len(drawn.members), len(drawn.nonmembers)]
         known, inside, outside = scored.split_with_sizes(sizes)
@@ -175,7 +163,7 @@ class MembershipObserver:
         rng = derive(self.labels["seed"], "bootstrap", attack, look.round, *seen.clients)
         measured = evaluate(Guesses(values, values > known.mean()), is_member, rng)
         measured["advantage"] = mean_advantage(known, inside, outside, rng)
-        self.story.rows += [Row(**labels, metric=name, **estimate._asdict()) for name, estimate in measured.items()]
+        self.log.rows += [Row(**labels, metric=name, **estimate._asdict()) for name, estimate in measured.items()]
         self.leak = max(measured["auc"].value, self.leak or 0.0)
 
     def _labels(self, attack: str, look: RoundView, seen: ClientView, rounds: int) -> dict[str, Any]:
@@ -192,11 +180,11 @@ def check_membership(attacks: Sequence[str], data: Dataset, terms: FederationSpe
         raise unknown("membership", wrong[0], ATTACKS)
     largest, outside = max(terms.shares, key=len), torch.arange(data.train_size, len(data.inputs))
     if isinstance(reason := asked_about(largest, outside, derive(0, "check")), str):
-        raise WrongInput("membership", f"no client can be asked about: {reason}")
+        raise WrongInput("membership", f"no client has enough examples: {reason}")
     if "lira" in attacks and terms.view == "sum":
-        raise WrongInput("membership", "lira compares a client with others, and view: sum shows none; take yeom")
+        raise WrongInput("membership", "lira compares a client with others, and view: sum shows none; use yeom")
     if "lira" in attacks and terms.per_round < FEWEST:
-        raise WrongInput("per_round", f"{terms.per_round} is not allowed with lira; give at least {FEWEST}")
+        raise WrongInput("per_round", f"{terms.per_round} is not allowed with lira; must be at least {FEWEST}")
 
 
 def asked_about(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
@@ -233,7 +221,7 @@ def scores(rounds: Sequence[Observed]) -> Tensor | None:
     by_round = []
     for observed, mean in zip(known, means, strict=True):
         open_share = (1 + 1 / len(observed.others)) ** 0.5
-        tail: Tensor = log_ndtr((mean - observed.own) / (scale * open_share))
+        tail: Tensor = log_ndtr((mean - observed.target) / (scale * open_share))
         by_round.append(-tail)
     return torch.stack(by_round).mean(0)
 

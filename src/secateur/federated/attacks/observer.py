@@ -15,23 +15,23 @@ the round's row says so. Its bytes down are counted as those of the plain model.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
-from secateur.federated.client_training import BroadcastModel, ClientInputs, Rows
+from secateur.federated.client_training import BroadcastModel, Rows
 from secateur.federated.client_turn import ClientTurn, flat
 from secateur.federated.faults import Fault
 from secateur.federated.sampling import SampledClients
 from secateur.federated.spec import FederationSpec
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Gradient, Mask, Params, ServerView, Weights
-from secateur.seeding import derive
 
 if TYPE_CHECKING:
     from secateur.federated.federation import Federation
@@ -62,37 +62,54 @@ class RoundView(NamedTuple):
     asked: Callable[[nn.Module, Params], list[ClientView]]  # the answers of the round's victims to another model
 
 
-class Observer(Protocol):
-    """An observer at the server."""
+class Observer(ABC):
+    """An observer at the server; by default it is passive, keeps nothing and postpones nothing."""
 
+    leak: float | None = None  # the strongest result so far
+    leak_name = ""  # the metric of `leak`
+
+    @abstractmethod
     def looks(self, number: int) -> bool:
         """Return True if this round is to be shown."""
-        ...
+
+    @abstractmethod
+    def __call__(self, look: Any) -> None:
+        """Look at a RoundView, before the server's step; in a federation over sub-models at a SubmodelView."""
 
     def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
         """Return the clients of a round that are sent a changed model; their updates are not averaged."""
-        ...
-
-    def __call__(self, look: RoundView) -> None:
-        """Look at a round, after its updates have arrived and before the server's step."""
-        ...
+        return ()
 
     @property
     def waits(self) -> bool:
         """True if work was postponed."""
-        ...
+        return False
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 (most observers have nothing to do)
         """Do the postponed work; called after the last round at the latest."""
-        ...
 
     def state(self) -> tuple[Params, Any]:
         """Return the tensors and plain values that are kept of earlier rounds."""
-        ...
+        return {}, None
 
-    def load(self, tensors: Params, data: Any) -> None:
+    def load(self, tensors: Params, data: Any) -> None:  # noqa: B027
         """Restore the result of `state`."""
-        ...
+
+
+class Every(Observer):
+    """An observer that calls a function with every client's update in every `every`-th round."""
+
+    def __init__(self, every: int, function: Callable[[Any], None]) -> None:
+        self.every, self.function = every, function
+
+    def looks(self, number: int) -> bool:
+        """Return True in every `every`-th round."""
+        return number % self.every == 0
+
+    def __call__(self, look: Any) -> None:
+        """Call the function with each update."""
+        for seen in look.seen:
+            self.function(seen)
 
 
 class Arrived(NamedTuple):
@@ -115,22 +132,44 @@ class Arrived(NamedTuple):
 class Observers:
     """All observers of one federation."""
 
-    def __init__(self, observers: Sequence[Observer], federation: Federation) -> None:
-        self.observers, self.federation = observers, federation
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = list(observers)
 
-    def looks(self, number: int) -> bool:
-        """Return True if an observer looks at a round."""
-        return any(observer.looks(number) for observer in self.observers)
+    def looking(self, number: int) -> list[Observer]:
+        """Return the observers that look at a round."""
+        return [observer for observer in self.observers if observer.looks(number)]
 
     @property
     def waits(self) -> bool:
         """True if an observer postponed work."""
         return any(observer.waits for observer in self.observers)
 
+    def finish(self) -> None:
+        """Do the observers' postponed work, after the last round."""
+        for observer in self.observers:
+            observer.finish()
+
+    def state(self) -> tuple[Params, list[Any]]:
+        """Return the state of all observers."""
+        kept = [observer.state() for observer in self.observers]
+        return tree.nested({index: tensors for index, (tensors, _) in enumerate(kept)}), [data for _, data in kept]
+
+    def load(self, tensors: Params, data: Sequence[Any]) -> None:
+        """Restore the result of `state`."""
+        for index, (observer, saved) in enumerate(zip(self.observers, data, strict=True)):
+            observer.load(tree.part(tensors, index), saved)
+
+
+class RoundObservers(Observers):
+    """The observers of a federation whose clients train the whole model."""
+
+    def __init__(self, observers: Sequence[Observer], federation: Federation) -> None:
+        super().__init__(observers)
+        self.federation = federation
+
     def victims(self, number: int, clients: Sequence[int]) -> set[int]:
         """Return the clients that are sent a changed model in this round."""
-        looking = [observer for observer in self.observers if observer.looks(number)]
-        return {client for observer in looking for client in observer.victims(number, clients)}
+        return {client for observer in self.looking(number) for client in observer.victims(number, clients)}
 
     def show(
         self,
@@ -141,7 +180,7 @@ class Observers:
         gathered: RoundSums,
     ) -> None:
         """Show a round to the observers that look at it."""
-        if not self.looks(number):
+        if not self.looking(number):
             return
         federation = self.federation
         sent, mask = federation.server.received, tree.clone(federation.server.mask)
@@ -150,32 +189,14 @@ class Observers:
             seen = [self._sum(number, sent, arrived, gathered)] if arrived else []
         else:
             seen = [self._seen(number, sent, one) for one in arrived]
-        for observer in self.observers:
-            if observer.looks(number):
-                victims = [c for c in observer.victims(number, drawn.clients) if faults.get(c) == "tampered"]
+        for observer in self.looking(number):
+            victims = [c for c in observer.victims(number, drawn.clients) if faults.get(c) == "tampered"]
 
-                def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[ClientView]:
-                    turned = answers(federation, number, drawn, net, state, victims)
-                    return [self._seen(number, state, Arrived(*one)) for one in turned]
+            def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[ClientView]:
+                turned = answers(federation, number, drawn, net, state, victims)
+                return [self._seen(number, state, Arrived(*one)) for one in turned]
 
-                observer(RoundView(number, sent, mask, seen, asked))
-
-    def finish(self) -> None:
-        """Do the observers' postponed work, after the last round."""
-        for observer in self.observers:
-            observer.finish()
-
-    def state(self) -> tuple[Params, list[Any]]:
-        """Return the state of all observers."""
-        kept = [observer.state() for observer in self.observers]
-        tensors = {f"{index}.{name}": value for index, (some, _) in enumerate(kept) for name, value in some.items()}
-        return tensors, [data for _, data in kept]
-
-    def load(self, tensors: Params, data: Sequence[Any]) -> None:
-        """Restore the result of `state`."""
-        for index, (observer, saved) in enumerate(zip(self.observers, data, strict=True)):
-            prefix = f"{index}."
-            observer.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}, saved)
+            observer(RoundView(number, sent, mask, seen, asked))
 
     def _seen(self, number: int, sent: Params, one: Arrived) -> ClientView:
         """Return one client's update as the server sees it."""
@@ -204,53 +225,17 @@ def as_sent(terms: FederationSpec, sent: Params, values: Params) -> Gradient | W
     return Weights({name: sent[name] - terms.local.learning_rate * value for name, value in values.items()})
 
 
-class Every:
-    """An observer that calls a function with every client's update in every `every`-th round."""
-
-    def __init__(self, every: int, function: Callable[[ClientView], None]) -> None:
-        self.every, self.function = every, function
-
-    def looks(self, number: int) -> bool:
-        """Return True in every `every`-th round."""
-        return number % self.every == 0
-
-    def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
-        """Return no client: this observer is passive."""
-        return ()
-
-    def __call__(self, look: RoundView) -> None:
-        """Call the function with each update."""
-        for seen in look.seen:
-            self.function(seen)
-
-    waits = False  # no work is postponed
-
-    def finish(self) -> None:
-        """Do nothing: no work was postponed."""
-
-    def state(self) -> tuple[Params, Any]:
-        """Return nothing: no state is kept."""
-        return {}, None
-
-    def load(self, tensors: Params, data: Any) -> None:
-        """Do nothing: no state was kept."""
-
-
 def answers(
     federation: Federation, number: int, drawn: SampledClients, net: nn.Module, state: Params, victims: Sequence[int]
 ) -> Iterator[tuple[int, Rows, Params, Params]]:
     """Yield (client, rows, sent values, BatchNorm statistics) of each victim of a changed model, in round order."""
-    terms, seed = federation.terms, federation.seed
     server = Changed(federation.server, net, state)
-    turns = ClientTurn(net, terms, server, federation.train, "sequential")
+    turns = ClientTurn(net, federation.terms, server, federation.train, "sequential")
     for client, rows in zip(drawn.clients, drawn.rows, strict=True):
         if client not in victims:
             continue
-        training, sending = (derive(seed, purpose, number, client) for purpose in ("tampered", "defense"))
-        generators = [Generator(federation.device).manual_seed(rng.initial_seed()) for rng in (training, sending)]
         held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
-        turn_inputs = ClientInputs(rows, held, *turns.draws(rows, *generators))
-        update = next(turns([(turn_inputs, sending)], number))
+        update = next(turns([turns.inputs(federation.seed, number, client, rows, held, "tampered")], number))
         yield client, rows, update.values, update.buffers
 
 

@@ -6,16 +6,15 @@ total over these weights. Exactly int(rate * total) weights are removed, at the 
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Mask, Params, Pruner
+from secateur.errors import check_numbers, check_wholes
+from secateur.interfaces import Batch, Mask, Params
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,14 @@ class BasePruning(ABC):
 
     rate: float = 0.3
 
+    wants_squares: ClassVar[bool] = False  # True: clients also send the squares of their dense gradients
+    # True: the server keeps the last value of a dropped weight, to resume from it; otherwise the value is 0. A client
+    # never receives these values, because the model sent to clients is masked.
+    keeps_dropped: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise WrongInput("rate", f"{self.rate} is not allowed; give a number from 0 up to, not including, 1")
+        check_numbers(self, "[0, 1)", "rate")
+        check_wholes(self, *(["every"] if hasattr(self, "every") else []))
 
     def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
         """Return this rule adapted to the network that it will prune; called once, before `start`."""
@@ -37,25 +41,16 @@ class BasePruning(ABC):
         """Return the server's mask of round 1, for the model `state`."""
 
     def adjusts(self, round: int) -> bool:
-        """Return True if this round changes the mask; otherwise `adjust` and `local` return their arguments."""
-        return False
+        """Return True if this round changes the mask; otherwise `adjust` and `local` return their arguments.
 
-    @property
-    def wants_squares(self) -> bool:
-        """True if clients also send the squares of their dense gradients."""
-        return False
+        A rule with a field `every` adjusts in every `every`-th round, any other one never.
+        """
+        every: int | None = getattr(self, "every", None)
+        return every is not None and round % every == 0
 
     @property
     def spares_withheld(self) -> bool:
-        """True if these squares are 0 at weights that a client withholds; otherwise they leak those weights."""
-        return False
-
-    @property
-    def keeps_dropped(self) -> bool:
-        """True if the server keeps the last value of a dropped weight, to resume from it; otherwise the value is 0.
-
-        A client never receives these values, because the model sent to clients is masked.
-        """
+        """True if the squares are 0 at weights that a client withholds; otherwise they leak those weights."""
         return False
 
     def adjust(
@@ -77,19 +72,6 @@ def removed(rate: float, total: int) -> int:
         29
     """
     return int(rate * total)
-
-
-def pruned_once(pruner: Pruner, net: nn.Module, state: Params, batch: Batch, rate: float, rng: Generator) -> Mask:
-    """Return the mask of a one-shot pruner for the model `state` with the structure of `net`."""
-    twin = copy.deepcopy(net).to(next(iter(state.values())).device)
-    twin.load_state_dict(state)
-    return pruner(twin, batch, rate, rng)
-
-
-def every_so_often(field: str, every: int) -> None:
-    """Raise WrongInput for an interval below 1."""
-    if every < 1:
-        raise WrongInput(field, f"{every} is not allowed; give a whole number from 1")
 
 
 def total_of(mask: Mask) -> int:

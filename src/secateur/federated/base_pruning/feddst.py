@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.selection import largest
-from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, drawn, every_so_often, removed
+from secateur.errors import check_numbers
+from secateur.federated.base_pruning import BasePruning, drawn, removed
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
 
@@ -35,18 +35,12 @@ class FedDST(BasePruning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        every_so_often("every", self.every)
-        if not 0 <= self.alpha <= 1:
-            raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number from 0 to 1")
+        check_numbers(self, "[0, 1]", "alpha")
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
         """Return a random mask with the Erdos-Renyi-Kernel densities."""
         dense = {name: torch.ones_like(state[name], dtype=torch.bool) for name in weights_of(net)}
         return _largest(drawn(dense, rng), erk(dense, self.rate))
-
-    def adjusts(self, round: int) -> bool:
-        """Return True every `every` rounds."""
-        return round % self.every == 0
 
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator

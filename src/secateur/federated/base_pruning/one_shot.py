@@ -5,86 +5,85 @@ Random may draw another mask later (`every`); the others keep the mask of the fi
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, nn
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, drawn, every_so_often, pruned_once
-from secateur.interfaces import Batch, Mask, Params
+from secateur.federated.base_pruning import BasePruning, drawn
+from secateur.interfaces import Batch, Mask, Params, Pruner
 from secateur.pruning.masks import prune_lowest, weights_of
 from secateur.pruning.scores import Grasp, Random, Snip, SynFlow
 
 
+@dataclass(frozen=True)
+class OneShot(BasePruning):
+    """A base pruning whose first mask is that of a one-shot pruner, at the model that round 1 begins with."""
+
+    pruner: ClassVar[Callable[[], Pruner]]
+
+    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
+        """Return the pruner's mask, for all clients."""
+        twin = copy.deepcopy(net).to(next(iter(state.values())).device)
+        twin.load_state_dict(state)
+        return type(self).pruner()(twin, batch, self.rate, rng)
+
+
 @method("base-pruning", "snip", "priprune", cycles="one shot", at_client=False)
 @dataclass(frozen=True)
-class SnipOnce(BasePruning):
+class SnipOnce(OneShot):
     """Removes the weights whose removal changes one batch's loss least, once, at the server (SNIP; priprune Table 1).
 
     `batch` is the server's or one client's; the score is taken at the model that round 1 begins with.
     """
 
-    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """Return the mask of the whole federation."""
-        return pruned_once(Snip(), net, state, batch, self.rate, rng)
+    pruner = Snip
 
 
 @method("base-pruning", "grasp", "priprune", cycles="one shot", at_client=False)
 @dataclass(frozen=True)
-class GraspOnce(BasePruning):
+class GraspOnce(OneShot):
     """Removes the weights that carry the gradient flow least, once, at the server (GraSP; priprune Table 1).
 
     `batch` should hold ten examples of every class; the score is taken at the model that round 1 begins with.
     """
 
-    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """Return the mask of the whole federation."""
-        return pruned_once(Grasp(), net, state, batch, self.rate, rng)
+    pruner = Grasp
 
 
 @method("base-pruning", "synflow", "priprune", cycles="one shot", at_client=False)
 @dataclass(frozen=True)
-class SynFlowOnce(BasePruning):
+class SynFlowOnce(OneShot):
     """Removes the weights of least synaptic flow, without data, once, at the server (SynFlow; priprune Table 1).
 
     All 100 rounds of scoring come before round 1; only the shape of `batch` is used.
     """
 
-    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """Return the mask of the whole federation."""
-        return pruned_once(SynFlow(), net, state, batch, self.rate, rng)
+    pruner = SynFlow
 
 
 @method("base-pruning", "random", "priprune", cycles="iterative", at_client=True)
 @dataclass(frozen=True)
-class RandomPruning(BasePruning):
+class RandomPruning(OneShot):
     """Removes weights at random over the whole network, drawn anew at each adjustment (Random; priprune Table 1).
 
     `fixed` keeps the first mask. The server draws the mask and the clients prune by it. A weight that comes back
     resumes its value at the server.
     """
 
+    pruner = Random
+    keeps_dropped = True
     every: int = 50  # rounds, as in PruneFL; the paper gives no number
     fixed: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        every_so_often("every", self.every)
-
-    def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
-        """Return the first random mask."""
-        return pruned_once(Random(), net, state, batch, self.rate, rng)
-
     def adjusts(self, round: int) -> bool:
         """Return True in every `every`-th round, unless the mask is fixed."""
-        return not self.fixed and round % self.every == 0
-
-    @property
-    def keeps_dropped(self) -> bool:
-        """True: the server keeps the values of dropped weights."""
-        return True
+        return not self.fixed and super().adjusts(round)
 
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator

@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.selection import largest
-from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, every_so_often, removed, total_of
+from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
+from secateur.federated.base_pruning import BasePruning, removed, total_of
+from secateur.federated.client_training import binary_cross_entropy
 from secateur.functional import Ask, Functional, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import LAYERS, one_of, weights_of
@@ -96,18 +96,18 @@ class PruneFL(BasePruning):
     constant: float = 0.0  # seconds of a round independent of the kept weights; used with `seconds`
     squares: Squares = "all"
 
+    wants_squares = True  # an adjustment takes their sum over clients and rounds since the last one
+    keeps_dropped = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("hold", self.hold, get_args(Hold))
         one_of("squares", self.squares, get_args(Squares))
-        for name in ("every", "halving", "samples", "batch_size"):
-            every_so_often(name, getattr(self, name))
-        if self.iterations < self.every:
-            raise WrongInput("iterations", f"{self.iterations} is not allowed; give at least every, {self.every}")
-        if not 0 < self.fraction < 1:
-            raise WrongInput("fraction", f"{self.fraction} is not allowed; give a number above 0 and below 1")
-        if min(self.seconds, default=1.0) <= 0:
-            raise WrongInput("seconds", "every layer's must be above 0")
+        check_wholes(self, "halving", "samples", "batch_size")
+        check_whole("iterations", self.iterations, self.every)
+        check_numbers(self, "(0, 1)", "fraction")
+        for seconds in self.seconds:
+            check_number("seconds", seconds, "(0, inf)")
 
     def bound(self, net: nn.Module, input_shape: tuple[int, ...]) -> Self:
         """Return this pruning with the times of a network, unless times were given."""
@@ -116,24 +116,10 @@ class PruneFL(BasePruning):
         times = times_of(net, input_shape)
         return replace(self, seconds=times.weights, constant=times.constant)
 
-    def adjusts(self, round: int) -> bool:
-        """Return True in every `every`-th round."""
-        return round % self.every == 0
-
-    @property
-    def wants_squares(self) -> bool:
-        """True: an adjustment takes the sum of `squares` over clients and rounds since the last one."""
-        return True
-
     @property
     def spares_withheld(self) -> bool:
         """True if withheld weights send no squares (`squares` is "shared")."""
         return self.squares == "shared"
-
-    @property
-    def keeps_dropped(self) -> bool:
-        """True: the server keeps the values of dropped weights."""
-        return True
 
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
         """Return the mask of the initial pruning, on one client's examples."""
@@ -162,7 +148,7 @@ class PruneFL(BasePruning):
         if not self.adjusts(round):
             return weights, mask
         if squares is None:
-            raise WrongInput("squares", "must be given: PruneFL chooses by the clients' squared gradients")
+            raise WrongInput("squares", "are missing: PruneFL chooses by the clients' squared gradients")
         return weights, self._adjusted(weights, mask, squares, round)
 
     def _train(
@@ -181,11 +167,11 @@ class PruneFL(BasePruning):
             rows = torch.randperm(batch.size, generator=rng)[: self.batch_size].to(batch.labels.device)
             leaves = {name: value.requires_grad_() for name, value in tree.masked(tree.clone(params), mask).items()}
             noise = [ask.draw(rng).to(rows.device) for ask in asks]
-            loss = one_hot_loss(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
+            loss = binary_cross_entropy(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
             for (name, value), grad in zip(params.items(), grads, strict=True):
                 if name in mask:
-                    summed[name] += squares({name: grad}, len(rows))[name]
+                    summed[name] += len(rows) * grad.square()
                     grad = torch.where(mask[name], grad, 0)
                 value -= self.learning_rate * grad
         return summed
@@ -219,16 +205,6 @@ class PruneFL(BasePruning):
         if len(self.seconds) != len(mask):
             raise WrongInput("seconds", f"has {len(self.seconds)} layers, and the model {len(mask)} that are pruned")
         return Times(self.seconds, self.constant)
-
-
-def squares(total: Params, samples: int) -> Params:
-    """Return a client's statistic: the squares of its summed dense gradients, times its number of samples."""
-    return {name: samples * value.square() for name, value in total.items()}
-
-
-def one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return BCE-with-logits on one-hot labels, the mean over examples and classes."""
-    return binary_cross_entropy_with_logits(logits, one_hot(labels, logits.shape[1]).to(logits))
 
 
 def greedy(kept: Tensor, gained: Tensor, spent: Tensor, constant: float) -> Tensor:

@@ -47,7 +47,7 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
         said: JSON of the server's data (`describe_data`), for a node with its own data.
     """
     from secateur.config import Federate, read
-    from secateur.federated.build import loaded, network_of, terms_of
+    from secateur.federated.build import build_spec, loaded, network_of
     from secateur.federated.flower.client import Clients
     from secateur.federated.flower.node_data import load_node
     from secateur.interfaces import Batch
@@ -60,11 +60,11 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
     (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
     (rule,) = [choice for choice in config.submodels or config.base_pruning if str(choice) == description["rule"]]
     if config.submodels:
+        from secateur.federated.build import build_submodel_spec
         from secateur.federated.flower.submodels import NarrowClients
-        from secateur.federated.submodels.spec import terms_of as narrow_terms_of
 
-        return NarrowClients(net, data, narrow_terms_of(config, data, seed, rule, defense), seed, device)
-    terms = terms_of(config, data, seed, rule, defense, shares)
+        return NarrowClients(net, data, build_submodel_spec(config, data, seed, rule, defense), seed, device)
+    terms = build_spec(config, data, seed, rule, defense, shares)
     train = Batch(data.inputs[: data.train_size], data.labels[: data.train_size])
     return Clients(net, train, terms, seed, device)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from torch import Generator, nn
+from torch import nn
 
 from secateur import tree
 from secateur.defenses.withholding import rates
 from secateur.errors import WrongInput
 from secateur.federated.base_pruning import BasePruning
-from secateur.federated.client_training import BroadcastModel, ClientInputs
+from secateur.federated.client_training import BroadcastModel
 from secateur.federated.client_turn import ClientTurn, ClientUpdate
 from secateur.federated.flower.link import load_tensors, pack, store_tensors, unpack
 from secateur.federated.sampling import sampler_of
@@ -24,7 +24,6 @@ from secateur.federated.traffic import messages
 from secateur.functional import joined, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
-from secateur.seeding import derive
 from secateur.wire import decode, decode_mask
 
 HOME = "secateur.home"  # the record of the federation's key, and of the rounds of the kept tensors
@@ -66,10 +65,8 @@ class Clients:
         drawn, turns = self.sampler(number), self.turns
         rows = drawn.rows[drawn.clients.index(client)]
         self.server.load(state, mask)
-        training, sending = (derive(self.seed, purpose, number, client) for purpose in ("noise", "defense"))
-        generators = [Generator(self.device).manual_seed(cpu_rng.initial_seed()) for cpu_rng in (training, sending)]
-        start = ClientInputs(rows, turns.init() if kept is None else kept, *turns.draws(rows, *generators))
-        return next(turns([(start, sending)], number))
+        before = turns.init() if kept is None else kept
+        return next(turns([turns.inputs(self.seed, number, client, rows, before)], number))
 
 
 class Received:

@@ -24,11 +24,11 @@ from secateur.federated.averaging import alive_of
 from secateur.federated.client_training import Rows
 from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import NO_ANSWER, Fault
-from secateur.federated.federation import Federation, Round
+from secateur.federated.federation import Federation
 from secateur.federated.flower.link import Link, pack, size_of, unpack
 from secateur.federated.flower.node_data import KnownPanel, describe_data, reported_shares
 from secateur.federated.sampling import SampledClients
-from secateur.federated.traffic import Ledger, Measure, Traffic
+from secateur.federated.traffic import Ledger, Measure, Round, Traffic
 from secateur.interfaces import Mask, Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
@@ -100,12 +100,12 @@ class FlowerFederation(OverLink, Federation):
         super().load(tensors, data)
         self.ledger.traffic.known = [-1] * len(self.terms.shares)
 
-    def _round(self, number: int) -> Round:
+    def run_round(self, number: int) -> Round:
         """Run a round with the clients that are online and the numbers of examples that they report."""
         self.link.meet()
         sizes = self.link.examples  # of clients with data of their own
         self.terms = replace(self.terms, shares=reported_shares(self._shares, sizes))
-        done = super()._round(number)
+        done = super().run_round(number)
         if number < self.terms.rounds:
             return done
         measures = [Measure("own_examples", size, number, client, note=OWN) for client, size in sorted(sizes.items())]

@@ -21,7 +21,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import device_of
-from secateur.federated.attacks.observer import Observer, Observers
+from secateur.federated.attacks.observer import Observer, RoundObservers
 from secateur.federated.federation import Federation
 
 
@@ -70,7 +70,7 @@ def reported_shares(shares: Sequence[Tensor], examples: Mapping[int, int]) -> li
     return [row.expand(examples[client]) if client in examples else rows for client, rows in enumerate(shares)]
 
 
-class KnownPanel(Observers):
+class KnownPanel(RoundObservers):
     """A panel that shows observers only updates whose examples the server has; others cannot be scored."""
 
     def __init__(self, observers: Sequence[Observer], federation: Federation, owners: Mapping[int, int]) -> None:

@@ -13,15 +13,14 @@ from secateur import tree
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.faults import Fault
-from secateur.federated.federation import Round
 from secateur.federated.flower.client import load_state, reset_if_other, save_state
 from secateur.federated.flower.federation import SLACK, OverLink, Refused, refusing
 from secateur.federated.flower.link import Link, pack, size_of, unpack
-from secateur.federated.submodels.clients import SubmodelTurn
+from secateur.federated.spec import SubmodelSpec
+from secateur.federated.submodels.clients import SubmodelSent, SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
-from secateur.federated.submodels.spec import SubmodelSpec
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
-from secateur.federated.submodels.uploads import SubmodelSent
+from secateur.federated.traffic import Round
 from secateur.interfaces import Params
 from secateur.wire import decode, decode_mask, encode, encode_mask
 
@@ -43,7 +42,7 @@ class NarrowClients:
         state = load_state(home, taken, fed.device)
         fed.states = {} if state is None else {client: state}
         turn = fed.received(number, client)
-        (trained,) = fed.crowd([fed._job(number, turn)])
+        (trained,) = fed.trainer([fed._job(number, turn)])
         sent = fed._sent(number, turn, trained)
         if sent.state:
             save_state(home, number, sent.state)
@@ -63,12 +62,10 @@ class FlowerSubmodels(OverLink, SubmodelFederation):
             raise WrongInput("submodels", "local sends nothing over flower; use engine here")
         self.connect(link, task, len(self.terms.shares), keeps=self.sender.keeps)
 
-    def rounds(self) -> Iterator[Round]:
-        """Yield the remaining rounds."""
-        while self.number < self.terms.rounds:
-            number = self.number + 1
-            self.begin(number)
-            yield self._averaged(number, self._answers(number))
+    def run_round(self, number: int) -> Round:
+        """Run one round with the clients behind the link."""
+        self.begin(number)
+        return self._averaged(number, self._answers(number))
 
     def _job(self, number: int, turn: Turn) -> SubmodelTurn:
         """Return an empty job, because the server does not train."""

@@ -1,4 +1,4 @@
-"""Client training of sub-models: turns of several widths and sizes, one by one or stacked by width.
+"""Clients of sub-models: training of several widths and sizes, one by one or stacked by width, and uploads.
 
 | way        | how                                                                                                  |
 |------------|------------------------------------------------------------------------------------------------------|
@@ -10,6 +10,10 @@ have one. Then the last, partial batches make a step for each length. So nothing
 are equal to 1e-9 over an epoch. Biases before a BatchNorm are an exception: their gradient is round-off.
 
 A model is one flat vector here, and Adam runs over this vector.
+
+A client uploads the trained model, a rewritten update, or the model without withheld cells. Its state (a residual,
+withheld weights) is kept in the server's coordinates. The client's channels may change in every round, and a cell that
+returns gets its kept value again. A withheld cell does not count in the server's average.
 """
 
 from __future__ import annotations
@@ -21,21 +25,20 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn, vmap
-from torch.nn.functional import cross_entropy
+from torch import Generator, Tensor, nn
 
-from secateur.data.dataset import fingerprint
-from secateur.errors import unknown
+from secateur import tree
+from secateur.defenses.uploads import drawn
+from secateur.defenses.withholding import divided, nothing_saved, reloaded
 from secateur.federated.augment import CropAndFlip, moved
-from secateur.federated.client_training import WAYS
-from secateur.federated.submodels.chained_layers import Chain, fits
-from secateur.federated.submodels.spec import Adam
-from secateur.federated.submodels.structure import params_of
-from secateur.functional import Ask, Functional
+from secateur.federated.client_training import stacks
+from secateur.federated.spec import Adam, SubmodelSpec
+from secateur.federated.submodels.networks import Narrow, batches
+from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
 from secateur.gpu.graphs import WARMUPS, Captured
 from secateur.gpu.precision import tf32
 from secateur.inference import arranged
-from secateur.interfaces import Batch
+from secateur.interfaces import Batch, Params, UploadContext
 
 MOST_GRAPHS = 512  # a graph keeps its memory; clients that change from round to round make new forms without end
 
@@ -78,11 +81,9 @@ class SubmodelTrainer:
     """The training of a round's clients."""
 
     def __init__(self, data: Batch, local: Adam, way: str = "auto") -> None:
-        if way not in WAYS:
-            raise unknown("way", way, WAYS)
         self.data, self.local = data, local
         self._black = None if local.augment is None else local.augment.colour(data.inputs)  # no graph can make it
-        self.stacks = way == "stacked" or (way == "auto" and data.inputs.device.type == "cuda")
+        self.stacks = stacks(way, data.inputs.device)
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
         self._graphs: list[Captured[_Step, None]] = []
@@ -168,10 +169,10 @@ class SubmodelTrainer:
 class _Stack:
     """A fixed number of lanes of one width, at a fixed address."""
 
-    def __init__(self, crowd: SubmodelTrainer, narrow: Narrow, lanes: int, free: bool) -> None:
-        self.crowd, self.narrow, self.local, self.free = crowd, narrow, crowd.local, free
-        self.device = crowd.data.inputs.device
-        size, like = sum(value.numel() for value in narrow.net.parameters()), crowd.data.inputs
+    def __init__(self, trainer: SubmodelTrainer, narrow: Narrow, lanes: int, free: bool) -> None:
+        self.trainer, self.narrow, self.local, self.free = trainer, narrow, trainer.local, free
+        self.device = trainer.data.inputs.device
+        size, like = sum(value.numel() for value in narrow.net.parameters()), trainer.data.inputs
         self.flat, self.first, self.second = torch.zeros(3, lanes, size, dtype=like.dtype, device=self.device)
         self.owned: Tensor | None = None
         self._steps: dict[tuple[int, int], Callable[[_Step], None]] = {}
@@ -209,17 +210,17 @@ class _Stack:
             self.owned.copy_(torch.stack(owned))
 
     def _step(self, first: int, last: int, jobs: Sequence[SubmodelTurn], rows: Tensor, sizes: Tensor) -> None:
-        drawn = [self.narrow.noise(self.flat[0], self.crowd.data.inputs, rows.shape[1], job.rng) for job in jobs]
+        drawn = [self.narrow.noise(self.flat[0], self.trainer.data.inputs, rows.shape[1], job.rng) for job in jobs]
         noise = tuple(torch.stack(draws) for draws in zip(*drawn, strict=True))
         step = _Step(rows, sizes, noise)
         if (first, last) not in self._steps:
-            self._steps[first, last] = self.crowd.captured(partial(self._update, first, last))
+            self._steps[first, last] = self.trainer.captured(partial(self._update, first, last))
         self._steps[first, last](step)
 
     def _update(self, first: int, last: int, step_inputs: _Step) -> None:
         flat = self.flat[first:last].detach().requires_grad_()
         owned = None if self.owned is None else self.owned[first:last]
-        inputs, labels = self.crowd.batch(step_inputs.rows)
+        inputs, labels = self.trainer.batch(step_inputs.rows)
         losses = self.narrow.losses(flat, inputs, labels, owned, step_inputs.noise)
         (grad,) = torch.autograd.grad(losses.sum(), flat)  # the gradient of the sum is that of each lane
         step, root = step_inputs.scales[:, :1], step_inputs.scales[:, 1:]
@@ -241,46 +242,6 @@ def _together(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[in
         first = last
 
 
-class Narrow:
-    """The model of one width, as a function of its flat vector."""
-
-    def __init__(self, net: nn.Module, rate: float, scaler: bool, device: torch.device) -> None:
-        self.net, self.rate = net, rate
-        self.key = f"{rate}, {scaler}, {fingerprint(*net.buffers())}: {net}"  # equal for equal functions
-        self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
-        self.others = {name: value.to(device) for name, value in net.named_buffers()}
-        self.function = Functional(net, training=True, device=device)
-        self.chain = Chain(net) if fits(net) else None
-        self._asks: dict[int, list[Ask]] = {}
-        self._quiet = False  # True once the network is known to draw nothing
-
-    def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, *noise: Tensor) -> Tensor:
-        """Return the cross-entropy; the logits of labels that a client does not own count as 0 (HeteroFL)."""
-        logits = self.function(params_of(flat, self.shapes) | self.others, inputs, noise)
-        return cross_entropy(logits if owned is None else logits * owned, labels)
-
-    def losses(
-        self, flat: Tensor, inputs: Tensor, labels: Tensor, owned: Tensor | None, noise: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Return the loss of each of many clients, (lanes,); every argument has the lanes first."""
-        if self.chain is None:
-            inputs = inputs.contiguous()  # a single channels_last lane breaks BatchNorm under vmap
-            lanes = (0, 0, 0, None if owned is None else 0, *(0 for _ in noise))
-            return vmap(self.loss, in_dims=lanes)(flat, inputs, labels, owned, *noise)
-        logits = self.chain(flat, inputs)
-        logits = logits if owned is None else logits * owned[:, None]
-        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
-
-    def noise(self, flat: Tensor, data: Tensor, size: int, rng: Generator) -> tuple[Tensor, ...]:
-        """Return the network's random draws for a batch of `size` rows of the data."""
-        if self._quiet:
-            return ()
-        if size not in self._asks:
-            asks = self.function.asks(params_of(flat, self.shapes) | self.others, data[[0] * size])
-            self._asks[size], self._quiet = asks, not asks
-        return tuple(ask.draw(rng) for ask in self._asks[size])
-
-
 def picked(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator) -> Sequence[Tensor]:
     """Return every epoch's rows (n,); where pictures are augmented, rows and moves (n, 4).
 
@@ -291,19 +252,6 @@ def picked(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator
     return [torch.cat([rows[:, None], augment.draw(len(rows), rng)], 1) for rows in epochs]
 
 
-def batches(rows: Tensor, size: int) -> list[Tensor]:
-    """Return full batches, then the rest; a single row joins the batch before, as BatchNorm cannot normalise it.
-
-    Example:
-        >>> [len(batch) for batch in batches(torch.arange(7), 3)]
-        [3, 4]
-    """
-    parts = list(torch.split(rows, size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
-
-
 def scales(local: Adam, number: int) -> tuple[float, float]:
     """Return Adam's step size, and the factor on the root of its second moment, in step `number` from 1."""
     one, two = local.betas
@@ -312,16 +260,76 @@ def scales(local: Adam, number: int) -> tuple[float, float]:
 
 @torch.no_grad()
 def adam_(
-    flat: Tensor,
-    grad: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor | float,
-    root: Tensor | float,
-    local: Adam,
+    flat: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: Tensor | float, root: Tensor | float, local: Adam
 ) -> None:
     """Make one step of torch.optim.Adam in place; with many lanes `step` and `root` have one value a lane."""
     one, two = local.betas
     first.lerp_(grad, 1 - one)
     second.mul_(two).addcmul_(grad, grad, value=1 - two)
     flat.sub_(first / second.sqrt().mul_(root).add_(local.eps) * step)
+
+
+class SubmodelSent(NamedTuple):
+    """The result of a client's turn: the sent parts, and the state that stays with the client."""
+
+    flat: Tensor  # the model as the server averages it
+    covered: Tensor | None  # (P_c,) 1 at sent cells, otherwise 0; None: all were sent
+    message: Params | None  # the transmitted values, if they are not the model
+    state: Params  # in the server's coordinates
+
+
+class SubmodelUpload:
+    """The step of a federation's clients from a trained model to a sent update."""
+
+    def __init__(self, terms: SubmodelSpec, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.terms, self.shapes = terms, shapes
+        rule = terms.withholding
+        self.keeps = terms.upload is not None or (rule is not None and rule.pseudo)
+
+    def init(self, whole: Tensor) -> Params:
+        """Return a client's state before its first round; empty if the client keeps nothing."""
+        if not self.keeps:
+            return {}
+        params = params_of(whole, self.shapes)
+        return nothing_saved(params) if self.terms.upload is None else self.terms.upload.init(params)
+
+    @torch.no_grad()
+    def start(self, received: Tensor, state: Params, cut: SubmodelIndex) -> Tensor:
+        """Return the received model with the values withheld last time restored."""
+        if self.terms.withholding is None or not self.keeps:
+            return received
+        return flat_of(reloaded(params_of(received, cut.shapes), self._part(state, cut), {}))
+
+    @torch.no_grad()
+    def __call__(
+        self, net: nn.Module, cut: SubmodelIndex, received: Tensor, trained: Tensor, state: Params, rng: Generator
+    ) -> SubmodelSent:
+        """Return the upload of a client that trained `received` into `trained`."""
+        terms = self.terms
+        if terms.upload is None and terms.withholding is None:
+            return SubmodelSent(trained, None, None, {})
+        rate, before = terms.local.learning_rate, params_of(received, cut.shapes)
+        update = params_of((received - trained) / rate, cut.shapes)
+        if terms.upload is not None:
+            no_examples = Batch(received[:0], received[:0])  # these uploads use no examples
+            turning = UploadContext(net, before, no_examples, 0, rng)
+            noise = tree.to(drawn(terms.upload, before, rng), received.device)
+            draws = {"noise": noise} if noise else {}
+            message, after = terms.upload(update, self._part(state, cut), turning, **draws)
+            return SubmodelSent(received - rate * flat_of(message), None, message, self._whole(state, after, cut))
+        assert terms.withholding is not None
+        values = params_of(trained, cut.shapes)
+        withheld = terms.withholding.withheld(values, update, {}, rng)
+        message, after = divided(values, withheld, self.keeps)
+        covered = flat_of({n: ~withheld[n] if n in withheld else torch.ones_like(v) for n, v in message.items()})
+        return SubmodelSent(flat_of(message), covered.to(trained.dtype), message, self._whole(state, after, cut))
+
+    def _part(self, state: Params, cut: SubmodelIndex) -> Params:
+        return {key: cut.take(self._name(key), value) for key, value in state.items()}
+
+    def _whole(self, state: Params, part: Params, cut: SubmodelIndex) -> Params:
+        return {key: cut.put(self._name(key), value, part[key]) for key, value in state.items()}
+
+    def _name(self, key: str) -> str:
+        """Return the parameter of a state's key: `residual.0.weight` belongs to `0.weight`."""
+        return max((name for name in self.shapes if key == name or key.endswith(f".{name}")), key=len)

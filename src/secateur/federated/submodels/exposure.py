@@ -6,7 +6,7 @@ the picture of a channel rule (mapp_fl Figure 2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,19 +14,15 @@ import torch
 from torch import Tensor
 
 from secateur import tree
-from secateur.attacks.membership.yeom import trial
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
-from secateur.errors import NotFinite, WrongInput
+from secateur.federated.attacks.observer import Observer
 from secateur.federated.checkpoint import FederationLog
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
-from secateur.federated.submodels.membership_attacks import TURN, Asking, MembershipEvaluation, Target
-from secateur.federated.submodels.spec import SubmodelSpec
+from secateur.federated.submodels.membership_attacks import Asking, MembershipEvaluation, Target, turn_of
 from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.interfaces import Params
-from secateur.runs.rows import Row
-from secateur.seeding import derive
-from secateur.training.recipe import Recipe
 
 MOST = 2**16  # cells of a layer that is drawn: a page holds several numbers for each
 
@@ -40,7 +36,7 @@ class Last(NamedTuple):
     begun: Params | None = None  # the start of its training; None: `received`
 
 
-class ExposureObserver:
+class ExposureObserver(Observer):
     """An observer that, at the end of a federation, attacks every client by its last updates, and the server."""
 
     def __init__(
@@ -48,16 +44,17 @@ class ExposureObserver:
         attacks: Sequence[Choice],
         data: Dataset,
         labels: dict[str, Any],
-        story: FederationLog,  # takes the rows and the figures
-        rounds: int,
+        log: FederationLog,  # takes the rows and the figures
+        terms: SubmodelSpec,
         *,
         asking: Asking | None = None,
-        turn: Recipe = TURN,
         device: torch.device | str = "cpu",
+        loses: bool = False,  # True: any client may be lost in any round, as on real machines
     ) -> None:
-        self.attacks, self.data, self.story, self.rounds = attacks, data, story, rounds
-        self.labels = labels | {"extra": labels["extra"] | {"round": rounds}}
-        self.asking, self.turn, self.device = asking or Asking(), turn, device
+        self.attacks, self.data, self.log, self.rounds = attacks, data, log, terms.rounds
+        self.labels = labels | {"extra": labels["extra"] | {"round": terms.rounds}}
+        self.asking, self.turn, self.device = asking or Asking(), turn_of(terms.local), device
+        self.loses = loses or terms.per_round not in (None, len(terms.shares)) or terms.faults.any
         self.sent: dict[int, list[Params]] = {}
         self.last: dict[int, Last] = {}
 
@@ -67,10 +64,9 @@ class ExposureObserver:
         most = max(1, self.rounds // self.asking.updates)
         return next(step for step in range(most, 0, -1) if self.rounds % step == 0)
 
-    def pace(self, terms: SubmodelSpec) -> int:
-        """Return the observer's period in rounds: 1 where a client may miss the last round."""
-        sure = terms.per_round in (None, len(terms.shares)) and not terms.faults.any
-        return self.every if sure else 1
+    def looks(self, number: int) -> bool:
+        """Return True in every `every`-th round; in all rounds where a client may miss the last one."""
+        return self.loses or number % self.every == 0
 
     def __call__(self, seen: SubmodelView) -> None:
         """Keep a client's update, in case it is the last; of earlier ones keep the latest in every `every` rounds."""
@@ -81,31 +77,23 @@ class ExposureObserver:
         del kept[: -self.asking.updates]
         self.last[seen.client] = Last(seen.round, seen.received, seen.rows, seen.begun)
 
-    def state(self) -> Params:
-        """Return the kept updates, for a checkpoint."""
-        state = {
-            f"{client}.{place}.{name}": value
-            for client, kept in self.sent.items()
-            for place, params in enumerate((*kept, self.last[client].received))
-            for name, value in params.items()
-        }
+    def state(self) -> tuple[Params, Any]:
+        """Return the kept updates by client, and by client their number and the round of the last one."""
+        parts: dict[str, Params] = {}
         for client, last in self.last.items():
-            state |= {f"{client}.last.round": torch.tensor(last.round), f"{client}.last.rows": last.rows}
-            state |= {f"{client}.begun.{name}": value for name, value in (last.begun or {}).items()}
-        return state
+            kept = {f"{client}.{age}": params for age, params in enumerate(self.sent[client])}
+            parts |= kept | {f"{client}.received": last.received, f"{client}.begun": last.begun or {}}
+            parts[f"{client}.last"] = {"rows": last.rows}
+        return tree.nested(parts), {str(client): [len(self.sent[client]), e.round] for client, e in self.last.items()}
 
-    def load(self, state: Params) -> None:
+    def load(self, tensors: Params, data: Any) -> None:
         """Resume from the output of `state`."""
-        by_client: dict[int, dict[str, Params]] = {}  # and by place
-        for key, value in state.items():
-            client, place, name = key.split(".", 2)
-            by_client.setdefault(int(client), {}).setdefault(place, {})[name] = value
         self.sent, self.last = {}, {}
-        for number, places in by_client.items():
-            last, begun = places.pop("last"), tree.to(places.pop("begun", {}), self.device)
-            *kept, received = (tree.to(places[place], self.device) for place in sorted(places, key=int))
-            self.sent[number] = kept
-            self.last[number] = Last(int(last["round"]), received, last["rows"], begun or None)
+        for client, (count, number) in data.items():
+            rows = tree.part(tensors, f"{client}.last")["rows"]
+            kept = tree.to(tree.part(tensors, client), self.device)
+            self.sent[int(client)] = [tree.part(kept, age) for age in range(count)]
+            self.last[int(client)] = Last(number, tree.part(kept, "received"), rows, tree.part(kept, "begun") or None)
 
     def attack_clients(self, federation: SubmodelFederation) -> None:
         """Attack every client by its last updates; a client that never answered gets rows of exclusion."""
@@ -115,7 +103,7 @@ class ExposureObserver:
             target = Target(client, net, self.sent.get(client, []), rows, received, rate, number, augment, begun)
             self._expose(federation, target, share)
 
-    def finish(self, federation: SubmodelFederation) -> None:
+    def attack(self, federation: SubmodelFederation) -> None:
         """Attack the clients, then the server's last model, whose members are all training data.
 
         Add the figure of the trained cells, too. Clients that train alone have no server.
@@ -125,66 +113,14 @@ class ExposureObserver:
             everybody = torch.cat(list(federation.terms.shares))
             self._expose(federation, Target(None, federation.net, [federation.model()], everybody), everybody)
             trained = [client for client, last in sorted(self.last.items()) if last.round == self.rounds]
-            self.story.figures += picture(federation, trained, self.labels)
+            self.log.figures += picture(federation, trained, self.labels)
 
     def _expose(self, federation: SubmodelFederation, target: Target, share: Tensor) -> None:
         if federation.terms.batchnorm == "reestimated":
             target = replace(target, statistics=share)
-        self.story.rows += expose(
-            target, self.data, self.attacks, self.labels, asking=self.asking, turn=self.turn, device=self.device
-        )
-
-
-def expose(
-    target: Target,
-    data: Dataset,
-    attacks: Sequence[Choice],
-    labels: dict[str, Any],
-    *,
-    asking: Asking | None = None,
-    turn: Recipe = TURN,
-    device: torch.device | str = "cpu",
-) -> list[Row]:
-    """Return the rows of a target: its accuracy, and every attack with intervals, or the reason of its exclusion."""
-    asking, own_labels = asking or Asking(), _labelled(target, labels)
-    meeting = MembershipEvaluation(target, data, asking, turn, torch.device(device), own_labels)
-    if not target.sent:
-        return [meeting.left_out(attack, "none of its updates was seen") for attack in attacks]
-    rows = [meeting.accuracy()]
-    try:
-        asked = trial(
-            target.rows,
-            torch.arange(data.train_size, len(data.inputs)),
-            derive(own_labels["seed"], "trial", target.client),
-            printed=asking.printed and target.client is not None,
-            whole=asking.whole,
-        )
-    except WrongInput as error:
-        return [*rows, *(meeting.left_out(attack, error.message) for attack in attacks)]
-    for attack in attacks:
-        rows += _rows_of(meeting, [attack], meeting.yeom(attack, asked)) if attack.name == "yeom" else []
-    others = [attack for attack in attacks if attack.name != "yeom"]
-    return [*rows, *(_rows_of(meeting, others, meeting.shadowed(others, asked)) if others else [])]
-
-
-def _rows_of(meeting: MembershipEvaluation, attacks: Sequence[Choice], rows: Iterator[Row]) -> list[Row]:
-    """Return the rows of attacks; on a model whose outputs are not finite, rows that exclude them."""
-    try:
-        return list(rows)
-    except NotFinite as error:
-        return [meeting.left_out(attack, error.message) for attack in attacks]
-
-
-def _labelled(target: Target, labels: dict[str, Any]) -> dict[str, Any]:
-    extra = {
-        "scope": "server" if target.client is None else "client",
-        "client": target.client,
-        "rate": target.rate,
-        "data_size": len(target.rows),
-        "parameters": sum(value.numel() for value in target.net.parameters()),
-    }
-    extra |= {} if target.round is None else {"answered": target.round}
-    return labels | {"extra": labels.get("extra", {}) | extra}
+        labels, device = target.labels(self.labels), torch.device(self.device)
+        evaluation = MembershipEvaluation(target, self.data, self.asking, self.turn, device, labels)
+        self.log.rows += evaluation.rows(self.attacks)
 
 
 def known(seen: SubmodelView) -> Params:

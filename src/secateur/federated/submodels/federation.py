@@ -1,44 +1,42 @@
 """Rounds over sub-models: cut, train, send, average each cell over the clients that trained it (mapp_fl Figure 2).
 
 Read `begin` and `finish` first: `begin` returns the turns of a round, `finish` averages their outputs. In between a
-`SubmodelTrainer` trains them, for this federation alone or for several (stacked_federations.py). Random draws depend on
+`SubmodelTrainer` trains them, for this federation alone or for several (`StackedFederations`). Random draws depend on
 the seed and the round's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from secateur import tree
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.federated.attacks.observer import Observer, Observers
 from secateur.federated.averaging import alive_of
-from secateur.federated.faults import NO_ANSWER, Fault, refusal, spoilt
-from secateur.federated.federation import Round
-from secateur.federated.submodels.clients import Narrow, SubmodelResult, SubmodelTrainer, SubmodelTurn, picked
-from secateur.federated.submodels.evaluation import SubmodelEvaluation
-from secateur.federated.submodels.spec import SubmodelSpec, check_rows
-from secateur.federated.submodels.structure import (
-    ClientAndRound,
-    Structure,
-    SubmodelIndex,
-    flat_of,
-    narrowed,
-    params_of,
-    static,
+from secateur.federated.checkpoint import Resumable, check_state
+from secateur.federated.faults import NO_ANSWER, Fault, apply_fault, refusal
+from secateur.federated.spec import SubmodelSpec
+from secateur.federated.submodels.clients import (
+    SubmodelResult,
+    SubmodelSent,
+    SubmodelTrainer,
+    SubmodelTurn,
+    SubmodelUpload,
+    picked,
 )
-from secateur.federated.submodels.uploads import SubmodelSent, SubmodelUpload
-from secateur.federated.traffic import Ledger, value_bytes
+from secateur.federated.submodels.networks import Narrow, SubmodelEvaluation, narrowed, static
+from secateur.federated.submodels.structure import ClientAndRound, Structure, SubmodelIndex, flat_of, params_of
+from secateur.federated.traffic import Ledger, Round, value_bytes
 from secateur.functional import joined
 from secateur.interfaces import Batch, Params
 from secateur.models.create import check
-from secateur.seeding import derive
-from secateur.wire import encode
+from secateur.seeding import derive, derive_on
 
 
 class SubmodelView(NamedTuple):
@@ -55,21 +53,10 @@ class SubmodelView(NamedTuple):
     covered: Params | None = None  # True for entries that were sent; None: all
     begun: Params | None = None  # the start of training, withheld entries put back; None: `received`
 
-
-Observer = Callable[[SubmodelView], None]
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """An observer with a state, which is saved with the federation."""
-
-    def state(self) -> Params:
-        """Return the tensors to save."""
-        ...
-
-    def load(self, state: Params) -> None:
-        """Resume from the output of `state`."""
-        ...
+    @property
+    def seen(self) -> tuple[SubmodelView]:
+        """The updates that an observer is shown at once: this one."""
+        return (self,)
 
 
 class Turn(NamedTuple):
@@ -80,12 +67,11 @@ class Turn(NamedTuple):
     received: Tensor
 
 
-class SubmodelFederation:
-    """A federation over sub-models that can be saved and resumed between two rounds."""
+class SubmodelFederation(Resumable):
+    """A federation whose clients train parts of the model."""
 
+    terms: SubmodelSpec
     exact = False  # True: updates are added in float64, as clients answer in any order
-    every: float | None = None  # seconds between two checkpoints; None: the default of federated/checkpoint.py
-    puts_off = False  # no attack waits for later rounds
 
     def __init__(
         self,
@@ -95,44 +81,41 @@ class SubmodelFederation:
         seed: int,
         device: torch.device | str = "cpu",
         *,
-        observers: Sequence[tuple[int, Observer]] = (),  # each with its period in rounds
+        observers: Sequence[Observer] = (),
         way: str = "auto",
-        beside: SubmodelFederation | None = None,  # another federation on this data, whose Crowd is shared
+        beside: SubmodelFederation | None = None,  # another federation on this data, whose trainer is shared
     ) -> None:
         check(net, data.input_shape, data.classes)
         if terms.local.augment is not None:
             terms.local.augment.check(data)
         self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
-        self.observers, self.number = observers, 0  # finished rounds
+        self.panel = Observers(observers)
         self.rates = terms.used_rates
         same = beside is not None and f"{beside.net}" == f"{self.net}"  # True: channel sets are shared too
         self.structure: Structure = beside.structure if beside and same else Structure(self.net, data.input_shape)
         self.structure.check(terms.rule, self.rates)
-        check_rows(self.net, terms)
+        terms.check_rows(self.net)
         self.flat = flat_of(dict(self.net.named_parameters()))
         if beside is None:
             inputs, labels = data.batch.to(self.device)
             whole = Batch(inputs.to(self.flat.dtype), labels)
             self.train = Batch(*(part[: data.train_size] for part in whole))
             self.test = Batch(*(part[data.train_size :] for part in whole))
-            self.crowd = SubmodelTrainer(self.train, terms.local, way)
+            self.trainer = SubmodelTrainer(self.train, terms.local, way)
         else:
-            self.train, self.test, self.crowd = beside.train, beside.test, beside.crowd
+            self.train, self.test, self.trainer = beside.train, beside.test, beside.trainer
         self.judge = SubmodelEvaluation(self.train, self.test, terms)
-        self.keys = {rate: self.crowd.add(self._made(rate, data)) for rate in sorted({*self.rates, 1.0})}
+        self.keys = {rate: self.trainer.add(self._narrow_model(rate, data)) for rate in sorted({*self.rates, 1.0})}
         self.sender = SubmodelUpload(terms, self.structure.shapes)
         self.states: dict[int, Params] = {}
         self.ledger = Ledger(len(terms.shares), squares=False)
-        self.sizes = Sizes()
         self.owned = [self._owned(rows, data.classes) for rows in terms.shares] if terms.own_labels else None
         self._turns: list[Turn] = []
         self._faults: dict[int, Fault] = {}
 
-    def rounds(self) -> Iterator[Round]:
-        """Yield the remaining rounds."""
-        while self.number < self.terms.rounds:
-            number = self.number + 1
-            yield self.finish(number, self.crowd(self.begin(number)))
+    def run_round(self, number: int) -> Round:
+        """Run one round: cut, train, send, average."""
+        return self.finish(number, self.trainer(self.begin(number)))
 
     def model(self) -> Params:
         """Return the server's model as it is now: a state_dict of copies."""
@@ -140,18 +123,16 @@ class SubmodelFederation:
 
     def begin(self, number: int) -> list[SubmodelTurn]:
         """Return the jobs of a round's clients that will answer."""
-        terms, rng = self.terms, derive(self.seed, "clients", number)
+        terms, traffic, rng = self.terms, self.ledger.traffic, derive(self.seed, "clients", number)
         count = len(terms.shares)
         clients = sorted(torch.randperm(count, generator=rng)[: terms.per_round or count].tolist())
         steps = [-(-len(terms.shares[client]) // terms.local.batch_size) * terms.local.epochs for client in clients]
-        self._faults = {}
-        if terms.faults.any:
-            self._faults = terms.faults.draw(clients, steps, self.seed, derive(self.seed, "faults", number))
+        self._faults = terms.faults.draw(clients, steps, self.seed, derive(self.seed, "faults", number))
         jobs, self._turns = [], []
         for client in clients:
             turn = self.received(number, client)
             params = params_of(turn.received, turn.cut.shapes)
-            self.ledger.traffic.down[client] += self.sizes.model(self.rates[client], params)
+            traffic.down[client] += traffic.submodel_bytes(f"model {self.rates[client]}", params)
             if (fault := self._faults.get(client)) in NO_ANSWER:
                 self.ledger.lose(number, client, fault)
                 continue
@@ -172,42 +153,30 @@ class SubmodelFederation:
 
     def narrow(self, client: int) -> Narrow:
         """Return the model of a client's width."""
-        return self.crowd.narrow[self.keys[self.rates[client]]]
+        return self.trainer.narrow[self.keys[self.rates[client]]]
 
     def observed(self, number: int) -> bool:
         """Return True if an observer looks at the round's updates."""
-        return any(number % every == 0 for every, _ in self.observers)
+        return bool(self.panel.looking(number))
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`: tensors, and plain values."""
-        tensors = {"server": self.flat}
-        for client, state in self.states.items():
-            tensors |= {f"client.{client}.{name}": value for name, value in state.items()}
-        for index, observer in self._remembering():
-            tensors |= {f"observer.{index}.{name}": value for name, value in observer.state().items()}
-        return tensors, {
-            "round": self.number,
-            "seed": self.seed,
-            "ledger": self.ledger.state(),
-            "sizes": self.sizes.known,
-        }
+        kept, observers = self.panel.state()
+        tensors = {"server": self.flat} | tree.nested({"client": tree.nested(self.states), "observer": kept})
+        data = {"round": self.number, "seed": self.seed, "ledger": self.ledger.state(), "observers": observers}
+        return tensors, data
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Resume from the output of `state`, in a federation of the same terms, data and seed."""
-        if data["seed"] != self.seed or tensors["server"].shape != self.flat.shape:
-            raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
-        self.flat, self.states = tensors["server"].to(self.flat), {}
-        for name, value in tensors.items():
-            if name.startswith("client."):
-                _, client, key = name.split(".", 2)
-                self.states.setdefault(int(client), {})[key] = value.to(self.device)
-        for index, observer in self._remembering():
-            prefix = f"observer.{index}."
-            observer.load({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
-        self.number, self.sizes.known = data["round"], dict(data["sizes"])
+        """Resume from the output of `state`, in a federation of the same specification, data and seed."""
+        check_state(data["seed"] == self.seed and tensors["server"].shape == self.flat.shape)
+        self.flat = tensors["server"].to(self.flat)
+        clients = tree.parts(tree.part(tensors, "client"))
+        self.states = {int(client): tree.to(state, self.device) for client, state in clients.items()}
+        self.panel.load(tree.part(tensors, "observer"), data["observers"])
+        self.number = data["round"]
         self.ledger.load(data["ledger"])
 
-    def _made(self, rate: float, data: Dataset) -> Narrow:
+    def _narrow_model(self, rate: float, data: Dataset) -> Narrow:
         scaler = self.terms.scaler
         net = narrowed(self.net, self.structure, rate, scaler, data.input_shape, data.classes)
         return Narrow(net, rate, scaler, self.device)
@@ -219,13 +188,17 @@ class SubmodelFederation:
         return owned
 
     def _job(self, number: int, turn: Turn) -> SubmodelTurn:
-        client, share = turn.client, self.terms.shares[turn.client]
-        rng = derive(self.seed, "rows", number, client)
-        epochs = [share[torch.randperm(len(share), generator=rng)] for _ in range(self.terms.local.epochs)]
-        picked_epochs = picked(epochs, self.terms.local.augment, derive(self.seed, "augment", number, client))
-        noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
-        narrow, _, start = self._begun(number, client)
-        return SubmodelTurn(narrow.key, start, picked_epochs, noise, None if self.owned is None else self.owned[client])
+        client, owned = turn.client, None if self.owned is None else self.owned[turn.client]
+        _, _, start = self._begun(number, client)
+        return self.job(number, client, self.terms.shares[client], start)._replace(owned=owned)
+
+    def job(self, number: int, client: int, rows: Tensor, start: Tensor, epochs: int | None = None) -> SubmodelTurn:
+        """Return the job of a client that trains on some rows from `start`, with the draws of a round."""
+        local, rng = self.terms.local, derive(self.seed, "rows", number, client)
+        orders = [rows[torch.randperm(len(rows), generator=rng)] for _ in range(epochs or local.epochs)]
+        picks = picked(orders, local.augment, derive(self.seed, "augment", number, client))
+        noise = derive_on(self.device, self.seed, "noise", number, client)
+        return SubmodelTurn(self.narrow(client).key, start, picks, noise)
 
     def _begun(self, number: int, client: int) -> tuple[Narrow, SubmodelIndex, Tensor]:
         """Return a client's width and channels in a round, and the model that it begins with."""
@@ -254,23 +227,21 @@ class SubmodelFederation:
         self.number, self._turns = number, []
         if not (last or number % self.terms.evaluate_every == 0):
             return Round(number)
-        scores = self.judge(self.crowd.narrow[self.keys[1.0]], self.flat, self.terms.shares)
+        scores = self.judge(self.trainer.narrow[self.keys[1.0]], self.flat, self.terms.shares)
         scores |= {"covered": cells.share, "parameters": float(len(self.flat))}
         return Round(number, self.ledger.measures(number, scores, last) + judged)
 
     def _taken(self, number: int, turn: Turn, sent: SubmodelSent, cells: Cells) -> None:
         """Add one client's upload to the cells, or note the fault."""
         client, shapes = turn.client, turn.cut.shapes
-        values = spoilt(params_of(sent.flat, shapes), self._faults.get(client))
+        values = apply_fault(params_of(sent.flat, shapes), self._faults.get(client))
         fault = refusal(values, params_of(turn.received, shapes))
         if fault is None and not bool(alive_of(values if client in self._faults else {"": sent.flat})):
             fault = "nan"
         if fault is not None:
             self.ledger.lose(number, client, fault)
             return
-        rate, message = self.rates[client], sent.message
-        size = self.sizes.model(rate, values) if message is None else self.sizes.update(rate, message)
-        self.ledger.traffic.up[client] += size
+        self.ledger.traffic.up[client] += self._message_bytes(self.rates[client], values, sent.message)
         weight = 1.0 if self.terms.averaging == "uniform" else float(len(self.terms.shares[client]))
         covered = sent.covered
         if self.owned is not None:
@@ -281,6 +252,13 @@ class SubmodelFederation:
             self._observe(number, turn, sent)  # before `_keep`: the client began with its earlier state
         self._keep(client, sent.state)
 
+    def _message_bytes(self, rate: float, values: Params, message: Params | None) -> int:
+        """Return the bytes of an upload: of the whole model, or of a message that is 0 where nothing is sent."""
+        traffic = self.ledger.traffic
+        if message is None:
+            return traffic.submodel_bytes(f"model {rate}", values)
+        return traffic.submodel_bytes(f"positions {rate}", message, value_bytes(message))
+
     def _observe(self, number: int, turn: Turn, sent: SubmodelSent) -> None:
         client, shapes = turn.client, turn.cut.shapes
         net = self.narrow(client).net
@@ -290,20 +268,14 @@ class SubmodelFederation:
         if sent.covered is not None:
             covered = params_of(sent.covered.bool(), shapes)
             begun = tree.clone(params_of(self._begun(number, client)[2], shapes))
-        for every, observer in self.observers:
-            if number % every == 0:
-                observer(
-                    SubmodelView(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun)
-                )
+        view = SubmodelView(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun)
+        for observer in self.panel.looking(number):
+            observer(view)
 
     def _keep(self, client: int, state: Params) -> None:
         """Keep the client's state after a turn that the server took."""
         if state:
             self.states[client] = tree.clone(state)
-
-    def _remembering(self) -> list[tuple[int, Remembers]]:
-        observers: list[Any] = [observer for _, observer in self.observers]
-        return [(i, observer) for i, observer in enumerate(observers) if isinstance(observer, Remembers)]
 
 
 class Cells:
@@ -352,25 +324,47 @@ def of_own_labels(owned: Tensor, outputs: Sequence[str], cut: SubmodelIndex) -> 
     return flat_of(counts)
 
 
-class Sizes:
-    """Bytes of messages in the wire format: of a model by its width, of an update by its values.
+class StackedFederations(Resumable):
+    """Federations that train as one (seeds, rules, large clients): their clients are lanes of one stack.
 
-    One message of each kind is encoded. The positions of later updates are taken to cost as much as the encoded one's.
+    They have equal numbers of rounds and one trainer (`beside`). Each has the same result as alone.
     """
 
-    def __init__(self) -> None:
-        self.known: dict[str, int] = {}
+    def __init__(self, federations: Sequence[SubmodelFederation]) -> None:
+        self.federations, first = list(federations), federations[0]
+        if any(fed.trainer is not first.trainer or fed.terms.local != first.terms.local for fed in federations):
+            raise WrongInput("federations", "must share trainer and local training; make the others beside the first")
+        if len({fed.terms.rounds for fed in federations}) > 1:
+            raise WrongInput("rounds", "differ between federations that run together; use equal ones")
+        self.terms, self.number = first.terms, first.number
 
-    def model(self, rate: float, params: Params) -> int:
-        """Return the bytes of a model that keeps this share of the channels."""
-        return self._once(f"model {rate}", params, 0)
+    def run_round(self, number: int) -> Round:
+        """Run one round of all federations."""
+        jobs = [fed.begin(number) for fed in self.federations]
+        trained = iter(self.federations[0].trainer([job for fed_jobs in jobs for job in fed_jobs]))
+        finished = [
+            fed.finish(number, [next(trained) for _ in fed_jobs])
+            for fed, fed_jobs in zip(self.federations, jobs, strict=True)
+        ]
+        self.number = number
+        return Round(number, parts=finished)
 
-    def update(self, rate: float, message: Params) -> int:
-        """Return the bytes of an update that is 0 where nothing is sent."""
-        values = value_bytes(message)
-        return values + self._once(f"positions {rate}", message, values)
+    def observed(self, number: int) -> bool:
+        """Return True if an observer looks at a round's updates."""
+        return any(fed.observed(number) for fed in self.federations)
 
-    def _once(self, key: str, message: Params, less: int) -> int:
-        if key not in self.known:
-            self.known[key] = len(encode(tree.to(message, "cpu"))) - less
-        return self.known[key]
+    def model(self) -> Params:
+        """Return the servers' models; names start with the federation's index."""
+        return tree.nested({i: fed.model() for i, fed in enumerate(self.federations)})
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """Return everything that the next round depends on, for `load`."""
+        states = [fed.state() for fed in self.federations]
+        tensors = tree.nested({i: tensors for i, (tensors, _) in enumerate(states)})
+        return tensors, {"federations": [data for _, data in states]}
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Resume from the output of `state`."""
+        for i, (fed, values) in enumerate(zip(self.federations, data["federations"], strict=True)):
+            fed.load(tree.part(tensors, i), values)
+        self.number = self.federations[0].number

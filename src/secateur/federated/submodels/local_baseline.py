@@ -6,23 +6,23 @@ moments from epoch to epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from secateur import tree
 from secateur.errors import WrongInput
-from secateur.federated.federation import Round
-from secateur.federated.submodels import evaluation
-from secateur.federated.submodels.clients import AdamMoments, SubmodelTurn, picked
-from secateur.federated.submodels.evaluation import mean_of
+from secateur.federated.checkpoint import Resumable, check_state
+from secateur.federated.spec import SubmodelSpec
+from secateur.federated.submodels import networks
+from secateur.federated.submodels.clients import AdamMoments, SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
+from secateur.federated.submodels.networks import mean_of
 from secateur.federated.submodels.rules import LocalRule
 from secateur.federated.submodels.structure import ClientAndRound, params_of
-from secateur.federated.traffic import Measure
+from secateur.federated.traffic import Measure, Round
 from secateur.interfaces import Params
 from secateur.seeding import derive
 
@@ -39,23 +39,20 @@ class _Client:
     epochs: int = 0
 
 
-class LocalBaseline:
-    """Clients that share nothing; replaces a federation, and uses its data, widths and trainer (`crowd`)."""
+class LocalBaseline(Resumable):
+    """Clients that share nothing; replaces a federation, and uses its data, widths and trainer."""
+
+    terms: SubmodelSpec
 
     def __init__(self, federation: SubmodelFederation) -> None:
         rule = federation.terms.rule
         if not isinstance(rule, LocalRule):
-            raise WrongInput("submodels", f"{type(rule).__name__} is no rule for clients alone; take local")
+            raise WrongInput("submodels", f"{type(rule).__name__} is no rule for clients alone; use local")
         self.federation, self.rule, self.terms, self.net = federation, rule, federation.terms, federation.net
-        self.seed, self.device, self.number = federation.seed, federation.device, 0
+        self.seed, self.device = federation.seed, federation.device
         self.parts = [self._split(client, rows) for client, rows in enumerate(self.terms.shares)]
         starts = [federation.received(0, client) for client in range(len(self.terms.shares))]
         self.clients = [_Client(turn.received.clone(), turn.received.clone()) for turn in starts]
-
-    def rounds(self) -> Iterator[Round]:
-        """Yield the remaining epochs, until the last one or until all clients have stopped."""
-        while self.number < self.terms.rounds:
-            yield self._epoch(self.number + 1)
 
     def model(self) -> Params:
         """Return no tensors, because there is no server's model."""
@@ -63,9 +60,7 @@ class LocalBaseline:
 
     def observed(self, number: int) -> bool:
         """Return True in the last round if there are observers."""
-        return bool(self.federation.observers) and number == self.terms.rounds
-
-    puts_off = False  # attacks run immediately
+        return bool(self.federation.panel.observers) and number == self.terms.rounds
 
     def _split(self, client: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return a client's rows for training and for validation, at least two of each."""
@@ -73,9 +68,10 @@ class LocalBaseline:
         order = rows[torch.randperm(len(rows), generator=derive(self.seed, "validation", client))]
         return order[held:], order[:held]
 
-    def _epoch(self, number: int) -> Round:
+    def run_round(self, number: int) -> Round:
+        """Train all clients for an epoch that have not stopped; the last epoch is the one in which all have."""
         training = [c for c, state in enumerate(self.clients) if state.waited < self.rule.patience]
-        trained = self.federation.crowd([self._job(number, client) for client in training])
+        trained = self.federation.trainer([self._job(number, client) for client in training])
         for client, (flat, moments) in zip(training, trained, strict=True):
             state = self.clients[client]
             state.flat, state.moments, state.epochs = flat, moments, number
@@ -89,17 +85,14 @@ class LocalBaseline:
         return Round(self.number, self._measures() if done else [])
 
     def _job(self, number: int, client: int) -> SubmodelTurn:
-        state, (train_rows, _) = self.clients[client], self.parts[client]
-        rows = train_rows[torch.randperm(len(train_rows), generator=derive(self.seed, "rows", number, client))]
-        epochs = picked([rows], self.terms.local.augment, derive(self.seed, "augment", number, client))
-        noise = Generator(self.device).manual_seed(derive(self.seed, "noise", number, client).initial_seed())
-        return SubmodelTurn(self.federation.narrow(client).key, state.flat, epochs, noise, None, state.moments)
+        state, rows = self.clients[client], self.parts[client][0]
+        return self.federation.job(number, client, rows, state.flat, epochs=1)._replace(moments=state.moments)
 
     def _validated(self, client: int) -> float:
         narrow, held = self.federation.narrow(client), self.parts[client][1].to(self.device)
         params = params_of(self.clients[client].flat, narrow.shapes) | narrow.others
         return float(
-            evaluation.losses(narrow.net, params, self.federation.train.take(held), self.terms.test_batch).mean()
+            networks.losses(narrow.net, params, self.federation.train.take(held), self.terms.test_batch).mean()
         )
 
     def _measures(self) -> list[Measure]:
@@ -117,7 +110,7 @@ class LocalBaseline:
         fed, number = self.federation, self.terms.rounds
         cut = fed.structure.cut(self.rule, ClientAndRound(client, len(self.clients), number), fed.rates[client])
         rows, rate, net = self.parts[client][0], fed.rates[client], fed.narrow(client).net  # no validation
-        for _, observer in fed.observers:
+        for observer in fed.panel.observers:
             observer(SubmodelView(number, client, rate, net, params, params, cut.channels, rows))
 
     def state(self) -> tuple[Params, dict[str, Any]]:
@@ -128,25 +121,18 @@ class LocalBaseline:
             if state.moments is not None:
                 tensors |= {f"{client}.first": state.moments.first, f"{client}.second": state.moments.second}
         plain = [
-            [
-                state.lowest if state.epochs else None,
-                state.waited,
-                state.epochs,
-                state.moments.steps if state.moments else 0,
-            ]
-            for state in self.clients
+            [one.lowest if one.epochs else None, one.waited, one.epochs, one.moments.steps if one.moments else 0]
+            for one in self.clients
         ]
         return tensors, {"round": self.number, "seed": self.seed, "clients": plain}
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
-        if data["seed"] != self.seed or len(data["clients"]) != len(self.clients):
-            raise WrongInput("state", "is of another federation; give what one of these terms and this seed kept")
-        moved = {name: value.to(self.device) for name, value in tensors.items()}
+        check_state(data["seed"] == self.seed and len(data["clients"]) == len(self.clients))
+        moved = tree.to(tensors, self.device)
         for client, (lowest, waited, epochs, steps) in enumerate(data["clients"]):
-            moments = AdamMoments(moved[f"{client}.first"], moved[f"{client}.second"], steps) if epochs else None
+            saved = tree.part(moved, client)
+            moments = AdamMoments(saved["first"], saved["second"], steps) if epochs else None
             lowest = float("inf") if lowest is None else lowest
-            self.clients[client] = _Client(
-                moved[f"{client}.flat"], moved[f"{client}.best"], moments, lowest, waited, epochs
-            )
+            self.clients[client] = _Client(saved["flat"], saved["best"], moments, lowest, waited, epochs)
         self.number = data["round"]

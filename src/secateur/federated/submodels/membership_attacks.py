@@ -23,11 +23,12 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.attacks.membership.scoring_batches import RULES, SIZE, is_static, scorer, settled, together
 from secateur.attacks.membership.thresholds import negative_cross_entropy
-from secateur.attacks.membership.yeom import Trial, mean_advantage, over_knowledge
+from secateur.attacks.membership.yeom import Trial, mean_advantage, over_knowledge, trial
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
-from secateur.federated.submodels import evaluation
+from secateur.errors import NotFinite, WrongInput, check_whole
+from secateur.federated.spec import Adam
+from secateur.federated.submodels import networks
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params, Transform
 from secateur.metrics.membership import Estimate, evaluate, share
 from secateur.runs.rows import Row
@@ -36,7 +37,6 @@ from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit_many
 
 REFERENCE = 1024  # examples for the estimate of fixed statistics
-TURN = Recipe(epochs=1, weight_decay=0.0, patience=None)  # a turn in mapp_fl: Adam, .001, one epoch of batches of 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,13 @@ class Target:
     augment: Transform | None = None  # of training inputs, also of its shadows; candidates are not augmented
     begun: Params | None = None  # the start of its training; None: `received`
     statistics: Tensor | None = None  # rows to re-estimate BatchNorm on, for the accuracy; None: by batch
+
+    def labels(self, labels: dict[str, Any]) -> dict[str, Any]:
+        """Return the labels of the target's rows, from those of its federation."""
+        extra = {"scope": "server" if self.client is None else "client", "client": self.client, "rate": self.rate}
+        extra |= {"data_size": len(self.rows), "parameters": tree.count(dict(self.net.named_parameters()))}
+        extra |= {} if self.round is None else {"answered": self.round}
+        return labels | {"extra": labels.get("extra", {}) | extra}
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,43 @@ class MembershipEvaluation:
     device: torch.device
     labels: dict[str, Any]
 
+    def rows(self, attacks: Sequence[Choice]) -> list[Row]:
+        """Return the target's accuracy, and every attack with intervals, or the reason of its exclusion."""
+        target, asking = self.target, self.asking
+        if not target.sent:
+            return [self.left_out(attack, "none of its updates was seen") for attack in attacks]
+        try:
+            asked = trial(
+                target.rows,
+                torch.arange(self.data.train_size, len(self.data.inputs)),
+                derive(self.labels["seed"], "trial", target.client),
+                printed=asking.printed and target.client is not None,
+                whole=asking.whole,
+            )
+        except WrongInput as error:
+            return [self.accuracy(), *(self.left_out(attack, error.message) for attack in attacks)]
+        by_loss, by_shadows = ([a for a in attacks if (a.name == "yeom") == yeom] for yeom in (True, False))
+        groups = [([attack], self.yeom(attack, asked)) for attack in by_loss]
+        groups += [(by_shadows, self.shadowed(by_shadows, asked))] if by_shadows else []
+        rows = [self.accuracy()]
+        for group, attacked in groups:
+            try:
+                rows += list(attacked)
+            except NotFinite as error:
+                rows += [self.left_out(attack, error.message) for attack in group]
+        return rows
+
     def accuracy(self) -> Row:
         """Return the test accuracy of the model that a client began its last turn with, or of the server's last."""
         target, size = self.target, self.asking.size
         state = tree.to(target.begun or target.received or target.sent[-1], self.device)
         test = self._batch(torch.arange(self.data.train_size, len(self.data.inputs)))
         if target.statistics is None:
-            outputs = evaluation.logits(target.net, state, test.inputs, size)
+            outputs = networks.logits(target.net, state, test.inputs, size)
         else:
             examples = self._batch(target.statistics).inputs
-            outputs = evaluation.reestimated(target.net, state, examples, test.inputs, size)
-        right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in evaluation.judged
+            outputs = networks.reestimated(target.net, state, examples, test.inputs, size)
+        right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in networks.judged
         return Row(**self.labels, metric="test_accuracy", **right._asdict())
 
     def left_out(self, attack: Choice, reason: str) -> Row:
@@ -209,6 +242,11 @@ class MembershipEvaluation:
         return self.data.batch.take(rows).to(self.device)
 
 
+def turn_of(local: Adam) -> Recipe:
+    """Return the training of a client's turn, for its shadow clients."""
+    return Recipe(local.epochs, local.batch_size, learning_rate=local.learning_rate, weight_decay=0.0, patience=None)
+
+
 def shadow_clients(
     net: nn.Module,
     received: Params,
@@ -238,7 +276,6 @@ def halves(rows: int, models: int, rng: Generator) -> Tensor:
 
     So every row is in exactly half of the models.
     """
-    if models < 2 or models % 2:
-        raise WrongInput("shadows", f"{models} is not allowed; give an even number: each row is in half of them")
+    check_whole("shadows", models, 2, even=True)  # each row is in half of them
     first = torch.stack([torch.randperm(rows, generator=rng) < rows // 2 for _ in range(models // 2)])
     return torch.stack([first, ~first], 1).flatten(0, 1)

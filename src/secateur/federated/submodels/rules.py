@@ -11,12 +11,12 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_numbers, check_wholes
 from secateur.pruning.masks import one_of
 
 Coupling = Literal["layer-wise", "independent"]
@@ -45,15 +45,20 @@ class Rule(ABC):
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the channels that the client trains, sorted."""
 
+    def __post_init__(self) -> None:
+        one_of("coupling", getattr(self, "coupling", "layer-wise"), get_args(Coupling))
+        if getattr(self, "groups", 4) not in (4, 9, 16):  # squares: as many blocks of inputs as of outputs
+            raise WrongInput("groups", f"{self.most_groups} is not allowed; must be 4, 9 or 16")
+
     @property
     def independent(self) -> bool:
         """True if a layer's inputs are drawn apart from the outputs of the layer before."""
-        return False
+        return getattr(self, "coupling", None) == "independent"
 
     @property
     def most_groups(self) -> int:
         """The number of groups; no layer may have fewer channels."""
-        return 1
+        return getattr(self, "groups", 1)
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,6 @@ class RandomRule(Rule):
     """Random channels: coupled through the layers, or inputs and outputs apart (mapp_fl Table 6)."""
 
     coupling: Coupling = "layer-wise"
-
-    def __post_init__(self) -> None:
-        one_of("coupling", self.coupling, ("layer-wise", "independent"))
-
-    @property
-    def independent(self) -> bool:
-        """True if a layer's inputs are drawn apart from the outputs of the layer before."""
-        return self.coupling == "independent"
 
     @abstractmethod
     def set_of(self, at: RuleContext) -> int:
@@ -85,15 +82,6 @@ class GroupedRandom(RandomRule):
     """Random channels by groups of clients."""
 
     groups: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        squared(self.groups)
-
-    @property
-    def most_groups(self) -> int:
-        """The number of groups; no layer may have fewer channels."""
-        return self.groups
 
 
 @method("submodel", "fdropout", "mapp_fl")
@@ -140,10 +128,8 @@ class LocalRule(Rule):
     alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise WrongInput("patience", f"{self.patience} is not allowed; give a whole number from 1")
-        if not 0 < self.validation < 1:
-            raise WrongInput("validation", f"{self.validation} is not allowed; give a number between 0 and 1")
+        check_wholes(self, "patience")
+        check_numbers(self, "(0, 1)", "validation")
 
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the first channels: a model of the client's size, whose start is the server's."""
@@ -156,14 +142,6 @@ class MappFL(Rule):
     """Clients are dealt into groups in every round, and a group trains its block of each layer (GFM; mapp_fl Eq. 8)."""
 
     groups: int = 4
-
-    def __post_init__(self) -> None:
-        squared(self.groups)
-
-    @property
-    def most_groups(self) -> int:
-        """The number of groups; no layer may have fewer channels."""
-        return self.groups
 
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the block of the client's group."""
@@ -225,13 +203,8 @@ class OneResampledBlock(Rule):
     groups: int = 4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("reading", self.reading, ("code", "paper"))
-        squared(self.groups)
-
-    @property
-    def most_groups(self) -> int:
-        """The number of groups; no layer may have fewer channels."""
-        return self.groups
 
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the block of the round's group, or of the client's."""
@@ -266,7 +239,7 @@ def block(at: RuleContext, group: int, groups: int) -> np.ndarray:
     With k^2 groups every pair of an input and an output block is one group's (mapp_fl Eq. 8 for k = 2).
 
     Example:
-        >>> at = Place(client=0, clients=10, round=1, layer=0, depth=0, keep=2, of=4)
+        >>> at = RuleContext(client=0, clients=10, round=1, layer=0, depth=0, keep=2, of=4)
         >>> [block(at, group, 4).tolist() for group in range(4)]
         [[0, 1], [2, 3], [0, 1], [2, 3]]
         >>> [block(at._replace(depth=1), group, 4).tolist() for group in range(4)]
@@ -276,9 +249,3 @@ def block(at: RuleContext, group: int, groups: int) -> np.ndarray:
     number = group // k if at.depth % 2 else group % k
     start = number * (at.of - at.keep) // max(1, k - 1)
     return np.arange(start, start + at.keep)
-
-
-def squared(groups: int) -> None:
-    """Refuse a number of groups that does not make as many blocks of inputs as of outputs."""
-    if groups not in (4, 9, 16):
-        raise WrongInput("groups", f"{groups} is not allowed; give 4, 9 or 16")

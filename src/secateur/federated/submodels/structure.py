@@ -10,24 +10,19 @@ A narrow network has static BatchNorm and the Scaler (HeteroFL; mapp_fl Section 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import WrongInput
-from secateur.federated.submodels.rules import HeteroFL, Rule, RuleContext
+from secateur.errors import WrongInput, check_number
+from secateur.federated.submodels.rules import Rule, RuleContext
 from secateur.interfaces import Params
-from secateur.models.create import check
-from secateur.models.mapp import Scaler
-from secateur.pruning.channels import NORMS, Channels, analyse
-from secateur.pruning.removal import shrink_layer, shrink_norm
+from secateur.pruning.channels import Channels, analyse
 
 REMEMBERED = 256  # cuts in each of the two caches of a Structure
 Key = TypeVar("Key")
@@ -116,11 +111,10 @@ class Structure:
 
     def widths(self, rate: float) -> list[int]:
         """Return the channels of each slot that a client with this share keeps: rounded up, as in HeteroFL."""
-        if not 0 < rate <= 1:
-            raise WrongInput("client_widths", f"{rate} is not allowed; give shares above 0 and up to 1")
+        check_number("client_widths", rate, "(0, 1]")
         for slot in self.slots:
             if rate * slot.size < 1 - 1e-9:
-                least = f"give at least 1/{min(other.size for other in self.slots)}"
+                least = f"use at least 1/{min(other.size for other in self.slots)}"
                 raise WrongInput(
                     "client_widths", f"{rate:g} of {slot.size} leaves the layer {slot.name} without channels; {least}"
                 )
@@ -135,7 +129,7 @@ class Structure:
         narrowest = min(self.slots, key=lambda slot: slot.size, default=None)
         if narrowest is not None and rule.most_groups > narrowest.size:
             least = f"the {narrowest.size} channels of the layer {narrowest.name}"
-            raise WrongInput("groups", f"{rule.most_groups} are more than {least}; give fewer")
+            raise WrongInput("groups", f"{rule.most_groups} are more than {least}; use fewer")
 
     def cut(self, rule: Rule, asked: ClientAndRound, rate: float) -> SubmodelIndex:
         """Return the sub-model that a rule gives a client in a round."""
@@ -153,8 +147,8 @@ class Structure:
             kept[-1] = True
             for slot, width in zip(self.slots, keep, strict=True) if rate < 1 else ():
                 if read is None or bool(((read >= slot.start) & (read < slot.start + slot.size)).any()):
-                    place = RuleContext(*asked, slot.layer + layer, slot.depth, width, slot.size)
-                    kept[slot.start + rule(place)] = True
+                    context = RuleContext(*asked, slot.layer + layer, slot.depth, width, slot.size)
+                    kept[slot.start + rule(context)] = True
             return kept
 
         outputs = flags()
@@ -240,51 +234,3 @@ def params_of(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> Params:
     """Return the parameters in a flat vector, as views."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     return {n: p.view(s) for (n, s), p in zip(shapes.items(), flat.split_with_sizes(sizes), strict=True)}
-
-
-def static(net: nn.Module) -> nn.Module:
-    """Return a copy whose BatchNorms always use the batch's statistics, and keep none."""
-    copied = copy.deepcopy(net)
-    for module in copied.modules():
-        if isinstance(module, NORMS):
-            module.track_running_stats = False
-            module.running_mean = module.running_var = module.num_batches_tracked = None
-    return copied
-
-
-def narrowed(
-    net: nn.Module, structure: Structure, rate: float, scaler: bool, input_shape: tuple[int, ...], classes: int
-) -> nn.Module:
-    """Return the network of a client that keeps this share of the channels; its weights mean nothing."""
-    narrow = copy.deepcopy(net)
-    if rate == 1:
-        return narrow
-    cut = structure.cut(HeteroFL(), ClientAndRound(0, 1, 1), rate)  # any rule's sub-models have this structure
-    for name, layer in structure.layers.items():
-        outputs, inputs = (torch.zeros(len(flags), dtype=torch.bool) for flags in layer)
-        outputs[cut.channels[name]] = True
-        inputs[cut.inputs(name, len(inputs))] = True
-        shrink_layer(narrow, name, outputs, inputs)
-    for name, places in structure.norms.items():
-        kept = torch.zeros(len(places), dtype=torch.bool)
-        kept[cut.channels[name]] = True
-        shrink_norm(narrow, name, kept)
-    _scale(narrow, rate, scaler, [name for name in structure.layers if name not in structure.outputs])
-    check(narrow, input_shape, classes)
-    return narrow
-
-
-def _scale(net: nn.Module, rate: float, scaler: bool, layers: list[str]) -> None:
-    """Divide the outputs of hidden layers by the share of channels kept (mapp_fl Eq. 9), in the network's own Scalers.
-
-    A network without a Scaler gets a hook on each hidden layer instead.
-    """
-    scalers = [module for module in net.modules() if isinstance(module, Scaler)]
-    for module in scalers:
-        module.rate = rate if scaler else 1.0
-    for name in layers if scaler and not scalers else ():
-        net.get_submodule(name).register_forward_hook(partial(_divided, rate))
-
-
-def _divided(rate: float, layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
-    return outputs / rate

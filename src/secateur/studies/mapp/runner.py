@@ -21,17 +21,15 @@ from secateur.config.methods import choice
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import device_of
-from secateur.federated.checkpoint import STAGE, FederationLog, FederationLogs, depends_of, follow
-from secateur.federated.federation import Round
+from secateur.federated.checkpoint import STAGE, FederationLog, depends_of, follow
 from secateur.federated.result_rows import row_of
+from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
-from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.spec import SubmodelSpec
-from secateur.federated.submodels.stacked_federations import FinishedRounds, StackedFederations
-from secateur.federated.submodels.structure import static
-from secateur.federated.traffic import Measure
+from secateur.federated.submodels.networks import static
+from secateur.federated.traffic import Measure, Round
 from secateur.models.create import create
 from secateur.progress import progress
 from secateur.runs.artifacts import Result, key_of
@@ -44,7 +42,6 @@ from secateur.studies.mapp.scale import CLIENTS, SCALES, Case, MappScale, load_d
 from secateur.studies.mapp.tables import by_query
 from secateur.studies.study import Request, StudyPlan, run_steps, scale_of
 from secateur.studies.table import Tabulated
-from secateur.training.recipe import Recipe
 
 ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."
 MANY = "Values are means over repeats, with Student's 95 % intervals over them."
@@ -163,8 +160,12 @@ class MappRunner:
 
     def _depends(self, job: FederationJob) -> dict[str, Any]:
         """Return all that the rows of a federation depend on; federations stacked with it do not count."""
-        settings = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
-        return depends_of(job, self.data) | settings | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
+        settings: dict[str, Any] = {"alone": job.alone, "attacks": [str(attack) for attack in self.attacks]}
+        return (
+            depends_of(job.terms, job.net, self.data, job.seed, self.device)
+            | settings
+            | {"asking": repr(self.asking), "threads": torch.get_num_threads()}
+        )
 
     def _groups(self, jobs: Sequence[FederationJob], missing: Sequence[int]) -> list[list[int]]:
         """Return the stacks by their first job; clients that train alone end at different times, so are not stacked."""
@@ -177,18 +178,17 @@ class MappRunner:
         exposers = [self._exposer(job) for job in jobs]
         federations: list[SubmodelFederation] = []
         for job, exposer in zip(jobs, exposers, strict=True):
-            watching, beside = [(exposer.pace(job.terms), exposer)], federations[0] if federations else None
+            beside = federations[0] if federations else None
             federations.append(
                 SubmodelFederation(
-                    job.net, self.data, job.terms, job.seed, self.device, observers=watching, beside=beside
+                    job.net, self.data, job.terms, job.seed, self.device, observers=[exposer], beside=beside
                 )
             )
         trainings: list[Any] = [LocalBaseline(federations[0])] if jobs[0].alone else federations
         training = trainings[0] if len(jobs) == 1 else StackedFederations(federations)
-        logs = [exposer.story for exposer in exposers]
+        logs = [exposer.log for exposer in exposers]
         with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
-            add_round = self._round_adder(federations, exposers, advance)
-            follow(self.run.folder, key, training, FederationLogs(logs), add_round)
+            follow(self.run.folder, key, training, logs, self._round_adder(federations, exposers, advance))
         return [Result(one.model(), log.plain()) for one, log in zip(trainings, logs, strict=True)]
 
     def _add(self, job: FederationJob, result: Result) -> None:
@@ -201,16 +201,14 @@ class MappRunner:
 
     def _exposer(self, job: FederationJob) -> ExposureObserver:
         """Return the attacks on one federation."""
-        scale, labels = self.scale, labels_of(job, self.data, self.scale)
-        turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
+        labels = labels_of(job, self.data, self.scale)
         return ExposureObserver(
             self.attacks,
             self.attacked_data,
             labels,
             FederationLog(),
-            scale.rounds,
+            job.terms,
             asking=self.asking,
-            turn=turn,
             device=self.device,
         )
 
@@ -223,13 +221,12 @@ class MappRunner:
         """Return a callback that adds a round's measures to each log, and attacks in the last round."""
         shown = 0
 
-        def add_round(done: Round | FinishedRounds) -> None:
+        def add_round(done: Round) -> None:
             nonlocal shown
-            rounds = done.each if isinstance(done, FinishedRounds) else [done]
-            for federation, exposer, one in zip(federations, exposers, rounds, strict=True):
-                exposer.story.rows += [row_of(exposer.labels, measure) for measure in one.measures]
+            for federation, exposer, one in zip(federations, exposers, done.parts or [done], strict=True):
+                exposer.log.rows += [row_of(exposer.labels, measure) for measure in one.measures]
                 if done.number == self.scale.rounds:
-                    exposer.finish(federation)
+                    exposer.attack(federation)
             advance(done.number - shown, f"round {done.number}")
             shown = done.number
 

@@ -23,7 +23,8 @@ from secateur.data.load import load
 from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_groups
 from secateur.evaluation.client import check_pictures
 from secateur.federated.augment import crop_and_flip
-from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
+from secateur.federated.build import rates_of, submodel_protection
+from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.seeding import derive
 from secateur.studies.study import read_scales
 
@@ -119,5 +120,5 @@ def terms_of(case: Case, scale: MappScale, data: Dataset, seed: int) -> Submodel
         local=Adam(batch_size=scale.batch_size, augment=crop_and_flip(data) if scale.augment else None),
         uncovered=case.uncovered,
         evaluate_every=max(1, scale.rounds // 10),
-        **joined_of(defense_of_clients(case.defense)),
+        **submodel_protection(defense_of_clients(case.defense)),
     )

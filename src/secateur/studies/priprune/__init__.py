@@ -21,7 +21,7 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import device_of
 from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE
-from secateur.experiments.federate import check_federate, measure
+from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.priprune import attack_tables, defense_tables, theory
@@ -138,7 +138,7 @@ def _run(
             alone = config.model_copy(update={"base_pruning": [base], "defense": [defense], "seeds": [seed]})
             if (key := str(dump(alone))) not in done:
                 done.add(key)
-                measure(config, run, data, device, seed, base, defense)
+                FederateExperiment(config, run, data, device).measure([seed], base, defense)
                 if also is not None:
                     also(run, config, data, device, seed, base)
 

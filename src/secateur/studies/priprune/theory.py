@@ -17,7 +17,7 @@ from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.theory_curves import RATE, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
-from secateur.federated.build import network_of, terms_of
+from secateur.federated.build import build_spec, network_of
 from secateur.federated.checkpoint import depends_of
 from secateur.federated.federation import Federation
 from secateur.metrics.membership import Estimate
@@ -130,12 +130,12 @@ def bound(
     scale: PripruneScale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
 ) -> None:
     """Add the terms of Theorem 4.1 for the attacked updates of one federation as rows; the rounds are run again."""
-    terms = terms_of(config, data, seed, base, defense_of_clients("none"))
+    terms = build_spec(config, data, seed, base, defense_of_clients("none"))
     federation = Federation(network_of(config, data, seed).to(device), data, terms, seed, device, way=config.way)
     every = config.attack_every or config.rounds
     attacked = range(every, config.rounds + 1, every)
     examples = scale.leaking.examples
-    depends = depends_of(federation, data) | {"looks": list(attacked), "examples": examples}
+    depends = depends_of(terms, federation.net, data, seed, device) | {"looks": list(attacked), "examples": examples}
     result = run.stage(
         THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, attacked, base, examples))})
     )
