@@ -103,7 +103,7 @@ def run_steps(
 
     Args:
         request: The user's request.
-        scale: The scale with the user's changes, saved in config.yaml.
+        scale: The scale with the user's changes, saved in config.yaml; its `threads` are set.
         device: Device of the run.
         seeds: Seeds of the run.
         measure: Adds all rows to the run.
@@ -115,12 +115,16 @@ def run_steps(
     settings |= {
         name: str(value) for name in ("data", "model", "images") if (value := request.options.get(name)) is not None
     }
+    torch.set_num_threads(settings["threads"])
+    opened = False
     try:
         with open_run(request.out, "study", plain(settings | {"seeds": seeds}), device=str(device), seeds=seeds) as run:
+            opened = True
             measure(run)
     finally:
-        with suppress(WrongInput):  # there may be no rows yet
-            write_page([request.out])
+        if opened:  # a folder that was refused is not ours
+            with suppress(WrongInput):  # there may be no rows yet
+                write_page([request.out])
     shutil.rmtree(request.out / "unfinished", ignore_errors=True)
     return run.rows
 

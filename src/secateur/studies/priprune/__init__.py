@@ -73,7 +73,6 @@ class FederatedStudy:
         config = read(Federate, None, {name: request.options.get(name) for name in ("seeds", "device")})
         steps, device = select_steps(self.steps(scale), parts), device_of(config)
         setting = PripruneSetting(scale, request.options, config.seeds, tuple(step.data for step in steps))
-        torch.set_num_threads(scale.threads)
         ready = [federations for step in steps for federations in setting.configs(step)]
         if not ready:
             raise WrongInput("data", f"nothing of {request.study} is run on this data set; use another")
