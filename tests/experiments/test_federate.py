@@ -310,7 +310,7 @@ def test_from_python(tmp_path, rng):
     assert {row.attack for row in made.rows if row.metric == "auc"} == {"yeom"}
     with pytest.raises(secateur.WrongInput, match="lira"):
         secateur.federate(net, (inputs[:40], labels[:40]), (inputs[40:], labels[40:]), membership="samia")
-    with pytest.raises(secateur.WrongInput, match="as many of both"):
+    with pytest.raises(secateur.WrongInput, match="one label for each input"):
         secateur.federate(net, (inputs, labels[:3]))
 
 

@@ -91,17 +91,17 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("at", [2, 3, 4])
 def test_stopped_anywhere_it_goes_on_with_what_was_remembered(tmp_path, monkeypatch, at, undisturbed):
     monkeypatch.setattr("secateur.federated.checkpoint.EVERY", 0.0)
-    whole = Federation._round
+    whole = Federation.run_round
 
     def stopping(self, number):
         if number == at:
             raise KeyboardInterrupt
         return whole(self, number)
 
-    monkeypatch.setattr(Federation, "_round", stopping)
+    monkeypatch.setattr(Federation, "run_round", stopping)
     command = ["federate", "--out", str(tmp_path / "run"), *TINY, *EVERYTHING]
     assert main(command) == 130
-    monkeypatch.setattr(Federation, "_round", whole)
+    monkeypatch.setattr(Federation, "run_round", whole)
     assert main(command) == 0
     assert comparable(load_rows(tmp_path / "run")) == undisturbed
 
@@ -113,13 +113,13 @@ def test_stopped_anywhere_it_goes_on_with_what_was_remembered(tmp_path, monkeypa
         ([*IG, "--attack-clients", "some"], "how many"),
         ([*IG, "--attack-clients", "0"], "attack_clients"),
         ([*IG, "--attack-clients", "9"], "take part"),
-        ([*IG, "--attack-clients", "[9]"], "0 to 5"),
+        ([*IG, "--attack-clients", "[9]"], "must be in [0, 5]"),
         ([*IG, "--attack-at", "9"], "4 rounds"),
         ([*IG, "--attack-at", "2", "--attack-every", "2"], "cannot be combined with attack_every"),
         ([*IG, "--view", "total"], "view"),
         ([*IG, "--view", "sum", "--attack-clients", "2"], "no single client"),
         (["--attack", "rob", "--view", "sum"], "shows none"),
-        (["--attack", "rob", "--membership", "yeom"], "apart"),
+        (["--attack", "rob", "--membership", "yeom"], "cannot be combined with rob"),
         (["--membership", "samia"], "yeom"),
         (["--membership", "lira", "--per-round", "2"], "at least 3"),
         (["--defense", "priprune+dgp"], "can be combined only with dp"),

@@ -229,9 +229,9 @@ def test_what_goes_together():
     own = protection_of(defense("priprune:sharing=.01+dp:noise_multiplier=3"))
     assert own == {"custom_turn": PrivateTurn(PriPrune(sharing=0.01), DifferentialPrivacy(noise_multiplier=3.0))}
     wrong = (
-        ("priprune+dgp", "only with dp"),
-        ("largest+dgp", "only with dp"),
-        ("priprune+dp+error-feedback", "cannot be combined with"),
+        ("priprune+dgp", "can be combined only with dp"),
+        ("largest+dgp", "can be combined only with dp"),
+        ("priprune+dp+error-feedback", "cannot be combined with DifferentialPrivacy"),
     )
     for text, said in wrong:
         with pytest.raises(WrongInput, match=said):
