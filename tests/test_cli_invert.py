@@ -107,7 +107,7 @@ def test_updates_that_do_not_fit(captured, tmp_path, name, expected, capsys):
         (["--attack", "r-gap"], "attack r-gap: cannot invert this network: 0 (Conv2d) has a bias"),
         (["--attack", "r-gap,rob", "--restarts", "2"], "restarts: r-gap does not have it"),
         (["--attack", "ig,rob", "--adaptive", "layer"], "rob"),
-        (["--data", "breast_cancer"], "data: breast_cancer has examples of the shape (30,); only pictures"),
+        (["--data", "breast_cancer"], "data: breast_cancer has examples of the shape (30,); it must have pictures"),
         (["--targets", "1000", "--batch-size", "2"], "targets: 1000 targets of 2 need 2000 training rows"),
         (["--batch-size", "0"], "batch_size"),
         (["--labels", "guessed"], "labels: 'guessed' is not allowed"),
@@ -160,4 +160,4 @@ def test_a_captured_update_runs_again_from_its_own_run_file(captured, tmp_path, 
     assert "targets" not in (tmp_path / "run" / "config.yaml").read_text()
     assert invert(tmp_path / "run" / "config.yaml", "--out", tmp_path / "again", "--dry-run") == 0
     assert invert(*QUICK[:4], *update, "--learning-rate", "0.1") == 2
-    assert "learning_rate: is of weights" in capsys.readouterr().err
+    assert "learning_rate: cannot be combined with" in capsys.readouterr().err

@@ -170,12 +170,12 @@ def test_from_python(client, batch):
     [
         ({"defense": "ppb"}, "ppb acts on training; use secateur audit or secateur prune"),
         ({"defense": "basic"}, "basic acts on training"),
-        ({"defense": "error-feedback"}, "write for example dgp\\+error-feedback"),
+        ({"defense": "error-feedback"}, "use for example dgp\\+error-feedback"),
         ({"defense": "dp+error-feedback"}, "residual cannot be added"),
-        ({"defense": "dgp:k1=.5:k2=.5"}, "sum is below 1"),
-        ({"defense": "dgp", "local_steps": 2}, "acts on a gradient, and local_steps send weights"),
-        ({"defense": "dgp", "residual": "e.safetensors"}, "residual: is what error feedback keeps"),
-        ({"defense": "dgp", "update": "u.safetensors", "weights": "w.safetensors"}, "made already"),
+        ({"defense": "dgp:k1=.5:k2=.5"}, "with a sum below 1"),
+        ({"defense": "dgp", "local_steps": 2}, "cannot be combined with local_steps"),
+        ({"defense": "dgp", "residual": "e.safetensors"}, "residual: needs error feedback"),
+        ({"defense": "dgp", "update": "u.safetensors", "weights": "w.safetensors"}, "captured already"),
     ],
 )
 def test_what_cannot_be_is_refused_with_one_sentence(given, sentence):

@@ -261,7 +261,7 @@ def test_a_piece_that_never_fits_is_refused(monkeypatch, field):
     ("address", "sentence"),
     [
         ("127.0.0.1:1", "address: no Ray cluster answers at 127.0.0.1:1"),
-        ("head", "address: 'head' is not readable; give host:port, or auto"),
+        ("head", "address: 'head' is not readable; use host:port, or auto"),
         ("127.0.0.1:99999999", "address: no Ray cluster answers"),
     ],
 )
