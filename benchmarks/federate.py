@@ -209,7 +209,8 @@ def submodels(
 ) -> SubmodelFederation:
     """A federation of mapp_fl that evaluates at its end only, on random pictures in the shape of CIFAR-10."""
     shares = list(torch.arange(sum(sizes)).split(list(sizes)))
-    terms = SubmodelTerms(shares, find("submodel", rule)(), rates_of(shares, 2), rounds, evaluate_every=rounds)
+    chosen = {"rule": find("submodel", rule)(), "rates": rates_of(shares, 2)}
+    terms = SubmodelTerms(shares=shares, rounds=rounds, evaluate_every=rounds, **chosen)
     net = create("mapp-cnn-16", (3, 32, 32), 10, Generator().manual_seed(0)).to(device)
     return SubmodelFederation(net, _pictures(sum(sizes)), terms, seed, device, beside=beside)
 

@@ -192,6 +192,7 @@ def test_on_a_gpu_the_thread_is_where_it_was_and_work_goes_on():
     x.mm(x)  # libraries set themselves up
     assert try_capture(lambda: (x @ x).sum().item(), torch.cuda.Stream()) is None
     assert torch.cuda.current_stream() == before
+    assert torch.randn(9, device="cuda").unique().numel() == 9  # torch leaves its generator inside a failed capture
     graph, made = try_capture(lambda: x @ x, torch.cuda.Stream())
     graph.replay()
     assert torch.cuda.current_stream() == before and torch.equal(made, torch.full_like(x, 8))

@@ -4,10 +4,11 @@ Small networks are bound by the launches of their kernels, which a graph saves. 
 inputs, `capture_step` a step of an attack on tensors that stay in place. `Branches` runs parts of a captured function
 in parallel.
 
-Two traps of torch are handled in `capture`. torch.cuda.graph restores the thread's stream only if the capture
-succeeds; `capture` restores the stream always. The workspace of cuBLAS belongs to a stream, and torch hands out 32
-streams in turn. A dropped graph frees the workspace of its stream, to which products of another graph of that stream
-still write (pytorch issue 193402). So every graph here has a workspace of its own.
+Three traps of torch are handled here. torch.cuda.graph restores the thread's stream only if the capture succeeds;
+`capture` restores the stream always. After a failed capture the generators still count as captured; `try_capture`
+frees them. The workspace of cuBLAS belongs to a stream, and torch hands out 32 streams in turn. A dropped graph frees
+the workspace of its stream, to which products of another graph of that stream still write (pytorch issue 193402). So
+every graph here has a workspace of its own.
 """
 
 from __future__ import annotations
@@ -170,10 +171,17 @@ def try_capture(
         raise
     except RuntimeError as error:  # such as of a user's network that waits for the device
         cause = error.__context__ or error  # if the work fails, the end of its capture may fail too and says less
+        _leave_capture([*torch.cuda.default_generators, *generators])
         if isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
         log.warning("running a step without a CUDA graph: it cannot be captured (%s)", str(cause).split("\n")[0])
         return None
+
+
+def _leave_capture(generators: Sequence[Generator]) -> None:
+    """Take generators out of a capture that failed: torch would refuse every later draw from them."""
+    for generator in generators:
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def capture(
