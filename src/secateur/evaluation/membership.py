@@ -13,6 +13,8 @@ from secateur.metrics.membership import evaluate, roc
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
+NO_THRESHOLD = "needs shadow models: without them the attack ranks examples, but has no threshold to decide by"
+
 
 def judged(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
     """Evaluate an attack's guesses; return plain values: measures with intervals, the ROC curve, the note."""
@@ -23,11 +25,15 @@ def judged(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
 
 
 def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
-    """Return the result of `judged` as rows."""
+    """Return the result of `judged` as rows; a TPR of 0 only because the score ties has no value."""
     rows = []
     for name, estimate in result["estimates"].items():
         note = "; ".join(filter(None, (estimate["note"], result["note"]))) or None
-        rows.append(Row(**labels, metric=name, **(estimate | {"note": note})))
+        tied = estimate["value"] == 0 and "by the score" in (estimate["note"] or "")
+        numbers = {"value": None, "low": None, "high": None} if tied else {}
+        rows.append(Row(**labels, metric=name, **(estimate | {"note": note} | numbers)))
+    if "balanced_accuracy" not in result["estimates"]:
+        rows.append(Row(**labels, metric="balanced_accuracy", value=None, note=NO_THRESHOLD))
     return rows
 
 
