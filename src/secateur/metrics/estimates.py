@@ -15,6 +15,7 @@ from secateur.metrics.membership import Estimate
 Measure = dict[int, Estimate]  # by seed; empty where it was not measured
 
 INFINITE = math.inf
+Z = 1.959964  # of a two-sided 95 % interval
 SMALLEST = 400  # examples of a client that counts (mapp_fl 3.2)
 
 
@@ -119,6 +120,33 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
     return Estimate(centre, centre - down, centre + up)
 
 
+def p_above(estimate: Estimate, bound: float) -> float:
+    """Return the one-sided p-value of `value <= bound`, by the lower half of the interval as a normal deviation.
+
+    Example:
+        >>> round(p_above(Estimate(0.6, 0.5, 0.7), 0.5), 3), p_above(Estimate(0.6, 0.6, 0.6), 0.5)
+        (0.025, 0.0)
+    """
+    deviation = (estimate.value - estimate.low) / Z
+    if deviation <= 0:
+        return 0.0 if estimate.value > bound else 1.0
+    return 0.5 * math.erfc((estimate.value - bound) / deviation / math.sqrt(2))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number (Holm 1979): a level for each is then a level for all together.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    adjusted, worst = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = worst
+    return adjusted
+
+
 def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:
     """Return Pearson's r with Fisher's 95 % interval; None where one side does not vary.
 
@@ -133,7 +161,7 @@ def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimat
     r = max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(dx, dy, strict=True)) / scale))
     if n - spent < 4:
         return Estimate(r, -1.0, 1.0)
-    z, radius = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), 1.959964 / math.sqrt(n - spent - 3)
+    z, radius = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), Z / math.sqrt(n - spent - 3)
     return Estimate(r, math.tanh(z - radius), math.tanh(z + radius))
 
 
