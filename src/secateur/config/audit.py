@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from secateur.config.base import (
     MANY,
     Common,
-    Fields,
     OneAttack,
     OneDefense,
     OnePruner,
@@ -20,26 +19,10 @@ from secateur.config.base import (
     none_or_many,
 )
 from secateur.config.methods import choice
+from secateur.config.policy import Limits
 from secateur.errors import WrongInput
 
 Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
-
-
-class Limits(Fields):
-    """Upper limits on the leakage of pruned and defended models, under every attack; None: no limit."""
-
-    auc: Annotated[float, Field(ge=0, le=1)] | None = None
-    attack_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-    balanced_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-    advantage: Annotated[float, Field(ge=-1, le=1)] | None = None
-    tpr_at_fpr_10: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.1")
-    tpr_at_fpr_1: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.01")
-    tpr_at_fpr_01: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, alias="tpr_at_fpr_0.001")
-    accuracy_drop: Annotated[float, Field(ge=0, le=1)] | None = None
-
-    def given(self) -> dict[str, float]:
-        """Return the limits that are set, by the name of the measure."""
-        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class Audit(Common):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 from xml.etree import ElementTree
 
 from secateur.catalogue import methods, name_of
+from secateur.config.policy import Limits
+from secateur.evaluation.validity import failures
 from secateur.metrics.estimates import average, holm, mean_of, p_above
 from secateur.metrics.membership import UNSUPPORTED, Estimate
 from secateur.runs.rows import Row
@@ -43,6 +45,11 @@ class Policy:
     limits: Mapping[str, float]
     decide: Decider = "high"
     attacker: Attacker = "shadows"
+
+
+def policy_of(limits: Limits) -> Policy:
+    """Return the limits of a run file or policy file as a policy."""
+    return Policy(limits.by_measure(), limits.decide, limits.attacker)
 
 
 @dataclass(frozen=True)
@@ -111,18 +118,22 @@ class _Group:
 def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
     """Hold every limit against every shipped model or defense: pruned models, or the originals if nothing was pruned.
 
-    Where only the low end decides, all comparisons together keep the level by Holm's method.
+    A run whose validity checks fail passes no limit. Where only the low end decides, all comparisons together keep the
+    level by Holm's method.
     """
     by_subject: dict[tuple[str, str], list[Evidence]] = {}
     for item in collect(rows, policy.limits):
         by_subject.setdefault((item.subject, item.measure), []).append(item)
     shadowed = {row.attack for row in rows if row.attack and row.value is not None and uses_shadows(row.attack)}
+    invalid = failures(rows)
     surpassed = _surpassed([item for items in by_subject.values() for item in items], policy.limits)
     checks = []
     for (subject, measure), items in by_subject.items():
         decided = _decide(subject, measure, items, policy, surpassed)
-        if decided.passed and measure not in UTILITY and policy.attacker == "shadows" and not shadowed and _told(items):
-            decided = Check(subject, measure, decided.limit, Outcome.INCONCLUSIVE, decided.evidence, reason=NO_SHADOWS)
+        unaided = policy.attacker == "shadows" and not shadowed and _told(items)
+        reason = invalid[0] if invalid else NO_SHADOWS if unaided and measure not in UTILITY else ""
+        if decided.passed and reason:
+            decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=reason)
         checks.append(decided)
     measured = {decided.measure for decided in checks}
     return checks + [
@@ -135,7 +146,7 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
 def outcome(checks: Iterable[Check]) -> Outcome:
     """Return the answer to all limits: above if one is, else inconclusive if one is."""
     outcomes = {decided.outcome for decided in checks}
-    return next(worst for worst in (Outcome.ABOVE, Outcome.INCONCLUSIVE, Outcome.WITHIN) if worst in outcomes)
+    return next((worst for worst in (Outcome.ABOVE, Outcome.INCONCLUSIVE) if worst in outcomes), Outcome.WITHIN)
 
 
 def collect(rows: Sequence[Row], measures: Iterable[str]) -> list[Evidence]:

@@ -20,7 +20,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.splits import Part, in_out, trained_split, victim_shadow
 from secateur.evaluation.membership import attack_rows, flat, judged, remembering
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import SeedContext, check_audit
+from secateur.experiments.context import SeedContext, check_audit, shortage
 from secateur.experiments.pipeline import VICTIM, ModelFactory, ModelJob, guarantees, make, model_rows, state_of
 from secateur.experiments.predictions import planned
 from secateur.experiments.threat_models import Compression, Matchup, duels, grid, guess
@@ -176,7 +176,7 @@ class AuditEvaluation:
     def measure_attack(self, duel: Matchup, attack: Choice) -> None:
         """Measure how well one attack tells the victim's members from non-members."""
         run, labels = self.bench.run, self._labels(duel.labels) | {"attack": str(attack)}
-        if attack.method.info["shadows"] != "none" and not self.workshop.shadows():
+        if not self.workshop.shadows() and shortage(attack, 0) is not None:
             run.add([Row(**labels, metric="auc", value=None, note=NO_SHADOWS)])
             return
         attacker = duel.attacker or self.select(attack)

@@ -117,7 +117,7 @@ def check_models(attack: Choice, shadows: int, in_out: int = 0, left: str = "") 
 
 def shortage(attack: Choice, shadows: int, in_out: int = 0) -> str | None:
     """Return why an attack cannot run with this many disjoint shadows and in-out models; None if it can."""
-    if attack.method.info["shadows"] == "none":
+    if attack.method.info["shadows"] in ("none", "for a threshold"):
         return None
     attacker = attack.make()
     if isinstance(attacker, CountsModels):

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from secateur.config import Limits
 from secateur.errors import WrongInput
-from secateur.evaluation.limits import check
+from secateur.evaluation.limits import check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
 from secateur.report import (
     audit,
@@ -51,9 +52,8 @@ def broken(sources: Sequence[Source]) -> list[str] | None:
 
     checks = []
     for source in sources:
-        limits = (yaml.safe_load(source.config) or {}).get("limits") or {}
-        set_limits = {name: limit for name, limit in limits.items() if limit is not None}
-        checks += [(source.name, checked) for checked in check(source.rows, set_limits)]
+        limits = Limits.model_validate((yaml.safe_load(source.config) or {}).get("limits") or {})
+        checks += [(source.name, checked) for checked in check(source.rows, policy_of(limits))]
     if not checks:
         return None
     failed = [(name, checked.sentence) for name, checked in checks if not checked.passed]
