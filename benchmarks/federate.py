@@ -47,7 +47,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from secateur.attacks.inversion.engines.stacked import stacked
+from secateur.attacks.inversion.engines.autograd import stacked
 from secateur.attacks.inversion.problem import Compared, Problem, Variables, structure
 from secateur.catalogue import find
 from secateur.config import base_pruning, defense_of_clients

@@ -19,8 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import split
-from secateur.defenses.priprune import PriPrune, withholding
-from secateur.defenses.priprune_steps import LOGITS, STEPS
+from secateur.defenses.priprune import LOGITS, STEPS, PriPrune, withholding
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import unknown
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params

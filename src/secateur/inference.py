@@ -87,6 +87,11 @@ def per_example_gradients(net: nn.Module, state: Params, batch: Batch, loss: Los
     return gradients
 
 
+def true_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return (N,) the value of the true class, p_y, of rows (N, K)."""
+    return probabilities.gather(1, labels[:, None]).squeeze(1)
+
+
 def probabilities(box: BlackBox, inputs: Tensor) -> Tensor:
     """Return (N, K) probabilities of a black box, for the attacks that need more than labels.
 

@@ -225,8 +225,8 @@ class InversionAttack(Protocol):
         ...
 
     def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
-        """Return the model that the server sends instead; a passive attacker returns the model unchanged."""
-        ...
+        """Return the model that the server sends instead; a passive attacker inherits this and changes nothing."""
+        return net, state
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
@@ -257,10 +257,10 @@ class Upload(Protocol):
     """Defense that rewrites a client's upload: a frozen dataclass whose fields are its hyper-parameters."""
 
     def init(self, params: Params) -> Params:
-        """Return the state that the client keeps and never sends, by name; may be empty."""
-        ...
+        """Return the state that the client keeps and never sends, by name; empty unless a defense overrides it."""
+        return {}
 
-    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, context: UploadContext) -> tuple[Params, Params]:
         """Return the upload and the new state; neither shares memory with an argument unless it is unchanged."""
         ...
 

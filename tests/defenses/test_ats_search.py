@@ -8,8 +8,15 @@ import torch
 from torch import nn
 
 from secateur import tree
-from secateur.defenses.ats import AutomaticTransformationSearch, write_policies
-from secateur.defenses.ats_search import LEAST, accuracy_score, eigenvalue_score, privacy_scores, search
+from secateur.defenses.ats import (
+    LEAST,
+    AutomaticTransformationSearch,
+    accuracy_score,
+    eigenvalue_score,
+    privacy_scores,
+    search,
+    write_policies,
+)
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
 from secateur.models.small import lenet_zhu
@@ -86,5 +93,5 @@ def test_a_search_gives_policies_that_the_defense_takes(rng):
     middle = sorted(each.accuracy for each in every)[2]
     assert found(middle) == [each for each in every if each.accuracy >= middle]
     AutomaticTransformationSearch(write_policies(tuple(each.policy for each in every[:2])))
-    with pytest.raises(WrongInput, match=r"-3 cannot be reached with 4 examples; give at most -4, or fewer examples"):
+    with pytest.raises(WrongInput, match=r"-3 cannot be reached with 4 examples; must be at most -4"):
         found(-3)

@@ -10,7 +10,7 @@ from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.defenses import dp_sgd
 from secateur.defenses.dp import DifferentialPrivacy, per_example
-from secateur.defenses.dp_accounting import Phase, epsilon
+from secateur.defenses.dp_common import Phase, epsilon
 from secateur.defenses.precode import with_bottleneck
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, UploadContext

@@ -14,7 +14,7 @@ from torch import nn
 
 from secateur import catalogue, tree
 from secateur.defenses import dp_sgd
-from secateur.defenses.dp_accounting import Phase, epsilon, sampling
+from secateur.defenses.dp_common import Phase, epsilon, sampling
 from secateur.defenses.dp_sgd import DpSgd, DpSgdScratch
 from secateur.defenses.ppb import PairBasedPosteriorBalancing as Ppb
 from secateur.errors import WrongInput, install_command
@@ -315,7 +315,7 @@ def test_models_and_accountants_that_cannot_be_are_refused(net, monkeypatch):
 def test_opacus_leaves_logs_as_they_are():
     """Imported in a process of its own: it is imported once, and sets the root logger up then."""
     code = (
-        "import logging; from secateur.defenses.dp_accounting import Phase, epsilon; "
+        "import logging; from secateur.defenses.dp_common import Phase, epsilon; "
         "assert epsilon(1.0, [Phase(0.1, 5)], 1e-5) > 0; root = logging.getLogger(); "
         "assert not root.handlers and root.level == logging.WARNING; logging.getLogger('secateur').warning('told')"
     )

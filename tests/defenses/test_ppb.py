@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from secateur.defenses.ppb import PairBasedPosteriorBalancing as Ppb
+from secateur.errors import WrongInput
 
 
 def test_equation_6_by_hand_on_one_pair():
@@ -30,3 +31,9 @@ def test_the_gradient_flows_through_both_of_a_pair():
     assert torch.autograd.gradcheck(lambda x: Ppb(2.0)(x, labels), logits)
     (balancing,) = torch.autograd.grad(Ppb(2.0)(logits, labels) - cross_entropy(logits, labels), logits)
     assert (balancing.abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf])
+def test_a_strength_must_be_finite_and_not_negative(strength):
+    with pytest.raises(WrongInput, match=f"strength: {strength} is not allowed; must be at least 0"):
+        Ppb(strength)

@@ -11,9 +11,8 @@ from torch.func import functional_call, vmap
 import secateur
 from secateur import tree
 from secateur.attacks.inversion import adaptive
+from secateur.attacks.inversion.engines.autograd import plain, stacked
 from secateur.attacks.inversion.engines.layerwise import layerwise
-from secateur.attacks.inversion.engines.plain import plain
-from secateur.attacks.inversion.engines.stacked import stacked
 from secateur.attacks.inversion.objective import Matching
 from secateur.attacks.inversion.problem import Problem, structure
 from secateur.attacks.inversion.updates import gradient_update

@@ -14,8 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from secateur import tree
 from secateur.config import Audit, Invert, read
-from secateur.defenses.priprune import PRESETS, PriPrune, preset, withholding
-from secateur.defenses.priprune_steps import LOGITS, STEPS, TURNS
+from secateur.defenses.priprune import LOGITS, PRESETS, STEPS, TURNS, PriPrune, preset, withholding
 from secateur.defenses.withholding import SAVED, WITHHELD, rates, reloaded, whole_mask
 from secateur.errors import WrongInput
 from secateur.federated.averaging import Average

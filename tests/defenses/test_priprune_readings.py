@@ -10,8 +10,7 @@ import torch
 from tiny_client import RATE, WEIGHTS, drawn, loss
 from torch.func import grad
 
-from secateur.defenses.priprune import PriPrune
-from secateur.defenses.priprune_steps import LOGITS
+from secateur.defenses.priprune import LOGITS, PriPrune
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import WrongInput
 

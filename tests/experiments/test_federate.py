@@ -165,7 +165,10 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         (["--base-pruning", "snip:rate=1"], "base_pruning.snip.rate: 1.0 is not allowed"),
         (["--defense", "priprune:alpha=2"], "defense.priprune.alpha: 2.0 is not allowed"),
         (["--defense", "ppb"], "acts on"),
-        (["--defense", "adgp+error-feedback"], "defense: adgp lets one client choose everybody's positions; take dgp"),
+        (
+            ["--defense", "adgp+error-feedback"],
+            "adgp lets one client choose the positions of all clients; use dgp",
+        ),
         (
             ["--defense", "dgp+nope"],
             "Allowed: dgp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",

@@ -8,10 +8,9 @@ import torch
 from alone import pictures
 from secateur import tree
 from secateur.config import defense
-from secateur.defenses import private_client
-from secateur.defenses.dp import DifferentialPrivacy
+from secateur.defenses import dp
+from secateur.defenses.dp import LOOKS, DifferentialPrivacy, PrivateTurn
 from secateur.defenses.priprune import PriPrune
-from secateur.defenses.private_client import LOOKS, PrivateTurn
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
 from secateur.federated.client_training import LocalTraining
@@ -154,7 +153,7 @@ def test_a_private_turn_is_made_of_its_noisy_looks_alone(monkeypatch):
         asked.append(params)
         return [{name: torch.ones(1, *value.shape, dtype=value.dtype) for name, value in params.items()}]
 
-    monkeypatch.setattr(private_client, "gradients", answer)
+    monkeypatch.setattr(dp, "gradients", answer)
     noise = own.noise(weights, 1, torch.Generator().manual_seed(0))
     made = []
     for seed in (0, 1):

@@ -13,9 +13,8 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
 from secateur import tree
-from secateur.defenses import priprune, priprune_steps
-from secateur.defenses.priprune import PriPrune
-from secateur.defenses.priprune_steps import FIRST, LOGITS, TURNS, Fused, Plain, passes_for
+from secateur.defenses import priprune
+from secateur.defenses.priprune import FIRST, LOGITS, TURNS, Fused, Plain, PriPrune, passes_for
 from secateur.defenses.withholding import SAVED, WITHHELD, whole_mask
 from secateur.gpu import adam, priprune_ops
 from secateur.interfaces import Batch
@@ -177,6 +176,6 @@ def test_which_passes_are_taken(monkeypatch):
         params = {"w": torch.zeros(2, 2, dtype=dtype, device=DEVICE)}
         fused = GPU and dtype == torch.float32
         assert isinstance(passes_for(params, PriPrune().init(params)), Fused if fused else Plain)
-    monkeypatch.setattr(priprune_steps, "FUSED", False)
+    monkeypatch.setattr(priprune, "FUSED", False)
     params = {"w": torch.zeros(2, 2, device=DEVICE)}
     assert isinstance(passes_for(params, PriPrune().init(params)), Plain)

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
 from secateur.config import base_pruning
-from secateur.defenses import priprune, priprune_steps
+from secateur.defenses import priprune
 from secateur.gpu import graphs, priprune_ops  # noqa: F401  the operators
 
 pytestmark = pytest.mark.system  # interpreted, they take minutes
@@ -34,7 +34,7 @@ def model_of(base, learns, device="cpu", rounds=4):
 @pytest.mark.parametrize("base", ["none", "prunefl:every=2:iterations=2", "feddst:every=2"])
 def test_rounds_are_the_plain_ones(base, learns, monkeypatch):
     expected = model_of(base, learns)
-    monkeypatch.setattr(priprune, "passes_for", lambda *_: priprune_steps.Fused(torch.ops.secateur))
+    monkeypatch.setattr(priprune, "passes_for", lambda *_: priprune.Fused(torch.ops.secateur))
     for name, value in model_of(base, learns).items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
 
@@ -48,6 +48,6 @@ def test_on_a_gpu_they_are_so_captured_and_eager(base, monkeypatch):
     for name, value in eager.items():
         torch.testing.assert_close(captured[name], value, rtol=0, atol=1e-5)
     first = model_of(base, "turn", "cuda", 1)  # later small differences decide what is withheld
-    monkeypatch.setattr(priprune_steps, "FUSED", False)
+    monkeypatch.setattr(priprune, "FUSED", False)
     for name, value in model_of(base, "turn", "cuda", 1).items():
         torch.testing.assert_close(first[name], value, rtol=0, atol=1e-4)

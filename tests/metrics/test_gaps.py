@@ -5,7 +5,7 @@ import torch
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox
-from secateur.metrics.gaps import absolute, difference, difference_of_shares, gaps
+from secateur.metrics.gaps import absolute, difference_of_means, difference_of_shares, gaps
 from secateur.metrics.membership import Estimate
 
 
@@ -63,7 +63,7 @@ def test_a_normal_interval_covers_the_truth_as_often_as_it_says():
     rng = torch.Generator().manual_seed(0)
     covered = 0
     for _ in range(300):
-        found = difference(1 + torch.randn(60, generator=rng), 2 * torch.randn(90, generator=rng))
+        found = difference_of_means(1 + torch.randn(60, generator=rng), 2 * torch.randn(90, generator=rng))
         covered += found.low <= 1 <= found.high
     assert 270 <= covered <= 297
 

@@ -69,7 +69,7 @@ def test_wrong_pictures_are_refused_in_one_sentence(measure):
 
 
 def test_ssim_needs_its_window(rng):
-    with pytest.raises(WrongInput, match="ssim: 16x8 pixels are too few; give at least 11 a side"):
+    with pytest.raises(WrongInput, match="ssim: 16x8 pixels are too few; use at least 11 a side"):
         ssim(torch.zeros(1, 1, 16, 8), torch.zeros(1, 1, 16, 8))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from secateur.errors import WrongInput
 from secateur.metrics.image import picture_scores
-from secateur.metrics.lpips import LAYERS, PLACE, SHAPES, convert, load_weights, lpips, main, read_weights
+from secateur.metrics.lpips import FILE, LAYERS, SHAPES, convert, load_weights, lpips, main, read_weights
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def weights(data_folder):
     """The published ones."""
     found = load_weights(data_folder)
     if found is None:
-        pytest.skip(f"left out: {PLACE} is not in the folder of real data")
+        pytest.skip(f"left out: {FILE} is not in the folder of real data")
     return found
 
 
@@ -133,7 +133,7 @@ def packed(folder, data):
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_the_converter(tmp_path, drawn, protocol):
     for source in packed(tmp_path, pickle.dumps(published(drawn), protocol)):
-        target = tmp_path / "made" / PLACE
+        target = tmp_path / "made" / FILE
         convert(source, target)
         written = load_file(target)
         assert {value.dtype for value in written.values()} == {torch.float16}

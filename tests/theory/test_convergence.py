@@ -27,13 +27,13 @@ from secateur.theory.convergence import (
     corollary_1,
     corollary_1_rate,
     full_gradient,
+    inapplicable,
     lemma_1,
     lemma_1_tight,
     observed_smoothness,
     rounds_needed,
     theorem_2,
     theorem_2_tight,
-    why_not,
 )
 from secateur.theory.gradient_distance import norm
 from secateur.theory.reconstruction_bound import hessian_norm
@@ -136,7 +136,7 @@ def test_the_full_gradient_is_the_mean_over_parts(rng):
     ],
 )
 def test_what_theorem_2_is_not_about(plan, word):
-    found = why_not(plan.stated)
+    found = inapplicable(plan.stated)
     assert found is None if word is None else word in found
 
 
@@ -185,7 +185,7 @@ def judged(regression, name):
 @pytest.mark.parametrize("name", UPLOADS)
 def test_on_a_real_run_lemma_1_and_theorem_2_hold(regression, name):
     rows, _, plan = regression[name]
-    assert why_not(plan.stated) is None
+    assert inapplicable(plan.stated) is None
     lemma = check_lemma_1(rows, rounds=1)
     assert all(each.holds and each.measured <= each.tight * (1 + 1e-6) for each in lemma)
     met, seen, theorem = judged(regression, name)

@@ -10,12 +10,12 @@ from torch import Tensor
 from secateur.catalogue import method
 from secateur.defenses.selection import Sizes, end_to_end, ranks_of, slices, top_and_between
 from secateur.errors import WrongInput
-from secateur.interfaces import Mask, Params, UploadContext
+from secateur.interfaces import Mask, Params, Upload, UploadContext
 
 
 @method("defense", "adgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
 @dataclass(frozen=True)
-class AlignedDualGradientPruning:
+class AlignedDualGradientPruning(Upload):
     """Drops a gradient's largest k1 and sends the k largest inside positions that all users share (dgp 6.4).
 
     Acts on: the upload. Each round one user, drawn at random, broadcasts the positions I = `positions(gradient +
@@ -39,18 +39,14 @@ class AlignedDualGradientPruning:
 
     def __post_init__(self) -> None:
         if not 0 <= self.k1 < self.k <= 0.5:
-            raise WrongInput("k1, k", f"{self.k1} and {self.k} are not allowed; give 0 <= k1 < k <= .5 (2k are shared)")
-
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
+            raise WrongInput("k1, k", f"{self.k1} and {self.k} are not allowed; must be 0 <= k1 < k <= .5")
 
     def __call__(
-        self, grads: Params, state: Params, turning: UploadContext, inside: Mask | None = None
+        self, grads: Params, state: Params, context: UploadContext, inside: Mask | None = None
     ) -> tuple[Params, Params]:
         """Return the upload for the broadcast positions `inside`; None: this client broadcasts."""
         if inside is None and not self.chosen:
-            raise WrongInput("inside", "must be given to a user that does not broadcast: another's positions")
+            raise WrongInput("inside", "is missing; a user that does not broadcast needs the positions of another user")
         if inside is None:
             return self.compress(grads), state
         _check(inside, grads)

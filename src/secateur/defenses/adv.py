@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, linear, logsigmoid, relu
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_whole
 from secateur.inference import outputs
 from secateur.interfaces import Batch, Loss, Params
 from secateur.training.execution import Lane, Lanes
@@ -46,11 +46,9 @@ class AdversarialRegularisation:
     hidden: tuple[int, ...] = (512, 256, 128)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha >= 0):
-            raise WrongInput("alpha", f"{self.alpha} is not allowed; give a number from 0")
-        for name, least in (("warm_up", 0), ("attack_steps", 1)):
-            if getattr(self, name) < least:
-                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from {least}")
+        check_number("alpha", self.alpha, "[0, inf)")
+        check_whole("warm_up", self.warm_up, 0)
+        check_whole("attack_steps", self.attack_steps)
 
     def fit_many(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from secateur.catalogue import method
 from secateur.defenses.selection import Sizes, counts, end_to_end, kept_between, kept_rows, top_and_between
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_whole
 from secateur.interfaces import Params, UploadContext
 
 
@@ -35,13 +35,13 @@ class DualGradientPruning:
 
     def __post_init__(self) -> None:
         if {self.k1, self.k2} != {None} and {self.total, self.p} != {None}:
-            raise WrongInput("k1, k2, total, p", "are given twice; give k1 and k2, or total = k1 + k2 and p = k1 / k2")
-        if self.p is not None and not 0 <= self.p < float("inf"):
-            raise WrongInput("p", f"{self.p} is not allowed; give the ratio k1 / k2, a number from 0")
-        if self.total is not None and not 0 <= self.total < 1:
-            raise WrongInput("total", f"{self.total} is not allowed; give k1 + k2, from 0 up to, not including, 1")
-        if self.release is not None and self.release < 1:
-            raise WrongInput("release", f"{self.release} is not allowed; give a number of rounds from 1")
+            raise WrongInput("k1, k2, total, p", "are set twice; use k1 and k2, or total = k1 + k2 and p = k1 / k2")
+        if self.p is not None:
+            check_number("p", self.p, "[0, inf)")
+        if self.total is not None:
+            check_number("total", self.total, "[0, 1)")
+        if self.release is not None:
+            check_whole("release", self.release)
         counts(0, *self.shares)  # refuses k1 and k2
 
     @property
@@ -74,7 +74,7 @@ class DualGradientPruning:
             return {}
         return {name: torch.zeros_like(value, dtype=torch.int32) for name, value in params.items()}
 
-    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, context: UploadContext) -> tuple[Params, Params]:
         """Return the entries between the largest and the smallest, the released entries, and the next state."""
         release = self.release
         if release is None:

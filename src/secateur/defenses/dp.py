@@ -1,8 +1,14 @@
-"""Differential privacy of an update: per-example clipping and Gaussian noise."""
+"""Differential privacy of an update: per-example clipping and Gaussian noise.
+
+`PrivateTurn` gives a client that trains by itself local differential privacy: PriPrune with dp, future work in the
+paper. In a turn of one step PriPrune reads a client's examples twice. One read gives the gradient of the weights, the
+other the gradient of the values to be sent, by which the mask learns. Both return clipped and noised gradients only.
+The weights, alpha, the withheld mask and the values that stay on the client depend on nothing else. So the epsilon of
+two reads per turn covers the choice of the mask as well as the values.
+"""
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from functools import reduce
@@ -14,18 +20,19 @@ from torch.func import functional_call, grad
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.dp_accounting import ACCOUNTANTS, Guarantee, Phase, epsilon
-from secateur.defenses.dp_norms import frozen
-from secateur.defenses.dp_sgd import AT_ONCE, OPACUS
+from secateur.defenses.dp_common import AT_ONCE, OPACUS, Guarantee, Phase, PrivacySettings, epsilon, frozen
 from secateur.defenses.noise import normal
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput
 from secateur.functional import noise_asks
-from secateur.interfaces import Batch, LossOf, Params, UploadContext
+from secateur.interfaces import Batch, ClientResult, CustomTurn, LossOf, Mask, Params, Upload, UploadContext
+
+LOOKS = 2  # reads of the examples in a turn of one local step
+LOOK = "look/"  # prefix of the noise's names; no parameter has it
 
 
 @method("defense", "dp", "dgp", acts_on="upload", adaptive=(), requires=OPACUS)
 @dataclass(frozen=True)
-class DifferentialPrivacy:
+class DifferentialPrivacy(PrivacySettings, Upload):
     """Clips every example's gradient and adds Gaussian noise to their sum, so there is an epsilon (Abadi et al. 2016).
 
     Acts on: the upload, which is computed anew from the client's examples: (sum of clipped + N(0, (sigma C)^2)) / B.
@@ -35,37 +42,20 @@ class DifferentialPrivacy:
 
     anew: ClassVar[bool] = True  # only the names of the incoming gradient are used, so error feedback cannot wrap it
 
-    noise_multiplier: float = 1.0  # sigma, in units of max_grad_norm
-    max_grad_norm: float = 1.0  # C
     delta: float = 1e-5
-    accountant: str = "rdp"  # or prv, tighter but only for epsilon up to 100
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise WrongInput("noise_multiplier", f"{self.noise_multiplier} is not allowed; give a number from 0")
-        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
-            raise WrongInput("max_grad_norm", f"{self.max_grad_norm} is not allowed; give a number above 0")
-        if not 0 < self.delta < 1:
-            raise WrongInput("delta", f"{self.delta} is not allowed; give a number between 0 and 1")
-        if self.accountant not in ACCOUNTANTS:
-            raise unknown("accountant", self.accountant, ACCOUNTANTS)
-
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
 
     def noise(self, params: Params, rng: Generator) -> Params:
         """Return standard normal draws, for a caller that must draw before the call."""
         return normal(params, rng)
 
     def __call__(
-        self, grads: Params, state: Params, turning: UploadContext, noise: Params | None = None
+        self, grads: Params, state: Params, context: UploadContext, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """Return the noisy mean of the clipped gradients of the client's examples."""
         if not grads:
             return {}, state
-        drawn = self.noise(grads, turning.rng) if noise is None else noise
-        return self.noisy(per_example(turning, grads), drawn, turning.batch.size), state
+        drawn = self.noise(grads, context.rng) if noise is None else noise
+        return self.noisy(per_example(context, grads), drawn, context.batch.size), state
 
     def noisy(self, parts: list[Params], noise: Params, size: int) -> Params:
         """Return (sum of clipped + sigma C * noise) / B, from the gradients of each example."""
@@ -84,19 +74,19 @@ class DifferentialPrivacy:
         return Guarantee(spent, self.delta, self.accountant, covers)
 
 
-def per_example(turning: UploadContext, names: Params) -> list[Params]:
+def per_example(context: UploadContext, names: Params) -> list[Params]:
     """Return the gradients of each example's loss, (examples, ...) per tensor, in parts that fit in memory."""
-    if noise_asks(turning.net, 1):
+    if noise_asks(context.net, 1):
         problem = "takes the gradient of every example alone, and the noise inside a network is drawn for batches"
         raise WrongInput("defense", f"dp {problem}; leave out precode")
-    net = frozen(turning.net).to(turning.batch.inputs.device).eval()
-    params = {name: turning.sent[name].detach() for name in names}
-    others = {name: value.detach() for name, value in turning.sent.items() if name not in names}
+    net = frozen(context.net).to(context.batch.inputs.device).eval()
+    params = {name: context.sent[name].detach() for name in names}
+    others = {name: value.detach() for name, value in context.sent.items() if name not in names}
 
     def loss(params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
-        return turning.loss(functional_call(net, {**params, **others}, (inputs,)), labels)
+        return context.loss(functional_call(net, {**params, **others}, (inputs,)), labels)
 
-    return gradients(loss, params, turning.batch)
+    return gradients(loss, params, context.batch)
 
 
 def gradients(loss: LossOf, params: Params, batch: Batch) -> list[Params]:
@@ -123,3 +113,48 @@ def _clipped_sum(grads: Params, bound: float) -> Params:
 
 def _plus(first: Params, second: Params) -> Params:
     return {name: value + second[name] for name, value in first.items()}
+
+
+@dataclass(frozen=True)
+class PrivateTurn:
+    """A client's own turn that reads the examples through `private` alone."""
+
+    inner: CustomTurn
+    private: DifferentialPrivacy
+
+    def init(self, params: Params) -> Params:
+        """Return a client's state before its first round."""
+        return self.inner.init(params)
+
+    def caution(self, weights: int) -> str | None:
+        """Return the inner turn's warning, or None."""
+        return self.inner.caution(weights)
+
+    def noise(self, params: Params, steps: int, rng: Generator) -> Params:
+        """Return the inner turn's draws, and standard normal draws for every read."""
+        drawn = self.inner.noise(params, steps, rng)
+        for look in range(LOOKS):
+            drawn |= {f"{LOOK}{look}.{name}": value for name, value in self.private.noise(params, rng).items()}
+        return drawn
+
+    def turn(
+        self,
+        loss: LossOf,
+        received: Params,
+        mask: Mask,
+        state: Params,
+        batches: Batch,
+        noise: Params,
+        learning_rate: float,
+    ) -> ClientResult:
+        """Run the turn with a loss whose gradient is private; a third read has no noise left and fails."""
+        looks = [{name: noise[f"{LOOK}{look}.{name}"] for name in received} for look in range(LOOKS)]
+
+        def private(params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
+            """Return 0 with the noisy gradient at `params`: the value of the loss would be one more read."""
+            here = {name: value.detach() for name, value in params.items()}
+            slopes = self.private.noisy(gradients(loss, here, Batch(inputs, labels)), looks.pop(0), len(labels))
+            return torch.stack([((value - here[name]) * slopes[name]).sum() for name, value in params.items()]).sum()
+
+        inner_noise = {name: value for name, value in noise.items() if not name.startswith(LOOK)}
+        return self.inner.turn(private, received, mask, state, batches, inner_noise, learning_rate)

@@ -5,7 +5,6 @@ The guarantee of dp-sgd covers fine-tuning only; that of dp-sgd-scratch covers t
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.dp_accounting import ACCOUNTANTS, Guarantee, epsilon, logs_as_they_are, sampling
-from secateur.defenses.dp_norms import frozen, grouped
-from secateur.errors import WrongInput, require, unknown
+from secateur.defenses.dp_common import (
+    AT_ONCE,
+    OPACUS,
+    Guarantee,
+    PrivacySettings,
+    epsilon,
+    frozen,
+    grouped,
+    root_logger_restored,
+    sampling,
+)
+from secateur.errors import WrongInput, require
 from secateur.interfaces import Loss, Params
 from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
 from secateur.training.trainer import TaskTraining, Trainer, train_many
@@ -31,13 +39,11 @@ ALONE = (
     "does not combine with another defense: its guarantee needs a loss that is a sum over examples, "
     "and ppb's pairs and adv's surrogate carry one example's data into another's gradient"
 )
-OPACUS = ("opacus", "dp")  # the package, and the extra that brings it
-AT_ONCE = {"cpu": 2**24, "cuda": 2**30}  # entries of per-example gradients in memory at a time: CPU caches are small
 
 
 @method("defense", "dp-sgd", "samia_ppb", acts_on="fine-tuning", combines=False, reason=ALONE, requires=OPACUS)
 @dataclass(frozen=True)
-class DpSgd:
+class DpSgd(PrivacySettings):
     """Clips every example's gradient and adds Gaussian noise to their sum (samia_ppb 6.3.1; Abadi et al. 2016).
 
     Acts on: the loop of fine-tuning. Batches are drawn by Poisson sampling, each example with probability
@@ -47,21 +53,6 @@ class DpSgd:
     The guarantee covers fine-tuning only, because the same members trained the original without DP-SGD. It holds for
     the algorithm, not against attacks on floating-point noise, and does not cover the training loss in the history.
     """
-
-    noise_multiplier: float = 1.0  # sigma, in units of max_grad_norm; the paper tries .01, .1, 1, 10, 100
-    max_grad_norm: float = 1.0  # C
-    delta: float | None = None  # None: 1 / the number of training examples
-    accountant: str = "rdp"  # or prv, tighter but only for epsilon up to 100
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise WrongInput("noise_multiplier", f"{self.noise_multiplier} is not allowed; give a number from 0")
-        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
-            raise WrongInput("max_grad_norm", f"{self.max_grad_norm} is not allowed; give a number above 0")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise WrongInput("delta", f"{self.delta} is not allowed; give a number between 0 and 1")
-        if self.accountant not in ACCOUNTANTS:
-            raise unknown("accountant", self.accountant, ACCOUNTANTS)
 
     def fit_many(
         self,
@@ -76,8 +67,12 @@ class DpSgd:
         """Train as `trainer.fit_many`, one task at a time in every way but ray; refuse a loss but cross-entropy."""
         if loss is not cross_entropy:
             raise WrongInput("defense", f"dp-sgd {ALONE}")
+        self.check_network(net)
         require(*OPACUS)
         return train_many(partial(_PrivateTrainer, self, net, recipe), tasks, way, progress)
+
+    def check_network(self, net: nn.Module) -> None:
+        """Refuse a network that cannot be trained; fine-tuning freezes BatchNorm, so all are allowed."""
 
     def guarantee(self, size: int, *recipes: Recipe) -> Guarantee:
         """Return the guarantee of fine-tuning by a recipe, or several in a row, on `size` examples.
@@ -112,20 +107,10 @@ class DpSgdScratch(DpSgd):
         """
         return grouped(net)
 
-    def fit_many(
-        self,
-        net: nn.Module,
-        tasks: Sequence[Task],
-        recipe: Recipe,
-        *,
-        loss: Loss = cross_entropy,
-        way: str = "auto",
-        progress: Progress | None = None,
-    ) -> Iterator[tuple[int, Fitted]]:
-        """Train as `trainer.fit_many`, for the original and for the pruned model alike."""
+    def check_network(self, net: nn.Module) -> None:
+        """Refuse BatchNorm, in the original and in the pruned model."""
         if any(isinstance(module, _BatchNorm) for module in net.modules()):
-            raise WrongInput("model", "has BatchNorm, which dp-sgd-scratch cannot train; use what structure(net) gives")
-        return super().fit_many(net, tasks, recipe, loss=loss, way=way, progress=progress)
+            raise WrongInput("model", "has BatchNorm, which dp-sgd-scratch cannot train; use structure(net)")
 
     @property
     def covers(self) -> str:
@@ -147,7 +132,7 @@ class _PrivateTrainer(Trainer):
 
     def order(self, run: TaskTraining) -> list[Tensor]:
         """Return an epoch's batches by Poisson sampling: each holds an example with probability q and may be empty."""
-        with logs_as_they_are():
+        with root_logger_restored():
             from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
         size, device = run.train.size, run.train.inputs.device
@@ -165,7 +150,7 @@ class _PrivateStepper:
     """DP-SGD steps of one run."""
 
     def __init__(self, trainer: _PrivateTrainer, run: TaskTraining) -> None:
-        with logs_as_they_are():
+        with root_logger_restored():
             from opacus.optimizers import DPOptimizer
 
         self.learner, self.run = trainer.learner, run

@@ -28,8 +28,9 @@ class ErrorFeedback:
 
     def __post_init__(self) -> None:
         if getattr(self.inner, "anew", False):
-            reason = "it makes its gradient anew from the examples, so a residual cannot be added"
-            raise WrongInput("defense", f"error-feedback does not go around {type(self.inner).__name__}: {reason}")
+            reason = "it computes its gradient anew from the examples, so a residual cannot be added"
+            name = type(self.inner).__name__
+            raise WrongInput("defense", f"error-feedback cannot be combined with {name}: {reason}")
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.inner})"
@@ -40,12 +41,12 @@ class ErrorFeedback:
         return residual | {INNER + name: value for name, value in self.inner.init(params).items()}
 
     def __call__(
-        self, grads: Params, state: Params, turning: UploadContext, **outside: Params
+        self, grads: Params, state: Params, context: UploadContext, **outside: Params
     ) -> tuple[Params, Params]:
         """Return the upload and the next state; `outside` goes to the inner upload: drawn `noise`, ADGP's `inside`."""
         accumulated = self.accumulated(grads, state)
         kept = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
-        sent, kept = self.inner(accumulated, kept, turning, **outside)
+        sent, kept = self.inner(accumulated, kept, context, **outside)
         residual = {RESIDUAL + name: value - sent[name] for name, value in accumulated.items()}
         return sent, residual | {INNER + name: value for name, value in kept.items()}
 
@@ -67,7 +68,7 @@ def upload_of(defense: Defense) -> Upload | None:
     """Return the upload of a defense, inside error feedback if that is a part; None if no part rewrites uploads."""
     upload, feedback = defense.acting_on("upload"), defense.acting_on("residual")
     if upload is None and feedback is not None:
-        raise WrongInput("defense", "error-feedback goes around an upload; write for example dgp+error-feedback")
+        raise WrongInput("defense", "error-feedback needs an upload to act on; use for example dgp+error-feedback")
     if upload is None:
         return None
     inner: Upload = upload.make()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Generator
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
-from secateur.interfaces import Params, UploadContext
+from secateur.errors import check_number
+from secateur.interfaces import Params, Upload, UploadContext
 
 
 @method("defense", "noise", "dgp", acts_on="upload", adaptive=())
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Upload):
     """Adds N(0, sigma^2) to every entry of a gradient, without clipping (dgp 6.1, where it is called DP).
 
     Acts on: the upload. Nothing bounds the contribution of one example, so there is no epsilon; `dp` has one.
@@ -24,22 +23,17 @@ class GaussianNoise:
     sigma: float = 1e-2
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise WrongInput("sigma", f"{self.sigma} is not allowed; give a number from 0")
-
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
+        check_number("sigma", self.sigma, "[0, inf)")
 
     def noise(self, params: Params, rng: Generator) -> Params:
         """Return standard normal draws, for a caller that must draw before the call."""
         return normal(params, rng)
 
     def __call__(
-        self, grads: Params, state: Params, turning: UploadContext, noise: Params | None = None
+        self, grads: Params, state: Params, context: UploadContext, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """Return the gradient with added noise."""
-        drawn = self.noise(grads, turning.rng) if noise is None else noise
+        drawn = self.noise(grads, context.rng) if noise is None else noise
         return {name: torch.add(value, drawn[name], alpha=self.sigma) for name, value in grads.items()}, state
 
 

@@ -10,15 +10,15 @@ from torch import Generator, Tensor
 from secateur.catalogue import method
 from secateur.defenses.noise import normal
 from secateur.defenses.selection import between, largest
-from secateur.errors import WrongInput
-from secateur.interfaces import Mask, Params, UploadContext
+from secateur.errors import check_number, check_numbers
+from secateur.interfaces import Mask, Params, Upload, UploadContext
 
 CHANCE = "."  # name of the draw that decides if the defense is applied; no parameter can have it
 
 
 @method("defense", "outpost", "dgp", acts_on="upload", adaptive=("mask", "support"))
 @dataclass(frozen=True)
-class Outpost:
+class Outpost(Upload):
     """Prunes small entries and adds noise where the Fisher information is high, ever more rarely (Wang et al. 2023).
 
     Acts on: the upload. In every tensor the entries below the rho-th percentile of its magnitudes become zero. Then
@@ -34,17 +34,9 @@ class Outpost:
     rho: float = 0.8
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rho < 1:
-            raise WrongInput("rho", f"{self.rho} is not allowed; give a share from 0 up to, not including, 1")
-        if not 0 <= self.phi <= 1:
-            raise WrongInput("phi", f"{self.phi} is not allowed; give a share from 0 to 1")
-        for name in ("strength", "beta"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
-
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
+        check_number("rho", self.rho, "[0, 1)")
+        check_number("phi", self.phi, "[0, 1]")
+        check_numbers(self, "[0, inf)", "strength", "beta")
 
     def noise(self, params: Params, rng: Generator) -> Params:
         """Return standard normal draws and one draw from [0, 1), for a caller that must draw before the call."""
@@ -52,18 +44,18 @@ class Outpost:
         return {CHANCE: draw.to(next(iter(params.values())).device)} | normal(params, rng)
 
     def __call__(
-        self, grads: Params, state: Params, turning: UploadContext, noise: Params | None = None
+        self, grads: Params, state: Params, context: UploadContext, noise: Params | None = None
     ) -> tuple[Params, Params]:
         """Return the perturbed or the unchanged gradient."""
         if not grads:
             return {}, state
-        drawn = self.noise(grads, turning.rng) if noise is None else noise
-        applies = drawn[CHANCE] < 1 / (1 + self.beta * turning.round)
+        drawn = self.noise(grads, context.rng) if noise is None else noise
+        applies = drawn[CHANCE] < 1 / (1 + self.beta * context.round)
         informative = self.informative(grads)
         sent = {}
         for name, value in grads.items():
             kept = torch.where(between(value, 0, self.rho), value, 0)
-            scale = self.strength * risk(turning.sent[name])
+            scale = self.strength * risk(context.sent[name])
             sent[name] = torch.where(applies, kept + scale * informative[name] * drawn[name], value)
         return sent, state
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from secateur.catalogue import method
+from secateur.errors import check_number
 
 
 @method("defense", "ppb", "samia_ppb", acts_on="loss")
@@ -21,6 +22,9 @@ class PairBasedPosteriorBalancing:
     """
 
     strength: float = 4.0  # lambda; the paper tries 1, 2, 4, 8, 16
+
+    def __post_init__(self) -> None:
+        check_number("strength", self.strength, "[0, inf)")
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return mean cross-entropy + lambda * mean over pairs of KL(R(second) || R(first)), gradient through both."""

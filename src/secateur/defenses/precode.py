@@ -10,7 +10,7 @@ from torch import Generator, Tensor, fx, nn
 from torch.nn.functional import softplus
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import check_number, check_whole
 from secateur.functional import Noisy, classifier
 from secateur.interfaces import Loss, Params
 
@@ -33,10 +33,8 @@ class Precode:
     divergence: bool = False  # True: the attacked gradient is of the loss with beta KL
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise WrongInput("size", f"{self.size} is not allowed; give a whole number from 1")
-        if not 0 <= self.beta < float("inf"):
-            raise WrongInput("beta", f"{self.beta} is not allowed; give a number from 0")
+        check_whole("size", self.size)
+        check_number("beta", self.beta, "[0, inf)")
 
 
 class Bottleneck(Noisy):

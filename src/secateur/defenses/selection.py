@@ -36,7 +36,7 @@ def counts(size: int, top: float, bottom: float) -> tuple[int, int]:
         ((50, 200), (1, 2))
     """
     if not (top >= 0 and bottom >= 0 and top + bottom < 1):  # so that NaN is refused too
-        raise WrongInput("k1, k2", f"{top} and {bottom} are not allowed; give shares from 0 whose sum is below 1")
+        raise WrongInput("k1, k2", f"{top} and {bottom} are not allowed; must be at least 0, with a sum below 1")
     # A share such as .05 is not exact in binary: .05 * 20 must count as 1, not as a little more.
     first = math.ceil(round(top * size, 9))
     return first, max(0, size - first - int(round(bottom * size, 9)))

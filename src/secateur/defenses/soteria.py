@@ -15,12 +15,12 @@ from torch.nn.functional import one_hot
 
 from secateur.catalogue import method
 from secateur.defenses.selection import counts, largest
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, check_number, unknown
 from secateur.functional import evaluated
 from secateur.gpu.graphs import fast
 from secateur.gpu.memory import halving, ran_out
 from secateur.gpu.precision import tf32
-from secateur.interfaces import Params, UploadContext
+from secateur.interfaces import Params, Upload, UploadContext
 
 AT_ONCE = {"cpu": 64, "cuda": 4096}  # inputs times features whose gradients are held at a time
 LEAST = 1e-10  # added to |r|
@@ -29,7 +29,7 @@ Back = Callable[[Tensor], Tensor]  # gradients by the features (K, B, F) -> by t
 
 @method("defense", "soteria", "dgp", acts_on="upload", adaptive=("layer",))
 @dataclass(frozen=True)
-class Soteria:
+class Soteria(Upload):
     """Zeroes the columns of a fully connected layer's gradient whose features depend least on the input (Sun 2021).
 
     Acts on: the upload. A feature r_f, an input of the defended layer, has the score ||d r_f / d X|| / (|r_f| + 1e-10),
@@ -43,20 +43,15 @@ class Soteria:
     layer: str | None = None  # name in the model; None: the last fully connected layer
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise WrongInput("rate", f"{self.rate} is not allowed; give a share from 0 up to, not including, 1")
+        check_number("rate", self.rate, "[0, 1)")
 
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
-
-    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, context: UploadContext) -> tuple[Params, Params]:
         """Return the gradient with the lowest-scored columns zeroed."""
-        layer = defended_layer(turning.net, self.layer)
+        layer = defended_layer(context.net, self.layer)
         name = f"{layer}.weight" if layer else "weight"
         if name not in grads:
-            raise WrongInput("layer", f"{name} is frozen, so nothing of it is sent; name one that is trained: layer")
-        column_scores = scores(turning, layer)
+            raise WrongInput("layer", f"{name} is frozen, so nothing of it is sent; use the name of a trained layer")
+        column_scores = scores(context, layer)
         _, kept = counts(column_scores.numel(), 0, self.rate)
         return grads | {name: torch.where(largest(column_scores, kept), grads[name], 0)}, state
 
@@ -71,12 +66,12 @@ def defended_layer(net: nn.Module, asked: str | None) -> str:
     return names[-1] if asked is None else asked
 
 
-def scores(turning: UploadContext, layer: str) -> Tensor:
+def scores(context: UploadContext, layer: str) -> Tensor:
     """Return (F,) sums over the batch of ||d r_f / d X|| / (|r_f| + 1e-10).
 
     Many features share a backward pass under vmap. If vmap does not support the network, each has a pass of its own.
     """
-    call, inputs = partial(features, turning, layer), turning.batch.inputs.detach()
+    call, inputs = partial(features, context, layer), context.batch.inputs.detach()
     with fast():
         try:
             return summed(by_vmap, call, inputs, layer)
@@ -86,17 +81,17 @@ def scores(turning: UploadContext, layer: str) -> Tensor:
         return summed(one_by_one, call, inputs, layer)
 
 
-def features(turning: UploadContext, layer: str, inputs: Tensor) -> Tensor:
+def features(context: UploadContext, layer: str, inputs: Tensor) -> Tensor:
     """Return the inputs of a layer in the network that the client runs: its structure with the received tensors.
 
     A missing tensor is the structure's own. The network is a copy that draws nothing and updates no statistics.
     """
     seen: list[Tensor] = []
-    shared = {id(tensor): tensor for tensor in chain(turning.net.parameters(), turning.net.buffers())}
-    net = evaluated(copy.deepcopy(turning.net, dict(shared)), turning.batchnorm)  # the copy shares the tensors
+    shared = {id(tensor): tensor for tensor in chain(context.net.parameters(), context.net.buffers())}
+    net = evaluated(copy.deepcopy(context.net, dict(shared)), context.batchnorm)  # the copy shares the tensors
     net.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
     named = chain(net.named_parameters(), net.named_buffers())
-    tensors = {name: turning.sent.get(name, tensor).detach() for name, tensor in named}
+    tensors = {name: context.sent.get(name, tensor).detach() for name, tensor in named}
     functional_call(net, tensors, (inputs.clone(),))  # copies, because a forward may change its tensors in place
     return seen[-1]
 
@@ -117,11 +112,11 @@ def one_by_one(call: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor
 
 
 def summed(
-    way: Callable[..., tuple[Tensor, Back]], call: Callable[[Tensor], Tensor], inputs: Tensor, layer: str
+    differentiate: Callable[..., tuple[Tensor, Back]], call: Callable[[Tensor], Tensor], inputs: Tensor, layer: str
 ) -> Tensor:
     """Return the scores (F,), with the features and their gradients by one of the two functions above."""
     with tf32(False):  # cheap, and TF32 would change an r_f near 0
-        values, back = way(call, inputs)  # (B, F)
+        values, back = differentiate(call, inputs)  # (B, F)
     if values.ndim != 2:
         shape = tuple(values.shape)
         raise WrongInput("layer", f"{layer} has inputs of the shape {shape}; soteria needs (batch, features)")

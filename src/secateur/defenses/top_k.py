@@ -8,13 +8,13 @@ from torch import Tensor
 
 from secateur.catalogue import method
 from secateur.defenses.selection import Sizes, kept_between, kept_rows
-from secateur.errors import WrongInput
-from secateur.interfaces import Params, UploadContext
+from secateur.errors import check_number
+from secateur.interfaces import Params, Upload, UploadContext
 
 
 @method("defense", "top-k", "dgp", acts_on="upload", adaptive=("support", "reapply"))
 @dataclass(frozen=True)
-class TopK:
+class TopK(Upload):
     """Sends of every tensor the largest entries by magnitude and zeros for the others (Alistarh et al. 2018; dgp 6.1).
 
     Acts on: the upload. Exactly n - int((1 - keep) n) of n entries stay; of equal ones the earlier counts as larger.
@@ -23,14 +23,9 @@ class TopK:
     keep: float = 0.2  # the paper's Table 7 also keeps .05
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise WrongInput("keep", f"{self.keep} is not allowed; give a share above 0, up to 1")
+        check_number("keep", self.keep, "(0, 1]")
 
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
-
-    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, context: UploadContext) -> tuple[Params, Params]:
         """Return the largest entries."""
         return self.compress(grads), state
 

@@ -10,24 +10,19 @@ from torch import Generator
 from secateur.catalogue import Defense
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
-from secateur.defenses.dp import DifferentialPrivacy
+from secateur.defenses.dp import DifferentialPrivacy, PrivateTurn
 from secateur.defenses.error_feedback import ErrorFeedback, upload_of
 from secateur.defenses.noise import GaussianNoise
-from secateur.defenses.private_client import PrivateTurn
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.interfaces import Params, Upload, UploadContext
 
 
 @dataclass(frozen=True)
-class SendAll:
+class SendAll(Upload):
     """Upload that sends the gradient unchanged: collaborative SGD without a defense."""
 
-    def init(self, params: Params) -> Params:
-        """Return an empty state."""
-        return {}
-
-    def __call__(self, grads: Params, state: Params, turning: UploadContext) -> tuple[Params, Params]:
+    def __call__(self, grads: Params, state: Params, context: UploadContext) -> tuple[Params, Params]:
         """Return the gradient unchanged."""
         return grads, state
 
@@ -43,7 +38,7 @@ def inner_of(upload: Upload) -> Upload:
 def capturable(upload: Upload) -> bool:
     """Return True if a CUDA graph can hold the upload, mapped over the users.
 
-    Such an upload reads no value back, draws by its `noise` alone, and ignores its Turning. soteria and dp copy the
+    Such an upload reads no value back, draws by its `noise` alone, and ignores its context. soteria and dp copy the
     network to the device at every call, and outpost's probability falls with the round. On a GPU these run eagerly, one
     by one after captured gradients. A user's own class declares itself by `captured = True`. A subclass of
     ErrorFeedback is not captured.
@@ -82,14 +77,14 @@ def protection_of(defense: Defense) -> dict[str, Any]:
     for part in defense.parts:
         target = part.method.info["acts_on"]
         if part.name != "none" and target not in ("client", "upload", "residual"):
-            raise WrongInput("defense", f"{part.name} acts on {target}; give one that acts on what a client sends")
+            raise WrongInput("defense", f"{part.name} acts on {target}; use one that acts on an upload")
     upload = upload_of(defense)
     _check_alone(upload)
     if client is None:
         return {"upload": upload}
     instance = client.make()
     if len(defense.parts) > 1 and (upload is None or not makes_anew(upload)):
-        raise WrongInput("defense", f"{client.name} acts alone, or with dp; leave the others out")
+        raise WrongInput("defense", f"{client.name} can be combined only with dp; leave out the other defenses")
     if not hasattr(instance, "turn"):
         return {"withholding": instance, "upload": upload}
     return {"own": PrivateTurn(instance, upload) if isinstance(upload, DifferentialPrivacy) else instance}
@@ -97,4 +92,4 @@ def protection_of(defense: Defense) -> dict[str, Any]:
 
 def _check_alone(upload: Upload | None) -> None:
     if upload is not None and aligned(upload) is not None:
-        raise WrongInput("defense", "adgp lets one client choose everybody's positions; take dgp")
+        raise WrongInput("defense", "adgp lets one client choose the positions of all clients; use dgp")

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from secateur import tree
 from secateur.catalogue import method
 from secateur.defenses.selection import largest
-from secateur.errors import WrongInput
+from secateur.errors import check_number
 from secateur.gpu.client_ops import both, magnitudes, mixed, parted
 from secateur.interfaces import Mask, Params
 from secateur.pruning.masks import Scope, one_of
@@ -48,8 +48,7 @@ class Withholding:
     scope: Scope = "global"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise WrongInput("rate", f"{self.rate} is not allowed; give a number from 0 up to, not including, 1")
+        check_number("rate", self.rate, "[0, 1)")
         one_of("of", self.of, get_args(Of))
         one_of("scope", self.scope, get_args(Scope))
 
@@ -157,8 +156,7 @@ class Mix(Withholding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.largest <= 1:
-            raise WrongInput("largest", f"{self.largest} is not allowed; give a share from 0 to 1")
+        check_number("largest", self.largest, "[0, 1]")
 
     def noise(self, weights: Params, rng: Generator) -> Params:
         """Return uniform draws."""

@@ -19,7 +19,7 @@ from secateur.catalogue import Choice, Defense
 from secateur.config import UPDATES
 from secateur.data.dataset import Dataset
 from secateur.defenses.adgp import AlignedDualGradientPruning
-from secateur.defenses.dp_accounting import Guarantee
+from secateur.defenses.dp_common import Guarantee
 from secateur.defenses.error_feedback import INNER, ErrorFeedback, upload_of
 from secateur.defenses.precode import Precode, bottleneck_of, with_bottleneck, with_divergence, with_noise
 from secateur.errors import WrongInput

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.interfaces import BlackBox, Guesses, Predict
-from secateur.metrics.curves import roc_figure
-from secateur.metrics.membership import evaluate, roc
+from secateur.metrics.membership import evaluate, roc, roc_figure
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 

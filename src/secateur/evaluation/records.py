@@ -12,8 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.interfaces import Guesses
-from secateur.metrics.estimates import Z
-from secateur.metrics.membership import Estimate, evaluate
+from secateur.metrics.membership import Estimate, Z, evaluate
 
 SMALLEST_GROUP = 20  # members, and non-members, of a group that is measured
 GROUP_MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1")

@@ -14,8 +14,7 @@ from secateur import tree
 from secateur.catalogue import Choice, Defense
 from secateur.config import Invert
 from secateur.data.dataset import Dataset
-from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, write_policies
-from secateur.defenses.ats_search import search
+from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
 from secateur.errors import WrongInput
 from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, scale, transform_of
 from secateur.evaluation.update_files import read_update

@@ -19,7 +19,7 @@ from secateur import tree
 from secateur.catalogue import Choice, Defense
 from secateur.data.dataset import fingerprint
 from secateur.data.splits import Part
-from secateur.defenses.dp_accounting import Guarantee
+from secateur.defenses.dp_common import Guarantee
 from secateur.experiments.context import SeedContext, file_key
 from secateur.experiments.threat_models import Compression
 from secateur.inference import predict

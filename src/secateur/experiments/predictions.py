@@ -28,6 +28,7 @@ from secateur.seeding import derive
 RANKING = ("conf", "entropy", "mentr", "top1-conf", "correctness")  # attacks that need no shadow models
 STRONGER = ("lira", "rmia", "nn")  # attacks that need them; samia asks new questions
 NO_SHADOWS = "needs shadow models' predictions; add shadow_probabilities and shadow_membership to the file"
+NO_MEMBERS = "needs shadow models that were trained on some of the rows; none of these was"
 NO_MODEL = "asks the model new questions, which saved predictions cannot answer"
 
 
@@ -118,9 +119,9 @@ class PredictionsAttacker:
         if needs in ("none", "for a threshold"):
             return None
         if isinstance(self.models, InOut):
-            if needs != "in-out or disjoint" and not self._has_members:
-                return "needs shadow models that were trained on some of the rows; all are out of all models here"
-            return shortage(attack, 0, len(self.models.boxes)) if self._has_members else None
+            if not self._has_members:
+                return None if needs == "in-out or disjoint" else NO_MEMBERS
+            return shortage(attack, 0, len(self.models.boxes)) if needs == "in-out or disjoint" else None
         return NO_SHADOWS if not self.models else shortage(attack, len(self.models))
 
 

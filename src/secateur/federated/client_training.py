@@ -26,7 +26,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
-from secateur.defenses.private_client import PrivateTurn
+from secateur.defenses.dp import PrivateTurn
 from secateur.errors import WrongInput, unknown
 from secateur.functional import Ask, Functional
 from secateur.gpu.client_ops import copies, descend, erase

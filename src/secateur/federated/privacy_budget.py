@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from secateur.defenses.dp import DifferentialPrivacy
-from secateur.defenses.dp_accounting import Guarantee
-from secateur.defenses.private_client import LOOKS, PrivateTurn
+from secateur.defenses.dp import LOOKS, DifferentialPrivacy, PrivateTurn
+from secateur.defenses.dp_common import Guarantee
 from secateur.defenses.uploads import inner_of
 from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import Measure

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Generator, Tensor
 
-from secateur.defenses.private_client import PrivateTurn
+from secateur.defenses.dp import PrivateTurn
 from secateur.defenses.soteria import Soteria
 from secateur.defenses.uploads import _check_alone, inner_of, makes_anew
 from secateur.errors import WrongInput, unknown

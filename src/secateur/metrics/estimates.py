@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from secateur.metrics.membership import Estimate
+from secateur.metrics.membership import Estimate, Z
 
 Measure = dict[int, Estimate]  # by seed; empty where it was not measured
 
 INFINITE = math.inf
-Z = 1.959964  # of a two-sided 95 % interval
 SMALLEST = 400  # examples of a client that counts (mapp_fl 3.2)
 
 
@@ -115,8 +114,8 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
         [0.1, 0.05, 0.15]
     """
     centre = one.value - other.value
-    down = math.hypot(one.value - one.low, other.high - other.value)
-    up = math.hypot(one.high - one.value, other.value - other.low)
+    down = ((one.value - one.low) ** 2 + (other.high - other.value) ** 2) ** 0.5
+    up = ((one.high - one.value) ** 2 + (other.value - other.low) ** 2) ** 0.5
     return Estimate(centre, centre - down, centre + up)
 
 
@@ -154,10 +153,10 @@ def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimat
     """
     n = len(pairs)
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
     dx, dy = ([value - math.fsum(side) / n for value in side] for side in (xs, ys))
     scale = math.sqrt(math.fsum(x * x for x in dx) * math.fsum(y * y for y in dy))
-    if n < 2 or scale == 0:
-        return None
     r = max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(dx, dy, strict=True)) / scale))
     if n - spent < 4:
         return Estimate(r, -1.0, 1.0)
@@ -174,10 +173,7 @@ def exposure_correlation(clients: Sequence[tuple[int, float]], smallest: int = S
     from scipy.stats import pearsonr
 
     kept = [(math.log10(size), advantage) for size, advantage in clients if size >= smallest]
-    sizes, advantages = [size for size, _ in kept], [advantage for _, advantage in kept]
-    if len(kept) < 4 or len(set(sizes)) == 1 or len(set(advantages)) == 1:
+    r = correlation(kept) if len(kept) >= 4 else None
+    if r is None:
         return None
-    result = pearsonr(sizes, advantages)
-    low, high = result.confidence_interval(0.95)
-    estimate = Estimate(float(result.statistic), float(low), float(high))
-    return Correlation(estimate, float(result.pvalue), len(kept), len(clients) - len(kept))
+    return Correlation(r, float(pearsonr(*zip(*kept, strict=True)).pvalue), len(kept), len(clients) - len(kept))

@@ -13,13 +13,13 @@ from torch import Generator, Tensor
 
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
-from secateur.inference import probabilities
+from secateur.inference import probabilities, true_probability
 from secateur.interfaces import Batch, BlackBox
-from secateur.metrics.curves import by_class, histogram
-from secateur.metrics.membership import Estimate, share
+from secateur.metrics.estimates import difference
+from secateur.metrics.membership import Estimate, Z, share
 
 ROWS = 4096  # queried at once: the moved copies of a CIFAR would not fit beside it
-Z = 1.959964  # of a normal 95 % interval
+BINS = 25  # of a histogram
 
 
 class Gap(NamedTuple):
@@ -56,15 +56,10 @@ def behaviour(box: BlackBox, batch: Batch, rng: Generator) -> dict[str, Tensor]:
     answers = probabilities(box, batch.inputs)
     moved = sensitivity(box, batch.inputs, rng, answers=answers)
     return {
-        "confidence": _true(answers, batch.labels),
-        "sensitivity": _true(moved, batch.labels),
+        "confidence": true_probability(answers, batch.labels),
+        "sensitivity": true_probability(moved, batch.labels),
         "accuracy": answers.argmax(1) == batch.labels,
     }
-
-
-def _true(values: Tensor, labels: Tensor) -> Tensor:
-    """Return each row's value of the true class."""
-    return values.gather(1, labels[:, None]).squeeze(1)
 
 
 @torch.no_grad()
@@ -117,7 +112,7 @@ def gaps_between(sides: list[dict[str, Tensor]], labels: list[Tensor]) -> dict[s
 
 def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:
     """Return the gap of one value, members first; bool values are hits."""
-    compare = difference_of_shares if values[0].dtype == torch.bool else difference
+    compare = difference_of_shares if values[0].dtype == torch.bool else difference_of_means
     classes = {}
     for label in torch.unique(torch.cat(labels)).tolist():
         of_class = [value[y == label] for value, y in zip(values, labels, strict=True)]
@@ -126,11 +121,11 @@ def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:
     return Gap(compare(*values), classes)
 
 
-def difference(members: Tensor, nonmembers: Tensor) -> Estimate:
+def difference_of_means(members: Tensor, nonmembers: Tensor) -> Estimate:
     """Return the difference of two means with its normal 95 % interval.
 
     Example:
-        >>> round(difference(torch.tensor([0.9, 0.7]), torch.tensor([0.5, 0.5])).value, 3)
+        >>> round(difference_of_means(torch.tensor([0.9, 0.7]), torch.tensor([0.5, 0.5])).value, 3)
         0.3
     """
     value = float(members.double().mean() - nonmembers.double().mean())
@@ -140,14 +135,38 @@ def difference(members: Tensor, nonmembers: Tensor) -> Estimate:
 
 def difference_of_shares(members: Tensor, nonmembers: Tensor) -> Estimate:
     """Return the difference of two shares of hits with Newcombe's 95 % interval, never empty at 0 or 1."""
-    a, b = share(members), share(nonmembers)
-    value = a.value - b.value
-    down = ((a.value - a.low) ** 2 + (b.high - b.value) ** 2) ** 0.5
-    up = ((a.high - a.value) ** 2 + (b.value - b.low) ** 2) ** 0.5
-    return Estimate(value, value - down, value + up)
+    return difference(share(members), share(nonmembers))
 
 
 def absolute(gap: Estimate) -> Estimate:
     """Return the size of a gap whose sign means nothing."""
     ends = abs(gap.low), abs(gap.high)
     return Estimate(abs(gap.value), 0.0 if gap.low <= 0 <= gap.high else min(ends), max(ends), gap.note)
+
+
+def histogram(quantity: str, members: Tensor, nonmembers: Tensor) -> dict[str, Any]:
+    """Return the shares of members and non-members in equal bins (samia_ppb, Fig. 1); confidence is in [0, 1]."""
+    both = torch.cat([members, nonmembers]).double().cpu()
+    top = 1.0 if quantity == "confidence" else max(float(both.quantile(0.99)), 1e-12)
+    edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
+    sides = {"members": members, "nonmembers": nonmembers}
+    shares = {name: _shares(side.double().cpu().clamp(0, top), edges) for name, side in sides.items()}
+    means = {f"{name[:-1]}_mean": float(side.double().mean()) for name, side in sides.items()}
+    return {"kind": "histogram", "quantity": quantity, "edges": edges.tolist(), **shares, **means}
+
+
+def by_class(
+    quantity: str, members: tuple[Tensor, Tensor], nonmembers: tuple[Tensor, Tensor], classes: int
+) -> dict[str, Any]:
+    """Return the means of a quantity over members and non-members of every class (Fig. 4); None for an empty class."""
+    means = [[_mean(values[labels == label]) for label in range(classes)] for values, labels in (members, nonmembers)]
+    return {"kind": "classes", "quantity": quantity, "members": means[0], "nonmembers": means[1]}
+
+
+def _shares(values: Tensor, edges: Tensor) -> list[float]:
+    counts: Tensor = torch.histogram(values, edges).hist
+    return (counts / max(values.numel(), 1)).tolist()
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.double().mean()) if values.numel() else None

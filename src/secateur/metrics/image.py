@@ -80,7 +80,7 @@ def ssim(truth: Tensor, guess: Tensor) -> Tensor:
     """
     x, y = paired(truth, guess)
     if min(x.shape[-2:]) < WINDOW:
-        raise WrongInput("ssim", f"{x.shape[-2]}x{x.shape[-1]} pixels are too few; give at least {WINDOW} a side")
+        raise WrongInput("ssim", f"{x.shape[-2]}x{x.shape[-1]} pixels are too few; use at least {WINDOW} a side")
     mean_x, mean_y, xx, yy, xy = _blurred(torch.stack([x, y, x * x, y * y, x * y]))
     c1, c2 = 0.01**2, 0.03**2
     structure = (2 * (xy - mean_x * mean_y) + c2) / (xx - mean_x**2 + yy - mean_y**2 + c2)

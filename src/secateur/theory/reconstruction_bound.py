@@ -1,7 +1,7 @@
 """The bound of dgp Proposition 1 on the distance of a reconstruction to its picture, measured on real ones.
 
 The proof takes x -> gradient as linear. With ReLU or max-pooling this map even jumps, which no derivative sees. So the
-proposition is a rule of thumb, and its violations are counted.
+proposition is a rule of thumb, and `violated` says where it fails.
 
 Singular values of Jacobians and curvatures of losses come from power iteration, without a matrix. Power iteration
 approaches the largest value from below, if its start is not orthogonal to it.
@@ -9,7 +9,7 @@ approaches the largest value from below, if its start is not orthogonal to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch.nn.functional import cross_entropy
 from secateur.attacks.inversion.problem import structure
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Loss, Params
-from secateur.metrics.membership import Estimate, share
 
 Step = Callable[[Tensor], tuple[Tensor, Tensor]]  # a unit vector v -> ||A v||, and the next direction A^T A v, unscaled
 
@@ -82,7 +81,7 @@ def reconstruction_bound(
     """
     if guess.shape != truth.inputs.shape:
         shape, wanted = tuple(guess.shape), tuple(truth.inputs.shape)
-        raise WrongInput("guess", f"has shape {shape}; give the pictures matched to the truth, {wanted}")
+        raise WrongInput("guess", f"has shape {shape}; must be that of the truth, {wanted}")
     phi = gradient_map(net, state, truth.labels, batchnorm, loss)
     here, there = phi(truth.inputs), phi(guess)
     weights = torch.linspace(0, 1, points).tolist()
@@ -170,14 +169,3 @@ def _iterate(step: Step, like: Tensor, rng: Generator, iterations: int, toleranc
         before, value, done = value, float(length), done + 1
         change = abs(value - before) / value if value else 0.0
     return Spectral(value, change, done)
-
-
-def violations(bounds: Sequence[InputBound], by_sent: bool = False) -> Estimate:
-    """Return the share of real reconstructions that are nearer than Proposition 1 allows, with Wilson's interval.
-
-    `by_sent` takes the form in which the paper uses it, with the gradient that was sent in place of phi(x').
-    """
-    broken = [bound.violated_by_sent if by_sent else bound.violated for bound in bounds]
-    if not broken or None in broken:
-        raise WrongInput("bounds", "are missing, or were made without `sent`; give at least one, made with it")
-    return share(torch.tensor(broken))

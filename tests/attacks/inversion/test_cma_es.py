@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.attacks.inversion.cma_es import CMAES
+from secateur.attacks.inversion.generator_search import CMAES
 
 
 def minimise(function, start, sigma, rounds, population, rng):

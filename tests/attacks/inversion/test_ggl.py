@@ -8,7 +8,7 @@ from scenes import Diary
 from torch import nn
 
 from secateur import tree
-from secateur.attacks.inversion.engines.plain import plain
+from secateur.attacks.inversion.engines.autograd import plain
 from secateur.attacks.inversion.generator import train_generator
 from secateur.attacks.inversion.generator_search import candidate_losses, divergence, through_generator
 from secateur.attacks.inversion.ggl import GGL

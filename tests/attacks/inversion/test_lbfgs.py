@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.attacks.inversion.lbfgs import LBFGS
+from secateur.attacks.inversion.optimisation import LBFGS
 from secateur.attacks.inversion.problem import Evaluated
 
 ITERATIONS = 3

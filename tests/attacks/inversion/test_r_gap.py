@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from secateur import catalogue
-from secateur.attacks.inversion.r_gap import RGap
-from secateur.attacks.inversion.r_gap_head import completed, heads
+from secateur.attacks.inversion.r_gap import RGap, completed, heads
 from secateur.attacks.inversion.r_gap_network import INVERSES, chain
 from secateur.attacks.inversion.r_gap_solver import System, solve, weight_gram
 from secateur.attacks.inversion.updates import gradient_update, weights_update

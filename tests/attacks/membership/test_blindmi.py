@@ -150,7 +150,7 @@ def test_it_finds_the_members_of_a_network_that_memorised_and_needs_no_shadows()
 
 
 def test_wrong_input_is_said_clearly():
-    with pytest.raises(WrongInput, match="batch at least 2"):
+    with pytest.raises(WrongInput, match="batch: 1 is not allowed; must be a whole number, at least 2"):
         blindmi(batch=1)
     with pytest.raises(WrongInput, match="labels only"):
         blindmi().fit([], rng()).score(BlackBox(table(0.5).predict, labels_only=True), Candidates(rows(0)))

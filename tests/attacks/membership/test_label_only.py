@@ -137,7 +137,7 @@ def test_wrong_input_is_said_clearly():
     for name in ("rotations", "translations", "flips", "noise"):
         with pytest.raises(WrongInput, match="0 or more"):
             label_only(**{name: -1})
-    with pytest.raises(WrongInput, match="from 0 to 1"):
+    with pytest.raises(WrongInput, match=r"must be in \[0, 1\]"):
         label_only(rate=2.0)
     with pytest.raises(WrongInput, match="fit it"):
         label_only().score(box, Candidates(noisy_digits(4)))

@@ -190,7 +190,7 @@ def test_other_wrong_input_is_said_clearly():
     for name, value in (("mode", "onlin"), ("offline", "pdf"), ("variance", "global")):
         with pytest.raises(WrongInput, match="is not known"):
             lira(**{name: value})
-    with pytest.raises(WrongInput, match="give 1, or 2"):
+    with pytest.raises(WrongInput, match="must be 1, or 2"):
         lira(queries=3)
     with pytest.raises(WrongInput, match="no images"):
         lira(queries=2).fit(four_models(), rng())

@@ -3,7 +3,8 @@ import torch
 from tables import rng, rows, table
 
 from secateur.attacks.membership import reference_models
-from secateur.attacks.membership.reference_models import average, content, in_out_of, sides
+from secateur.attacks.membership.reference_models import average, content, in_out_of
+from secateur.attacks.membership.thresholds import shadow_sides
 from secateur.interfaces import Batch, InOut, Shadow
 
 
@@ -26,7 +27,7 @@ def test_samples_stay_on_their_side_and_under_the_cap(monkeypatch):
     monkeypatch.setattr(reference_models, "ROWS", 12)
     membership = torch.arange(40).expand(2, -1) % 2 == torch.tensor([[0], [1]])
     models = InOut([table(0.5), table(0.6)], rows(*range(40)), membership)
-    for box, batch, truth in sides(models, rng()):
+    for box, batch, truth in shadow_sides(models, 12, rng()):
         row = batch.inputs[:, 0].long()
         assert batch.size == 3
         assert (membership[models.boxes.index(box), row] == truth).all()

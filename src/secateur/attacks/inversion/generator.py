@@ -153,7 +153,7 @@ def check_public(data: Batch, classes: int, input_shape: tuple[int, ...]) -> Non
         raise WrongInput("generator", f"makes pictures (channels, height, width), and the data is {input_shape}")
     if not data.size or shape != tuple(input_shape):
         pictures = f"{data.size} public pictures of the shape {shape}"
-        raise WrongInput("generator", f"{pictures}; give at least one of the shape {tuple(input_shape)}")
+        raise WrongInput("generator", f"{pictures}; use at least one of the shape {tuple(input_shape)}")
     low, high = int(data.labels.min()), int(data.labels.max())
     if low < 0 or high >= classes:
         raise WrongInput("generator", f"public labels from {low} to {high}; allowed: 0 to {classes - 1}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -26,7 +25,7 @@ from secateur.attacks.inversion.gradient_matching import GradientMatching, Match
 from secateur.attacks.inversion.objective import Distance
 from secateur.attacks.inversion.optimisation import Trials, sum_of
 from secateur.catalogue import method, users_own
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_whole
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 
 THREAT = (
@@ -58,14 +57,13 @@ class GGL(GradientMatching):
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
         """Refuse updates that cannot be matched, labels not known in advance, and generators of a wrong shape."""
         if self.labels == "joint" and knowledge.labels is None:
-            raise WrongInput("labels", "ggl's generator needs them first; take idlg, bias, gi, counts or oracle")
+            raise WrongInput("labels", "ggl's generator needs them first; use idlg, bias, gi, counts or oracle")
         for name in ("group", "noise"):
             if getattr(self, name):
                 raise WrongInput(name, "ggl does not move pictures themselves; allowed: 0")
-        if self.population < 4:
-            raise WrongInput("population", f"{self.population} is not allowed; give a whole number from 4")
-        if not 0 < self.sigma < math.inf or not 0 <= self.kl < math.inf:
-            raise WrongInput("sigma", f"{self.sigma} and kl {self.kl} are not allowed; give sigma above 0, kl from 0")
+        check_whole("population", self.population, 4)
+        check_number("sigma", self.sigma, "(0, inf)")
+        check_number("kl", self.kl, "[0, inf)")
         super().check(knowledge, view)
         like = next(iter(view.update.values.values()))
         check_generator(self.pictures(knowledge, like), knowledge.input_shape, like, self.search == "gradient")
@@ -104,10 +102,10 @@ class GGL(GradientMatching):
 
         return losses
 
-    def best(self, trials: Trials, state: Params, aim: MatchingTarget, place: int) -> Reconstruction:
+    def best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
         """Return the picture of the best latent."""
         assert isinstance(trials, Latents)
-        reconstruction = super().best(trials, state, aim, place)
+        reconstruction = super().best(trials, state, aim, position)
         latents, labels = reconstruction.batch
         return replace(reconstruction, batch=Batch(trials.pictures(latents, labels), labels))
 
@@ -115,6 +113,6 @@ class GGL(GradientMatching):
         """Return the attacker's generator, on the device of the update."""
         generator = knowledge.generator if self.generator is None else users_own("generator", self.generator)
         if generator is None:
-            choices = "let `secateur invert` train it, or give your own: generator=... or ggl:generator=module:function"
+            choices = "let `secateur invert` train it, or use your own: generator=... or ggl:generator=module:function"
             raise WrongInput("generator", f"ggl needs one; {choices}")
         return pictures_by(generator, like)

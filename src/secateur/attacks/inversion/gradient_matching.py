@@ -6,27 +6,35 @@ target: the observed gradients of its rounds, masks and labels. `problems` turns
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from secateur import tree
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.engines.choose import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
-from secateur.attacks.inversion.lbfgs import LBFGS
 from secateur.attacks.inversion.objective import Distance, Matching
-from secateur.attacks.inversion.optimisation import AdamRule, Schedule, StepRule, Trials, learning_rates
+from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
 from secateur.attacks.inversion.problem import Problem, structure
 from secateur.attacks.inversion.updates import batchnorm_order, observed_gradient
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.memory import halving
-from secateur.interfaces import Batch, Knowledge, Mask, Params, Reconstruction, ServerView, Watch, Weights
+from secateur.interfaces import (
+    Batch,
+    InversionAttack,
+    Knowledge,
+    Mask,
+    Params,
+    Reconstruction,
+    ServerView,
+    Watch,
+    Weights,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +52,7 @@ class MatchingTarget:
 
 
 @dataclass(frozen=True)
-class GradientMatching:
+class GradientMatching(InversionAttack):
     """The attack: minimise scale * D(g, g*) + priors over the pictures of all targets and restarts at once."""
 
     iterations: int = 2500
@@ -73,26 +81,17 @@ class GradientMatching:
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
         """Refuse an update that does not fit, labels that cannot be inferred, an unknown layer or engine."""
         self._check_numbers()
-        if knowledge.batch_size < 1:
-            raise WrongInput("batch_size", f"{knowledge.batch_size} is not allowed; an update has at least one example")
+        check_whole("batch_size", knowledge.batch_size)
         aim = aim_at(self, [view], knowledge, 0)
         for problem, _ in problems([aim], knowledge, 1):
             choose(problem, next(iter(aim.observed[0].values())).device, self.engine)
 
     def _check_numbers(self) -> None:
         """Refuse numbers outside their ranges."""
-        for name in ("iterations", "restarts"):
-            if getattr(self, name) < 1:
-                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
-        if not 0 < self.learning_rate < math.inf:
-            raise WrongInput("learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
-        for name in ("scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "retries"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a number from 0")
-
-    def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
-        """Return both unchanged: the attacker is passive."""
-        return net, state
+        check_wholes(self, "iterations", "restarts")
+        check_whole("retries", self.retries, 0)
+        check_number("learning_rate", self.learning_rate, "(0, inf)")
+        check_numbers(self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise")
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
@@ -170,9 +169,9 @@ class GradientMatching:
             learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise
         )
 
-    def best(self, trials: Trials, state: Params, aim: MatchingTarget, place: int) -> Reconstruction:
+    def best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
         """Return the restart of one target whose gradient matches best, priors left out."""
-        rows = slice(place * self.restarts, (place + 1) * self.restarts)
+        rows = slice(position * self.restarts, (position + 1) * self.restarts)
         matching = state["matching"][rows].nan_to_num(torch.inf)
         trial = int(matching.argmin())
         row, loss = rows.start + trial, float(matching[trial])
@@ -195,7 +194,7 @@ class GradientMatching:
 def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Knowledge, index: int) -> MatchingTarget:
     """Read a target's updates as the attack does."""
     if not views:
-        raise WrongInput("target", "has no update; give at least one round")
+        raise WrongInput("target", "has no update; use at least one round")
     observed = [observed_gradient(view, knowledge) for view in views]
     labels, note = infer(attack.labels, observed[0], knowledge, index)
     notes = [note] if note else []
@@ -215,7 +214,7 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
         layer = attack.layer or adaptive.defended_layer(observed[0], knowledge.net, knowledge.classes)
         observed = [adaptive.without_layer(one, layer) for one in observed]
         if not observed[0]:
-            raise WrongInput("adaptive", f"layer leaves nothing to match: {layer} is the only one; take another")
+            raise WrongInput("adaptive", f"layer leaves nothing to match: {layer} is the only one; use another mode")
         notes.append(f"adaptive: the layer {layer} is left out of the matching")
     elif attack.adaptive == "reapply":
         compression, note = adaptive.compression_of(observed[0], knowledge)

@@ -27,13 +27,13 @@ def infer(rule: Rule, observed: Params, knowledge: Knowledge, target: int = 0) -
     """
     if knowledge.labels is not None:
         if knowledge.labels.ndim != 2 or knowledge.labels.shape[1] != knowledge.batch_size:
-            wanted = f"(targets, {knowledge.batch_size})"
-            raise WrongInput("labels", f"have shape {tuple(knowledge.labels.shape)}; give a row a target, {wanted}")
+            shape, wanted = tuple(knowledge.labels.shape), f"(targets, {knowledge.batch_size})"
+            raise WrongInput("labels", f"have shape {shape}; must be {wanted}")
         return knowledge.labels[target].to(next(iter(observed.values())).device), "labels: given"
     if rule == "joint":
         return None, "labels: optimised with the picture"
     if rule == "oracle":
-        raise WrongInput("labels", "the rule oracle needs the true labels; give them, or take another rule")
+        raise WrongInput("labels", "the rule oracle needs the true labels; pass them, or use another rule")
     weight, bias = last_layer(observed, knowledge)
     if rule == "bias":
         return _by_bias(weight, bias, knowledge)
@@ -50,7 +50,7 @@ def last_layer(observed: Params, knowledge: Knowledge) -> tuple[Tensor, Tensor |
     prefix = f"{name}." if name else ""
     if f"{prefix}weight" not in observed:
         frozen = f"{prefix}weight is frozen, so it is not in the update and labels cannot be read from it"
-        raise WrongInput("labels", f"{frozen}; optimise them with the picture (labels: joint) or give them")
+        raise WrongInput("labels", f"{frozen}; use labels=joint, or pass the labels")
     return observed[f"{prefix}weight"], observed.get(f"{prefix}bias")
 
 
@@ -78,7 +78,7 @@ def _by_bias(weight: Tensor, bias: Tensor | None, knowledge: Knowledge) -> tuple
     A class can occur more than once in a batch, so larger batches use `counts`.
     """
     if bias is None:
-        raise WrongInput("labels", "the rule bias needs a last layer that has a bias; take idlg or joint")
+        raise WrongInput("labels", "the rule bias needs a last layer that has a bias; use idlg or joint")
     if knowledge.batch_size == 1:
         return bias.argmin().view(1), "labels: bias"
     return counts(weight, bias, knowledge.batch_size), "labels: bias, counts from magnitudes (estimated)"

@@ -90,7 +90,6 @@ class Evaluated(NamedTuple):
 
 
 Evaluate = Callable[[Variables, Tensor | None, Params], Evaluated]  # (variables, labels (N, B) if fixed, fixed)
-Engine = Callable[[Problem, Objective], Evaluate]
 
 
 def structure(net: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
@@ -115,15 +114,21 @@ def compared(
     return Compared(dot, trial, target, gap, ())
 
 
-class BatchNormInputs:
-    """Context that records the mean and variance of the input of every BatchNorm."""
+def along(values: Tensor, like: Tensor) -> Tensor:
+    """Return values (N,) as (N, 1, 1, ...), to broadcast against `like` trial by trial."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
-    def __init__(self, net: nn.Module, wanted: bool) -> None:
-        self.modules = [module for module in net.modules() if isinstance(module, _BatchNorm)] if wanted else []
+
+class BatchNormInputs:
+    """Context that records the mean and variance of the input of every BatchNorm, and its name in `names`."""
+
+    def __init__(self, net: nn.Module, wanted: bool = True) -> None:
+        modules = net.named_modules() if wanted else ()
+        self.modules = {module: name for name, module in modules if isinstance(module, _BatchNorm)}
+        self.names: list[str] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> list[tuple[Tensor, Tensor]]:
-        self.statistics = []
         self._hooks = [module.register_forward_pre_hook(self._record) for module in self.modules]
         return self.statistics
 
@@ -131,7 +136,8 @@ class BatchNormInputs:
         for hook in self._hooks:
             hook.remove()
 
-    def _record(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0]
         dims = [0, *range(2, x.ndim)]
+        self.names.append(self.modules[module])
         self.statistics.append((x.mean(dims), x.var(dims, unbiased=False)))

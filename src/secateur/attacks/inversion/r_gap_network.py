@@ -78,12 +78,12 @@ class LinearMap:
 
 
 class ModuleCall(NamedTuple):
-    """Call of a module without children: its input `given` and its output `gave`."""
+    """Call of a module without children: its input and its output."""
 
     name: str
     module: nn.Module
-    given: Tensor
-    gave: Tensor
+    inputs: Tensor
+    output: Tensor
 
 
 def chain(knowledge: Knowledge, sent: Params) -> list[LinearMap]:
@@ -97,9 +97,9 @@ def chain(knowledge: Knowledge, sent: Params) -> list[LinearMap]:
         if reason is not None:
             raise _refused(f"{step.name} ({type(step.module).__name__}) {reason}")
     layers: list[LinearMap] = []
-    for name, module, inputs, gave in steps:
+    for name, module, inputs, result in steps:
         _require_same(name, inputs, before)
-        before = gave
+        before = result
         if isinstance(module, nn.Conv2d | nn.Linear):
             if any(layer.name == name for layer in layers):
                 raise _refused(f"{name} is used more than once; every layer must be used once")
@@ -157,21 +157,21 @@ def _refused_convolution(module: nn.Conv2d) -> str | None:
     if module.bias is not None:
         return "has a bias; the recursion is for convolutions without one"
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
-        return "must have one group and a padding of zeros, given as numbers"
+        return "must have one group and a padding of zeros, written as numbers"
     return None
 
 
 def _require_same(name: str, inputs: Tensor, before: Tensor) -> None:
     """Refuse a module whose input differs from the output before it, except in shape: a skip, a product or a pool."""
     if inputs.numel() != before.numel() or not torch.equal(inputs.flatten(), before.flatten()):
-        raise _refused(f"{name} is not what the module before it gave; skips cannot be undone")
+        raise _refused(f"{name} does not take the output of the module before it; skips cannot be undone")
 
 
 def _layer(name: str, module: nn.Conv2d | nn.Linear, values: Params, inputs: Tensor) -> LinearMap:
     weight = values[f"{name}.weight"]
     if isinstance(module, nn.Linear):
         if inputs.ndim != 2:
-            raise _refused(f"{name} (Linear) is given no vector; put Flatten before it")
+            raise _refused(f"{name} (Linear) needs a vector as input; put Flatten before it")
         return LinearMap(name, weight[:, :, None, None], values.get(f"{name}.bias"), (inputs.shape[1], 1, 1))
     geometry = (module.stride, module.padding, module.dilation)
     return LinearMap(name, weight, None, tuple(inputs.shape[1:]), *geometry)  # type: ignore[arg-type]

@@ -17,10 +17,10 @@ from torch.distributions import Laplace, Normal
 from torch.func import functional_call
 
 from secateur.attacks.inversion.adaptive import Adaptive, mask_again
-from secateur.attacks.inversion.problem import structure
+from secateur.attacks.inversion.problem import along, structure
 from secateur.attacks.inversion.updates import observed_gradient
 from secateur.catalogue import method
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, check_number, check_whole, unknown
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
 from secateur.tree import masked
 
@@ -52,7 +52,7 @@ class Rob:
     picture that is alone there is exact; pictures that share a bin are averaged.
 
     `measurement` is randn (quantiles of a Gaussian) or dct (the first horizontal frequency, quantiles of a Laplace).
-    `centre` and `deviation` are the attacker's belief about the measurement. Differences of the bias gradient below
+    `centre` and `deviation` are the attacker's estimate of the measurement. Differences of the bias gradient below
     `threshold` of the largest count as empty. Of the others the largest are kept, as many as the batch has pictures:
     more bins than pictures cannot be full.
 
@@ -75,12 +75,10 @@ class Rob:
         if self.adaptive in SENSELESS:
             reason = f"{self.adaptive} means nothing here: rob {SENSELESS[self.adaptive]}"
             raise WrongInput("attack rob adaptive", f"{reason}; allowed: none, support, mask")
-        if self.bins < 2:
-            raise WrongInput("attack rob bins", f"{self.bins} is not allowed; give 2 or more")
-        if self.deviation is not None and not self.deviation > 0:
-            raise WrongInput("attack rob deviation", f"{self.deviation} is not allowed; give a number above 0")
-        if not 0 <= self.threshold < 1:
-            raise WrongInput("attack rob threshold", f"{self.threshold} is not allowed; give a number from 0 up to 1")
+        check_whole("attack rob bins", self.bins, 2)
+        if self.deviation is not None:
+            check_number("attack rob deviation", self.deviation, "(0, inf)")
+        check_number("attack rob threshold", self.threshold, "[0, 1)")
 
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
         """Refuse an update that was not made with the model of `tamper`."""
@@ -122,14 +120,14 @@ class Rob:
         full = len(slopes)
         kept = sizes.argsort(descending=True, stable=True)[: knowledge.batch_size].sort().values
         pictures, slopes = inputs[kept].view(-1, *knowledge.input_shape), slopes[kept]
-        believed, open_share = explain(view, knowledge, pictures, slopes, labels)
+        inferred, open_share = explain(view, knowledge, pictures, slopes, labels)
         alone = expected_isolated(torch.full((self.bins,), 1 / self.bins), knowledge.batch_size)
         by = "bias gradient" if self.adaptive == "none" else "jump of the weights' gradient"
         note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest {by} are kept; "
         note += f"if bins are equally likely {alone:.1%} of the pictures are alone in theirs"
         if knowledge.batchnorm == "batch":
             note += "; the labels are a guess, since batch statistics mix the gradients of the pictures"
-        return Reconstruction(Batch(pictures, believed), open_share, note=note)
+        return Reconstruction(Batch(pictures, inferred), open_share, note=note)
 
     def _read(self, view: ServerView, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
         """Return pictures (P, D), their slopes (P,) and sizes for ranking (P,), by all or the surviving entries."""
@@ -156,7 +154,7 @@ class Imprinted(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Add the mean activation to every pixel, so that all rows get the same gradient."""
         active = torch.relu(self.imprint(inputs.flatten(1))).mean(1)
-        output: Tensor = self.net(inputs + active.view(-1, *[1] * (inputs.ndim - 1)))
+        output: Tensor = self.net(inputs + along(active, inputs))
         return output
 
 
@@ -241,7 +239,7 @@ def explain(
     active = torch.relu(pictures.flatten(1) @ sent["imprint.weight"].T + sent["imprint.bias"]).mean(1)
     leaf = active.requires_grad_()
     inner = {name.removeprefix("net."): value for name, value in sent.items() if name.startswith("net.")}
-    shown = pictures + leaf.view(-1, *[1] * (pictures.ndim - 1))
+    shown = pictures + along(leaf, pictures)
     outputs = functional_call(tampered.get_submodule("net"), inner, (shown,))
     share = len(pictures) / knowledge.batch_size / len(sent["imprint.bias"])
     gaps = []
@@ -261,10 +259,3 @@ def expected_isolated(masses: Tensor, batch: int) -> float:
         0.939
     """
     return float((masses * (1 - masses) ** (batch - 1)).sum())
-
-
-def bin_masses(sent: Params, pictures: Tensor) -> Tensor:
-    """Return the share of pictures in every bin of a tampered model, (bins,)."""
-    measured = pictures.flatten(1).to(sent["imprint.weight"]) @ sent["imprint.weight"][0]
-    bins = torch.bucketize(measured, -sent["imprint.bias"]) - 1
-    return torch.bincount(bins[bins >= 0], minlength=len(sent["imprint.bias"])) / len(pictures)

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
-from secateur.attacks.inversion.engines.plain import batch_of_step
+from secateur.attacks.inversion.engines.autograd import batch_of_step
 from secateur.attacks.inversion.problem import BatchNormInputs, structure
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
@@ -68,7 +67,7 @@ def observed_gradient(view: ServerView, knowledge: Knowledge) -> Params:
         return {name: view.update.values[name] for name in tree.trained(knowledge.net)}
     rate = knowledge.learning_rate
     if not rate:
-        raise WrongInput("learning_rate", "is needed to turn weights into gradients; give the client's own, above 0")
+        raise WrongInput("learning_rate", "is needed to turn weights into gradients; use the client's, above 0")
     return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.trained(knowledge.net)}
 
 
@@ -76,12 +75,12 @@ def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchN
     """Return `NAME.mean` and `NAME.var` of every BatchNorm's input over the batch, which GI's strong attacker knows."""
     _refuse_empty(batch)
     fixed, params = _tensors(net, state, batchnorm)
-    names: list[str] = []
-    with full_precision(), torch.no_grad(), BatchNormInputs(fixed, True) as statistics, _Order(fixed, names):
+    norms = BatchNormInputs(fixed)
+    with full_precision(), torch.no_grad(), norms:
         functional_call(fixed, {**params, **_others(fixed, state)}, (batch.inputs,))
     return {
         f"{name}.{statistic}": value
-        for name, pair in zip(names, statistics, strict=True)
+        for name, pair in zip(norms.names, norms.statistics, strict=True)
         for statistic, value in zip(("mean", "var"), pair, strict=True)
     }
 
@@ -89,29 +88,10 @@ def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchN
 def batchnorm_order(net: nn.Module, state: Params, input_shape: tuple[int, ...]) -> list[str]:
     """Return the names of the BatchNorms in the order of their calls, which is the order of `Compared.statistics`."""
     fixed, params = _tensors(net, state, "eval")
-    names: list[str] = []
-    probe = next(iter(params.values())).new_zeros(2, *input_shape)
-    with torch.no_grad(), _Order(fixed, names):
+    probe, norms = next(iter(params.values())).new_zeros(2, *input_shape), BatchNormInputs(fixed)
+    with torch.no_grad(), norms:
         functional_call(fixed, {**params, **_others(fixed, state)}, (probe,))
-    return names
-
-
-class _Order:
-    """Context that records the names of the BatchNorms in the order of their calls."""
-
-    def __init__(self, net: nn.Module, names: list[str]) -> None:
-        self.modules = {name: module for name, module in net.named_modules() if isinstance(module, _BatchNorm)}
-        self.names = names
-
-    def __enter__(self) -> None:
-        self._hooks = [
-            module.register_forward_pre_hook(lambda *_, name=name: self.names.append(name))
-            for name, module in self.modules.items()
-        ]
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+    return norms.names
 
 
 def _tensors(net: nn.Module, state: Params, batchnorm: BatchNormMode) -> tuple[nn.Module, Params]:

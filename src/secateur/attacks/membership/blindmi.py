@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, pad
 
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import check_whole
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
@@ -137,6 +137,6 @@ def blindmi(generated: int = 20, batch: int = 20) -> BlindMI:
     `generated` non-members are queried: Sobel-filtered candidates, or for tabular data rows with independently drawn
     columns. Candidates are decided in batches of `batch`.
     """
-    if generated < 1 or batch < 2:
-        raise WrongInput("attack blindmi", "generated must be at least 1 and batch at least 2")
+    check_whole("attack blindmi generated", generated)
+    check_whole("attack blindmi batch", batch, 2)
     return BlindMI(generated, batch)

@@ -11,10 +11,10 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
-from secateur.attacks.membership.reference_models import sides
-from secateur.attacks.membership.thresholds import best_threshold
+from secateur.attacks.membership.reference_models import ROWS
+from secateur.attacks.membership.thresholds import best_threshold, shadow_sides
 from secateur.catalogue import method
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, check_number, check_wholes, unknown
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 RULES = ("logistic", "share")
@@ -91,7 +91,7 @@ class LabelOnly:
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
         """Learn the threshold, and for the rule `logistic` the weight of each query, from the shadows' own rows."""
-        samples = sides(shadows, rng)
+        samples = shadow_sides(shadows, ROWS, rng)
         attack, rows = self, torch.cat([batch.inputs for _, batch, _ in samples])
         if rows.ndim != 4:
             changes = disturbance(rows, self.flips, self.rate, self.noise, rng)
@@ -152,12 +152,11 @@ def label_only(
     """
     if rule not in RULES:
         raise unknown("attack label-only rule", rule, RULES)
-    for name, value in (("rotations", rotations), ("translations", translations), ("flips", flips), ("noise", noise)):
-        if value < 0:
-            raise WrongInput(f"attack label-only {name}", f"{value} is not allowed; give 0 or more")
-    if not 0 <= rate <= 1:
-        raise WrongInput("attack label-only rate", f"{rate} is not allowed; give a probability from 0 to 1")
-    return LabelOnly(rotations, degrees, translations, flips, rate, noise, rule)
+    attack = LabelOnly(rotations, degrees, translations, flips, rate, noise, rule)
+    check_wholes(attack, "rotations", "translations", "flips", least=0, prefix="attack label-only ")
+    check_number("attack label-only noise", noise, "[0, inf)")
+    check_number("attack label-only rate", rate, "[0, 1]")
+    return attack
 
 
 def _logistic(kept: Tensor, truth: Tensor) -> Tensor:

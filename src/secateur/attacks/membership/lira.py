@@ -13,9 +13,9 @@ from torch import Generator, Tensor
 from torch.special import log_ndtr
 
 from secateur.attacks.membership.reference_models import (
-    Judge,
     Least,
     References,
+    ScoreRule,
     average,
     gather,
     require_models,
@@ -23,7 +23,7 @@ from secateur.attacks.membership.reference_models import (
 )
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
-from secateur.inference import probabilities
+from secateur.inference import probabilities, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 FLOOR = 1e-45  # the smallest float32 above 0: keeps log finite, and the order of all float32 values
@@ -44,9 +44,8 @@ def margin(answers: Tensor, labels: Tensor) -> Tensor:
     Log odds are close to Gaussian.
     """
     p = answers.double()
-    true = p.gather(1, labels[:, None]).squeeze(1)
     others = p.scatter(1, labels[:, None], 0).sum(1)
-    return true.clamp_min(FLOOR).log() - others.clamp_min(FLOOR).log()
+    return true_probability(p, labels).clamp_min(FLOOR).log() - others.clamp_min(FLOOR).log()
 
 
 def deviation(values: Tensor, chosen: Tensor, common: bool = False) -> Tensor:
@@ -113,8 +112,7 @@ class Lira:
         if common:
             fixed = {truth: deviation(known.values, known.inside == truth, common) for truth in (True, False)}
         fitted = replace(self, references=known, fixed=fixed)
-        modes = ("offline",) if known.disjoint else ("online", "offline")
-        return replace(fitted, thresholds={mode: known.threshold(fitted._judge(mode)) for mode in modes})
+        return replace(fitted, thresholds=known.thresholds(fitted._score_rule))
 
     @property
     def least(self) -> Least:
@@ -129,12 +127,12 @@ class Lira:
         """Score by the likelihood; decide by the threshold that was best with the attacker's models as targets."""
         if self.references is None:
             raise WrongInput("attack", "fit it on shadow models first")
-        mode, note = self.references.way("lira", self.mode, candidates)
+        mode, note = self.references.mode_for("lira", self.mode, candidates)
         margins = self.references.ask(box, candidates.batch)
-        scores = self._judge(mode)(margins, *self.references.of(candidates.batch, candidates.ids))
-        return Guesses(scores, scores >= self.thresholds[mode], note)
+        scores = self._score_rule(mode)(margins, *self.references.of(candidates.batch, candidates.ids))
+        return Guesses(scores, scores >= self.thresholds[mode] if self.thresholds else None, note)
 
-    def _judge(self, mode: str) -> Judge:
+    def _score_rule(self, mode: str) -> ScoreRule:
         if mode == "online":
             return partial(online, fixed=self.fixed)
         return partial(offline, fixed=self.fixed, form=self.form)
@@ -154,7 +152,7 @@ def lira(mode: str = "auto", offline: str = "cdf", variance: str = "auto", queri
         if value not in allowed:
             raise unknown(f"attack lira {name}", value, allowed)
     if queries not in (1, 2):
-        raise WrongInput("attack lira queries", f"{queries} is not allowed; give 1, or 2 to ask an image's mirror too")
+        raise WrongInput("attack lira queries", f"{queries} is not allowed; must be 1, or 2 for the mirror image too")
     return Lira(mode, offline, variance, queries)
 
 
@@ -163,6 +161,6 @@ def _ask(box: BlackBox, batch: Batch, queries: int) -> Tensor:
     views = [batch.inputs]
     if queries == 2:
         if batch.inputs.ndim != 4:
-            raise WrongInput("attack lira queries", "2 asks the mirror image, but the inputs are no images; give 1")
+            raise WrongInput("attack lira queries", "2 needs images to mirror, and the inputs are none; use 1")
         views.append(batch.inputs.flip(-1))
     return torch.stack([margin(probabilities(box, view), batch.labels) for view in views])

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.graphs import recorded
 from secateur.interfaces import Batch
 
@@ -68,14 +68,10 @@ class NeuralSchedule:
     patience: int = 10  # epochs without a better held-out loss before the rate drops; reasons in docs/notebook.md
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 2), ("patience", 1)):
-            if getattr(self, name) < least:
-                raise WrongInput(f"attack {name}", f"{getattr(self, name)} is not allowed; give {least} or more")
-        if not self.learning_rate > 0:
-            raise WrongInput("attack learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
-        for name in ("momentum", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise WrongInput(f"attack {name}", f"{getattr(self, name)} is not allowed; give a number in [0, 1)")
+        check_wholes(self, "epochs", "patience", prefix="attack ")
+        check_whole("attack batch_size", self.batch_size, 2)
+        check_number("attack learning_rate", self.learning_rate, "(0, inf)")
+        check_numbers(self, "[0, 1)", "momentum", "dropout", prefix="attack ")
 
 
 def initialised(build: Callable[[], nn.Module], rng: Generator) -> nn.Module:

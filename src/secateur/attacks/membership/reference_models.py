@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.membership.thresholds import best_threshold
+from secateur.attacks.membership.thresholds import best_threshold, shadow_sides
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 
@@ -18,7 +18,7 @@ REHEARSALS = 16  # models that serve as the target: more hardly change the thres
 
 Ask = Callable[[BlackBox, Batch], Tensor]  # values of a model for each example: (..., N)
 # (own (..., N), others (M, ..., N), inside (M, N)) -> scores (N,): high = member, NaN if the others give no score
-Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
+ScoreRule = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class References:
         """Membership of the pool rows in the models, (M, N) bool, on the device of the values."""
         return self.models.membership.to(self.values.device)
 
+    @property
+    def out_only(self) -> bool:
+        """True if the models answered the candidates, and none was trained on any of them."""
+        return not self.disjoint and not bool(self.models.membership.any())
+
     def of(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the models' values for examples, (M, ..., n), and the membership of the examples, (M, n).
 
@@ -46,29 +51,36 @@ class References:
         values = torch.stack([self.ask(box, batch) for box in self.models.boxes])
         return values, torch.zeros(len(values), batch.size, dtype=torch.bool, device=values.device)
 
-    def way(self, name: str, mode: str, candidates: Candidates) -> tuple[str, str | None]:
+    def mode_for(self, name: str, mode: str, candidates: Candidates) -> tuple[str, str | None]:
         """Return the mode for these candidates, online or offline, and a note if `auto` had to be offline."""
         if not self.disjoint:
             _check_ids(candidates, self.models.pool.size)
         if mode == "offline":
             return "offline", None
-        if candidates.ids is not None and not self.disjoint:
+        if candidates.ids is not None and not self.disjoint and not self.out_only:
             return "online", None
         if mode == "online":
-            raise WrongInput(f"attack {name}", "mode online needs in-out models over the candidates; give mode offline")
+            raise WrongInput(f"attack {name}", "mode online needs in-out models over the candidates; use mode offline")
         return "offline", f"{name} ran offline: none of the attacker's models trained on the candidates"
 
-    def threshold(self, judge: Judge) -> float:
+    def thresholds(self, rule_of: Callable[[str], ScoreRule]) -> dict[str, float]:
+        """Return the best threshold of each possible mode; none if the models have no members to learn it from."""
+        if self.out_only:
+            return {}
+        modes = ("offline",) if self.disjoint else ("online", "offline")
+        return {mode: self.threshold(rule_of(mode)) for mode in modes}
+
+    def threshold(self, rule: ScoreRule) -> float:
         """Return the best threshold when each model in turn is the target and the others are its references."""
         sides: dict[bool, list[Tensor]] = {True: [], False: []}
         for target in range(min(len(self.values), REHEARSALS)):
             rest = torch.arange(len(self.values), device=self.values.device) != target
-            scores = judge(self.values[target], self.values[rest], self.inside[rest])
+            scores = rule(self.values[target], self.values[rest], self.inside[rest])
             for truth, side_scores in sides.items():
                 side_scores.append(scores[(self.inside[target] == truth) & ~scores.isnan()])
         members, nonmembers = torch.cat(sides[True]), torch.cat(sides[False])
         if not members.numel() or not nonmembers.numel():
-            raise WrongInput("shadows", "cannot be tried on one another; give more models, with different members")
+            raise WrongInput("shadows", "cannot be tried on one another; use more models, with different members")
         return best_threshold(members, nonmembers)
 
 
@@ -90,32 +102,13 @@ def in_out_of(shadows: Sequence[Shadow] | InOut, rng: Generator) -> InOut:
     """
     if isinstance(shadows, InOut):
         return shadows
-    parts = [batch for _, batch, _ in sides(shadows, rng)]
+    parts = [batch for _, batch, _ in shadow_sides(shadows, ROWS, rng)]
     pool = Batch(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
     keys = content(pool.inputs)
     first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
     trained = [set(content(shadow.members.inputs)) for shadow in shadows]
     membership = torch.tensor([[keys[row] in known for row in first] for known in trained])
     return InOut([s.box for s in shadows], pool.take(torch.tensor(first).to(pool.labels.device)), membership)
-
-
-def sides(shadows: Sequence[Shadow] | InOut, rng: Generator) -> list[tuple[BlackBox, Batch, bool]]:
-    """Return each model with a sample of its members (True), and again with one of its non-members (False)."""
-    if isinstance(shadows, InOut):
-        pairs = zip(shadows.boxes, shadows.membership.cpu(), strict=True)
-        masks = [(box, inside == truth, truth) for box, inside in pairs for truth in (True, False)]
-        sets = [(box, shadows.pool, side.nonzero()[:, 0], truth) for box, side, truth in masks]
-    else:
-        parts = [(s.box, s.members if truth else s.nonmembers, truth) for s in shadows for truth in (True, False)]
-        sets = [(box, part, torch.arange(part.size), truth) for box, part, truth in parts]
-    if not sets:
-        raise WrongInput("shadows", "this attack needs at least one shadow model; none was given")
-    number = max(1, ROWS // len(sets))
-    picked = [(box, batch, _sample(rows, number, rng), truth) for box, batch, rows, truth in sets]
-    for truth, name in ((True, "members"), (False, "non-members")):
-        if not sum(rows.numel() for _, _, rows, side in picked if side == truth):
-            raise WrongInput("shadows", f"have no {name}; give models with members and non-members")
-    return [(box, batch.take(rows.to(batch.labels.device)), truth) for box, batch, rows, truth in picked]
 
 
 def content(inputs: Tensor) -> list[bytes]:
@@ -153,10 +146,12 @@ class Least:
 def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -> None:
     """Refuse fewer models than an attack needs.
 
-    With in-out models each example must be in, and out of, at least half of the number needed.
+    With in-out models each example must be in, and out of, at least half of the number needed. Models that are out of
+    all examples count as disjoint shadows.
     """
-    if not isinstance(shadows, InOut):
-        if missing := least.shortage(name, "offline", len(shadows), 0):
+    if not isinstance(shadows, InOut) or not bool(shadows.membership.any()):
+        number = len(shadows.boxes) if isinstance(shadows, InOut) else len(shadows)
+        if missing := least.shortage(name, "offline", number, 0):
             raise WrongInput("shadows", missing)
         return
     trained = shadows.membership.sum(0)
@@ -165,10 +160,6 @@ def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -
         side = f"each example in {least.in_out // 2} of them and out of {least.in_out // 2}"
         needed = f"{name} needs at least {least.in_out} in-out models, {side}"
         raise WrongInput("shadows", f"{needed}; here one has only {fewest}")
-
-
-def _sample(rows: Tensor, number: int, rng: Generator) -> Tensor:
-    return rows[torch.randperm(len(rows), generator=rng)[:number]]
 
 
 def _check_ids(candidates: Candidates, pool: int) -> None:

@@ -10,10 +10,10 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.membership.reference_models import Judge, Least, References, average, gather, require_models
+from secateur.attacks.membership.reference_models import Least, References, ScoreRule, average, gather, require_models
 from secateur.catalogue import method
-from secateur.errors import WrongInput, unknown
-from secateur.inference import probabilities
+from secateur.errors import WrongInput, check_number, check_numbers, check_whole, unknown
+from secateur.inference import probabilities, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 FLOOR = 1e-300  # P(x) of an example with probability 0 in every model
@@ -24,17 +24,17 @@ LEAST = Least(2, 4)  # one of the models is always the target
 def tempered(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return the probability of the true label at a temperature: p^(1/T), renormalised, in float64."""
     p = answers.double() ** (1 / temperature)
-    return p.gather(1, labels[:, None]).squeeze(1) / p.sum(1)
+    return true_probability(p, labels) / p.sum(1)
 
 
-def ratio(confidences: Tensor, others: Tensor, inside: Tensor, way: str, a: float) -> Tensor:
+def ratio(confidences: Tensor, others: Tensor, inside: Tensor, mode: str, a: float) -> Tensor:
     """Return P(x | f) / P(x) of each example, (N,); NaN if no model gives P(x).
 
     Online P(x) is the mean of the averages of the in and the out models. Offline it is ((1 + a) P_out + (1 - a)) / 2,
     because P_in is unknown and grows with P_out (Zarifzadeh et al. 2024).
     """
     out = average(others, ~inside)
-    prior = (average(others, inside) + out) / 2 if way == "online" else ((1 + a) * out + (1 - a)) / 2
+    prior = (average(others, inside) + out) / 2 if mode == "online" else ((1 + a) * out + (1 - a)) / 2
     return confidences / prior.clamp_min(FLOOR)
 
 
@@ -72,9 +72,7 @@ class Rmia:
         known = gather(shadows, self._ask, rng)
         out_rows = (~known.inside).any(0).nonzero().squeeze(1).cpu()
         drawn = torch.randperm(len(out_rows), generator=rng)[: self.population]
-        modes = ("offline",) if known.disjoint else ("online", "offline")
-        thresholds = {mode: known.threshold(self._judge(mode)) for mode in modes}
-        return replace(self, references=known, rows=out_rows[drawn], thresholds=thresholds)
+        return replace(self, references=known, rows=out_rows[drawn], thresholds=known.thresholds(self._score_rule))
 
     def shortage(self, shadows: int, in_out: int) -> str | None:
         """Return the reason why there are too few disjoint shadows or in-out models; None if there are enough."""
@@ -87,16 +85,16 @@ class Rmia:
         """
         if self.references is None or self.thresholds is None:
             raise WrongInput("attack", "fit it on shadow models first")
-        way, note = self.references.way("rmia", self.mode, candidates)
+        mode, note = self.references.mode_for("rmia", self.mode, candidates)
         confidences = self._ask(box, candidates.batch)
-        ratios = self._judge(way)(confidences, *self.references.of(candidates.batch, candidates.ids))
-        shares = dominance(ratios, self._population(box, candidates.population, way), self.gamma)
+        ratios = self._score_rule(mode)(confidences, *self.references.of(candidates.batch, candidates.ids))
+        shares = dominance(ratios, self._population(box, candidates.population, mode), self.gamma)
         if len(shares) > 1 and bool((shares == shares[0]).all()):
             tied = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"
             note = tied if note is None else f"{note}; {tied}"
-        return Guesses(shares, ratios >= self.thresholds[way], note)
+        return Guesses(shares, ratios >= self.thresholds[mode] if self.thresholds else None, note)
 
-    def _population(self, box: BlackBox, population: Batch | None, way: str) -> Tensor:
+    def _population(self, box: BlackBox, population: Batch | None, mode: str) -> Tensor:
         """Return the ratios of the population.
 
         A population of the candidates is scored offline, because no model trained on it.
@@ -104,16 +102,16 @@ class Rmia:
         known = self.references
         assert known is not None and self.rows is not None
         if population is not None:
-            return self._judge("offline")(self._ask(box, population), *known.of(population))
+            return self._score_rule("offline")(self._ask(box, population), *known.of(population))
         rows = self.rows.to(known.values.device)
         batch = known.models.pool.take(self.rows.to(known.models.pool.labels.device))
-        return self._judge(way)(self._ask(box, batch), known.values[:, rows], known.inside[:, rows])
+        return self._score_rule(mode)(self._ask(box, batch), known.values[:, rows], known.inside[:, rows])
 
     def _ask(self, box: BlackBox, batch: Batch) -> Tensor:
         return tempered(probabilities(box, batch.inputs), batch.labels, self.temperature)
 
-    def _judge(self, way: str) -> Judge:
-        return partial(ratio, way=way, a=self.a)
+    def _score_rule(self, mode: str) -> ScoreRule:
+        return partial(ratio, mode=mode, a=self.a)
 
 
 @method("attack", "rmia", "-", sees="probabilities", shadows="in-out or disjoint")
@@ -129,8 +127,8 @@ def rmia(
     """
     if mode not in MODES:
         raise unknown("attack rmia mode", mode, MODES)
-    if gamma <= 0 or temperature <= 0 or population < 1:
-        raise WrongInput("attack rmia", "gamma and temperature must be above 0, and population at least 1")
-    if not 0 <= a <= 1:
-        raise WrongInput("attack rmia a", f"{a} is not allowed; give a number from 0 to 1")
-    return Rmia(mode, gamma, a, temperature, population)
+    attack = Rmia(mode, gamma, a, temperature, population)
+    check_numbers(attack, "(0, inf)", "gamma", "temperature", prefix="attack rmia ")
+    check_number("attack rmia a", a, "[0, 1]")
+    check_whole("attack rmia population", population)
+    return attack

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
-from secateur.inference import probabilities
+from secateur.inference import probabilities, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 Feature = Callable[[Tensor, Tensor], Tensor]  # ((N, K) probabilities, (N,) labels) -> (N,), high = member
@@ -64,22 +64,36 @@ def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tupl
     return torch.cat(values), torch.cat(labels), torch.cat(truths), answers[0].shape[1]
 
 
-def shadow_sides(shadows: Sequence[Shadow] | InOut) -> list[tuple[BlackBox, Batch, bool]]:
-    """Return each of the attacker's models with its members (True), and again with its non-members (False)."""
-    if not isinstance(shadows, InOut):
-        sides = [(s.box, part, truth) for s in shadows for part, truth in ((s.members, True), (s.nonmembers, False))]
+def shadow_sides(
+    shadows: Sequence[Shadow] | InOut, most: int | None = None, rng: Generator | None = None
+) -> list[tuple[BlackBox, Batch, bool]]:
+    """Return each of the attacker's models with its members (True), and again with its non-members (False).
+
+    With `most` each side is a random sample, drawn by `rng`, such that all sides together have about `most` rows.
+    """
+    if isinstance(shadows, InOut):
+        pairs = zip(shadows.boxes, shadows.membership.cpu(), strict=True)
+        masks = [(box, inside == truth, truth) for box, inside in pairs for truth in (True, False)]
+        sides = [(box, shadows.pool, mask.nonzero()[:, 0], truth) for box, mask, truth in masks]
     else:
-        sides = [
-            (box, shadows.pool.take(rows), truth)
-            for box, inside in zip(shadows.boxes, shadows.membership, strict=True)
-            for rows, truth in ((inside, True), (~inside, False))
-        ]
+        parts = [(s.box, s.members if truth else s.nonmembers, truth) for s in shadows for truth in (True, False)]
+        sides = [(box, part, torch.arange(part.size), truth) for box, part, truth in parts]
     if not sides:
         raise WrongInput("shadows", "this attack needs at least one shadow model")
     for truth, name in ((True, "members"), (False, "non-members")):
-        if not sum(batch.size for _, batch, side in sides if side == truth):
+        if not sum(rows.numel() for _, _, rows, side in sides if side == truth):
             raise WrongInput("shadows", f"have no {name}; every attack that learns from shadows needs both sides")
-    return sides
+    if most is not None:
+        number = max(1, most // len(sides))
+        sides = [
+            (box, batch, rows[torch.randperm(len(rows), generator=rng)[:number]], truth)
+            for box, batch, rows, truth in sides
+        ]
+
+    def taken(batch: Batch, rows: Tensor) -> Batch:
+        return batch if most is None and len(rows) == batch.size else batch.take(rows.to(batch.labels.device))
+
+    return [(box, taken(batch, rows), truth) for box, batch, rows, truth in sides]
 
 
 def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> tuple[Tensor, list[int]]:
@@ -94,7 +108,7 @@ def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes:
         else:
             missing.append(label)
     if len(missing) == classes:
-        raise WrongInput("shadows", "no class has both members and non-members; give shadows with both in a class")
+        raise WrongInput("shadows", "no class has both members and non-members; use shadows with both in a class")
     return thresholds, missing
 
 
@@ -119,11 +133,6 @@ def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
 def conf() -> ThresholdAttack:
     """Member where the true label's probability reaches its class's threshold (samia_ppb 5.1, Conf)."""
     return ThresholdAttack(true_probability)
-
-
-def true_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return p_y."""
-    return probabilities.gather(1, labels[:, None]).squeeze(1)
 
 
 @method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="for a threshold")

@@ -30,7 +30,7 @@ FEWEST = 3  # known members
 class Yeom:
     """Yeom attack and, after `fit`, the thresholds of log p_y by class."""
 
-    way: str
+    rule: str  # one of THRESHOLDS
     thresholds: Tensor | None = None  # (K,)
     note: str | None = None
 
@@ -43,13 +43,13 @@ class Yeom:
 
     def learn(self, values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> Self:
         """Learn the thresholds from known examples: log p_y (N,), labels and membership."""
-        if self.way == "class" and bool(torch.isin(labels[is_member], labels[~is_member]).any()):
+        if self.rule == "class" and bool(torch.isin(labels[is_member], labels[~is_member]).any()):
             thresholds, missing = class_thresholds(values, labels, is_member, classes)
             note = f"global threshold for the classes {missing}: none known on both sides" if missing else None
             return replace(self, thresholds=thresholds, note=note)
         inside, outside = values[is_member], values[~is_member]
-        threshold = float(inside.mean()) if self.way == "mean" else best_threshold(inside, outside)
-        note = "global threshold: no class is known on both sides" if self.way == "class" else None
+        threshold = float(inside.mean()) if self.rule == "mean" else best_threshold(inside, outside)
+        note = "global threshold: no class is known on both sides" if self.rule == "class" else None
         return replace(self, thresholds=values.new_full((classes,), threshold), note=note)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
@@ -62,7 +62,7 @@ class Yeom:
         if self.thresholds is None:
             raise WrongInput("attack", "fit it on shadow models first")
         limit = self.thresholds[labels]
-        return Guesses(values, values > limit if self.way == "mean" else values >= limit, self.note)
+        return Guesses(values, values > limit if self.rule == "mean" else values >= limit, self.note)
 
 
 @method("attack", "yeom", "mapp_fl", sees="probabilities", shadows="needed")
@@ -121,14 +121,14 @@ class Trial:
     """Rows whose membership the attacker knows, and candidate rows, as many members as non-members."""
 
     known: Tensor
-    own: Tensor  # the attacker's own data, non-members
+    outsiders: Tensor  # the attacker's data, non-members
     members: Tensor
     nonmembers: Tensor
 
     @property
     def known_outside(self) -> Tensor:
         """Rows of known non-members, as many as known members."""
-        return self.own[: len(self.known)]
+        return self.outsiders[: len(self.known)]
 
 
 def known_count(size: int, printed: bool = False) -> int:

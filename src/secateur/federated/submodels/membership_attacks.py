@@ -175,9 +175,9 @@ class MembershipEvaluation:
         guesses = fitted.decide(torch.cat([members, others]), torch.cat(labels[2:]))
         truth = torch.arange(len(members) + len(others)) < len(members)
         rng = derive(self.labels["seed"], "knowledge", self.target.client)
-        better = {"advantage": mean_advantage(known, members, others, rng)} if fitted.way == "mean" else {}
+        better = {"advantage": mean_advantage(known, members, others, rng)} if fitted.rule == "mean" else {}
         yield from self._rows(attack, guesses, truth, view, len(known), main=main, better=better)
-        if main and fitted.way == "mean":
+        if main and fitted.rule == "mean":
             spread = over_knowledge(torch.cat([known, members]), others, len(known), rng)
             row_labels = self._labels(attack, view, len(known))
             yield Row(**row_labels, metric="advantage_over_knowledge", **spread._asdict())

@@ -13,10 +13,9 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.attacks.inversion.engines import layer_rules
+from secateur.attacks.inversion.engines.autograd import plain, stacked
 from secateur.attacks.inversion.engines.choose import choose, engine_for
 from secateur.attacks.inversion.engines.layerwise import layerwise, supported
-from secateur.attacks.inversion.engines.plain import plain
-from secateur.attacks.inversion.engines.stacked import stacked
 from secateur.attacks.inversion.problem import Compared, Problem, structure
 from secateur.errors import WrongInput
 from secateur.gpu.graphs import captured

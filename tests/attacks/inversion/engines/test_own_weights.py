@@ -10,7 +10,7 @@ from torch import nn
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
-from secateur.attacks.inversion.engines import stacked as engine
+from secateur.attacks.inversion.engines import autograd as engine
 from secateur.attacks.inversion.problem import Problem
 from secateur.gpu import stacked_layers
 from secateur.gpu.precision import tf32

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from secateur.attacks.inversion.engines.autograd import plain, stacked
 from secateur.attacks.inversion.engines.layerwise import UNTRACED, layerwise, supported
-from secateur.attacks.inversion.engines.plain import plain
-from secateur.attacks.inversion.engines.stacked import stacked
 from secateur.attacks.inversion.problem import Evaluate, Objective, Problem
 from secateur.errors import WrongInput, unknown
 

@@ -35,7 +35,7 @@ from secateur.attacks.inversion.engines.layer_rules import (
     Tape,
     batchnorm_layer,
 )
-from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables
+from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables, along
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
@@ -299,7 +299,7 @@ def _of_gradient(
     g = gradient if mask is None else gradient * mask
 
     def pull(p: Tensor, q: Tensor) -> tuple[Tensor | None, Tensor]:
-        v = torch.addcmul(_wide(p, g) * value, _wide(q, g), g)
+        v = torch.addcmul(along(p, g) * value, along(q, g), g)
         return carry(v if mask is None else v * mask)
 
     return ParameterPart(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
@@ -307,23 +307,19 @@ def _of_gradient(
 
 def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> ParameterPart:
     """Compare without the gradient: <d^T a, g*> = <d, a g*^T> and |d^T a|^2 = <a a^T, d d^T>."""
-    along = torch.bmm(a, aim.mT)
+    aimed = torch.bmm(a, aim.mT)
     of_a, of_d = torch.bmm(a, a.mT), torch.bmm(d, d.mT)
 
     def pull(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        p, q = _wide(p, a), _wide(q, a)
+        p, q = along(p, a), along(q, a)
         by_a = torch.baddbmm(torch.bmm(p * d, aim), q * of_d, a)
-        return unrows(by_a), torch.baddbmm(p * along, q * of_a, d)
+        return unrows(by_a), torch.baddbmm(p * aimed, q * of_a, d)
 
-    return ParameterPart(_sum(along * d), _sum(of_a * of_d), None, pull)
+    return ParameterPart(_sum(aimed * d), _sum(of_a * of_d), None, pull)
 
 
 def _sum(x: Tensor) -> Tensor:
     return x.flatten(1).sum(1)
-
-
-def _wide(x: Tensor, like: Tensor) -> Tensor:
-    return x.view(-1, *[1] * (like.ndim - 1))
 
 
 def _partials(
