@@ -32,6 +32,7 @@ from secateur.runs.rows import Row
 FORMATS = ("html", "pdf", "md", "json", "model-card")
 MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
 TITLES = {"auc": "AUC", "tpr_at_fpr_0.01": "TPR at 1 % FPR", "tpr_at_fpr_0.001": "TPR at 0.1 % FPR"}
+HEAD = ["measure", "model", "attack", "value", "95 % interval", "covers"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Threats that no attack of this tool covers, in the words of NIST AI 100-2.
 UNCOVERED = (
@@ -173,11 +174,11 @@ def render_markdown(pack: EvidencePack) -> str:
         )
     lines += ["## What was audited", ""]
     lines += _table(["", ""], [[name, _plain(value)] for name, value in pack.subject.items()])
-    lines += ["## The strongest attack for each measure", ""] + _table(HEAD, _measured(pack.worst))
+    lines += ["## The strongest attack for each measure", "", *_table(HEAD, _measured(pack.worst))]
     if pack.before:
-        lines += ["## Before compression", ""] + _table(HEAD, _measured(pack.before))
+        lines += ["## Before compression", "", *_table(HEAD, _measured(pack.before))]
     if pack.groups:
-        lines += ["## The most exposed group", ""] + _table(HEAD, _measured(pack.groups))
+        lines += ["## The most exposed group", "", *_table(HEAD, _measured(pack.groups))]
     lines += ["## Attackers (NIST AI 100-2)", ""]
     adversaries = [[a.name, a.goal, a.capability, a.knowledge, str(a.models)] for a in pack.adversaries]
     lines += _table(["attack", "goal", "capability", "knowledge", "models trained"], adversaries)
@@ -222,9 +223,6 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
         groups=_measured(pack.groups),
         curves=[(figure["attack"], _points(figure)) for figure in curves[:6]],
     )
-
-
-HEAD = ["measure", "model", "attack", "value", "95 % interval", "covers"]
 
 
 def _decided(gate: Gate) -> list[Decided]:
