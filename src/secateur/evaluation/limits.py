@@ -261,6 +261,8 @@ def _told(items: Sequence[Evidence]) -> bool:
 def _subject(row: Row) -> str:
     if row.sparsity is None and "target" in row.extra:
         return f"defense {row.defense}"
+    if row.pruner == "given":
+        return "the model"
     compressed = "the original" if row.pruner == "none" else f"{row.pruner} {row.sparsity or 0:g}"
     return f"{compressed}, {row.defense}"
 

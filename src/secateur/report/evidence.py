@@ -125,7 +125,9 @@ def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | Non
         created=(today or date.today()).isoformat(),
         outcome="undecided" if gate is None else str(gate.outcome),
         sentence="No policy was given, so nothing is decided." if gate is None else gate.sentence,
-        policy=None if policy is None else policy.model_dump(mode="json", by_alias=True, exclude_none=True),
+        policy=None
+        if policy is None
+        else policy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"schema_version"}),
         checks=[] if gate is None else _decided(gate),
         subject=_subject(rows, config),
         worst=_strongest(items),
@@ -254,7 +256,8 @@ def _subject(rows: Sequence[Row], config: dict[str, Any]) -> dict[str, Any]:
         counts = [row.value for row in rows if row.metric == name and row.value is not None]
         if counts:
             facts[f"{name} asked about"] = int(counts[0])
-    facts["pruner"], facts["sparsity"] = config.get("pruner"), config.get("sparsity")
+    if not config.get("predictions"):
+        facts["pruner"], facts["sparsity"] = config.get("pruner"), config.get("sparsity")
     return {name: value for name, value in facts.items() if value not in (None, [], "")}
 
 
