@@ -32,16 +32,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import plain_audit as plain
 from secateur import tree
-from secateur.attacks.membership.neural_trainer import initialised, train
+from secateur.attacks.membership.neural import train
 from secateur.attacks.membership.samia import Samia
 from secateur.catalogue import find
 from secateur.data.load import load
-from secateur.data.splits import victim_shadow
+from secateur.data.partition import victim_shadow
 from secateur.inference import predict
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.membership import auc, roc
 from secateur.models.create import create
-from secateur.seeding import derive
+from secateur.seeding import derive, initialised
 from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
 

@@ -63,7 +63,7 @@ from secateur.federated.submodels.spec import SubmodelSpec as SubmodelTerms
 from secateur.federated.submodels.spec import rates_of
 from secateur.federated.submodels.stacked_federations import StackedFederations
 from secateur.gpu import stacked_layers
-from secateur.gpu.graphs import captured
+from secateur.gpu.graphs import capture_step
 from secateur.interfaces import Params
 from secateur.models.create import create
 
@@ -162,7 +162,7 @@ def attacks_on_gpu(count: int, model: str) -> dict[str, Any]:
         def step() -> None:
             variables["inputs"].sub_(evaluate(variables, labels, {}).gradient["inputs"].sign(), alpha=1e-3)
 
-        return _each(captured(step, variables), count, warmups=5)
+        return _each(capture_step(step, variables), count, warmups=5)
 
     with_kernels, found = each(), {"device": torch.cuda.get_device_name(), "model": model}
     with _in_groups():

@@ -24,7 +24,7 @@ from flwr.simulation import run_simulation
 from quickstart import client_app
 from quickstart.task import CLIENTS, RATE, network, picture_of
 from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy
-from secateur.federated.flower.link import only, size_of
+from secateur.federated.flower.link import single_record, size_of
 from secateur.interfaces import Batch, Knowledge
 
 ROUNDS = 2
@@ -38,7 +38,7 @@ class Counting(FedAvg):
     def aggregate_train(self, server_round, replies):  # noqa: ANN001, ANN201 (as FedAvg has it)
         """Count, then average."""
         replies = list(replies)
-        self.bytes_up += sum(size_of(only(reply.content, "a reply")[1]) for reply in replies)
+        self.bytes_up += sum(size_of(single_record(reply.content, "a reply")[1]) for reply in replies)
         return super().aggregate_train(server_round, replies)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def derive(seed: int, *labels: str | int | float | None) -> torch.Generator:
@@ -20,3 +24,20 @@ def derive(seed: int, *labels: str | int | float | None) -> torch.Generator:
     """
     digest = hashlib.sha256(json.dumps([seed, *labels]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def draw_seed(rng: torch.Generator, below: int = 2**62) -> int:
+    """Draw the seed of another generator."""
+    return int(torch.randint(below, (), generator=rng, device=rng.device))
+
+
+def spawn(rng: torch.Generator, device: torch.device | str) -> torch.Generator:
+    """Return a new generator on a device, seeded by one draw of `rng`."""
+    return torch.Generator(device).manual_seed(draw_seed(rng))
+
+
+def initialised(build: Callable[[], T], rng: torch.Generator, below: int = 2**62) -> T:
+    """Return modules whose initial weights depend on `rng` alone; the global generator is restored."""
+    with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
+        torch.default_generator.manual_seed(draw_seed(rng, below))
+        return build()

@@ -59,7 +59,7 @@ def test_a_model_can_be_pruned_first(models):
 
 def test_pruning_takes_one_nonmember_and_the_audit_another(models):
     net, inside, outside = models[0]
-    with pytest.raises(secateur.WrongInput, match="give at least two"):
+    with pytest.raises(secateur.WrongInput, match="use at least two"):
         secateur.audit(net, inside, (outside[0][:1], outside[1][:1]), pruner="random")
 
 
@@ -90,9 +90,9 @@ def changed(data, inputs=lambda x: x, labels=lambda y: y):
         ("nonmembers", {"labels": lambda y: y[:, None]}, "80 inputs and labels of the shape"),
         ("members", {"labels": lambda y: y + 1}, "labels from 1 to 2; allowed by the model's outputs: 0 to 1"),
         ("nonmembers", {"labels": lambda y: y - 1}, "labels from -1 to 0"),
-        ("members", {"labels": lambda y: y.float()}, "give whole numbers"),
+        ("members", {"labels": lambda y: y.float()}, "use whole numbers"),
         ("members", {"inputs": lambda x: x[:0], "labels": lambda y: y[:0]}, "at least one input"),
-        ("model", {"inputs": lambda x: x[:, :7]}, r"inputs of the shape \(7,\), and raised RuntimeError"),
+        ("model", {"inputs": lambda x: x[:, :7]}, r"inputs of the shape \(7,\); it raised RuntimeError"),
     ],
 )
 def test_examples_that_do_not_fit_are_one_sentence(models, field, change, sentence):

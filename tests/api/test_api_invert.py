@@ -86,17 +86,17 @@ def test_the_model_is_left_as_it_was(net, batch):
     ("change", "sentence"),
     [
         (lambda net, x: (net, (x.inputs[:0], x.labels[:0])), "batch: 0 inputs"),
-        (lambda net, x: (net, (x.inputs, x.labels[:2])), "batch: 4 inputs and torch.int64 labels of the shape"),
+        (lambda net, x: (net, (x.inputs, x.labels[:2])), "batch: 4 inputs and labels of the shape"),
         (lambda net, x: (net, (x.inputs, x.labels + 2)), "batch: labels from 2 to 4; allowed by the model"),
-        (lambda net, x: (net, (x.inputs - 1, x.labels)), "data: inputs lie from"),
+        (lambda net, x: (net, (x.inputs - 1, x.labels)), "data: inputs lie in"),
         (lambda net, x: (net, (x.inputs.flatten(1), x.labels)), "batch: the batch has examples of the shape \\(16,\\)"),
-        (lambda net, x: (net, (x.inputs[..., :3], x.labels)), "model: it must take inputs of the shape \\(1, 4, 3\\)"),
+        (lambda net, x: (net, (x.inputs[..., :3], x.labels)), "model: must accept inputs of the shape \\(1, 4, 3\\)"),
         (lambda net, x: (nn.Flatten(0), x), "model: answers \\(16,\\) for one example"),
         (lambda net, x: (net, Gradient(gradient_of(net, x))), "input_shape: must be given"),
         (lambda net, x: (net, (x.inputs / 0, x.labels)), "batch: its inputs hold NaN or infinity"),
-        (lambda net, x: (net, (x.inputs.numpy(), x.labels.numpy())), "batch: give two tensors"),
-        (lambda net, x: (net, None), "batch: give two tensors"),
-        (lambda net, x: (net.forward, x), "model: is method; give a torch.nn.Module"),
+        (lambda net, x: (net, (x.inputs.numpy(), x.labels.numpy())), "batch: must be two tensors"),
+        (lambda net, x: (net, None), "batch: must be two tensors"),
+        (lambda net, x: (net.forward, x), "model: is method; must be a torch.nn.Module"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(net, batch, change, sentence):
@@ -114,16 +114,16 @@ def test_options_that_do_not_fit(net, batch):
         (batch, {"batchnorm": "train"}, "batchnorm: 'train' is not known; allowed: batch, eval"),
         (batch, {"local_steps": 0}, "local_steps: 0 is not allowed"),
         (batch, {"learning_rate": -1.0}, "learning_rate: -1.0 is not allowed"),
-        (batch, {"mean": [0.5], "std": [2.0]}, "mean: by it and std the pixels lie from"),
+        (batch, {"mean": [0.5], "std": [2.0]}, "mean: with std it puts the pixels in"),
         (batch, {"depth": 3}, "attack.tiny: 'depth' is not known"),
-        (batch, {"mean": [0.1, 0.2], "std": [1.0, 1.0]}, "mean: give one mean and one std"),
+        (batch, {"mean": [0.1, 0.2], "std": [1.0, 1.0]}, "mean: must be one mean and one std"),
         (batch, {"local_steps": 2}, "attack tiny: needs one local step"),
         (Gradient({"x": torch.zeros(1)}), shaped, "update: the update does not fit the model; missing: 1.weight"),
         (Gradient(gradient_of(net, batch)), shaped | {"labels": "oracle"}, "labels: an update that was captured"),
     ]:
         with pytest.raises(secateur.WrongInput, match=sentence):
             secateur.invert(net, given, "tiny", **more)
-    with pytest.raises(secateur.WrongInput, match="attack: give at least one"):
+    with pytest.raises(secateur.WrongInput, match="attack: must name at least one"):
         secateur.invert(net, batch, [])
     with pytest.raises(secateur.WrongInput, match="meddling changes the model before it is sent"):
         secateur.invert(net, Gradient(gradient_of(net, batch)), "meddling", **shaped)

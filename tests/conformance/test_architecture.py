@@ -12,7 +12,7 @@ SOURCE = Path(secateur.__file__).parent
 MAP = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 FOLLOWED = {"an audit": 10, "an inversion": 14, "a federation": 17}  # and in how many files at most
 FLOWER_APP = {f"secateur.experiments.{name}" for name in ("federate", "federate_submodels")}
-FLOWER_APP |= {f"secateur.federated.flower.{name}" for name in ("app", "simulation")}
+FLOWER_APP |= {"secateur.federated.flower.app"}
 FEDERATION = {"attacks.observer", "federation", "privacy_budget", "server", "stacked_rounds", "traffic"}
 FEDERATION = {f"secateur.federated.{name}" for name in FEDERATION}
 

@@ -8,12 +8,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from secateur import catalogue
-from secateur.attacks.membership.neural_trainer import initialised
-from secateur.data.splits import in_out
+from secateur.data.partition import in_out
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 from secateur.metrics.membership import auc, roc
-from secateur.seeding import derive
+from secateur.seeding import derive, initialised
 
 WIDTH, CLASSES, ROWS = 20, 4, 300  # of each set: half members, half non-members
 ATTACKS = catalogue.methods("attack")

@@ -83,7 +83,7 @@ def test_a_bad_download_leaves_nothing(server, tmp_path, name, word):
 
 def test_no_network_is_one_sentence(tmp_path):
     source = PublicFile("set/file.bin", "http://127.0.0.1:9/file.bin", SUM)  # port 9: nobody listens
-    with pytest.raises(WrongInput, match=r"file\.bin is not there and could not be downloaded .*refused.*put it at"):
+    with pytest.raises(WrongInput, match=r"file\.bin is missing and could not be downloaded .*refused.*put it at"):
         fetch(source)
     with pytest.raises(WrongInput, match="downloads are turned off"):
         fetch(source, download=False)

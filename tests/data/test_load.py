@@ -20,7 +20,9 @@ def test_unknown_names_get_the_nearest():
 
 @pytest.mark.parametrize("source", ["no/such.npz", "no.npz", "./nothing"])
 def test_paths_that_do_not_exist(source):
-    with pytest.raises(WrongInput, match=r"does not exist; give a \.npz file, a folder of images, or a name: .*digits"):
+    with pytest.raises(
+        WrongInput, match=r"does not exist; allowed: a \.npz file, a folder of images, or a name: .*digits"
+    ):
         load(source)
 
 
@@ -120,7 +122,7 @@ def test_image_folders_that_are_wrong(tmp_path):
     with pytest.raises(WrongInput, match=r"a/2\.png is not a readable picture"):
         load(str(tmp_path))
     (tmp_path / "a/2.png").rename(tmp_path / "notes.txt")
-    with pytest.raises(WrongInput, match=r"holds notes\.txt; wanted: one sub-folder a class"):
+    with pytest.raises(WrongInput, match=r"holds notes\.txt; pictures must be in one sub-folder"):
         load(str(tmp_path))
 
 
@@ -168,9 +170,9 @@ def small_mnist(folder):
 
 
 def test_files_that_are_not_the_published_ones_are_told_once(tmp_path, caplog):
-    from secateur.data.load import _tell
+    from secateur.data.load import _warn_unverified
 
-    _tell.cache_clear()
+    _warn_unverified.cache_clear()
     small_mnist(tmp_path)
     assert [load("mnist", tmp_path).verified for _ in range(2)] == [False, False]
     (said,) = caplog.messages

@@ -258,7 +258,7 @@ def test_idx_files_that_do_not_fit(tmp_path, draw):
     folder = tmp_path / "MNIST/raw"
     idx_files(draw, folder, MNIST)
     (folder / f"{MNIST[1]}.gz").write_bytes(gzip.compress(idx(np.zeros(4, dtype=np.uint8))))
-    with pytest.raises(WrongInput, match=r"shape \(4,\) and there are 5 images"):
+    with pytest.raises(WrongInput, match=r"shape \(4,\) for 5 images"):
         read("mnist", tmp_path)
     (folder / f"{MNIST[1]}.gz").write_bytes(gzip.compress(idx(np.full(5, 10, dtype=np.uint8))))
     with pytest.raises(WrongInput, match="labels from"):
@@ -339,7 +339,7 @@ def test_svhn_damage(tmp_path, draw):
     with pytest.raises(WrongInput, match="far more"):
         read("svhn", tmp_path)
     savemat(file, {"X": np.zeros((16, 16, 3, 2), dtype=np.uint8), "y": np.zeros((2, 1))})
-    with pytest.raises(WrongInput, match="wanted"):
+    with pytest.raises(WrongInput, match="must be"):
         read("svhn", tmp_path)
 
 
@@ -430,10 +430,10 @@ def test_texas(tmp_path, draw):
     [
         (csv([[0] * 446], [31]), "labels from 30 to 30; allowed: 0 to 29"),
         (csv([[0] * 446], [0]), "labels from -1"),
-        (csv([[0] * 445], [1]), "row 1 of .* is not 446 bits"),
-        (csv([[0] * 445 + [2]], [1]), "row 1 of .* is not 446 bits"),
-        (csv([[0] * 446], [1])[:-9], "row 1 of .* is not 446 bits"),
-        (csv([[0] * 446], [1]).replace(b"0,0", b"0;0"), "row 1 of .* is not 446 bits"),
+        (csv([[0] * 445], [1]), "row 1 of .* must be 446 bits"),
+        (csv([[0] * 445 + [2]], [1]), "row 1 of .* must be 446 bits"),
+        (csv([[0] * 446], [1])[:-9], "row 1 of .* must be 446 bits"),
+        (csv([[0] * 446], [1]).replace(b"0,0", b"0;0"), "row 1 of .* must be 446 bits"),
         (csv([[0] * 446], ["x"]), "no label"),
         (csv([[0] * 446], ["9" * 40]), "no label"),
         (b"", "0 rows"),
@@ -450,7 +450,7 @@ def test_an_archive_without_the_member(tmp_path):
     with pytest.raises(WrongInput, match="does not hold a file 'bangkok'"):
         read("location", tmp_path)
     tgz(tmp_path / "dataset_texas.tgz", {"texas/50/feats": b"1", "texas/100/labels": b"1"})
-    with pytest.raises(WrongInput, match="does not hold texas/100/feats"):
+    with pytest.raises(WrongInput, match="must hold texas/100/feats"):
         read("texas", tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.data.pickles import read_pickle
+from secateur.data.archives import read_pickle
 from secateur.errors import WrongInput
 
 HERE = Path("data_batch_1")

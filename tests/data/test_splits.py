@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator
 
-from secateur.data.splits import in_out, victim_shadow
+from secateur.data.partition import in_out, victim_shadow
 from secateur.errors import WrongInput
 
 seeds = st.integers(0, 2**31 - 1)
@@ -69,7 +69,7 @@ def test_in_out_favours_no_model(rng):
 
 @pytest.mark.parametrize("models", [-2, 0, 1, 5])
 def test_an_odd_number_of_models_is_refused(models, rng):
-    with pytest.raises(WrongInput, match=r"^models: .* give an even number"):
+    with pytest.raises(WrongInput, match=r"^models: .* must be an even number"):
         in_out(10, models, rng)
 
 

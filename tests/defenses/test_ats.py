@@ -123,7 +123,7 @@ def test_policies_are_read_and_written():
     for text in (CHOSEN, CONVNET, "5", "1-2/3"):
         assert write_policies(read_policies(text)) == text
     for wrong in ("", "3-x", "3-1-7+43", "3--1"):
-        with pytest.raises(WrongInput, match=r"policies: .* is not readable; write for example 3-1-7/43-18-18"):
+        with pytest.raises(WrongInput, match=r"policies: .* is not readable; use for example 3-1-7/43-18-18"):
             AutomaticTransformationSearch(wrong)
     with pytest.raises(WrongInput, match=r"operation 50 is not allowed; must be in \[0, 49\]"):
         choice("defense", "ats:policies=3-1-50")

@@ -45,14 +45,14 @@ def test_what_is_not_given_is_the_papers():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"k1": 0.05, "total": 0.8}, "given twice"),
-        ({"k2": 0.75, "p": 0.1}, "given twice"),
-        ({"k1": 0.25, "k2": 0.75}, "sum is below 1"),
-        ({"k1": -0.1, "k2": 0.75}, "shares from 0"),
-        ({"k1": 0.1, "k2": -0.75}, "shares from 0"),
+        ({"k1": 0.05, "total": 0.8}, "set twice"),
+        ({"k2": 0.75, "p": 0.1}, "set twice"),
+        ({"k1": 0.25, "k2": 0.75}, "a sum below 1"),
+        ({"k1": -0.1, "k2": 0.75}, "must be at least 0"),
+        ({"k1": 0.1, "k2": -0.75}, "must be at least 0"),
         ({"total": 1.0}, "total: 1.0 is not allowed"),
         ({"p": -1.0}, "p: -1.0 is not allowed"),
-        ({"release": 0}, "number of rounds from 1"),
+        ({"release": 0}, "must be a whole number, at least 1"),
     ],
 )
 def test_wrong_shares_are_refused_with_one_sentence(given, sentence):

@@ -83,7 +83,7 @@ def test_the_report_counts_what_was_never_sent():
 
 
 def test_it_does_not_go_around_what_makes_its_gradient_anew():
-    with pytest.raises(WrongInput, match="does not go around DifferentialPrivacy"):
+    with pytest.raises(WrongInput, match="cannot be combined with DifferentialPrivacy"):
         ErrorFeedback(DifferentialPrivacy())
     with pytest.raises(WrongInput, match="residual cannot be added"):
         upload_of(defense("dp+error-feedback"))
@@ -94,7 +94,7 @@ def test_a_defense_as_text_becomes_an_upload():
     assert upload_of(defense("error-feedback+top-k")) == ErrorFeedback(TopK())
     assert upload_of(defense("noise")) == GaussianNoise()
     assert upload_of(defense("none")) is None
-    with pytest.raises(WrongInput, match="write for example dgp\\+error-feedback"):
+    with pytest.raises(WrongInput, match="use for example dgp\\+error-feedback"):
         upload_of(defense("error-feedback"))
     with pytest.raises(WrongInput, match="do not act together"):
         defense("dgp+top-k")

@@ -42,5 +42,5 @@ def test_on_a_cpu_the_generator_itself_draws():
 
 @pytest.mark.parametrize("sigma", [-1, float("nan"), float("inf")])
 def test_wrong_sigma_is_refused(sigma):
-    with pytest.raises(WrongInput, match=r"sigma: .* a number from 0"):
+    with pytest.raises(WrongInput, match=r"sigma: .* must be at least 0"):
         GaussianNoise(sigma)

@@ -13,8 +13,7 @@ from secateur import tree
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.engines.autograd import plain, stacked
 from secateur.attacks.inversion.engines.layerwise import layerwise
-from secateur.attacks.inversion.objective import Matching
-from secateur.attacks.inversion.problem import Problem, structure
+from secateur.attacks.inversion.problem import Matching, Problem, structure
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.config import Invert, defense, inversion, read
 from secateur.data.dataset import Dataset

@@ -15,17 +15,21 @@ from secateur.defenses.withholding import (
     Mix,
     PseudoLargest,
     RandomShare,
+    divided,
     entries_sent,
     nothing_saved,
     put_back,
     rates,
     reloaded,
-    saved,
-    sent,
     whole_mask,
 )
 from secateur.errors import WrongInput
 from secateur.wire import decode, encode, encode_mask
+
+
+def sent(values, withheld, mask):
+    return divided(tree.masked(values, mask), withheld, False)[0]
+
 
 NAMES = ["largest", "mix", "pseudo-largest", "pseudo-mix", "pseudo-random", "random"]
 # Ten weights in two layers, eight of them kept by the base; the gradient of what is pruned is large on purpose.
@@ -82,7 +86,7 @@ def test_the_rates_have_both_denominators():
 
 def test_pseudo_pruning_puts_back_what_was_withheld_and_nothing_else():
     withheld = PseudoLargest(rate=0.3).withheld(WEIGHTS, GRADIENT, MASK)
-    state = saved(WEIGHTS, withheld)
+    state = divided(WEIGHTS, withheld, True)[1]
     received = {name: -value for name, value in WEIGHTS.items()}
     begun = reloaded(received, state, MASK)
     assert begun["a"].tolist() == [[-1.0, 2.0, 0.0], [-4.0, -5.0, -6.0]]

@@ -17,7 +17,7 @@ from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise
 from secateur.errors import WrongInput
-from secateur.evaluation.client import AttackedClient, UploadDefense, caution, guard_of, remarked
+from secateur.evaluation.client import AttackedClient, UploadDefense, add_cautions, caution, guard_of
 from secateur.experiments.invert import plan, run_invert
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.small import lenet_zhu
@@ -123,7 +123,7 @@ def test_what_met_no_attacker_who_knows_of_it_says_so():
 
 def test_what_is_proved_stands_beside_the_numbers():
     rows = [Row(model="m", dataset="d", seed=0, metric=name, value=1.0, note="n") for name in ("psnr", "ssim")]
-    first, second = remarked(rows, defense("dp:noise_multiplier=4.0"), [PLAIN])
+    first, second = add_cautions(rows, defense("dp:noise_multiplier=4.0"), [PLAIN])
     assert first.note.startswith("n; dp:noise_multiplier=4.0: epsilon 1.") and "for 1 update" in first.note
     assert second.note == "n"
 
@@ -141,16 +141,16 @@ def test_from_python_with_the_residual_of_a_training(client, batch, tmp_path):
     (empty, plain), (trained, shown) = of(None), of(residual)
     assert empty and not trained and not torch.equal(plain, shown)
     assert torch.equal(of(str(tmp_path / "residual.safetensors"))[1], shown)
-    with pytest.raises(WrongInput, match="residual: is what error feedback keeps"):
+    with pytest.raises(WrongInput, match="residual: belongs to error feedback"):
         secateur.invert(client.net, batch, "ig", defense="dgp", residual=residual)
 
 
 def test_an_empty_residual_is_told():
     row = Row(model="m", dataset="d", seed=0, metric="psnr", value=1.0)
-    (empty,) = remarked([row], defense("dgp+error-feedback"), [REAPPLY])
+    (empty,) = add_cautions([row], defense("dgp+error-feedback"), [REAPPLY])
     assert empty.note.startswith("dgp+error-feedback: its residual is empty, as in the first round")
-    assert remarked([row], defense("dgp+error-feedback"), [REAPPLY], trained=True)[0].note is None
-    assert remarked([row], defense("dgp"), [REAPPLY])[0].note is None
+    assert add_cautions([row], defense("dgp+error-feedback"), [REAPPLY], trained=True)[0].note is None
+    assert add_cautions([row], defense("dgp"), [REAPPLY])[0].note is None
 
 
 def test_from_python(client, batch):
@@ -237,7 +237,7 @@ def test_a_user_that_does_not_broadcast_follows_anothers_positions(client, batch
     assert guard.compression is None and UploadDefense(Adgp()).compression is not None
     with pytest.raises(WrongInput, match="follows another user"):
         UploadDefense(upload)(plain, client.state, batch, 0, client.knowledge)
-    with pytest.raises(WrongInput, match="inside: must be given"):
+    with pytest.raises(WrongInput, match="inside: is missing"):
         upload(plain.values, {}, None)
 
 

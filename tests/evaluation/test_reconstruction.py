@@ -40,7 +40,7 @@ def test_pictures_are_put_in_the_order_of_their_truths():
     alike = compare(Batch(pictures(0.0, 1.0), torch.tensor([1, 2])), made([0.9, 0.2], [2, 0]), KNOWN)
     assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.2, 0.9], dtype=torch.float64))
     assert alike.labels == [0, 2]
-    assert alike.found.tolist() == [True, True]
+    assert alike.recovered.tolist() == [True, True]
     assert alike.right.tolist() == [True, False]  # one of two labels
 
 
@@ -48,19 +48,20 @@ def test_what_was_not_found_is_grey_and_counted():
     truth = Batch(pictures(0.0, 1.0), torch.tensor([1, 1]))
     alike = compare(truth, made([0.9], [1]), KNOWN)
     assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.5, 0.9], dtype=torch.float64))
-    assert alike.found.tolist() == [False, True] and alike.labels == [None, 1]
+    assert alike.recovered.tolist() == [False, True] and alike.labels == [None, 1]
     assert alike.right.tolist() == [True, False]  # the label that occurs twice was found once
     nothing = compare(truth, None, KNOWN)
-    assert nothing.found.tolist() == [False, False] and bool((nothing.guess == 0.5).all())
+    assert nothing.recovered.tolist() == [False, False] and bool((nothing.guess == 0.5).all())
     broken = compare(truth, made([float("nan"), 0.1], [1, 1]), KNOWN)
-    assert broken.found.tolist() == [True, False]
+    assert broken.recovered.tolist() == [True, False]
 
 
 def test_where_every_trial_diverged_nothing_was_found_but_labels_may_be():
     truth = Batch(pictures(0.0, 1.0), torch.tensor([1, 2]))
     guess = replace(made([0.0, 1.0], [1, 0]), loss=float("inf"))
     alike = compare(truth, guess, KNOWN)
-    assert alike.found.tolist() == [False, False] and bool((alike.guess == 0.5).all()) and alike.labels == [None, None]
+    assert alike.recovered.tolist() == [False, False] and bool((alike.guess == 0.5).all())
+    assert alike.labels == [None, None]
     assert alike.right.tolist() == [True, False]
     rows = summed(judge([truth], [guess], KNOWN, scoring=Scoring(None)))
     assert rows["recovered"].value == 0 and rows["label_accuracy"].value == 0.5 and rows["recognisable"].value == 0
@@ -135,7 +136,7 @@ def test_labels_that_were_told_are_no_finding():
 
 def test_without_a_truth_there_are_pictures_and_the_attacks_loss():
     outcome = judge([None], [made([0.1, 0.9], [0, 1])], KNOWN, 0.0, Scoring(None))
-    assert len(outcome.alike[0].guess) == 2
+    assert len(outcome.matches[0].guess) == 2
     assert set(summed(outcome)) == {
         "diverged",
         "failed",

@@ -122,7 +122,7 @@ def test_stopped_anywhere_it_goes_on_with_what_was_remembered(tmp_path, monkeypa
         (["--attack", "rob", "--membership", "yeom"], "apart"),
         (["--membership", "samia"], "yeom"),
         (["--membership", "lira", "--per-round", "2"], "at least 3"),
-        (["--defense", "priprune+dgp"], "acts alone, or with dp"),
+        (["--defense", "priprune+dgp"], "can be combined only with dp"),
         (["--defense", "dp", "--base-pruning", "prunefl"], "no epsilon"),
         (["--defense", "dp", "--local-steps", "2"], "must be 1"),
         (["--defense", "dp:accountant=prv:noise_multiplier=.3", "--rounds", "100"], "rdp"),

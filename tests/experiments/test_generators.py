@@ -4,7 +4,7 @@ import pytest
 
 from secateur.attacks.inversion import generator
 from secateur.config import Invert, read
-from secateur.experiments import generators
+from secateur.experiments import invert_targets
 from secateur.experiments.invert import run_invert
 from secateur.runs import unfinished
 from secateur.runs.rows import comparable
@@ -33,7 +33,7 @@ def test_a_run_that_is_killed_while_its_generator_is_trained_ends_with_equal_row
         keeper.save = stop
         return train(*arguments, **more)
 
-    monkeypatch.setattr(generators, "train_generator", killed)
+    monkeypatch.setattr(invert_targets, "train_generator", killed)
     with pytest.raises(KeyboardInterrupt):
         run_invert(settings(), tmp_path / "killed")
     assert len(list((tmp_path / "killed" / "unfinished").glob("generator-*.safetensors"))) == 1

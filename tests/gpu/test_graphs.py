@@ -1,9 +1,11 @@
 """Captures by torch's own torch.cuda.graph, over a device that is made up: which stream its thread is on afterwards."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from secateur.gpu.graphs import Captured, _CapturedStep, attempted, cudnn_times, recorded
+from secateur.gpu.graphs import Captured, capture, capture_step, cudnn_times, try_capture
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
@@ -13,6 +15,7 @@ class Device:
 
     def __init__(self):
         self.current, self.spoilt, self.begins, self.cleared = "main", False, True, []
+        self.replays, self.registered = 0, []
 
     def stream(self, stream):
         device = self
@@ -46,6 +49,12 @@ class Graph:
         if self.device.spoilt:
             raise RuntimeError("operation failed due to a previous error during capture")
 
+    def replay(self):
+        self.device.replays += 1
+
+    def register_generator_state(self, generator):
+        self.device.registered.append(generator)
+
     def pool(self):
         return "pool"
 
@@ -76,10 +85,12 @@ def device(monkeypatch):
     return made
 
 
-def capture(device):
-    with recorded(torch.cuda.CUDAGraph(), "side"):
+def capture_and_wait(device):
+    def work():
         assert device.current == "side" and device.cleared == ["side"]
         device.wait()
+
+    capture(work, "side")
 
 
 def test_torch_alone_leaves_the_thread_on_the_stream_of_a_capture_that_fails(device):
@@ -91,25 +102,25 @@ def test_torch_alone_leaves_the_thread_on_the_stream_of_a_capture_that_fails(dev
 
 def test_a_capture_that_fails_gives_the_thread_back(device):
     with pytest.raises(RuntimeError, match="previous error"):
-        capture(device)
+        capture_and_wait(device)
     assert device.current == "main" and device.cleared == ["side", "side"]
 
 
 def test_a_capture_that_cannot_begin_gives_the_thread_back(device):
     device.begins = False
     with pytest.raises(RuntimeError, match="under way"):
-        capture(device)
+        capture_and_wait(device)
     assert device.current == "main" and device.cleared == ["side", "side"]
 
 
 def test_a_capture_that_ends_well_does_too(device):
-    graph, made = attempted(lambda: device.current, "side")
+    graph, made = try_capture(lambda: device.current, "side")
     assert isinstance(graph, Graph) and made == "side"
     assert device.current == "main" and device.cleared == ["side", "side"]
 
 
 def test_why_it_failed_is_said_and_not_that_its_end_failed_too(device, caplog):
-    assert attempted(device.wait, "side") is None
+    assert try_capture(device.wait, "side") is None
     assert device.current == "main"
     assert "not permitted when stream is capturing" in caplog.text
     assert "previous error" not in caplog.text and "more" not in caplog.text
@@ -122,57 +133,66 @@ def test_who_asks_for_less_memory_hears_that_it_ran_out(spoilt, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        attempted(work, "side")
+        try_capture(work, "side")
     assert device.current == "main"
 
 
-def test_a_step_that_cannot_be_captured_goes_on_without(device):
-    seen = []
+def failing_capture(device, calls):
+    """Return a function that fails in its capture, after three calls."""
 
-    def step():
-        if len(seen) == 3:  # the capture, after three calls
-            seen.append("captured")
+    def function(inputs):
+        if len(calls) == 3:
+            calls.append("captured")
             device.wait()
-        seen.append(device.current)
+        calls.append(device.current)
+        return len(inputs)
 
-    move = _CapturedStep(step, "cuda:0", 3)
+    return function
+
+
+def test_a_function_that_cannot_be_captured_goes_on_without(device):
+    calls = []
+    captured = Captured(failing_capture(device, calls), "cuda:0")
+    for _ in range(6):
+        assert captured((torch.zeros(2),)) == 1 and device.current == "main"
+    assert calls.count("captured") == 1 and len(calls) == 7
+    assert captured.pool is None
+
+
+def test_a_function_that_must_be_captured_fails_where_it_cannot(device):
+    captured = Captured(failing_capture(device, []), "cuda:0", required=True)
+    for _ in range(3):
+        captured((torch.zeros(2),))
+    with pytest.raises(RuntimeError, match="previous error"):
+        captured((torch.zeros(2),))
+    assert device.current == "main"
+
+
+def test_a_step_without_inputs_is_captured_after_three_calls(device):
+    calls = []
+    state = SimpleNamespace(device=torch.device("cuda"))
+    move = capture_step(lambda: calls.append(torch.backends.cudnn.benchmark), {"x": state})
     for _ in range(6):
         move()
-        assert device.current == "main"
-    assert seen.count("captured") == 1 and len(seen) == 7 and move.graph is None
+    assert calls == [True] * 4 and device.replays == 3 and not torch.backends.cudnn.benchmark
 
 
-def test_a_round_that_cannot_be_captured_goes_on_without(device):
-    class Given(list):
-        def tensors(self):
-            return self
-
-        def clone(self):
-            return Given(self)
-
+def test_a_replay_reads_copies_of_its_inputs(device):
     seen = []
-
-    def function(given):
-        if len(seen) == 3:
-            seen.append("captured")
-            device.wait()
-        seen.append(device.current)
-        return len(given)
-
-    captured = Captured(function, "cuda:0")
-    for _ in range(6):
-        assert captured(Given([torch.zeros(2)])) == 1 and device.current == "main"
-    assert seen.count("captured") == 1 and len(seen) == 7
-    assert captured.pool is None
+    captured = Captured(seen.append, "cuda:0", generators=["noise"])
+    for i in range(6):
+        captured({"rows": [torch.full((2,), i)], "rate": torch.tensor(float(i))})
+    assert len(seen) == 4 and device.replays == 3 and device.registered == ["noise"] and captured.pool == "pool"
+    assert seen[-1]["rows"][0].tolist() == [5, 5] and float(seen[-1]["rate"]) == 5
 
 
 @needs_cuda
 def test_on_a_gpu_the_thread_is_where_it_was_and_work_goes_on():
     x, before = torch.ones(8, 8, device="cuda"), torch.cuda.current_stream()
     x.mm(x)  # libraries set themselves up
-    assert attempted(lambda: (x @ x).sum().item(), torch.cuda.Stream()) is None
+    assert try_capture(lambda: (x @ x).sum().item(), torch.cuda.Stream()) is None
     assert torch.cuda.current_stream() == before
-    graph, made = attempted(lambda: x @ x, torch.cuda.Stream())
+    graph, made = try_capture(lambda: x @ x, torch.cuda.Stream())
     graph.replay()
     assert torch.cuda.current_stream() == before and torch.equal(made, torch.full_like(x, 8))
 
@@ -181,8 +201,8 @@ def test_on_a_gpu_the_thread_is_where_it_was_and_work_goes_on():
 def test_the_products_of_a_graph_outlive_another_of_its_stream():
     stream, x = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
     x.mm(x)  # libraries set themselves up
-    kept, made = attempted(lambda: x @ x, stream)
-    attempted(lambda: x @ x, stream)  # and is dropped
+    kept, made = try_capture(lambda: x @ x, stream)
+    try_capture(lambda: x @ x, stream)  # and is dropped
     torch.cuda.empty_cache()
     others = [torch.zeros(2**20, device="cuda") for _ in range(256)]
     kept.replay()

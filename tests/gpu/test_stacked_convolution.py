@@ -19,6 +19,7 @@ from secateur.federated.client_training import LocalTraining
 from secateur.gpu import stacked_layers
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
+from secateur.gpu.triton_loader import load_kernels
 from secateur.models.conv import conv_2, conv_4
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,7 +101,7 @@ def test_kernels_are_found_and_taken_at_any_depth(monkeypatch):
     found = []
 
     def kernels_for(x, name):
-        found.append(stacked_layers._kernels(name))
+        found.append(load_kernels(name, stacked_layers._probe_convolution, "tests"))
         return found[-1]
 
     monkeypatch.setattr(stacked_layers, "kernels_for", kernels_for)
@@ -110,7 +111,7 @@ def test_kernels_are_found_and_taken_at_any_depth(monkeypatch):
         kernels_for(x, stacked_layers.CONVOLUTION)
         return stacked_layers.convolution(x, weight).square().sum()
 
-    stacked_layers._kernels.cache_clear()
+    load_kernels.cache_clear()
     with tf32(False):
         many = vmap(grad(loss))(weight[0], x[0])
         nested = vmap(vmap(grad(loss)))(weight, x)  # as dp inside of a federation has it

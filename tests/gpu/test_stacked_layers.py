@@ -6,7 +6,7 @@ from torch import nn, vmap
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from secateur.gpu.stacked_layers import Products, product_convolution, product_linear
+from secateur.gpu.stacked_layers import Products, norm_relu, product_convolution, product_linear
 
 
 def numbers(*shape):
@@ -27,6 +27,21 @@ def test_convolution(stride, padding, bias):
     inputs, weight = numbers(2, 3, 8, 7), numbers(5, 3, 3, 2)
     wanted = F.conv2d(inputs, weight, bias, stride, padding)
     torch.testing.assert_close(product_convolution(inputs, weight, bias, stride, padding), wanted, rtol=0, atol=1e-12)
+
+
+def test_batchnorm_of_many_lanes_is_torchs_own_of_each(rng):
+    x, g = (torch.randn(6, 4, 5, 2, dtype=torch.float64, generator=rng) for _ in range(2))  # three lanes of two
+    weight, bias = (torch.randn(3, 4, dtype=torch.float64, generator=rng) for _ in range(2))
+    inputs = [value.clone().requires_grad_() for value in (x, weight, bias)]
+    out = norm_relu(*inputs, 0.1)
+    gradients = torch.autograd.grad(out, inputs, g)
+    for lane, rows in enumerate((slice(0, 2), slice(2, 4), slice(4, 6))):
+        alone = [value.clone().requires_grad_() for value in (x[rows], weight[lane], bias[lane])]
+        exact = F.batch_norm(alone[0], None, None, *alone[1:], training=True, eps=0.1).relu()
+        assert torch.allclose(exact, out[rows], rtol=1e-12)
+        of_lane = gradients[0][rows], gradients[1][lane], gradients[2][lane]
+        for one, other in zip(torch.autograd.grad(exact, alone, g[rows]), of_lane, strict=True):
+            assert torch.allclose(one, other, rtol=1e-12)
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="left out: Triton is not installed")
 
 from secateur.federated.submodels.clients import Narrow
-from secateur.gpu import batchnorm, batchnorm_kernels, stacked_layers, stacked_layers_kernels
+from secateur.gpu import batchnorm_kernels, stacked_layers, stacked_layers_kernels
 from secateur.gpu.precision import tf32
 from secateur.models.mapp import mapp_cnn
 
@@ -49,11 +49,10 @@ def _gradients(out, inputs, g):
 
 @pytest.fixture
 def by_kernels(monkeypatch):
-    modules = {stacked_layers.CONVOLUTION: stacked_layers_kernels, stacked_layers.POOLING: batchnorm_kernels}
+    modules = {stacked_layers.CONVOLUTION: stacked_layers_kernels, stacked_layers.BATCHNORM: batchnorm_kernels}
     monkeypatch.setattr(
         stacked_layers, "kernels_for", lambda x, name: modules[name] if x.dtype == torch.float32 else None
     )
-    monkeypatch.setattr(batchnorm, "_kernels_for", lambda x: batchnorm_kernels if x.dtype == torch.float32 else None)
     with tf32(False):
         yield
 
@@ -128,11 +127,39 @@ def test_the_first_layer_has_no_gradient_of_its_pictures(rng, by_kernels):
     assert not x.requires_grad
 
 
+@pytest.mark.parametrize("shape", [(3, 70, 70), (1, 33, 3), (2, 2, 64), (4, 300, 130), (5, 1, 1)])
+@pytest.mark.parametrize("programs", [1, 40, 1024])
+def test_two_passes_over_the_memory_equal_operations_of_torch(shape, programs, rng, monkeypatch, by_kernels):
+    monkeypatch.setattr(batchnorm_kernels, "PROGRAMS", programs)
+    x, g = (torch.randn(shape, generator=rng).to(DEVICE) for _ in range(2))
+    x = x * 3 + 50  # far from 0: a sum of squares would lose the variance
+    weight, bias = (torch.randn(shape[0], shape[2] + 3, generator=rng).to(DEVICE)[:, 3:] for _ in range(2))
+    exact, moments = stacked_layers.normalise(x.double(), weight.double(), bias.double(), 0.5)
+    expected = stacked_layers.normalise_back(g.double(), x.double(), *moments, bias.double())
+    out, measured = stacked_layers.normalise(x, weight, bias, 0.5)
+    back = stacked_layers.normalise_back(g, x, *measured, bias)
+    pairs = [(out, exact), *zip(measured, moments, strict=True), *zip(back, expected, strict=True)]
+    assert out.dtype == torch.float32 and out.is_contiguous()
+    for one, other in pairs:
+        # The gradient of x is what of g * scale is left without its mean: of one place exactly nothing, and as far from
+        # it as float32 is from what was summed.
+        summed = g * measured[2][:, None] if other is expected[0] else other
+        assert float((one - other).norm()) <= 2e-6 * float(summed.norm()) + 1e-12
+
+
+def test_what_is_not_a_number_stays_so_that_a_training_can_tell(rng, by_kernels):
+    x = torch.randn(2, 40, 3, generator=rng).to(DEVICE)
+    ones = torch.ones(2, 3, device=DEVICE)
+    x[1, 5, 1] = torch.nan
+    out, (mean, *_) = stacked_layers.normalise(x, ones, ones, 1e-5)
+    assert out.isnan().sum(1).tolist() == [[0, 0, 0], [0, 40, 0]]
+    assert mean.isnan().tolist() == [[False] * 3, [False, True, False]]
+
+
 @pytest.mark.parametrize("size", [(4, 4), (2, 6), (5, 4)])  # an odd one is pooled by torch
 @pytest.mark.parametrize("programs", [1, 1024])
 def test_norm_relu_and_pooling_equal_one_after_the_other(size, programs, rng, monkeypatch, by_kernels):
-    for kernels in (batchnorm_kernels, batchnorm_kernels):
-        monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    monkeypatch.setattr(batchnorm_kernels, "PROGRAMS", programs)
     lanes, pictures, channels = 3, 20, 70
     x = (_drawn((lanes * pictures, channels, *size), rng) + 3).requires_grad_()
     weight, bias = (torch.randn(lanes, channels, generator=rng).to(DEVICE).requires_grad_() for _ in range(2))

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.attacks.membership.neural_trainer import initialised
 from secateur.interfaces import BlackBox
 from secateur.metrics import gaps as module
 from secateur.metrics.gaps import sensitivity
+from secateur.seeding import initialised
 
 
 def directions(seed, *shape):

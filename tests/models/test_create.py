@@ -124,7 +124,7 @@ class Answers(nn.Module):
         (Answers(torch.zeros(2, 4)), r"\(2, 3\) logits, and returned \(2, 4\)"),
         (Answers(torch.zeros(6)), r"returned \(6,\)"),
         (Answers((torch.zeros(2, 3),)), "returned tuple"),
-        (nn.Linear(7, 3), r"inputs of the shape \(4,\), and raised RuntimeError"),
+        (nn.Linear(7, 3), r"inputs of the shape \(4,\); it raised RuntimeError"),
     ],
 )
 def test_check_refuses(net, says):
@@ -171,7 +171,7 @@ def test_only_the_first_few_names_are_given(tmp_path):
 
 def test_unreadable_weights(tmp_path):
     torch.save({}, tmp_path / "net.pt")
-    with pytest.raises(WrongInput, match=r"net\.pt is not allowed; give a \.safetensors file"):
+    with pytest.raises(WrongInput, match=r"net\.pt is not allowed; use a \.safetensors file"):
         load_weights(nn.Linear(4, 3), tmp_path / "net.pt")
     save_file(state_of(nn.Linear(4, 3)), tmp_path / "cut.safetensors")
     whole = (tmp_path / "cut.safetensors").read_bytes()

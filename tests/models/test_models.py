@@ -4,7 +4,7 @@ from torch import nn
 
 from secateur.catalogue import find, methods
 from secateur.errors import WrongInput
-from secateur.models.common import flat_size, size
+from secateur.models.create import flat_size, size
 from secateur.models.mapp import Scaler, mapp_cnn
 from secateur.models.resnet import Block
 
@@ -156,7 +156,7 @@ def test_other_inputs(name, input_shape):
 @pytest.mark.parametrize(("name", "side"), SMALLEST.items())
 def test_the_smallest_image_works_and_a_smaller_one_is_refused(name, side):
     assert on_meta(name, (3, side, side + 1)) == (2, 7)
-    with pytest.raises(WrongInput, match=f"{name} takes images .* at least {side}, and the data has the shape"):
+    with pytest.raises(WrongInput, match=f"{name} needs images .* at least {side}; the data has the shape"):
         on_meta(name, (3, side + 1, side - 1))
 
 

@@ -5,63 +5,57 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from secateur.api.federate_submodels import federate_submodels, spec_of
+from secateur.api.shared import Examples, Printable, read_batch
 from secateur.config import base_pruning as read_base
-from secateur.config import defense_of_clients, inversion
+from secateur.config import choice, defense_of_clients, inversion
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
 from secateur.experiments.federate import ObservedFederation, attackers, check_attackers
+from secateur.experiments.federate_submodels import labels_of as submodel_labels
+from secateur.experiments.federate_submodels import teller as submodel_teller
 from secateur.federated.attacks.knowledge import knowledge_of
 from secateur.federated.attacks.observer import ClientView, Every, Observer
 from secateur.federated.attacks.schedule import AttackSchedule, Who
+from secateur.federated.augment import crop_and_flip
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.client_training import LocalTraining, check_network, turn_caution
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import labels_of, teller
 from secateur.federated.spec import FederationSpec
-from secateur.federated.submodels.spec import Adam
-from secateur.interfaces import Batch, Params
+from secateur.federated.submodels.exposure import ExposureObserver
+from secateur.federated.submodels.federation import Observer as SubmodelObserver
+from secateur.federated.submodels.federation import SubmodelFederation
+from secateur.federated.submodels.local_baseline import LocalBaseline
+from secateur.federated.submodels.membership_attacks import Asking
+from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
+from secateur.interfaces import Params
 from secateur.progress import progress
-from secateur.runs.artifacts import write
 from secateur.runs.rows import Row
 from secateur.seeding import derive
+from secateur.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-Examples = Batch | tuple[Tensor, Tensor]
+Spec = TypeVar("Spec", FederationSpec, SubmodelSpec)
 
 
 @dataclass(frozen=True, eq=False)
-class Federated:
+class Federated(Printable):
     """Result of a federation: the server's model, the rows and the figures."""
 
+    kind = "federate"
     state: Params  # the server's model, a state_dict: exactly 0 where it is pruned
     rows: list[Row]
     figures: list[dict[str, Any]]
-
-    def write(self, path: Path | str) -> Path:
-        """Write the report page, with the pictures that attacks reconstructed."""
-        from secateur.report.page import render
-        from secateur.report.sources import Source
-
-        write(Path(path), render([Source("federate", self.rows, self.figures, config="", environment={})]).encode())
-        return Path(path)
-
-    def print(self) -> None:
-        """Print the table of results."""
-        from secateur.report.terminal import print_federation
-
-        print_federation(self.rows)
 
 
 def federate(
@@ -133,40 +127,34 @@ def federate(
     shares = iid(data.train_size, clients, derive(seed, "partition")) if isinstance(clients, int) else list(clients)
     if submodels is not None:
         if base_pruning != "none" or membership:
-            raise WrongInput("submodels", "go with neither base_pruning nor membership; give attack='yeom'")
-        asked = [attack] if isinstance(attack, str) else list(attack)
-        settings = {
-            "rounds": rounds,
-            "per_round": per_round,
-            "local": local,
-            "faults": faults,
-            "observers": observers,
-        }
-        settings |= {"defense": defense, "attacks": asked, "seed": seed, "device": torch.device(device), "name": name}
-        state, story = federate_submodels(copy.deepcopy(model), data, shares, submodels, **settings, **terms)
-        return Federated(state, story.rows, story.figures)
+            raise WrongInput("submodels", "cannot be combined with base_pruning or membership; use attack='yeom'")
+        attacks = [attack] if isinstance(attack, str) else attack
+        settings = {"shares": shares, "rounds": rounds, "per_round": per_round, "faults": faults or Faults()}
+        named = {"defense": defense, "attacks": attacks, "seed": seed, "device": torch.device(device), "name": name}
+        return _federate_submodels(model, data, submodels, local, settings, observers, **named, **terms)
     if isinstance(local, Adam):
-        raise WrongInput("local", "Adam is for submodels; give a federated.client_training.Local")
+        raise WrongInput("local", "Adam is for submodels; use a federated.client_training.LocalTraining")
     base, client_defense = read_base(base_pruning), defense_of_clients(defense)
-    settings = {"shares": shares, "rounds": rounds, "local": local or LocalTraining(), "faults": faults or Faults()}
-    settings |= {"per_round": min(10, len(shares)) if per_round is None else per_round, "base": base.make()}
-    federation_terms = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
+    settings = {"shares": shares, "rounds": rounds, "base": base.make()}
+    settings |= {"local": local or LocalTraining(), "faults": faults or Faults()}
+    settings |= {"per_round": min(10, len(shares)) if per_round is None else per_round}
+    spec = spec_of(FederationSpec, settings | protection_of(client_defense), terms)
     net, device = copy.deepcopy(model).to(device), torch.device(device)
-    check_network(net, federation_terms.own, data.inputs)
-    if (warning := turn_caution(net, federation_terms.own)) is not None:
+    check_network(net, spec.own, data.inputs)
+    if (warning := turn_caution(net, spec.own)) is not None:
         log.warning("%s: %s", client_defense, warning)
     inversions = [inversion(attack_name) for attack_name in ([attack] if isinstance(attack, str) else attack)]
-    row_labels = labels_of(name, data.name, seed, base, client_defense, federation_terms)
+    row_labels = labels_of(name, data.name, seed, base, client_defense, spec)
     story = FederationLog()
     who: Who = attack_clients if isinstance(attack_clients, int | str) else tuple(attack_clients)
     orders = AttackSchedule(attack_every or rounds, tuple(attack_at), who, attack_history)
-    knowledge = knowledge_of(net, data, federation_terms, device) if inversions else None
+    knowledge = knowledge_of(net, data, spec, device) if inversions else None
     asked = [membership] if isinstance(membership, str) else list(membership)
-    check_attackers(orders, inversions, asked, knowledge, data, federation_terms, seed)
+    check_attackers(orders, inversions, asked, knowledge, data, spec, seed)
     watching: list[Observer] = [Every(every, function) for every, function in observers]
-    watched = ObservedFederation(net, data, federation_terms, row_labels, story, device)
+    watched = ObservedFederation(net, data, spec, row_labels, story, device)
     watching += attackers(watched, orders, inversions, asked, knowledge, tells_labels=labels == "oracle")
-    federation = Federation(net, data, federation_terms, seed, device, observers=watching)
+    federation = Federation(net, data, spec, seed, device, observers=watching)
     with progress(f"{base}, {client_defense}", rounds, rate=True) as advance:
         tell = teller(row_labels, story, watching, advance)
         for done in federation.rounds():
@@ -178,14 +166,65 @@ def _dataset(
     train: Examples, test: Examples | None, model: nn.Module, mean: Sequence[float], std: Sequence[float]
 ) -> Dataset:
     """Return the data set: the examples of all clients first, then the test examples."""
-    parts = [Batch(*train), *([] if test is None else [Batch(*test)])]
-    for field, part in zip(("train", "test"), parts, strict=False):
-        if len(part.inputs) != len(part.labels):
-            raise WrongInput(
-                field, f"has {len(part.inputs)} inputs and {len(part.labels)} labels; give as many of both"
-            )
+    parts = [read_batch("train", train), *([] if test is None else [read_batch("test", test)])]
     inputs, labels = (torch.cat([part[i].detach().cpu() for part in parts]) for i in range(2))
     with torch.no_grad():
         first = next(model.parameters())
         classes = copy.deepcopy(model).eval()(inputs[:2].to(first)).shape[-1]
     return Dataset("given", inputs.float(), labels, classes, parts[0].size, mean=tuple(mean), std=tuple(std))
+
+
+def spec_of(kind: type[Spec], settings: dict[str, Any], terms: dict[str, Any]) -> Spec:
+    """Return a specification of settings and of the user's further terms; refuse terms that are no field of it."""
+    allowed = [field.name for field in fields(kind) if field.name not in settings]
+    for name in terms:
+        if name not in allowed:
+            raise WrongInput(name, f"is not a parameter of federate; further ones here: {', '.join(allowed)}")
+    return kind(**settings, **terms)
+
+
+def _federate_submodels(
+    model: nn.Module,
+    data: Dataset,
+    submodels: str,
+    local: Any,
+    settings: dict[str, Any],
+    observers: Sequence[tuple[int, SubmodelObserver]],
+    *,
+    defense: str,
+    attacks: Sequence[str],
+    seed: int,
+    device: torch.device,
+    name: str,
+    large_clients: int = 2,
+    client_widths: Sequence[float] = (0.5,),
+    augment: bool = False,
+    **terms: Any,
+) -> Federated:
+    """Train sub-models, and return the server's model with all rows and figures.
+
+    `settings` and `terms` are fields of submodels.spec.SubmodelSpec; the user named the `terms`.
+    """
+    if not isinstance(local, Adam | None):
+        raise WrongInput("local", "must be a federated.submodels.spec.Adam for sub-models")
+    local = local or Adam()
+    if augment:
+        local = replace(local, augment=crop_and_flip(data))
+    rule, client_defense = choice("submodel", submodels), defense_of_clients(defense)
+    rates = rates_of(settings["shares"], large_clients, client_widths)
+    settings = settings | {"rule": rule.make(), "rates": rates, "local": local}
+    spec = spec_of(SubmodelSpec, settings | joined_of(client_defense), terms)
+    story, turn = FederationLog(), spec.local
+    recipe = Recipe(turn.epochs, turn.batch_size, learning_rate=turn.learning_rate, weight_decay=0.0, patience=None)
+    labels = submodel_labels(name, data, seed, rule, client_defense, spec)
+    memberships = [choice("attack", attack) for attack in attacks]
+    asking = Asking(size=spec.test_batch)
+    exposer = ExposureObserver(memberships, data, labels, story, spec.rounds, asking=asking, turn=recipe, device=device)
+    watching = [*observers, *([(exposer.pace(spec), exposer)] if memberships else [])]
+    federation = SubmodelFederation(copy.deepcopy(model), data, spec, seed, device, observers=watching)
+    followed = LocalBaseline(federation) if spec.rule.alone else federation
+    with progress(f"{rule}, {client_defense}", spec.rounds, rate=True) as advance:
+        tell = submodel_teller([federation], [exposer], story, advance)
+        for done in followed.rounds():
+            tell(done)
+    return Federated(followed.model(), story.rows, story.figures)

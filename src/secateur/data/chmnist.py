@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from secateur.catalogue import method
 from secateur.data.archives import contents
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.dataset import Dataset, dataset_of_pixels
 from secateur.data.fetch import PublicFile, fetch, md5_of
 from secateur.data.load import read_image
 from secateur.errors import WrongInput
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # SAMIA's values, equal to ImageNet's
 TILES = "Kather_texture_2016_image_tiles_5000"
-SOURCE = PublicFile(
-    f"{TILES}.zip", f"https://zenodo.org/records/53169/files/{TILES}.zip", "0ddbebfc56344752028fda72602aaade"
-)
+ADDRESS = f"https://zenodo.org/records/53169/files/{TILES}.zip"
+SOURCE = PublicFile(f"{TILES}.zip", ADDRESS, "0ddbebfc56344752028fda72602aaade")
 CLASSES = ("01_TUMOR", "02_STROMA", "03_COMPLEX", "04_LYMPHO", "05_DEBRIS", "06_MUCOSA", "07_ADIPOSE", "08_EMPTY")
 
 
@@ -40,13 +38,6 @@ def chmnist(folder: Path | None = None, download: bool = True) -> Dataset:
     if not images:
         raise WrongInput("data", f"{path} holds no .tif image in the class folders {', '.join(CLASSES)}")
     images.sort(key=lambda image: (image[1], image[0]))  # the same order from the zip and from the folder
-    return Dataset(
-        "chmnist",
-        normalised(np.stack([pixels for _, _, pixels in images]), MEAN, STD),
-        torch.tensor([label for _, label, _ in images]),
-        8,
-        len(images),
-        mean=MEAN,
-        std=STD,
-        verified=md5_of(path) == SOURCE.md5 if path.is_file() else None,
-    )
+    pixels, labels = np.stack([pixels for _, _, pixels in images]), np.array([label for _, label, _ in images])
+    verified = md5_of(path) == SOURCE.md5 if path.is_file() else None
+    return dataset_of_pixels("chmnist", pixels, labels, 8, len(images), MEAN, STD, verified=verified)

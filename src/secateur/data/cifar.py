@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from secateur.catalogue import method
-from secateur.data.archives import contents, reading
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.archives import contents, read_pickle, reading
+from secateur.data.dataset import Dataset, dataset_of_pixels
 from secateur.data.fetch import PublicFile, fetch, md5
-from secateur.data.pickles import read_pickle
 from secateur.errors import WrongInput
 
-MEAN, STD = (
-    (0.4914, 0.4822, 0.4465),
-    (0.2023, 0.1994, 0.2010),
-)  # SAMIA's, for both data sets; SAMIA's sensitivities use these units
+# SAMIA's for both data sets; SAMIA's sensitivities use these units
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 PIXELS = 3 * 32 * 32
+ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,7 @@ CIFAR10 = CifarLayout(
     "cifar10",
     10,
     "labels",
-    PublicFile(
-        "cifar-10-binary.tar.gz",
-        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        "c32a1d4ab5d03f1284b67883e8d87530",
-    ),
+    PublicFile("cifar-10-binary.tar.gz", f"{ADDRESS}cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
     {
         "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -63,11 +56,7 @@ CIFAR100 = CifarLayout(
     "cifar100",
     100,
     "fine_labels",
-    PublicFile(
-        "cifar-100-binary.tar.gz",
-        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-        "03b5dce01913d631647c71ecec9e9cb8",
-    ),
+    PublicFile("cifar-100-binary.tar.gz", f"{ADDRESS}cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
     ("cifar-100-binary", "cifar-100-python", "cifar-100-python.tar.gz"),
     {"train.bin": "6172c7755cfe09b2fe270c85cebc1b15", "train": "16019d7e3df5f24257cddd939b257f8d"},
     {"test.bin": "4499cfba6c016c1be1438163640a0898", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
@@ -106,19 +95,13 @@ def _load(layout: CifarLayout, folder: Path | None, download: bool) -> Dataset:
     train = sorted(name for name in batches if name in layout.train)
     test = sorted(name for name in batches if name in layout.test)
     if not train:
-        raise WrongInput("data", f"{path} holds no training batch; wanted: {', '.join(layout.train)}")
+        raise WrongInput("data", f"{path} holds no training batch; it must hold {', '.join(layout.train)}")
     pixels = np.concatenate([batches[name][0] for name in train + test])
     labels = np.concatenate([batches[name][1] for name in train + test])
-    return Dataset(
-        layout.name,
-        normalised(pixels.reshape(-1, 3, 32, 32), MEAN, STD),
-        torch.from_numpy(labels.astype(np.int64)),
-        layout.classes,
-        sum(len(batches[name][1]) for name in train),
-        mean=MEAN,
-        std=STD,
-        verified=verified and 2 * len(batches) == len(known),  # each version has half of the known batches
-    )
+    train_size = sum(len(batches[name][1]) for name in train)
+    verified &= 2 * len(batches) == len(known)  # each version has half of the known batches
+    pixels = pixels.reshape(-1, 3, 32, 32)
+    return dataset_of_pixels(layout.name, pixels, labels, layout.classes, train_size, MEAN, STD, verified=verified)
 
 
 def _batch(layout: CifarLayout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -129,9 +112,7 @@ def _batch(layout: CifarLayout, data: bytes, path: Path) -> tuple[np.ndarray, np
     else:
         width = PIXELS + (2 if layout.classes == 100 else 1)  # CIFAR-100 has a coarse label before the fine one
         if len(data) % width:
-            raise WrongInput(
-                "data", f"{path} has {len(data)} bytes, no multiple of {width}: it is truncated; get it again"
-            )
+            raise WrongInput("data", f"{path} is truncated: {len(data)} bytes, no multiple of {width}; get it again")
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, width)
         pixels, labels = records[:, -PIXELS:], records[:, -PIXELS - 1]
     fits = labels.ndim == 1 and labels.dtype.kind in "iu" and pixels.shape == (len(labels), PIXELS)

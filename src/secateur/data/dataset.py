@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_whole
 from secateur.interfaces import Batch
+
+Stats = tuple[float, ...]  # a number per channel
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +27,14 @@ class Dataset:
     classes: int
     train_size: int
     writers: Tensor | None = None  # (N,) int64: the writer of each example; None if unknown
-    mean: tuple[float, ...] = ()  # per channel, in [0, 1] pixels; empty for tabular data
-    std: tuple[float, ...] = ()
+    mean: Stats = ()  # per channel, in [0, 1] pixels; empty for tabular data
+    std: Stats = ()
     verified: bool | None = None  # True if every file has its published checksum; None if none is published
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)
         if rows == 0:
-            raise WrongInput("inputs", f"{self.name} is empty; give at least one example")
+            raise WrongInput("inputs", f"{self.name} is empty; it must have at least one example")
         if self.inputs.dtype != torch.float32:
             raise WrongInput("inputs", f"{self.name} has {self.inputs.dtype}; allowed is float32")
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(self.inputs, 4096)):
@@ -43,10 +46,9 @@ class Dataset:
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise WrongInput("labels", f"{self.name} has labels from {low} to {high}; allowed: 0 to {self.classes - 1}")
-        if not 0 < self.train_size <= rows:
-            raise WrongInput(
-                "train_size", f"{self.train_size} is not allowed; {self.name} has {rows} rows: give 1 to {rows}"
-            )
+        check_whole("train_size", self.train_size)
+        if self.train_size > rows:
+            raise WrongInput("train_size", f"{self.train_size} is more than the {rows} rows of {self.name}")
 
     @property
     def batch(self) -> Batch:
@@ -68,13 +70,8 @@ class Dataset:
         if number >= len(self.inputs):
             return self
         rows = torch.randperm(len(self.inputs), generator=rng)[:number].sort().values
-        return replace(
-            self,
-            inputs=self.inputs[rows],
-            labels=self.labels[rows],
-            train_size=int((rows < self.train_size).sum()),
-            writers=None if self.writers is None else self.writers[rows],
-        )
+        train_size, writers = int((rows < self.train_size).sum()), None if self.writers is None else self.writers[rows]
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], train_size=train_size, writers=writers)
 
 
 def fingerprint(*tensors: Tensor) -> str:
@@ -86,7 +83,22 @@ def fingerprint(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def dataset_of_pixels(
+    name: str,
+    pixels: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    train_size: int,
+    mean: Stats,
+    std: Stats,
+    **more: Any,
+) -> Dataset:
+    """Return a data set of pictures from (N, C, H, W) bytes; `more` are further fields of Dataset."""
+    targets = torch.from_numpy(labels.astype(np.int64))
+    return Dataset(name, normalised(pixels, mean, std), targets, classes, train_size, mean=mean, std=std, **more)
+
+
+def normalised(pixels: np.ndarray, mean: Stats, std: Stats) -> Tensor:
     """Return (bytes / 255 - mean) / std as float32 for (N, C, H, W) bytes, with one copy in memory.
 
     Example:

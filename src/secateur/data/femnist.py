@@ -30,26 +30,16 @@ def femnist(folder: Path | None = None, download: bool = True) -> Dataset:
     path = find(["femnist/data", "femnist"], folder)
     if path is None or not (path / "train").is_dir():
         target = (folder or cache()) / "femnist/data"
-        raise WrongInput(
-            "data", f"FEMNIST is not there; make it with {LEAF} and put its data/train and data/test into {target}"
-        )
+        raise WrongInput("data", f"FEMNIST is missing; make it with {LEAF} and put its train and test into {target}")
     train, test = _users(path / "train"), _users(path / "test")
     if not train:
-        raise WrongInput("data", f"{path / 'train'} holds no .json file with users; wanted are LEAF's")
+        raise WrongInput("data", f"{path / 'train'} holds no .json file of LEAF's users; make it again")
     names = {name: i for i, name in enumerate(sorted({name for name, _ in train + test}))}
-    labels = [data[1] for _, data in train + test]
-    writers = [np.full(len(data[1]), names[name]) for name, data in train + test]
+    labels = torch.from_numpy(np.concatenate([data[1] for _, data in train + test]))
+    writers = torch.from_numpy(np.concatenate([np.full(len(data[1]), names[name]) for name, data in train + test]))
     inputs = torch.from_numpy(np.concatenate([data[0] for _, data in train + test])).sub_(MEAN).div_(STD)
-    return Dataset(
-        "femnist",
-        inputs.view(-1, 1, 28, 28),
-        torch.from_numpy(np.concatenate(labels)),
-        62,
-        sum(len(data[1]) for _, data in train),
-        writers=torch.from_numpy(np.concatenate(writers)),
-        mean=(MEAN,),
-        std=(STD,),
-    )
+    train_size = sum(len(data[1]) for _, data in train)
+    return Dataset("femnist", inputs.view(-1, 1, 28, 28), labels, 62, train_size, writers, (MEAN,), (STD,))
 
 
 def _users(folder: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
@@ -71,5 +61,5 @@ def _arrays(value: dict[str, Any]) -> Any:
         return value
     images, labels = np.asarray(value["x"], dtype=np.float32), np.asarray(value["y"], dtype=np.int64)
     if images.shape != (len(labels), 784):
-        raise ValueError(f"{len(labels)} labels and images of shape {images.shape}, wanted (n, 784)")
+        raise ValueError(f"{len(labels)} labels and images of shape {images.shape}; must be (n, 784)")
     return images, labels

@@ -80,17 +80,17 @@ def fetch(source: PublicFile, folder: Path | None = None, download: bool = True,
         return existing
     target = (folder or cache()) / source.path
     if not download:
-        raise _wanted(source, target, "is not there and downloads are turned off")
+        raise _missing(source, target, "is missing and downloads are turned off")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _download(source, target)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise _wanted(source, target, f"is not there and could not be downloaded ({reason})") from error
+        raise _missing(source, target, f"is missing and could not be downloaded ({reason})") from error
     return target
 
 
-def _wanted(source: PublicFile, target: Path, problem: str) -> WrongInput:
+def _missing(source: PublicFile, target: Path, problem: str) -> WrongInput:
     return WrongInput("data", f"{source.name} {problem}; get it from {source.address} and put it at {target}")
 
 
@@ -111,14 +111,8 @@ def _copy(response: BinaryIO, file: BinaryIO, name: str, size: int) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    done = 0
+    title, done = TextColumn("{task.description}"), 0
+    columns = (title, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(name, total=size or None)
         while chunk := response.read(CHUNK):

@@ -22,6 +22,7 @@ from secateur.errors import WrongInput, unknown
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")  # no EPS: PIL would start another program for it
 LARGEST = 1 << 24  # pixels
+FOLDERS = "pictures must be in one sub-folder for each class"
 
 
 def load(source: str, folder: Path | str | None = None, download: bool = True) -> Dataset:
@@ -37,11 +38,10 @@ def load(source: str, folder: Path | str | None = None, download: bool = True) -
     """
     known = methods("dataset")
     if source in known:
-        dataset: Dataset = known[source](
-            folder=None if folder is None else Path(folder).expanduser(), download=download
-        )
+        where = None if folder is None else Path(folder).expanduser()
+        dataset: Dataset = known[source](folder=where, download=download)
         if dataset.verified is False:
-            _tell(source)
+            _warn_unverified(source)
         return dataset
     path = Path(source).expanduser()
     if path.is_dir():
@@ -54,18 +54,15 @@ def load(source: str, folder: Path | str | None = None, download: bool = True) -
     if colon and all(part.isidentifier() for part in [*module.split("."), function]):
         return from_function(source)
     if "/" in source or path.suffix:
-        raise WrongInput(
-            "data", f"{source} does not exist; give a .npz file, a folder of images, or a name: {', '.join(known)}"
-        )
+        allowed = f"a .npz file, a folder of images, or a name: {', '.join(known)}"
+        raise WrongInput("data", f"{source} does not exist; allowed: {allowed}")
     raise unknown("data", source, known)
 
 
 @functools.cache  # once a process
-def _tell(name: str) -> None:
+def _warn_unverified(name: str) -> None:
     """Warn that the files of a data set are not the published ones."""
-    message = (
-        "data: the files of %s are not the published ones (another checksum, or not all of them); used as they are"
-    )
+    message = "data: the files of %s are not the published ones (another checksum, or some are missing)"
     logging.getLogger("secateur").warning(message, name)
 
 
@@ -78,9 +75,8 @@ def from_npz(path: Path) -> Dataset:
     inputs, labels = arrays.get("inputs", arrays.get("x")), arrays.get("labels", arrays.get("y"))
     if inputs is None or labels is None:
         held = ", ".join(arrays) or "nothing"
-        raise WrongInput(
-            "data", f"{path} holds {held}; wanted: inputs (or x), labels (or y), optional train_size, writers"
-        )
+        wanted = "inputs (or x) and labels (or y), optionally train_size and writers"
+        raise WrongInput("data", f"{path} holds {held}; it must hold {wanted}")
     return from_arrays(path.stem, inputs, labels, arrays.get("train_size"), arrays.get("writers"))
 
 
@@ -98,19 +94,15 @@ def from_image_folder(path: Path) -> Dataset:
         if any(part.startswith(".") for part in inside):
             continue
         if len(inside) != 2:
-            raise WrongInput(
-                "data", f"{path} holds {'/'.join(inside)}; wanted: one sub-folder a class, with pictures in it"
-            )
+            raise WrongInput("data", f"{path} holds {'/'.join(inside)}; {FOLDERS}")
         picture = read_image(stream, f"{path}/{'/'.join(inside)}", gray=True)
         if pictures and picture.shape[1:] != pictures[0].shape[1:]:
             sizes = [f"{shape[2]} x {shape[1]}" for shape in (pictures[0].shape, picture.shape)]
-            raise WrongInput(
-                "data", f"{path} holds pictures of {sizes[0]} and of {sizes[1]} pixels; all must have one size"
-            )
+            raise WrongInput("data", f"{path} holds pictures of {' and of '.join(sizes)} pixels; use one size")
         pictures.append(picture)
         labels.append(classes.index(inside[0]))
     if not pictures:
-        raise WrongInput("data", f"{path} holds no pictures; wanted: one sub-folder a class, with pictures in it")
+        raise WrongInput("data", f"{path} holds no pictures; {FOLDERS}")
     channels = max(len(picture) for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (channels, *picture.shape[1:])) for picture in pictures])
     return from_arrays(path.resolve().name, pixels, labels)
@@ -133,9 +125,8 @@ def read_image(stream: BinaryIO, name: object, size: tuple[int, int] | None = No
                 raise ValueError(f"{image.width} x {image.height} pixels are too many")
             picture = image.convert("L" if gray and image.mode in ("1", "L") else "RGB")
     except Exception as error:  # PIL's plugins fail in many ways on a damaged file
-        raise WrongInput(
-            "data", f"{name} is not a readable picture ({error}); allowed: {', '.join(FORMATS)}"
-        ) from error
+        allowed = ", ".join(FORMATS)
+        raise WrongInput("data", f"{name} is not a readable picture ({error}); allowed: {allowed}") from error
     if size is not None:
         picture = picture.resize(size, Image.Resampling.BILINEAR)
     pixels = np.asarray(picture, dtype=np.uint8)
@@ -156,9 +147,8 @@ def from_function(reference: str) -> Dataset:
     if isinstance(returned, Dataset):
         return returned
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise WrongInput(
-            "data", f"{reference} returned {type(returned).__name__}; allowed: a Dataset or (inputs, labels)"
-        )
+        kind = type(returned).__name__
+        raise WrongInput("data", f"{reference} returned {kind}; it must return a Dataset or (inputs, labels)")
     return from_arrays(reference, *returned)
 
 
@@ -170,10 +160,8 @@ def from_arrays(name: str, inputs: Any, labels: Any, train_size: Any = None, wri
     """
     values, targets = _array("inputs", inputs), _integers("labels", labels)
     if values.dtype.kind not in "biuf" or values.ndim < 2 or values.size == 0 or len(values) != len(targets):
-        shape = f"{values.dtype} of shape {values.shape}"
-        raise WrongInput(
-            "inputs", f"{name} has {shape} and {len(targets)} labels; wanted: numbers, one row for every label"
-        )
+        sizes = f"{values.dtype} of shape {values.shape} and {len(targets)} labels"
+        raise WrongInput("inputs", f"{name} has {sizes}; use numbers, one row for every label")
     size = len(values) if train_size is None else int(_integers("train_size", [train_size])[0])
     authors = None if writers is None else _integers("writers", writers)
     classes = int(targets.max()) + 1 if len(targets) else 0
@@ -199,7 +187,7 @@ def _integers(field: str, values: Any) -> Tensor:
     """Return whole numbers, (n,) int64, or raise WrongInput for the field."""
     array = _array(field, values)
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise WrongInput(field, f"{array.dtype} of shape {array.shape} is not allowed; give whole numbers in one axis")
+        raise WrongInput(field, f"{array.dtype} of shape {array.shape} is not allowed; use whole numbers in one axis")
     return torch.from_numpy(array.astype(np.int64))
 
 

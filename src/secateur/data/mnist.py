@@ -10,7 +10,7 @@ import torch
 
 from secateur.catalogue import method
 from secateur.data.archives import read_idx
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.dataset import Dataset, dataset_of_pixels
 from secateur.data.fetch import PublicFile, fetch, find, md5, md5_of
 from secateur.errors import WrongInput
 
@@ -93,19 +93,10 @@ def _load(
     read = [_read(file, folder, download) for file in files]
     (train, train_labels, test, test_labels), checks = zip(*read, strict=True)
     table = np.concatenate([_rows(train_labels, train, files[1]), _rows(test_labels, test, files[3])])
-    labels = torch.from_numpy(table.astype(np.int64))
     pixels = np.concatenate([train, test])[:, None]
-    return Dataset(
-        name,
-        normalised(pixels, *stats),
-        labels[:, 0].contiguous(),
-        10,
-        len(train),
-        writers=labels[:, 2].contiguous() if labels.shape[1] > 2 else None,
-        mean=stats[0],
-        std=stats[1],
-        verified=None if None in checks and False not in checks else all(checks),
-    )
+    writers = torch.from_numpy(table[:, 2].astype(np.int64)) if table.shape[1] > 2 else None
+    verified = None if None in checks and False not in checks else all(checks)
+    return dataset_of_pixels(name, pixels, table[:, 0], 10, len(train), *stats, writers=writers, verified=verified)
 
 
 def _read(file: Idx, folder: Path | None, download: bool) -> tuple[np.ndarray, bool | None]:
@@ -130,7 +121,5 @@ def _rows(labels: np.ndarray, images: np.ndarray, file: Idx) -> np.ndarray:
     table = labels[:, None] if labels.ndim == 1 else labels
     enough = len(table) >= len(images) if file.path.startswith("QMNIST") else len(table) == len(images)
     if table.ndim != 2 or table.shape[1] == 2 or not enough:
-        raise WrongInput(
-            "data", f"{file.name} has shape {labels.shape} and there are {len(images)} images; get it again"
-        )
+        raise WrongInput("data", f"{file.name} has shape {labels.shape} for {len(images)} images; get it again")
     return table[: len(images)]

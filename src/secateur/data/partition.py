@@ -1,21 +1,26 @@
-"""Partitions of a data set among clients: lists of row indices, disjoint, complete, none of them empty."""
+"""Row indices: partitions of a data set among clients, and splits among a victim and the attacker's models.
+
+The parts of a partition are disjoint and complete, and none is empty.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_whole
 
+SMALLEST = 8  # rows of a split: with fewer, a half's training part is empty
 FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tenth client gets all others
 
 
 def iid(n: int, clients: int, rng: Generator) -> list[Tensor]:
     """Return equal shares of n shuffled rows."""
-    _positive(clients)
+    check_whole("clients", clients)
     return _none_empty(list(torch.randperm(n, generator=rng).tensor_split(clients)))
 
 
@@ -24,8 +29,9 @@ def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator)
 
     A small alpha gives clients few classes.
     """
-    _positive(clients, alpha)
-    numpy_rng = _numpy(rng)
+    check_whole("clients", clients)
+    check_number("alpha", alpha, "(0, inf)")
+    numpy_rng = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
     dealt = []
     for rows in _by_value(labels):
         shares = numpy_rng.dirichlet([alpha] * clients)
@@ -42,7 +48,8 @@ def dirichlet_sizes(
     One draw of shares from Dir(alpha) serves every class. Seed 41 gives ten clients of CIFAR-10 the paper's sizes.
     `deal` is the seed for the assignment of rows to clients; None continues the generator that drew the shares.
     """
-    _positive(clients, alpha)
+    check_whole("clients", clients)
+    check_number("alpha", alpha, "(0, inf)")
     numpy_rng = np.random.default_rng(seed)
     shares = np.sort(numpy_rng.dirichlet([alpha] * clients))[::-1]
     numpy_rng = numpy_rng if deal is None else np.random.default_rng(deal)
@@ -50,7 +57,7 @@ def dirichlet_sizes(
     for rows in _by_value(labels):
         counts = _counts(shares, len(rows))
         dealt.append(_shuffled(rows, numpy_rng).split_with_sizes(counts))
-    return _biggest_first(_joined(dealt))
+    return sorted(_joined(dealt), key=len, reverse=True)
 
 
 def _counts(shares: np.ndarray, n: int) -> list[int]:
@@ -83,23 +90,20 @@ def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list
     MaPP-FL divides FEMNIST so.
     """
     rows = _by_value(writers)
-    if min(sizes, default=1) < 1:
-        raise WrongInput("sizes", f"{min(sizes)} is not allowed; give whole numbers from 1")
+    for size in sizes:
+        check_whole("sizes", size)
     if sum(sizes) >= len(rows):
         problem = f"its {len(rows)} writers are too few for clients of {', '.join(map(str, sizes))} and all others"
-        raise WrongInput("data", f"{problem}; give at least {sum(sizes) + 1}")
+        raise WrongInput("data", f"{problem}; use data of at least {sum(sizes) + 1} writers")
     order = torch.randperm(len(rows), generator=rng).split_with_sizes([*sizes, len(rows) - sum(sizes)])
-    return _biggest_first([torch.cat([rows[writer] for writer in group]) for group in order])
+    parts = [torch.cat([rows[writer] for writer in group]) for group in order]
+    return sorted(parts, key=len, reverse=True)
 
 
 def _by_value(values: Tensor) -> list[Tensor]:
     """Return the rows of each distinct value, in the order of the values."""
     _, counts = torch.unique(values, return_counts=True)
     return list(values.argsort(stable=True).split_with_sizes(counts.tolist()))
-
-
-def _numpy(rng: Generator) -> np.random.Generator:
-    return np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
 
 
 def _shuffled(rows: Tensor, rng: np.random.Generator) -> Tensor:
@@ -111,21 +115,75 @@ def _joined(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return _none_empty([torch.cat(parts) for parts in zip(*dealt, strict=True)])
 
 
-def _biggest_first(parts: list[Tensor]) -> list[Tensor]:
-    return sorted(parts, key=len, reverse=True)
-
-
 def _none_empty(parts: list[Tensor]) -> list[Tensor]:
     empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
-        few = "more rows, fewer clients or, where there is one, a bigger alpha"
         listed = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
-        raise WrongInput("clients", f"no rows are left for client {listed} of {len(parts)}; give {few}")
+        advice = "use more rows, fewer clients or a larger alpha"
+        raise WrongInput("clients", f"no rows are left for client {listed} of {len(parts)}; {advice}")
     return parts
 
 
-def _positive(clients: int, alpha: float = 1.0) -> None:
-    if clients < 1:
-        raise WrongInput("clients", f"{clients} is not allowed; give 1 or more")
-    if not 0 < alpha < float("inf"):
-        raise WrongInput("alpha", f"{alpha} is not allowed; give a number above 0")
+@dataclass(frozen=True)
+class Part:
+    """The rows of one model: members (train), rows for early stopping (validation), non-members (test)."""
+
+    train: Tensor  # int64 indices, as the other two
+    validation: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """The victim's part and the parts of the attacker's shadow models, which share no row with the victim's."""
+
+    victim: Part
+    shadows: tuple[Part, ...]
+
+
+def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
+    """Split a pool of n rows as SAMIA does (USENIX Security 2022, Section 5.1.1).
+
+    One half is for the victim and one for the shadows; each half is split 45/10/45. Every shadow splits the shadow half
+    anew.
+    """
+    if n < SMALLEST:
+        raise WrongInput("data", f"{n} rows cannot be split for a victim and its shadows; use at least {SMALLEST}")
+    check_whole("shadows", shadows, least=0)
+    order = torch.randperm(n, generator=rng)
+    victim, pool = order[: n // 2], order[n // 2 :]
+    drawn = [_part(pool[torch.randperm(len(pool), generator=rng)]) for _ in range(shadows)]
+    return Split(_part(victim), tuple(drawn))
+
+
+def trained_split(n: int, members: int, shadows: int, rng: Generator) -> Split:
+    """Return the split for a victim that is already trained: the first `members` rows are its members.
+
+    A tenth of the other rows is for early stopping. The remainder is halved: non-members to attack, and the attacker's
+    data.
+    """
+    outside = members + torch.randperm(n - members, generator=rng)
+    tenth = len(outside) // 10
+    nonmembers, attacker_rows = outside[tenth:].tensor_split(2)
+    if len(attacker_rows) < SMALLEST:
+        raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {2 * SMALLEST + 4}")
+    drawn = [_part(attacker_rows[torch.randperm(len(attacker_rows), generator=rng)]) for _ in range(shadows)]
+    return Split(Part(torch.arange(members), outside[:tenth], nonmembers), tuple(drawn))
+
+
+def _part(rows: Tensor) -> Part:
+    """Split shuffled rows 45/10/45: test and validation are rounded up, train gets the remainder."""
+    test = -(-len(rows) * 45 // 100)
+    validation = -(-len(rows) // 10)
+    train = len(rows) - validation - test
+    return Part(*rows.split_with_sizes([train, validation, test]))
+
+
+def in_out(n: int, models: int, rng: Generator) -> Tensor:
+    """Return a (models, n) bool matrix, True if the row trains the model; every row trains exactly half of the models.
+
+    Online LiRA and RMIA use this design.
+    """
+    check_whole("models", models, least=2, even=True)
+    ranks = torch.rand(models, n, generator=rng).argsort(dim=0)  # a random order of the models for every row
+    return ranks < models // 2

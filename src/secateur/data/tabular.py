@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -59,27 +58,20 @@ def texas(folder: Path | None = None, download: bool = True) -> Dataset:
         elif member.parts[-2:] == ("100", "labels"):
             labels = [_label(line, path, row) for row, line in enumerate(stream, 1)]
     if bits is None or labels is None:
-        raise WrongInput(
-            "data", f"{path} does not hold texas/100/feats and texas/100/labels; get it from {TEXAS.address}"
-        )
+        raise WrongInput("data", f"{path} must hold texas/100/feats and texas/100/labels; get it from {TEXAS.address}")
     return _dataset("texas", bits, labels, 6169, 100, path)
 
 
 def _table(name: str, path: Path, member_name: str, features: int, classes: int) -> Dataset:
     for member, stream in contents(path):
         if member.name == member_name:
-            bits, labels = _rows(stream, features, path)
+            bits, labels = bytearray(), []
+            for row, line in enumerate(stream, 1):
+                label, _, rest = line.partition(b",")
+                labels.append(_label(label, path, row))
+                bits += _bits(rest, features, path, row)
             return _dataset(name, bits, labels, features, classes, path)
     raise WrongInput("data", f"{path} does not hold a file {member_name!r}; get it from {ADDRESS}")
-
-
-def _rows(lines: Iterable[bytes], features: int, path: Path) -> tuple[bytearray, list[int]]:
-    bits, labels = bytearray(), []
-    for row, line in enumerate(lines, 1):
-        label, _, rest = line.partition(b",")
-        labels.append(_label(label, path, row))
-        bits += _bits(rest, features, path, row)
-    return bits, labels
 
 
 def _bits(line: bytes, features: int, path: Path, row: int) -> bytes:
@@ -87,9 +79,7 @@ def _bits(line: bytes, features: int, path: Path, row: int) -> bytes:
     text = line.rstrip()
     values = text[::2].translate(BIT)
     if len(text) != 2 * features - 1 or values.count(2) or text[1::2].count(b",") != features - 1:
-        raise WrongInput(
-            "data", f"row {row} of {path} is not {features} bits 0 or 1 with commas between them; get it again"
-        )
+        raise WrongInput("data", f"row {row} of {path} must be {features} bits with commas between; get it again")
     return values
 
 

@@ -17,6 +17,7 @@ from secateur.functional import Functional, split
 from secateur.inference import per_example_gradients
 from secateur.interfaces import Batch, Loss, Params, Transform
 from secateur.progress import progress
+from secateur.seeding import draw_seed
 
 Policy = tuple[int, ...]  # indices into OPERATIONS, applied in this order
 CHOSEN = "3-1-7/43-18-18"  # result of the authors' search for ResNet20 on CIFAR-100
@@ -145,7 +146,7 @@ def search(
     chosen = torch.randint(len(OPERATIONS), (candidates, OPERATIONS_PER_POLICY), generator=rng)
     noise = torch.rand(batch.inputs.shape, generator=rng, dtype=batch.inputs.dtype).to(batch.inputs.device)
     noise = (noise - mean.to(noise)) / std.to(noise)
-    seed = int(torch.randint(2**62, (), generator=rng))
+    seed = draw_seed(rng)
 
     def transformed(policy: Policy) -> Tensor:
         return Transformation((policy,), mean, std)(batch.inputs, Generator().manual_seed(seed))

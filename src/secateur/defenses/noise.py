@@ -10,6 +10,7 @@ from torch import Generator
 from secateur.catalogue import method
 from secateur.errors import check_number
 from secateur.interfaces import Params, Upload, UploadContext
+from secateur.seeding import spawn
 
 
 @method("defense", "noise", "dgp", acts_on="upload", adaptive=())
@@ -50,6 +51,4 @@ def normal(params: Params, rng: Generator) -> Params:
 
 def on_device(device: torch.device, rng: Generator) -> Generator:
     """Return the generator if it is on the device, else a new one on the device that it seeds."""
-    if device.type == rng.device.type:
-        return rng
-    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    return rng if device.type == rng.device.type else spawn(rng, device)

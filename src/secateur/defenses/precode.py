@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-import torch
 from torch import Generator, Tensor, fx, nn
 from torch.nn.functional import softplus
 
@@ -13,6 +12,7 @@ from secateur.catalogue import method
 from secateur.errors import check_number, check_whole
 from secateur.functional import Noisy, classifier
 from secateur.interfaces import Loss, Params
+from secateur.seeding import initialised
 
 
 @method("defense", "precode", "dgp", acts_on="model", adaptive=("layer",))
@@ -87,10 +87,8 @@ def with_bottleneck(net: nn.Module, classes: int, rng: Generator, size: int = 25
     name, wrapped = classifier(net, classes), copy.deepcopy(net)
     last = wrapped.get_submodule(name)
     assert isinstance(last, nn.Linear)
-    with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
-        torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=rng, device=rng.device)))
-        bottleneck = Bottleneck(last.in_features, size).to(last.weight.device, last.weight.dtype)
-    both = nn.Sequential(bottleneck, last).train(last.training)
+    bottleneck = initialised(lambda: Bottleneck(last.in_features, size), rng, 2**31)
+    both = nn.Sequential(bottleneck.to(last.weight.device, last.weight.dtype), last).train(last.training)
     if not name:
         return both
     wrapped.set_submodule(name, both)

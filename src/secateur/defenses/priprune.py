@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Generator, Tensor
-from torch._C import _DisableFuncTorch
 from torch.func import grad, grad_and_value
 from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
-from secateur.defenses.withholding import SAVED, WITHHELD, nothing_saved, reloaded, saved, sent, whole_mask
+from secateur.defenses.withholding import SAVED, WITHHELD, divided, nothing_saved, reloaded, whole_mask
 from secateur.errors import WrongInput, check_number, check_numbers, unknown
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
 from secateur.pruning.masks import one_of
 
@@ -268,7 +266,8 @@ class Plain:
         keep, changes = lesson.keep, self.learnt(rule, state, lesson)
         weights = self.descended(lesson.weights, last, keep, rate)
         withheld = {name: (changes[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
-        return sent(weights, withheld, keep), withheld, changes | saved(weights, withheld)
+        values, kept = divided(weights, withheld, keeps=True)
+        return values, withheld, changes | kept
 
 
 class Fused(Plain):
@@ -342,17 +341,13 @@ def passes_for(received: Params, state: Params) -> Plain:
     """Return the fastest passes that are correct for these tensors."""
     tensors = [*received.values(), *(value for value in state.values() if value.is_floating_point())]
     fits = FUSED and all(value.is_cuda and value.dtype == torch.float32 for value in tensors)
-    return Fused(torch.ops.secateur) if fits and _kernels() else Plain()
+    fits = fits and load_kernels("secateur.gpu.priprune_ops", _probe, "priprune") is not None
+    return Fused(torch.ops.secateur) if fits else Plain()
 
 
-@cache
-def _kernels() -> ModuleType | None:
-    def probe(fused: ModuleType) -> None:
-        with _DisableFuncTorch():
-            zero = torch.zeros(1, 1, device="cuda")
-            fused.reload(zero, zero, zero.bool(), zero.bool())
-
-    return loaded("secateur.gpu.priprune_ops", probe, "priprune")
+def _probe(fused: ModuleType) -> None:
+    zero = torch.zeros(1, 1, device="cuda")
+    fused.reload(zero, zero, zero.bool(), zero.bool())
 
 
 def _named(name: str, *parts: Tensor) -> Params:

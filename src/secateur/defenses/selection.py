@@ -11,13 +11,12 @@ from types import ModuleType
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import vmap
 
 from secateur.errors import WrongInput
 from secateur.gpu.packing import apart, have_slopes, joined, layout
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import Params
 
 Sizes = tuple[int, ...]  # sizes of concatenated tensors
@@ -163,16 +162,13 @@ def _by_kernel(*values: Tensor) -> bool:
     """Return True if the tensors are float32 on one GPU and the kernel is available."""
     if not values or not values[0].is_cuda or {value.dtype for value in values} != {torch.float32}:
         return False
-    return len({value.get_device() for value in values}) == 1 and _triton()
+    if len({value.get_device() for value in values}) > 1:
+        return False
+    return load_kernels("secateur.gpu.select", _probe, "selection") is not None
 
 
-@cache
-def _triton() -> bool:
-    def probe(ranking: ModuleType) -> None:
-        with _DisableFuncTorch():
-            ranking.bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
-
-    return loaded("secateur.gpu.select", probe, "selection") is not None
+def _probe(ranking: ModuleType) -> None:
+    ranking.bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
 
 
 def _largest(magnitudes: Tensor, number: int) -> Tensor:

@@ -203,32 +203,18 @@ def whole_mask(weights: Params, mask: Mask) -> Mask:
     }
 
 
-def sent(values: Params, withheld: Mask, mask: Mask) -> Params:
-    """Return the part of the weights, or of their differences, that is sent: exactly 0 where withheld or pruned."""
-    hidden = {name: where | ~mask[name] if name in mask else where for name, where in withheld.items()}
-    return {name: torch.where(hidden[name], 0, value) if name in hidden else value for name, value in values.items()}
-
-
-def saved(weights: Params, withheld: Mask) -> Params:
-    """Return the state after a round: the mask of withheld weights, and their values."""
-    return _state(withheld, {name: torch.where(where, weights[name], 0) for name, where in withheld.items()})
-
-
 def divided(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Params]:
     """Return the part of the weights that is sent, and the client's state, empty unless `keeps`.
 
-    The same as `sent` and `saved` in one pass, for one client or many stacked. The weights must be 0 where the base
-    prunes.
+    The sent part is exactly 0 where withheld. The state is the mask of withheld weights, and their values. The weights
+    must be 0 where the base prunes. They belong to one client, or to many stacked.
     """
     parts = {name: parted(where, weights[name], keeps) for name, where in withheld.items()}
     shared = weights | {name: outside for name, (_, outside) in parts.items()}
-    return shared, _state(withheld, {name: inside for name, (inside, _) in parts.items()}) if keeps else {}
-
-
-def _state(withheld: Mask, values: Params) -> Params:
-    """Return a client's state from the mask and the values of its withheld weights."""
-    flags = {WITHHELD + name: where for name, where in withheld.items()}
-    return flags | {SAVED + name: value for name, value in values.items()}
+    if not keeps:
+        return shared, {}
+    state = {WITHHELD + name: where for name, where in withheld.items()}
+    return shared, state | {SAVED + name: inside for name, (inside, _) in parts.items()}
 
 
 def entries_sent(withheld: Mask, mask: Mask) -> Mask:

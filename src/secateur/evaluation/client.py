@@ -1,6 +1,6 @@
 """The client under attack: the model that it received, the update that it sends, and its attacker's knowledge.
 
-`UploadDefense` applies a defense to the update. `remarked` adds to the rows the cautions that a defense calls for.
+`UploadDefense` applies a defense to the update. `add_cautions` adds to the rows the cautions that a defense calls for.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from secateur.interfaces import (
     UploadContext,
     Weights,
 )
-from secateur.models.create import misfit
-from secateur.runs.rows import Row
+from secateur.models.create import few, misfit, read_tensors
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
+from secateur.tree import trained as trained_names
 
 GUESSES: Mapping[Adaptive, str] = {
     "support": "that an entry of zero was dropped",
@@ -47,6 +48,7 @@ GUESSES: Mapping[Adaptive, str] = {
     "reapply": "that the update was compressed, but not how",
     "mask": "that small entries are noise where something was dropped",
 }
+KINDS: dict[str, type[Gradient] | type[Weights]] = {"gradient": Gradient, "weights": Weights}
 Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
 
 
@@ -69,8 +71,7 @@ class AttackedClient:
     def against(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
         adaptive: Adaptive = getattr(attack, "adaptive", "none")
-        asks = self.guard is not None and adaptive == "reapply"
-        compression = self.guard.compression if self.guard is not None and asks else None
+        compression = self.guard.compression if self.guard is not None and adaptive == "reapply" else None
         return replace(self, knowledge=replace(self.knowledge, compression=compression), adaptive=adaptive)
 
     def seen(
@@ -171,7 +172,7 @@ class UploadDefense:
         if not isinstance(self._inner, AlignedDualGradientPruning) or self._inner.chosen:
             return {}
         if self.other is None:
-            raise WrongInput("defense", "adgp:chosen=false follows another user; give a batch of at least two updates")
+            raise WrongInput("defense", "adgp:chosen=false follows another user; use at least two updates")
         gradient = gradient_update(knowledge.net, sent, self.other(number), knowledge.batchnorm, knowledge.loss)
         return {"inside": self._inner.positions(gradient.values)}
 
@@ -211,18 +212,8 @@ def guard_of(
     if upload is None:
         return None
     start = residual if defense.acting_on("residual") else None
-    return UploadDefense(upload, _read(start) if isinstance(start, Path | str) else start, seed, other)
-
-
-def _read(path: Path | str) -> Params:
-    """Read a residual from a .safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, OSError) as error:
-        raise WrongInput("residual", f"{path} cannot be read as a .safetensors file: {error}") from error
+    values = read_tensors("residual", start)[0] if isinstance(start, Path | str) else start
+    return UploadDefense(upload, values, seed, other)
 
 
 def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
@@ -248,7 +239,7 @@ def guarantee_of(defense: Defense) -> Guarantee | None:
     return guarantee
 
 
-def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], trained: bool = False) -> list[Row]:
+def add_cautions(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], trained: bool = False) -> list[Row]:
     """Return the rows of one attack with notes: the guarantee, and a caution if no attacker knew of the defense.
 
     `trained` is True if error feedback started from the residual of a training, not from an empty one.
@@ -257,11 +248,7 @@ def remarked(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], t
     residual = "its residual is empty, as in the first round; later ones send something else" if empty else None
     facts = [f"{defense}: {fact}" for fact in (guarantee_of(defense), residual) if fact]
     notes = [*facts, caution(defense, attacks)]
-
-    def noted(row: Row) -> Row:
-        return replace(row, note="; ".join(filter(None, (row.note, *notes))) or None)
-
-    return [noted(row) if row.metric == "psnr" else row for row in rows]
+    return [replace(row, note=join_notes(row.note, *notes)) if row.metric == "psnr" else row for row in rows]
 
 
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
@@ -293,7 +280,7 @@ def check_pictures(data: Dataset) -> None:
 def check_shape(field: str, name: str, shape: Sequence[int]) -> None:
     """Refuse examples that are not grey or colour pictures."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
-        wanted = "only pictures can be recovered: (1 or 3 channels, height, width)"
+        wanted = "it must have pictures: (1 or 3 channels, height, width)"
         raise WrongInput(field, f"{name} has examples of the shape {tuple(shape)}; {wanted}")
 
 
@@ -303,14 +290,58 @@ def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[
     if not mean and not std:
         low, high = float(inputs.min()), float(inputs.max())
         if low < 0 or high > 1:
-            needs = "pixels in [0, 1], or a mean and a std that say how pixels became inputs"
-            raise WrongInput("data", f"inputs lie from {low:.3g} to {high:.3g}; give {needs}")
+            advice = "use pixels in [0, 1], or set mean and std"
+            raise WrongInput("data", f"inputs lie in [{low:.3g}, {high:.3g}]; {advice}")
         mean, std = [0.0] * channels, [1.0] * channels
     if len(mean) != channels or len(std) != channels or min(std) <= 0:
-        raise WrongInput("mean", f"give one mean and one std above 0 for each of the {channels} channels")
+        raise WrongInput("mean", f"must be one mean and one std above 0 for each of the {channels} channels")
     return _by_channel(mean, inputs), _by_channel(std, inputs)
 
 
 def _by_channel(values: Sequence[float], inputs: Tensor) -> Tensor:
     """Return the values of the channels as a (C, 1, 1) tensor."""
     return torch.tensor(list(values), dtype=inputs.dtype, device=inputs.device).view(-1, 1, 1)
+
+
+def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights:
+    """Read the update of a file, in the precision of the model's parameters; refuse one that does not fit the model.
+
+    The file's metadata may hold `kind`: gradient or weights. Otherwise `weights` is True for weights.
+    """
+    values, metadata = read_tensors("update", path)
+    stated_kind = metadata.get("kind")
+    kind = stated_kind or ("weights" if weights else "gradient")
+    if kind not in KINDS:
+        raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
+    buffers = {name for name, _ in net.named_buffers()}
+    held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
+    tensors = fit_update(held, net, str(path))
+    if kind == "gradient" and not any(bool(value.any()) for value in tensors.values()):
+        raise WrongInput("update", f"{path} is zero everywhere, so it reveals nothing; use another")
+    if stated_kind is None and kind == "gradient" and _near_the_model(tensors, net):
+        advice = "use --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
+        raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {advice}")
+    return KINDS[kind](tensors)
+
+
+def _near_the_model(values: Params, net: nn.Module) -> bool:
+    """Return True if the update differs from the model by less than half its norm: weights do, gradients do not."""
+    parameters = dict(net.named_parameters())
+    gap = sum(float((value - parameters[name].detach()).double().square().sum()) for name, value in values.items())
+    return gap < sum(float(value.double().square().sum()) for value in values.values()) / 4
+
+
+def fit_update(values: Params, net: nn.Module, name: str) -> Params:
+    """Return an update's tensors in the order, precision and device of the model's parameters; refuse a misfit.
+
+    Tensors of frozen parameters are dropped, as these were not trained.
+    """
+    every = dict(net.named_parameters())
+    wanted = {key: every[key] for key in trained_names(net)}
+    values = {key: value for key, value in values.items() if key in wanted or key not in every}
+    if wrong := misfit(wanted, values):
+        raise WrongInput("update", f"{name} does not fit the model; {wrong}")
+    broken = [key for key, value in values.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise WrongInput("update", f"{name} holds NaN or infinity in {few(broken)}; every number must be finite")
+    return {key: values[key].to(value) for key, value in wanted.items()}

@@ -47,11 +47,11 @@ def truths(labels: Labels, number: int, pixels: Tensor, names: Sequence[int], im
 def shown(labels: Labels, numbers: Sequence[int], outcome: AttackOutcome, images: bool) -> list[Figure]:
     """Return figures of an attack's targets: every picture with its scores, and the curve of the attack's loss."""
     figures = []
-    for i, (number, reconstruction, likeness) in enumerate(zip(numbers, outcome.made, outcome.alike, strict=True)):
-        values = outcome.values(i)
-        for item, pixels in enumerate(likeness.guess):
-            more: Figure = {"target": number, "item": item, "label": likeness.labels[item]}
-            more["found"] = likeness.found is None or bool(likeness.found[item])
+    for i, (number, reconstruction) in enumerate(zip(numbers, outcome.reconstructions, strict=True)):
+        values, pair = outcome.values(i), outcome.matches[i]
+        for item, pixels in enumerate(pair.guess):
+            more: Figure = {"target": number, "item": item, "label": pair.labels[item]}
+            more["found"] = pair.recovered is None or bool(pair.recovered[item])
             more["scores"] = {name: plain(values[name][item]) for name in CAPTION if name in values}
             figures.append(picture(labels, pixels if images else None, **more))
         if reconstruction is not None and len(reconstruction.curve):

@@ -9,13 +9,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.interfaces import BlackBox, Guesses, Predict
 from secateur.metrics.membership import evaluate, roc, roc_figure
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 
 NO_THRESHOLD = "needs shadow models: without them the attack ranks examples, but has no threshold to decide by"
 
 
-def judged(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
+def evaluate_guesses(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
     """Evaluate an attack's guesses; return plain values: measures with intervals, the ROC curve, the note."""
     measures = evaluate(guesses, is_member, derive(seed, "bootstrap"))
     estimates = {name: estimate._asdict() for name, estimate in measures.items()}
@@ -24,10 +24,10 @@ def judged(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
 
 
 def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
-    """Return the result of `judged` as rows; a TPR of 0 only because the score ties has no value."""
+    """Return the result of `evaluate_guesses` as rows; a TPR of 0 only because the score ties has no value."""
     rows = []
     for name, estimate in result["estimates"].items():
-        note = "; ".join(filter(None, (estimate["note"], result["note"]))) or None
+        note = join_notes(estimate["note"], result["note"])
         tied = estimate["value"] == 0 and "by the score" in (estimate["note"] or "")
         numbers = {"value": None, "low": None, "high": None} if tied else {}
         rows.append(Row(**labels, metric=name, **(estimate | {"note": note} | numbers)))
@@ -36,7 +36,7 @@ def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def remembering(predict: Predict) -> BlackBox:
+def cache_answers(predict: Predict) -> BlackBox:
     """Wrap a model as a black box that caches its answers, by input tensor."""
     answers = WeakTensorKeyDictionary()
 
@@ -49,7 +49,7 @@ def remembering(predict: Predict) -> BlackBox:
     return BlackBox(answer)
 
 
-def flat(labels: dict[str, Any]) -> dict[str, Any]:
+def flat_labels(labels: dict[str, Any]) -> dict[str, Any]:
     """Return the labels of a figure: the entries of `extra` beside the others."""
     extra: dict[str, Any] = labels["extra"]
     return {name: value for name, value in labels.items() if name != "extra"} | extra

@@ -16,10 +16,10 @@ from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
 from secateur.metrics.image import PictureScores, mse, picture_scores, psnr, summary
 from secateur.metrics.membership import Estimate, share_of
 from secateur.metrics.pictures import match
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 
 PARTS = 8  # most parts of the targets' notes in a summary
-GREY = 0.5  # pixel value of a picture that the attack did not find
+GREY = 0.5  # pixel value of a picture that the attack did not return
 CLEARER = 4  # a recognisable picture has so many times less squared error than grey (6 dB)
 PAIRINGS = 20  # most pairings of updates with each other's truths, for the chance level
 
@@ -28,10 +28,10 @@ PAIRINGS = 20  # most pairings of updates with each other's truths, for the chan
 class MatchedPictures:
     """Pictures reconstructed from one target, matched to its truth."""
 
-    guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where the attack found none
+    guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where the attack returned none
     labels: list[int | None]  # the attack's label of each picture
     truth: Tensor | None = None  # (B, C, H, W) pixels; None for a captured update
-    found: Tensor | None = None  # (B,) bool
+    recovered: Tensor | None = None  # (B,) bool: False where the attack returned no picture
     right: Tensor | None = None  # (B,) bool: True as often as labels are right; positions carry no meaning
 
 
@@ -45,15 +45,15 @@ class Scoring(NamedTuple):
 class AttackOutcome:
     """Reconstructions of an attack's targets, in order, with their scores."""
 
-    made: list[Reconstruction | None]  # None: the attack returned nothing
-    alike: list[MatchedPictures]
+    reconstructions: list[Reconstruction | None]  # None: the attack returned nothing
+    matches: list[MatchedPictures]
     scores: PictureScores  # of all pictures; empty without truth or without `scoring`
     seconds: float = 0.0
 
     def values(self, target: int) -> dict[str, list[float]]:
         """Return the scores of one target's pictures."""
-        size = len(self.alike[target].guess)
-        first = sum(len(likeness.guess) for likeness in self.alike[:target])
+        size = len(self.matches[target].guess)
+        first = sum(len(pair.guess) for pair in self.matches[:target])
         return {name: value[first : first + size].tolist() for name, value in self.scores.values.items()}
 
 
@@ -65,9 +65,9 @@ def compare(truth: Batch | None, reconstruction: Reconstruction | None, knowledg
     pixels, number = knowledge.pixels(truth.inputs).double().cpu(), len(guess)
     padded = torch.cat([guess, torch.full_like(pixels, GREY)[: max(0, len(pixels) - number)]])
     rows = match(pixels, padded)
-    believed = [int(labels[row]) if row < number else None for row in rows.tolist()]
+    matched_labels = [int(labels[row]) if row < number else None for row in rows.tolist()]
     hits = 0 if reconstruction is None else labels_right(reconstruction.batch.labels, truth.labels)
-    return MatchedPictures(padded[rows], believed, pixels, rows < number, torch.arange(len(pixels)) < hits)
+    return MatchedPictures(padded[rows], matched_labels, pixels, rows < number, torch.arange(len(pixels)) < hits)
 
 
 def judge(
@@ -78,12 +78,12 @@ def judge(
     scoring: Scoring | None = None,
 ) -> AttackOutcome:
     """Compare the reconstructions of an attack's targets with the truths that are known."""
-    alike = [compare(truth, guess, knowledge) for truth, guess in zip(truths, reconstructions, strict=True)]
-    known = [likeness.truth for likeness in alike if likeness.truth is not None]
+    matches = [compare(truth, guess, knowledge) for truth, guess in zip(truths, reconstructions, strict=True)]
+    known = [pair.truth for pair in matches if pair.truth is not None]
     scores = PictureScores({}, {})
     if known and scoring is not None:
-        scores = picture_scores(torch.cat(known), torch.cat([likeness.guess for likeness in alike]), scoring.lpips)
-    return AttackOutcome(list(reconstructions), alike, scores, seconds)
+        scores = picture_scores(torch.cat(known), torch.cat([pair.guess for pair in matches]), scoring.lpips)
+    return AttackOutcome(list(reconstructions), matches, scores, seconds)
 
 
 def joined(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
@@ -91,8 +91,8 @@ def joined(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
     names = outcomes[0].scores.values
     values = {name: torch.cat([outcome.scores.values[name] for outcome in outcomes]) for name in names}
     return AttackOutcome(
-        [reconstruction for outcome in outcomes for reconstruction in outcome.made],
-        [alike for outcome in outcomes for alike in outcome.alike],
+        [reconstruction for outcome in outcomes for reconstruction in outcome.reconstructions],
+        [pair for outcome in outcomes for pair in outcome.matches],
         PictureScores(values, outcomes[0].scores.notes),
         sum(outcome.seconds for outcome in outcomes),
     )
@@ -101,39 +101,37 @@ def joined(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
 def target_rows(labels: dict[str, Any], numbers: Sequence[int], outcome: AttackOutcome) -> list[Row]:
     """Return the rows of each target: the attack's loss, and every measure of every picture."""
     rows = []
-    for i, (number, reconstruction) in enumerate(zip(numbers, outcome.made, strict=True)):
-        target_labels = _with(labels, target=number, trial=reconstruction.trial if reconstruction else None)
+    for i, (number, reconstruction) in enumerate(zip(numbers, outcome.reconstructions, strict=True)):
+        target_labels = with_extras(labels, target=number, trial=reconstruction.trial if reconstruction else None)
         loss, note = (reconstruction.loss, reconstruction.note) if reconstruction else (None, "the attack gave nothing")
-        rows.append(Row(**_with(target_labels, item=None), metric="attack_loss", value=loss, note=note))
+        rows.append(Row(**with_extras(target_labels, item=None), metric="attack_loss", value=loss, note=note))
         for metric, values in outcome.values(i).items():
-            rows += [Row(**_with(target_labels, item=item), metric=metric, value=x) for item, x in enumerate(values)]
+            for item, value in enumerate(values):
+                rows.append(Row(**with_extras(target_labels, item=item), metric=metric, value=value))
     return rows
 
 
 def summary_rows(labels: dict[str, Any], outcome: AttackOutcome, rng: Generator) -> list[Row]:
     """Summarise all targets of one attack and seed: mean, median, minimum and maximum of measures, and shares."""
-    reconstructions = [reconstruction for reconstruction in outcome.made if reconstruction is not None]
-    labels = _with(labels, target=None, trial=None, item=None)
+    reconstructions = [reconstruction for reconstruction in outcome.reconstructions if reconstruction is not None]
+    labels = with_extras(labels, target=None, trial=None, item=None)
     rows = [Row(**labels, metric="diverged", value=sum(reconstruction.diverged for reconstruction in reconstructions))]
-    rows.append(_failed(labels, outcome.made))
+    rows.append(_failed(labels, outcome.reconstructions))
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
     notes = outcome.scores.notes | {"attack_loss": _gathered(reconstruction.note for reconstruction in reconstructions)}
-    summaries = (
-        summary({"attack_loss": torch.tensor([reconstruction.loss for reconstruction in reconstructions])}, rng)
-        if reconstructions
-        else {}
-    )
-    sizes = [len(likeness.guess) for likeness in outcome.alike]
+    losses = torch.tensor([reconstruction.loss for reconstruction in reconstructions])
+    summaries = summary({"attack_loss": losses}, rng) if reconstructions else {}
+    sizes = [len(pair.guess) for pair in outcome.matches]
     summaries |= summary(outcome.scores.values, rng, sizes=sizes) if outcome.scores.values else {}
     for metric, measured in summaries.items():
-        note = "; ".join(filter(None, (measured.mean.note, notes.get(metric)))) or None
+        note = join_notes(measured.mean.note, notes.get(metric))
         rows.append(Row(**labels, metric=metric, **(measured.mean._asdict() | {"note": note})))
         rows.append(Row(**labels, metric=f"{metric}_median", **measured.median._asdict()))
         rows.append(Row(**labels, metric=f"{metric}_min", value=measured.minimum))
         rows.append(Row(**labels, metric=f"{metric}_max", value=measured.maximum))
     absent = [metric for metric in outcome.scores.notes if metric not in outcome.scores.values]
     rows += [Row(**labels, metric=metric, value=None, note=notes[metric]) for metric in absent]
-    return rows + (_shares(labels, outcome.alike) if outcome.scores.values else [])
+    return rows + (_shares(labels, outcome.matches) if outcome.scores.values else [])
 
 
 def _failed(labels: dict[str, Any], reconstructions: Sequence[Reconstruction | None]) -> Row:
@@ -150,53 +148,56 @@ def _gathered(notes: Iterable[str | None]) -> str:
     return "; ".join(parts[:PARTS] + ([f"{more} more in the rows of the targets"] if more > 0 else []))
 
 
-def _shares(labels: dict[str, Any], alike: Sequence[MatchedPictures]) -> list[Row]:
+def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures]) -> list[Row]:
     """Return rows of shares: pictures recovered, labels right, pictures nearest to their truth, recognisable."""
     recovered, right, truth, guess = (
-        torch.cat([getattr(likeness, name) for likeness in alike]) for name in ("found", "right", "truth", "guess")
+        torch.cat([getattr(pair, name) for pair in matches]) for name in ("recovered", "right", "truth", "guess")
     )
-    sizes = [len(likeness.guess) for likeness in alike]
-    rows = [Row(**labels, metric="recovered", **share_by_target(recovered, sizes)._asdict())]
+    sizes = [len(pair.guess) for pair in matches]
+
+    def share_row(metric: str, hits: Tensor, note: str | None = None) -> Row:
+        estimate = share_by_target(hits, sizes)
+        return Row(**labels, metric=metric, **(estimate._asdict() | ({"note": note} if note else {})))
+
+    rows = [share_row("recovered", recovered)]
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
-        rows.append(Row(**labels, metric="label_accuracy", **share_by_target(right, sizes)._asdict()))
+        rows.append(share_row("label_accuracy", right))
     grey = torch.full_like(truth, GREY)
     nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
     identified = recovered & (nearest == torch.arange(len(truth)))
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
-        rows.append(
-            Row(**labels, metric="identified", **(share_by_target(identified, sizes)._asdict() | {"note": note}))
-        )
-        rows.append(Row(**labels, metric="identified_chance", value=_by_chance(alike, nearest)))
+        rows.append(share_row("identified", identified, note))
+        rows.append(Row(**labels, metric="identified_chance", value=_by_chance(matches, nearest)))
     clear = identified & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
     note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
-    rows.append(Row(**labels, metric="recognisable", **(share_by_target(clear, sizes)._asdict() | {"note": note})))
+    rows.append(share_row("recognisable", clear, note))
     note = "what a mid-grey picture scores: knowing nothing"
     return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
 
 
-def _by_chance(alike: Sequence[MatchedPictures], nearest: Tensor) -> float:
+def _by_chance(matches: Sequence[MatchedPictures], nearest: Tensor) -> float:
     """Return the chance level of `identified`: the mean share over pairings of updates with each other's truths.
 
     Matching alone raises the share: for noise in batches of 100 to a third, not to one in 100. So every update's
     pictures are matched to the truths of several updates in turn, its own included, under the same rule. With one
     picture an update the level is 1 / (number of truths). With a single update nothing exceeds chance.
     """
-    sizes = [len(likeness.guess) for likeness in alike]
+    sizes = [len(pair.guess) for pair in matches]
     if max(sizes) == 1:
         return 1 / len(sizes)
     first = [sum(sizes[:i]) for i in range(len(sizes))]
-    truths = [torch.as_tensor(likeness.truth) for likeness in alike]
+    truths = [torch.as_tensor(pair.truth) for pair in matches]
     hits = pairs = 0
     for shift in range(min(len(sizes), PAIRINGS)):
-        for i, likeness in enumerate(alike):
+        for i, pair in enumerate(matches):
             j = (i + shift) % len(sizes)
             number = min(sizes[i], sizes[j])
-            rows = match(truths[j][:number], likeness.guess)
+            rows = match(truths[j][:number], pair.guess)
             theirs = nearest[first[i] + rows] == first[j] + torch.arange(number)
-            hits += int((torch.as_tensor(likeness.found)[rows] & theirs).sum())
+            hits += int((torch.as_tensor(pair.recovered)[rows] & theirs).sum())
             pairs += number
     return hits / pairs
 
@@ -231,7 +232,8 @@ def _pictures(reconstruction: Reconstruction | None, knowledge: Knowledge) -> tu
     return pixels[finite], reconstruction.batch.labels.cpu()[finite]
 
 
-def _with(labels: dict[str, Any], **more: Any) -> dict[str, Any]:
+def with_extras(labels: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the labels with more extras."""
     return labels | {"extra": labels["extra"] | more}
 
 

@@ -20,7 +20,7 @@ def device_of(config: Common) -> torch.device:
     wanted = os.environ.get("SECATEUR_DEVICE", "auto") if config.device == "auto" else config.device
     available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if wanted not in (*available, *(["cuda"] if torch.cuda.is_available() else [])):
-        raise WrongInput("device", f"{wanted!r} is not there; allowed here: {', '.join(available)}")
+        raise WrongInput("device", f"{wanted!r} is not available; allowed here: {', '.join(available)}")
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(wanted)

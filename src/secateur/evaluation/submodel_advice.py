@@ -61,25 +61,14 @@ def advise(rows: Sequence[Row]) -> list[Advice]:
 def rows_of(advice: Sequence[Advice], labels: dict[str, Any]) -> list[Row]:
     """Return advice as rows: the expected values of each size, and the recommended size with the reason."""
     rows = []
-    for client_advice in advice:
-        client_extra = labels["extra"] | {
-            "client": client_advice.client,
-            "data_size": client_advice.data_size,
-            "advice": True,
-        }
-        for option in client_advice.options:
-            extra = client_extra | {"rate": option.rate}
+    for one in advice:
+        extra = labels["extra"] | {"client": one.client, "data_size": one.data_size, "advice": True}
+        for option in one.options:
+            option_labels = labels | {"extra": extra | {"rate": option.rate}}
             for name, estimate in (("accuracy", option.accuracy), ("advantage", option.advantage)):
                 if estimate is not None:
-                    rows.append(Row(**labels | {"extra": extra}, metric=f"expected_{name}", **estimate._asdict()))
-        rows.append(
-            Row(
-                **labels | {"extra": client_extra},
-                metric="recommended_rate",
-                value=client_advice.rate,
-                note=client_advice.words,
-            )
-        )
+                    rows.append(Row(**option_labels, metric=f"expected_{name}", **estimate._asdict()))
+        rows.append(Row(**labels | {"extra": extra}, metric="recommended_rate", value=one.rate, note=one.words))
     return rows
 
 
@@ -90,10 +79,8 @@ def from_rows(rows: Sequence[Row]) -> list[tuple[Row, list[Advice]]]:
         if row.extra.get("advice"):
             key = (row.extra.get("run"), row.model, row.dataset, row.defense, row.seed, row.extra["submodels"])
             groups.setdefault(key, []).append(row)
-    return [
-        (group[0], [_read(group, row) for row in group if row.metric == "recommended_rate"])
-        for group in groups.values()
-    ]
+    recommended = {key: [row for row in group if row.metric == "recommended_rate"] for key, group in groups.items()}
+    return [(group[0], [_read(group, row) for row in recommended[key]]) for key, group in groups.items()]
 
 
 def caution(row: Row) -> str | None:
@@ -108,21 +95,13 @@ def caution(row: Row) -> str | None:
 
 
 def _read(rows: Sequence[Row], recommended: Row) -> Advice:
-    options: dict[float, dict[str, Estimate]] = {}
+    client, size = recommended.extra["client"], recommended.extra["data_size"]
+    by_rate: dict[float, dict[str, Estimate]] = {}
     for row in rows:
-        if row.extra["client"] == recommended.extra["client"] and row.metric.startswith("expected_"):
-            options.setdefault(row.extra["rate"], {})[row.metric] = _estimate(row)
-    read_options = tuple(
-        Option(rate, estimates["expected_accuracy"], estimates.get("expected_advantage"))
-        for rate, estimates in options.items()
-    )
-    return Advice(
-        recommended.extra["client"],
-        recommended.extra["data_size"],
-        read_options,
-        recommended.value or 0.0,
-        recommended.note or "",
-    )
+        if row.extra["client"] == client and row.metric.startswith("expected_"):
+            by_rate.setdefault(row.extra["rate"], {})[row.metric.removeprefix("expected_")] = _estimate(row)
+    options = (Option(rate, known["accuracy"], known.get("advantage")) for rate, known in by_rate.items())
+    return Advice(client, size, tuple(options), recommended.value or 0.0, recommended.note or "")
 
 
 def _advised(client: int, size: int, by_rate: Mapping[float, Mapping[str, Sequence[Row]]]) -> Advice:

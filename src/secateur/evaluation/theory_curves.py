@@ -12,10 +12,7 @@ from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
 THEORY = "leakage-bound"  # the study's name in its rows
-MEASURED = (
-    *("nmi_256", "nmi_256_chance", "ami_256", "nmi_100", "nmi_100_chance", "ami_100"),
-    *("psnr", "psnr_grey"),
-)
+MEASURED = ("nmi_256", "nmi_256_chance", "ami_256", "nmi_100", "nmi_100_chance", "ami_100", "psnr", "psnr_grey")
 Values = dict[str, float]
 
 
@@ -61,10 +58,8 @@ class LeakageCurve:
     @property
     def title(self) -> str:
         """The common labels in words."""
-        words = (
-            f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in self.labels.items()
-        )
-        return " ".join(words)
+        labels = self.labels.items()
+        return " ".join(f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in labels)
 
     def together(self, first: str, second: str) -> Estimate | None:
         """Return the rank correlation of two measures; `x` names the quantity of the axis.
@@ -95,20 +90,17 @@ def updates(rows: Iterable[Row]) -> dict[UpdateKey, Values]:
     sizes: dict[tuple[str, str], int] = {}
     for row in rows:
         extra = row.extra
-        if row.value is None or extra.get("client") is None:
+        if row.value is None or (client := extra.get("client")) is None:
             continue
         federation = (row.dataset, row.model, name_of(row.pruner or "none"), row.sparsity or 0.0)
         if extra.get("study") == THEORY:
-            key = UpdateKey(*federation, extra["local_batch"], "", row.seed, extra["at_round"], extra["client"])
+            key = UpdateKey(*federation, extra["local_batch"], "", row.seed, extra["at_round"], client)
             theory.setdefault(key, {})[row.metric] = row.value
             sizes[row.dataset, row.model] = extra["parameters"]
         elif row.attack and row.metric in MEASURED:
-            key = UpdateKey(
-                *federation, extra["batch_size"], name_of(row.attack), row.seed, extra["round"], extra["client"]
-            )
-            measured.setdefault(key, {"seed": key.seed, "round": key.round, "client": key.client})[row.metric] = (
-                row.value
-            )
+            key = UpdateKey(*federation, extra["batch_size"], name_of(row.attack), row.seed, extra["round"], client)
+            values = measured.setdefault(key, {"seed": key.seed, "round": key.round, "client": key.client})
+            values[row.metric] = row.value
     for key, values in measured.items():
         values |= theory.get(key._replace(attack=""), {})
         if size := sizes.get((key.data, key.model)):

@@ -51,10 +51,8 @@ class SeedContext:
     @cached_property
     def base(self) -> dict[str, Any]:
         """The values that the key of every stage depends on."""
-        names = ("model", "threads", "way")
-        common = {name: getattr(self.config, name) for name in names}
-        common["scratch"] = None if self.scratch is None else str(self.scratch)
-        common["structure"] = self.structure_key
+        common = {name: getattr(self.config, name) for name in ("model", "threads", "way")}
+        common |= {"scratch": None if self.scratch is None else str(self.scratch), "structure": self.structure_key}
         return common | {"data": self.data.key, "device": self.device.type, "seed": self.seed}
 
     @cached_property
@@ -86,15 +84,15 @@ def file_key(path: Path) -> str:
         raise WrongInput("weights", f"{path} cannot be read: {error.strerror}") from None
 
 
-def check_installed(defenses: Iterable[Defense], way: str = "auto") -> None:
-    """Refuse a defense or a way of training whose package is not installed.
+def check_installed(defenses: Iterable[Defense], training: str = "auto") -> None:
+    """Refuse a defense or a kind of training whose package is not installed.
 
     A defense's `requires` is the package and the extra that brings it.
     """
     for part in (part for defense in defenses for part in defense.parts):
         if "requires" in part.method.info:
             require(*part.method.info["requires"])
-    if way == "ray":
+    if training == "ray":
         require("ray", "ray")
 
 

@@ -25,7 +25,7 @@ from secateur.evaluation import gallery
 from secateur.evaluation.client import caution
 from secateur.evaluation.reconstruction import Scoring
 from secateur.experiments.context import check_installed
-from secateur.experiments.generators import needs_generator, stored, untrained
+from secateur.experiments.invert_targets import needs_generator, stored, untrained
 from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
 from secateur.federated.attacks.membership import MembershipObserver, check_membership
@@ -93,12 +93,12 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
 
 def _simulated(config: Federate, out: Path) -> list[Row]:
     """Run the federations in Flower's simulation; refuse wrong input before the simulation begins."""
-    from secateur.federated.flower.simulation import simulated
+    from secateur.federated.flower.app import simulate
 
     plan(config)
     data, device = loaded(config)
     clients, gpu = len(shares_of(config, data, config.seeds[0])), device.type == "cuda"
-    return simulated(lambda link: run_federate(config, out, link), clients, config.deadline, gpu)
+    return simulate(lambda link: run_federate(config, out, link), clients, config.deadline, gpu)
 
 
 def measure(
@@ -139,9 +139,9 @@ def _engine(
     """Return the constructor of a federation: in this process, or over a link."""
     if link is None:
         return Federation
-    from secateur.federated.flower.app import over
+    from secateur.federated.flower.app import engine_over
 
-    return over(link, config, seed, base, defense)
+    return engine_over(link, config, seed, base, defense)
 
 
 def _add(run: Run, story: FederationLog) -> None:

@@ -189,9 +189,9 @@ def _engine(
     """Return the function that builds a federation: in process, or over a link."""
     if link is None:
         return SubmodelFederation
-    from secateur.federated.flower.app import submodels_over
+    from secateur.federated.flower.app import engine_over
 
-    return submodels_over(link, config, seed, rule, defense)
+    return engine_over(link, config, seed, rule, defense)
 
 
 def exposer_of(

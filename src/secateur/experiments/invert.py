@@ -6,9 +6,9 @@ defense: the client, the attacked updates, and every attack on them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,42 @@ from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation import gallery
-from secateur.evaluation.client import AttackedClient, Target, check_attack, check_pictures, guarantee_of, remarked
-from secateur.evaluation.membership import flat
-from secateur.evaluation.reconstruction import Scoring, attack_labels, joined, judge, summary_rows, target_rows
+from secateur.evaluation.client import AttackedClient, Target, add_cautions, check_attack, check_pictures, guarantee_of
+from secateur.evaluation.membership import flat_labels
+from secateur.evaluation.reconstruction import (
+    AttackOutcome,
+    Scoring,
+    attack_labels,
+    joined,
+    judge,
+    summary_rows,
+    target_rows,
+    with_extras,
+)
 from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed, file_key
-from secateur.experiments.generators import generator_key, needs_generator, with_trained, with_untrained
 from secateur.experiments.invert_targets import (
     asks_search,
     client_of,
+    generator_key,
+    needs_generator,
     public_rows,
     rows_of,
-    searched,
     stage_of,
-    stand_in,
     targets_of,
+    with_chosen_policies,
+    with_searched_policies,
+    with_trained,
+    with_untrained,
 )
 from secateur.interfaces import Batch, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
-from secateur.runs.artifacts import Result, key_of
-from secateur.runs.folder import open_run
+from secateur.runs.artifacts import key_of
+from secateur.runs.folder import MemoryRun, Run, open_run
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import StageWatcher, forget, packed, unpacked
+from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, packed, unpacked
 from secateur.seeding import derive
 
 TOGETHER = 10  # targets at once on a CPU: more gain little, fewer finish sooner
@@ -55,9 +67,9 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     check_invert(config, data, device)
     with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
         for seed in config.seeds:
-            bench = SeedContext(run, config, data, device, seed)
-            defenses = [searched(x, config, bench) if asks_search(x) else x for x in config.defense]
-            exposures = [ClientExposure(config, bench, defense) for defense in defenses]
+            context = SeedContext(run, config, data, device, seed)
+            defenses = [with_searched_policies(defense, config, context) for defense in config.defense]
+            exposures = [ClientExposure(config, context, defense) for defense in defenses]
             exposures[0].show_truths()
             for exposure in exposures:
                 exposure.show_guarantee()
@@ -70,7 +82,7 @@ def plan(config: Invert) -> list[str]:
     """Describe the steps of the job, a line each; refuse the configurations that the job refuses."""
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
-    client = client_of(config, data, device, config.seeds[0], stand_in(config.defense[0]))
+    client = client_of(config, data, device, config.seeds[0], with_chosen_policies(config.defense[0]))
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
     many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
     taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
@@ -90,152 +102,183 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     needed = config.targets * config.batch_size
     if config.update is None and needed > data.train_size:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
-        raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; ask for fewer")
+        raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; use fewer")
     seed = config.seeds[0]
     if any(map(needs_generator, config.attacks)) and not len(public_rows(config, data, seed)):
-        raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; ask for fewer")
+        raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; use fewer")
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
     for defense in config.defense:
-        client = client_of(config, data, device, seed, stand_in(defense))
+        client = client_of(config, data, device, seed, with_chosen_policies(defense))
         for attack in config.attacks:
             met = with_untrained(client, config) if needs_generator(attack) else client
             check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
 
 
-@dataclass(frozen=True)
-class ClientExposure:
-    """A client under one defense and its attacked updates, for one seed, and the folder of the results."""
+@dataclass(eq=False)
+class UpdateExposure:
+    """A client's attacked updates under one defense, for one seed, and the run of the results."""
 
-    config: Invert
-    bench: SeedContext
+    run: Run | MemoryRun
+    client: AttackedClient
+    targets: Sequence[Target]
     defense: Defense
+    attacks: Sequence[Choice]
+    labels: dict[str, Any]  # of every row and figure
+    together: int | None = None  # targets that are attacked at once; None: all
+    images: bool = True
+    data_folder: Path | None = None
     pictures: str = "pictures"  # the folder of pictures in the run's folder
 
-    @cached_property
-    def client(self) -> AttackedClient:
-        """The client that makes the updates."""
-        return client_of(self.config, self.bench.data, self.bench.device, self.bench.seed, self.defense)
-
-    @cached_property
-    def targets(self) -> list[Target]:
-        """The batches or the captured update that are attacked."""
-        return targets_of(self.config, self.bench.data, self.bench.device, self.bench.seed)
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.labels["seed"])
 
     def attacked_by(self, attack: Choice) -> AttackedClient:
-        """Return the client as this attack meets it, with a trained generator if the attack needs one."""
-        if not needs_generator(attack):
-            return self.client
-        return with_trained(self.client, self.config, self.bench)
+        """Return the client as this attack meets it."""
+        return self.client
 
     def show_truths(self) -> None:
-        """Save the training pictures where the page finds them."""
-        labels = flat(self._labels(None))
+        """Show the training pictures, and save them where the page finds them."""
+        labels = flat_labels(self._labels(None))
         for number, target in enumerate(self.targets):
             if isinstance(target, Batch):
                 pixels = self.client.knowledge.pixels(target.inputs)
-                self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.config.images))
-        self.bench.run.flush()  # a page then has them while the first attack is still at work
+                self._show(gallery.truths(labels, number, pixels, target.labels.tolist(), self.images))
+        self.run.flush()  # a page then has them while the first attack is still at work
 
     def show_guarantee(self) -> None:
         """Add the row of the guarantee that the defense gives for an update, if it gives one."""
         if (proved := guarantee_of(self.defense)) is not None:
             labels = self._labels(None)
             labels["extra"] |= dict.fromkeys(("target", "trial", "item"))
-            self.bench.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=str(proved))])
+            self.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=str(proved))])
 
-    def measure(self, attack: Choice) -> None:
-        """Reconstruct all targets with one attack, group by group, and score the reconstructions."""
-        labels, lpips, run = self._labels(attack), load_lpips(self.config.data_folder), self.bench.run
-        client, outcomes, against = self.attacked_by(attack), [], compared_with(self.client)
+    def measure(self, attack: Choice) -> list[AttackOutcome]:
+        """Reconstruct all targets with one attack, group by group; score and return the reconstructions.
+
+        The result has an outcome for each comparison of `compared_with`.
+        """
+        labels, lpips = self._labels(attack), load_lpips(self.data_folder)
+        client, by_group, against = self.attacked_by(attack), [], compared_with(self.client)
         for group in self.groups():
-            guesses, seconds = self.reconstructed(attack, client, group)
-            scored = [
-                judge(truths, guesses, self.client.knowledge, seconds, Scoring(lpips))
-                for truths in (self._used(group), self._truths(group))[: len(against)]
-            ]
-            self._show(gallery.shown(flat(labels), group, scored[0], self.config.images))
+            guesses, seconds = self.reconstruct_group(attack, client, group)
+            score = partial(judge, reconstructions=guesses, knowledge=self.client.knowledge, seconds=seconds)
+            truths = [self._truths(group, used) for used in (True, False)[: len(against)]]
+            scored = [score(batches, scoring=Scoring(lpips)) for batches in truths]
+            self._show(gallery.shown(flat_labels(labels), group, scored[0], self.images))
             for outcome, which in zip(scored, against, strict=True):
-                run.add(target_rows(marked(labels, which), group, outcome))
-            outcomes.append(scored)
+                self.run.add(target_rows(with_extras(labels, **which), group, outcome))
+            by_group.append(scored)
         extras = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
-        for which, judged in zip(against, zip(*outcomes, strict=True), strict=True):
-            rng = derive(self.bench.seed, "bootstrap")
-            rows = summary_rows(marked(labels, which | extras), joined(judged), rng)
-            run.add(remarked(rows, self.defense, self.config.attacks, self.config.residual is not None))
+        trained = self.client.guard is not None and self.client.guard.residual is not None
+        outcomes = [joined(groups) for groups in zip(*by_group, strict=True)]
+        for which, outcome in zip(against, outcomes, strict=True):
+            rows = summary_rows(with_extras(labels, **which, **extras), outcome, derive(self.seed, "bootstrap"))
+            self.run.add(add_cautions(rows, self.defense, self.attacks, trained))
+        return outcomes
 
-    def reconstructed(
+    def reconstruct_group(
         self, attack: Choice, client: AttackedClient, group: range
     ) -> tuple[list[Reconstruction | None], float]:
-        """Return the reconstructions of a group of targets and the seconds that they took; a stage of the run."""
-        run, depends = self.bench.run, self.depends(attack, group)
-        key = key_of("invert", depends)
-        result = run.stage("invert", depends, lambda: self._reconstruct(attack, client, group, key))
-        forget(run.folder, "invert", result.key)
-        return unpacked(result), result.data["seconds"]
+        """Return the reconstructions of a group of targets, None where there is none, and the seconds they took."""
+        return self._run_attack(attack, client, group, NullWatcher)
 
-    def _reconstruct(self, attack: Choice, client: AttackedClient, group: range, key: str) -> Result:
-        attacker, seed, truths = attack.make(), self.bench.seed, self._used(group)
-        labels, folder = flat(self._labels(attack)), self.bench.run.folder
-
-        def draw(numbers: Sequence[int], guesses: Sequence[Reconstruction]) -> list[gallery.Figure]:
-            outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
-            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.config.images)
-            gallery.save(folder / self.pictures, figures)
-            return [figure | {"unfinished": True} for figure in figures]
-
-        done: dict[int, Reconstruction] = {}
+    def _run_attack(
+        self,
+        attack: Choice,
+        client: AttackedClient,
+        group: range,
+        watcher: Callable[[Callable[[int], None]], NullWatcher | StageWatcher],
+    ) -> tuple[list[Reconstruction | None], float]:
+        attacker, done = attack.make(), {}
         which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
         under = "" if str(self.defense) == "none" else f" under {self.defense}"
-        title = f"{attack} on {which}{under}, seed {seed}"
+        title = f"{attack} on {which}{under}, seed {self.seed}"
         with progress(title, getattr(attacker, "iterations", None), rate=True) as advance:
-            keeper = StageWatcher(folder, "invert", key, advance, partial(draw, range(len(group))))
-            tampering, starts = chance_of(seed, attack, group.start)
+            keeper = watcher(advance)
+            tampering, starts = chance_of(self.seed, attack, group.start)
             knowledge, views = client.seen(attacker, [self.targets[i] for i in group], tampering, group.start)
             for index, reconstruction in attacker.reconstruct(views, knowledge, [starts] * len(views), keeper):
                 done[index] = reconstruction
-                draw([index], [reconstruction])
-        return packed([done.get(i) for i in range(len(group))], keeper.seconds)
+                keeper.draw([reconstruction], [index])
+        return [done.get(i) for i in range(len(group))], keeper.seconds
+
+    def groups(self) -> list[range]:
+        """Return the groups of targets that are attacked at once."""
+        count = len(self.targets)
+        size = self.together or count
+        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _truths(self, group: range, used: bool = True) -> list[Batch | None]:
+        """Return the batches that the client used for its updates, or its raw batches; None for captured updates."""
+        targets = [self.client.used(self.targets[i], i) if used else self.targets[i] for i in group]
+        return [target if isinstance(target, Batch) else None for target in targets]
+
+    def _show(self, figures: list[gallery.Figure]) -> None:
+        self._save(figures)
+        self.run.show(figures)
+
+    def _save(self, figures: list[gallery.Figure]) -> None:
+        if self.run.folder is not None:
+            gallery.save(self.run.folder / self.pictures, figures)
+
+    def _labels(self, attack: Choice | None) -> dict[str, Any]:
+        """Return the labels of every row and figure of an attack."""
+        return attack_labels(self.labels, self.labels["extra"], attack)
+
+
+class ClientExposure(UpdateExposure):
+    """The client, the updates and the attacks of a configuration, under one defense, for one seed."""
+
+    def __init__(self, config: Invert, context: SeedContext, defense: Defense, pictures: str = "pictures") -> None:
+        self.config, self.context = config, context
+        setting = (context.data, context.device, context.seed)
+        client, targets = client_of(config, *setting, defense), targets_of(config, *setting)
+        labels = {"model": config.model, "dataset": context.data.name, "seed": context.seed, "defense": str(defense)}
+        extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
+        labels |= {"extra": extra | {"update": client.sends}}
+        together = config.together or (TOGETHER if context.device.type == "cpu" else None)
+        shown = (together, config.images, config.data_folder, pictures)
+        super().__init__(context.run, client, targets, defense, config.attacks, labels, *shown)
+
+    def attacked_by(self, attack: Choice) -> AttackedClient:
+        """Return the client as this attack meets it, with a trained generator if the attack needs one."""
+        return with_trained(self.client, self.config, self.context) if needs_generator(attack) else self.client
+
+    def reconstruct_group(
+        self, attack: Choice, client: AttackedClient, group: range
+    ) -> tuple[list[Reconstruction | None], float]:
+        """Return the reconstructions as the base class does, from a stage of the run."""
+        folder, depends = self.context.run.folder, self.depends(attack, group)
+        watcher = partial(StageWatcher, folder, "invert", key_of("invert", depends), draw=self._drawing(attack, group))
+        result = self.run.stage("invert", depends, lambda: packed(*self._run_attack(attack, client, group, watcher)))
+        forget(folder, "invert", result.key)
+        return unpacked(result), result.data["seconds"]
+
+    def _drawing(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
+        """Return a function that saves the pictures of unfinished reconstructions, and returns their figures."""
+        labels, truths = flat_labels(self._labels(attack)), self._truths(group)
+
+        def draw(guesses: Sequence[Reconstruction], numbers: Sequence[int] = range(len(group))) -> list[gallery.Figure]:
+            outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
+            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.images)
+            self._save(figures)
+            return [figure | {"unfinished": True} for figure in figures]
+
+        return draw
 
     def depends(self, attack: Choice, group: range) -> dict[str, Any]:
         """Return all values that an attack on a group of targets depends on."""
         config = self.config
         files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
         names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
-        rows = rows_of(config, self.bench.data, self.bench.seed)[group.start : group.stop]
-        return (
-            self.bench.base
-            | {name: None if path is None else file_key(path) for name, path in files.items()}
-            | {name: getattr(config, name) for name in names}
-            | {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
-            | generator_key(attack, config, self.bench)
-        )
-
-    def groups(self) -> list[range]:
-        """Return the groups of targets that are attacked at once."""
-        count = len(self.targets)
-        size = self.config.together or (TOGETHER if self.bench.device.type == "cpu" else count)
-        return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-    def _truths(self, group: range) -> list[Batch | None]:
-        return [target if isinstance(target, Batch) else None for target in (self.targets[i] for i in group)]
-
-    def _used(self, group: range) -> list[Batch | None]:
-        """Return the batches that the client made its updates of."""
-        used = [self.client.used(self.targets[i], i) for i in group]
-        return [target if isinstance(target, Batch) else None for target in used]
-
-    def _show(self, figures: list[gallery.Figure]) -> None:
-        gallery.save(self.bench.run.folder / self.pictures, figures)
-        self.bench.run.show(figures)
-
-    def _labels(self, attack: Choice | None) -> dict[str, Any]:
-        """Return the labels of every row and figure of an attack."""
-        config = self.config
-        labels = {"model": config.model, "dataset": self.bench.data.name, "seed": self.bench.seed}
-        labels["defense"] = str(self.defense)
-        extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
-        return attack_labels(labels, extra | {"update": self.client.sends}, attack)
+        rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
+        depends = self.context.base | {name: getattr(config, name) for name in names}
+        depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
+        depends |= {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
+        return depends | generator_key(attack, config, self.context)
 
 
 def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Generator]:
@@ -256,8 +299,3 @@ def compared_with(client: AttackedClient) -> list[dict[str, str]]:
     dgp calls the comparison with the used pictures ATS-R, and the one with the raw pictures ATS-T.
     """
     return [{}] if client.transform is None else [{"against": "used"}, {"against": "raw"}]
-
-
-def marked(labels: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Return the labels with more extras."""
-    return labels | {"extra": labels["extra"] | more}

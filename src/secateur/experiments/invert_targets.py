@@ -1,27 +1,35 @@
-"""The client and the targets of `secateur invert`, built from its configuration.
+"""The client and the targets of `secateur invert`, built from its configuration, and the attackers' generators.
 
-ATS with `policies=search` searches for policies before any attack.
+ATS with `policies=search` searches for policies before any attack. A picture generator is trained once a seed, on
+public rows that contain no target.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.catalogue import Choice, Defense
+from secateur.attacks.inversion.generator import Generator as PictureGenerator
+from secateur.attacks.inversion.generator import train_generator
+from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Invert
-from secateur.data.dataset import Dataset
+from secateur.data.dataset import Dataset, fingerprint
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
 from secateur.errors import WrongInput
-from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, scale, transform_of
-from secateur.evaluation.update_files import read_update
+from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, read_update, scale, transform_of
 from secateur.experiments.context import SeedContext, file_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
 from secateur.models.create import create, load_weights
-from secateur.runs.artifacts import Result
+from secateur.progress import progress
+from secateur.runs.artifacts import Result, key_of
+from secateur.runs.folder import Run
+from secateur.runs.unfinished import StageWatcher, forget
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit
@@ -52,18 +60,9 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         local_batch=config.local_batch,
     )
     guard = guard_of(defense, config.residual, seed, lambda number: _other(config, data, seed, number).to(device))
-    return AttackedClient(
-        net,
-        tree.state_of(net),
-        knowledge,
-        weights,
-        config.labels == "oracle",
-        config.statistics,
-        guard,
-        transform_of(defense, knowledge.mean, knowledge.std),
-        precode,
-        seed,
-    )
+    state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
+    tells = (config.labels == "oracle", config.statistics)
+    return AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
 
 
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
@@ -79,7 +78,7 @@ def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
     update = read_update(config.update, net, weights=config.local_steps is not None)
     settings = [name for name in ("local_steps", "local_batch", "learning_rate") if getattr(config, name) is not None]
     if settings and isinstance(update, Gradient):
-        raise WrongInput(settings[0], f"is of weights, and {config.update} is a gradient; leave it out")
+        raise WrongInput(settings[0], f"cannot be combined with {config.update}, which is a gradient; leave it out")
     return update
 
 
@@ -95,7 +94,7 @@ def _other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
     size, end = config.batch_size, data.train_size - number * config.batch_size
     if 2 * config.targets * size > data.train_size:
         many = f"{config.targets} targets and as many other users of {size} examples each"
-        raise WrongInput("targets", f"{many} need more than the {data.train_size} training rows; ask for fewer")
+        raise WrongInput("targets", f"{many} need more than the {data.train_size} training rows; use fewer")
     return data.batch.take(drawn_rows(data, seed)[end - size : end])
 
 
@@ -121,22 +120,25 @@ def asks_search(defense: Defense) -> bool:
     return any(_is_search(part) for part in defense.parts)
 
 
-def stand_in(defense: Defense) -> Defense:
+def with_chosen_policies(defense: Defense) -> Defense:
     """Return the defense with the authors' policies, for checks before any work."""
-    return _with(defense, CHOSEN)
+    return _with_policies(defense, CHOSEN)
 
 
-def searched(defense: Defense, config: Invert, bench: SeedContext) -> Defense:
-    """Return the defense with the policies that a search finds for this network and data; a stage of the run.
+def with_searched_policies(defense: Defense, config: Invert, context: SeedContext) -> Defense:
+    """Return the defense with policies from a search for this network and data, if it asks for a search.
 
+    The search is a stage of the run.
     The scores use 63 training rows. Privacy is scored on the given weights, or on a model trained for five epochs.
     Accuracy is scored on the untrained model.
     """
-    part = next(part for part in defense.parts if _is_search(part))
-    data, seed, weights = bench.data, bench.seed, config.weights
-    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client")).to(bench.device)
+    part = next(filter(_is_search, defense.parts), None)
+    if part is None:
+        return defense
+    data, seed, weights = context.data, context.seed, config.weights
+    net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client")).to(context.device)
     rows = drawn_rows(data, seed).flip(0)
-    batch = data.batch.take(rows[:EXAMPLES]).to(bench.device)
+    batch = data.batch.take(rows[:EXAMPLES]).to(context.device)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean or [0.0], data.std or [1.0]))
 
     def compute() -> Result:
@@ -144,31 +146,31 @@ def searched(defense: Defense, config: Invert, bench: SeedContext) -> Defense:
         if weights is not None:
             trained = tree.state_of(load_weights(net, weights))
         else:
-            learnt = data.batch.take(rows[EXAMPLES : EXAMPLES + LEARNT]).to(bench.device)
+            learnt = data.batch.take(rows[EXAMPLES : EXAMPLES + LEARNT]).to(context.device)
             task = Task(untrained, learnt, batch, derive(seed, "policies", "train"))
             trained = fit(net, task, PARTLY).state
         return Result({}, {"policies": policies_for(net, trained, untrained, batch, mean, std, part, seed)})
 
-    depends = bench.base | {"policies": str(part), "weights": None if weights is None else file_key(weights)}
-    return _with(defense, str(bench.run.stage("policies", depends, compute).data["policies"]))
+    depends = context.base | {"policies": str(part), "weights": None if weights is None else file_key(weights)}
+    return _with_policies(defense, str(context.run.stage("policies", depends, compute).data["policies"]))
 
 
-def in_python(defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int) -> Defense:
-    """Return the defense with searched policies for a user's own model; both scores are of the model as it is."""
-    part = next(part for part in defense.parts if _is_search(part))
+def with_policies_for_model(
+    defense: Defense, model: nn.Module, batch: Batch, mean: Tensor, std: Tensor, seed: int
+) -> Defense:
+    """Return the defense with policies searched for a user's model, if it asks for a search.
+
+    Both scores are of the model as it is.
+    """
+    part = next(filter(_is_search, defense.parts), None)
+    if part is None:
+        return defense
     state, examples = tree.state_of(model), batch.take(torch.arange(min(EXAMPLES, batch.size)))
-    return _with(defense, policies_for(model, state, state, examples, mean, std, part, seed))
+    return _with_policies(defense, policies_for(model, state, state, examples, mean, std, part, seed))
 
 
 def policies_for(
-    net: nn.Module,
-    trained: Params,
-    untrained: Params,
-    batch: Batch,
-    mean: Tensor,
-    std: Tensor,
-    part: Choice,
-    seed: int,
+    net: nn.Module, trained: Params, untrained: Params, batch: Batch, mean: Tensor, std: Tensor, part: Choice, seed: int
 ) -> str:
     """Search and return, as text, the two policies with the least leakage."""
     ats: AutomaticTransformationSearch = part.make()
@@ -185,7 +187,73 @@ def _is_search(part: Choice) -> bool:
     return part.name == "ats" and dict(part.arguments).get("policies") == SEARCH
 
 
-def _with(defense: Defense, policies: str) -> Defense:
+def _with_policies(defense: Defense, policies: str) -> Defense:
     """Return the defense with these policies in place of those to be searched."""
     arguments = (("policies", policies),)
     return Defense(tuple(replace(part, arguments=arguments) if _is_search(part) else part for part in defense.parts))
+
+
+def needs_generator(attack: Choice) -> bool:
+    """Return True if the run must train a generator: the attack needs one, and the user provides none."""
+    return attack.method.info.get("needs") == "generator" and dict(attack.arguments).get("generator") is None
+
+
+def generator_key(attack: Choice, config: Invert, context: SeedContext) -> dict[str, Any]:
+    """Return the generator's part of a stage key: the training's settings, or the file of the user's generator."""
+    if needs_generator(attack):
+        return {"generator": generator_settings(config, context)}
+    users_generator = dict(attack.arguments).get("generator")
+    source = None if users_generator is None else inspect.getsourcefile(users_own("generator", users_generator))
+    return {} if source is None else {"generator": file_key(Path(source))}
+
+
+def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
+    """Return the client with an untrained generator, for checks before any work."""
+    return _with_generator(client, untrained(client.knowledge, config.generator_width))
+
+
+def generator_settings(config: Invert, context: SeedContext) -> dict[str, Any]:
+    """Return the settings that the generator's training depends on."""
+    rows = fingerprint(public_rows(config, context.data, context.seed))
+    depends = {"data": context.data.key, "rows": rows, "device": context.device.type, "threads": config.threads}
+    return depends | {"seed": context.seed, "steps": config.generator_steps, "width": config.generator_width}
+
+
+def with_trained(client: AttackedClient, config: Invert, context: SeedContext) -> AttackedClient:
+    """Return the client with a generator trained on public rows; the training is a stage of the run."""
+    examples = context.data.batch.take(public_rows(config, context.data, context.seed))
+    return _with_generator(
+        client, stored(context.run, generator_settings(config, context), client.knowledge, examples, context.device)
+    )
+
+
+def stored(
+    run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Batch, device: torch.device
+) -> PictureGenerator:
+    """Return a generator trained on public examples, as a stage of a run; an interrupted training resumes.
+
+    `depends` holds at least `steps`, `width` and `seed` of the training.
+    """
+    key, kind = key_of("generator", depends), (knowledge.classes, knowledge.input_shape, knowledge.box)
+
+    def train() -> Result:
+        with progress("train a generator of pictures", depends["steps"], rate=True) as advance:
+            keeper = StageWatcher(run.folder, "generator", key, advance, lambda _: [])
+            rng = derive(depends["seed"], "generator")
+            generator = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
+        return Result(generator.state_dict())
+
+    generator = untrained(knowledge, depends["width"])
+    generator.load_state_dict(dict(run.stage("generator", depends, train).tensors))
+    forget(run.folder, "generator", key)
+    return generator.to(device)
+
+
+def untrained(knowledge: Knowledge, width: int) -> PictureGenerator:
+    """Return an untrained generator."""
+    with torch.random.fork_rng(devices=[]):  # its first weights are never used
+        return PictureGenerator(knowledge.input_shape, knowledge.classes, knowledge.box, width).eval()
+
+
+def _with_generator(client: AttackedClient, generator_net: PictureGenerator) -> AttackedClient:
+    return replace(client, knowledge=replace(client.knowledge, generator=generator_net.requires_grad_(False)))

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from secateur import tree
 from secateur.catalogue import Choice, Defense
 from secateur.data.dataset import fingerprint
-from secateur.data.splits import Part
+from secateur.data.partition import Part
 from secateur.defenses.dp_common import Guarantee
 from secateur.experiments.context import SeedContext, file_key
 from secateur.experiments.threat_models import Compression
@@ -30,7 +30,7 @@ from secateur.progress import progress
 from secateur.pruning.channels import CONVS
 from secateur.pruning.removal import savings
 from secateur.runs.artifacts import Result
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
@@ -41,9 +41,9 @@ VICTIM = "victim"
 
 @dataclass(frozen=True)
 class ModelJob:
-    """One model to be made: the bench of its seed, its role, and its rows."""
+    """One model to be made: the context of its seed, its role, and its rows."""
 
-    bench: SeedContext
+    context: SeedContext
     role: str
     part: Part
 
@@ -51,35 +51,35 @@ class ModelJob:
     def base(self) -> dict[str, Any]:
         """The values that every stage of this model depends on; test rows too, as later stages measure on them."""
         rows = fingerprint(self.part.train, self.part.validation, self.part.test)
-        return self.bench.base | {"part": rows, "role": self.role}
+        return self.context.base | {"part": rows, "role": self.role}
 
     def task(self, state: Params, mask: Mask | None = None) -> Task:
         """Return the model's training, from a state."""
-        bench = self.bench
+        context = self.context
         return Task(
-            state=tree.to(state, bench.device),
-            train=bench.rows(self.part.train),
-            validation=bench.rows(self.part.validation),
-            rng=derive(bench.seed, "fit", self.role, "pruned" if mask is not None else "original"),
-            mask=None if mask is None else tree.to(mask, bench.device),
+            state=tree.to(state, context.device),
+            train=context.rows(self.part.train),
+            validation=context.rows(self.part.validation),
+            rng=derive(context.seed, "fit", self.role, "pruned" if mask is not None else "original"),
+            mask=None if mask is None else tree.to(mask, context.device),
         )
 
 
 class ModelFactory:
     """A maker of models; the run's folder keeps them all, and memory those used last."""
 
-    def __init__(self, bench: SeedContext, parts: dict[str, Part]) -> None:
-        self.bench = bench
+    def __init__(self, context: SeedContext, parts: dict[str, Part]) -> None:
+        self.context = context
         self.parts = parts  # by role: the rows that a model is and is not trained on
         self._models = lru_cache(maxsize=4)(self._make)
-        self._benches: dict[Choice | None, SeedContext] = {None: bench}
+        self._contexts: dict[Choice | None, SeedContext] = {None: context}
 
-    def bench_for(self, compression: Compression) -> SeedContext:
-        """Return the bench, with the structure that a defense of training from scratch asks for."""
+    def context_for(self, compression: Compression) -> SeedContext:
+        """Return the context, with the structure that a defense of training from scratch asks for."""
         scratch = compression.defense.acting_on("training")
-        if scratch not in self._benches:
-            self._benches[scratch] = replace(self.bench, scratch=scratch)
-        return self._benches[scratch]
+        if scratch not in self._contexts:
+            self._contexts[scratch] = replace(self.context, scratch=scratch)
+        return self._contexts[scratch]
 
     def models(self, compression: Compression, roles: Iterable[str]) -> dict[str, Result]:
         """Return the models of these roles after this compression."""
@@ -91,8 +91,8 @@ class ModelFactory:
 
     def jobs(self, compression: Compression, roles: Iterable[str]) -> list[ModelJob]:
         """Return the models to be made."""
-        bench = self.bench_for(compression)
-        return [ModelJob(bench, role, self.parts[role]) for role in roles]
+        context = self.context_for(compression)
+        return [ModelJob(context, role, self.parts[role]) for role in roles]
 
     def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
         return dict(zip(roles, make(self.jobs(compression, roles), compression), strict=True))
@@ -110,7 +110,7 @@ def make(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
 
 def _originals(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
     """Return the dense models: trained, or for a victim the user's weights if there are any."""
-    has_weights = jobs[0].bench.config.weights is not None
+    has_weights = jobs[0].context.config.weights is not None
     fresh = [job for job in jobs if not (has_weights and job.role == VICTIM)]
     trained = dict(zip(map(id, fresh), train_originals(fresh, compression.term) if fresh else [], strict=True))
     return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
@@ -118,42 +118,42 @@ def _originals(jobs: Sequence[ModelJob], compression: Compression) -> list[Resul
 
 def _given(job: ModelJob) -> Result:
     """Return the victim's weights from the user's file."""
-    weights = job.bench.config.weights
+    context, weights = job.context, job.context.config.weights
     assert weights is not None
-    return job.bench.run.stage(
-        "weights",
-        job.base | {"weights": file_key(weights)},
-        lambda: Result(load_weights(job.bench.initial("structure"), weights).state_dict()),
-    )
+
+    def load() -> Result:
+        return Result(load_weights(context.initial("structure"), weights).state_dict())
+
+    return context.run.stage("weights", job.base | {"weights": file_key(weights)}, load)
 
 
 def train_originals(jobs: Sequence[ModelJob], pruner: Choice | None = None) -> list[Result]:
     """Train the dense models together, with the pruner's own term in the loss if it has one (network slimming)."""
-    bench = jobs[0].bench
-    recipe, method = bench.recipes[0], pruner.make() if pruner is not None else None
-    term = method.penalty(bench.net) if isinstance(method, TrainsWithPenalty) else None
+    context = jobs[0].context
+    recipe, method = context.recipes[0], pruner.make() if pruner is not None else None
+    term = method.penalty(context.net) if isinstance(method, TrainsWithPenalty) else None
     settings = {"recipe": asdict(recipe), "term": None if term is None else str(pruner)}
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
         def task(i: int) -> Task:
-            return jobs[i].task(tree.state_of(jobs[i].bench.initial(jobs[i].role)))
+            return jobs[i].task(tree.state_of(jobs[i].context.initial(jobs[i].role)))
 
-        if bench.scratch is None:
+        if context.scratch is None:
             fit: Fit = partial(fit_many, recipe=recipe, penalty=term)
         else:
-            fit = partial(bench.scratch.make().fit_many, recipe=recipe)
-        for i, fitted in _fit(bench, "train", missing, task, fit):
+            fit = partial(context.scratch.make().fit_many, recipe=recipe)
+        for i, fitted in _fit(context, "train", missing, task, fit):
             yield i, Result(fitted.state, _history(fitted))
 
-    return bench.run.stages("train", [job.base | settings for job in jobs], compute)
+    return context.run.stages("train", [job.base | settings for job in jobs], compute)
 
 
 def prune_and_finetune(
     jobs: Sequence[ModelJob], originals: Sequence[Result], pruner: Choice, sparsity: float, defense: Defense
 ) -> list[Result]:
     """Make the pruned models together: a mask from the trained weights, then fine-tuning with the defense in place."""
-    bench = jobs[0].bench
-    recipe, fit = defended(defense, bench.recipes[1])
+    context = jobs[0].context
+    recipe, fit = build_fit(defense, context.recipes[1])
     settings = {"pruner": str(pruner), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
     pairs = zip(jobs, originals, strict=True)
     depends = [job.base | settings | {"original": original.key} for job, original in pairs]
@@ -164,28 +164,28 @@ def prune_and_finetune(
         def task(i: int) -> Task:
             return jobs[i].task(dict(originals[i].tensors), pruned[i][0])
 
-        for i, fitted in _fit(bench, f"{pruner} {sparsity:g} {defense}", missing, task, fit):
+        for i, fitted in _fit(context, f"{pruner} {sparsity:g} {defense}", missing, task, fit):
             mask, notes = pruned[i]
             tensors = {f"state.{k}": v for k, v in fitted.state.items()} | {f"mask.{k}": v for k, v in mask.items()}
             yield i, Result(tensors, _history(fitted) | {"notes": notes})
 
-    return bench.run.stages("prune", depends, compute)
+    return context.run.stages("prune", depends, compute)
 
 
 def prune(job: ModelJob, state: Mapping[str, Tensor], pruner: Choice, sparsity: float) -> tuple[Mask, list[str]]:
     """Return the mask for one trained model, and the pruner's warnings."""
-    bench, rows = job.bench, job.part.train
-    net = bench.initial("structure").to(bench.device)
+    context, rows = job.context, job.part.train
+    net = context.initial("structure").to(context.device)
     net.load_state_dict(state)
-    rng = derive(bench.seed, "prune", job.role, str(pruner), sparsity)
-    sample = rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * bench.data.classes)]]
+    rng = derive(context.seed, "prune", job.role, str(pruner), sparsity)
+    sample = rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * context.data.classes)]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        mask = pruner.make()(net, bench.rows(sample), sparsity, rng)
+        mask = pruner.make()(net, context.rows(sample), sparsity, rng)
     return mask, [str(warning.message) for warning in caught]
 
 
-def defended(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
+def build_fit(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
     """Return the recipe and the loop of fine-tuning, with every defense at the point where it acts."""
     if part := defense.acting_on("recipe"):
         recipe = part.make()(recipe)
@@ -195,13 +195,13 @@ def defended(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
 
 
 def _fit(
-    bench: SeedContext, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
+    context: SeedContext, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
 ) -> Iterator[tuple[int, Fitted]]:
     """Fit the task of every index. If models train one by one, a task's rows are copied when its turn comes."""
-    alone = bench.device.type == "cpu" and bench.config.way in ("auto", "sequential")
+    alone = context.device.type == "cpu" and context.config.way in ("auto", "sequential")
     with progress(title, len(indices)) as advance:
         for group in [[i] for i in indices] if alone else [indices]:
-            for index, fitted in fit(bench.net, [task(i) for i in group], way=bench.config.way):
+            for index, fitted in fit(context.net, [task(i) for i in group], way=context.config.way):
                 yield group[index], fitted
                 advance(1)
 
@@ -221,21 +221,21 @@ def mask_of(result: Result) -> Mask:
     return {name.removeprefix("mask."): v for name, v in result.tensors.items() if name.startswith("mask.")}
 
 
-def guarantees(bench: SeedContext, defense: Defense, size: int) -> list[Guarantee]:
+def guarantees(context: SeedContext, defense: Defense, size: int) -> list[Guarantee]:
     """Return the guarantees of a defense for `size` training examples: (epsilon, delta), and their scope."""
-    recipes = bench.recipes if defense.acting_on("training") else bench.recipes[1:]
+    recipes = context.recipes if defense.acting_on("training") else context.recipes[1:]
     return [method.guarantee(size, *recipes) for part in defense.parts if hasattr(method := part.make(), "guarantee")]
 
 
-def model_rows(bench: SeedContext, labels: dict[str, Any], model: Result, sides: dict[str, Batch]) -> list[Row]:
+def model_rows(context: SeedContext, labels: dict[str, Any], model: Result, sides: dict[str, Batch]) -> list[Row]:
     """Return the utility and cost of one model: its accuracy on each side, and its savings, masked and removed."""
 
     def compute() -> Result:
-        state = tree.to(state_of(model), bench.device)
-        hits = {name: predict(bench.net, state, side.inputs).argmax(1) == side.labels for name, side in sides.items()}
-        net = bench.initial("structure")
+        state = tree.to(state_of(model), context.device)
+        hits = {name: predict(context.net, state, side.inputs).argmax(1) == side.labels for name, side in sides.items()}
+        net = context.initial("structure")
         net.load_state_dict(state_of(model))
-        saved = savings(net, mask_of(model), bench.data.input_shape)
+        saved = savings(net, mask_of(model), context.data.input_shape)
         costs = {"masked": asdict(saved.masked), "removed": asdict(saved.removed) if saved.removed else {}}
         shares = {"nonzero_parameters": saved.nonzero, "conv_weights_masked": saved.masked_share}
         shares["conv_weights_removed"] = saved.removed_share
@@ -243,12 +243,12 @@ def model_rows(bench: SeedContext, labels: dict[str, Any], model: Result, sides:
         utility = {name: share(hit)._asdict() for name, hit in hits.items()}
         return Result(data={"utility": utility, "cost": values, "note": saved.note or None})
 
-    done = bench.run.stage("model", {"model": model.key, "sides": list(sides), "seed": bench.seed}, compute).data
-    note = "; ".join(model.data.get("notes", [])) or None
+    done = context.run.stage("model", {"model": model.key, "sides": list(sides), "seed": context.seed}, compute).data
+    note = join_notes(*model.data.get("notes", []))
     rows = [Row(**labels, metric=name, **(measures | {"note": note})) for name, measures in done["utility"].items()]
-    flat = not any(isinstance(module, CONVS) for module in bench.net.modules())
+    flat = not any(isinstance(module, CONVS) for module in context.net.modules())
     for name, value in done["cost"].items():
         counted = "of the linear weights: there is no convolution" if flat and name.startswith("conv_") else None
-        note = "; ".join(filter(None, (counted, done["note"]))) or None
+        note = join_notes(counted, done["note"])
         rows.append(Row(**labels, metric=name, value=value, timing=name.startswith("seconds"), note=note))
     return rows

@@ -14,7 +14,7 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, choice, dump
 from secateur.data.prediction_files import PredictionFile, Predictions, read_predictions
 from secateur.errors import WrongInput
-from secateur.evaluation.membership import attack_rows, flat, judged
+from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
 from secateur.evaluation.records import ModelRecords, records_csv
 from secateur.evaluation.validity import labels as check_labels
 from secateur.evaluation.validity import member_accuracy, validity_rows
@@ -52,10 +52,10 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
             except WrongInput as error:
                 run.add([Row(**attack_labels, metric="auc", value=None, note=error.message)])
                 continue
-            result = judged(guesses, victim.membership, seed)
+            result = evaluate_guesses(guesses, victim.membership, seed)
             record.scores[str(attack)] = guesses.scores
             run.add(attack_rows(attack_labels, result))
-            run.show([flat(attack_labels) | result["figure"]])
+            run.show([flat_labels(attack_labels) | result["figure"]])
         run.write("records.csv", records_csv([record]))
         rows = run.rows
     write_page([out])

@@ -11,14 +11,14 @@ from torch import nn
 
 from secateur.config import Prune, defense, dump
 from secateur.data.dataset import Dataset
-from secateur.data.splits import Part
+from secateur.data.partition import Part
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
 from secateur.experiments.threat_models import Compression
 from secateur.interfaces import Mask
-from secateur.models.create import create, load_weights
+from secateur.models.create import create, load_weights, read_tensors
 from secateur.pruning.removal import remove
 from secateur.runs.artifacts import explained, version, write
 from secateur.runs.folder import open_run
@@ -31,26 +31,21 @@ SCHEMA = 1
 def run_prune(config: Prune, out: Path) -> list[Row]:
     """Train (or load weights), prune, fine-tune and write `out`; the stages are stored beside it."""
     if out.suffix != ".safetensors":
-        raise WrongInput("out", f"{out} is not allowed; give a file that ends in .safetensors")
+        raise WrongInput("out", f"{out} is not allowed; use a file that ends in .safetensors")
     check_installed([config.defense], config.way)
     data, device = prepare(config)
     part = public_split(data, config.seed)
     with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
-        bench = SeedContext(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
-        job = ModelJob(bench, VICTIM, part)
+        context = SeedContext(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
+        job = ModelJob(context, VICTIM, part)
         if config.remove:
             check_removable(job, config)
         compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
         (pruned,) = make([job], compression)
-        labels = {
-            "model": config.model,
-            "dataset": data.name,
-            "pruner": str(config.pruner),
-            "sparsity": config.sparsity,
-        }
-        labels |= {"defense": str(config.defense), "seed": config.seed}
-        run.add(model_rows(bench, labels, pruned, {"test_accuracy": bench.rows(part.test)}))
-        net = bench.initial("structure")
+        labels = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
+        labels |= {"sparsity": config.sparsity, "defense": str(config.defense), "seed": config.seed}
+        run.add(model_rows(context, labels, pruned, {"test_accuracy": context.rows(part.test)}))
+        net = context.initial("structure")
         net.load_state_dict(state_of(pruned))
         if config.remove:
             net = remove(net, mask_of(pruned), data.input_shape)
@@ -71,18 +66,18 @@ def public_split(data: Dataset, seed: int) -> Part:
     held = max(1, order.numel() // 10)
     if not test.numel() or order.numel() == held:
         few = f"{data.train_size} rows of {data.name} are too few to train on, to stop by and to test on"
-        raise WrongInput("data", f"{few}; give at least 10")
+        raise WrongInput("data", f"{few}; use at least 10")
     return Part(train=order[held:], validation=order[:held], test=test)
 
 
 def check_removable(job: ModelJob, config: Prune) -> None:
     """Refuse, before any training, a pruning that `remove` cannot apply; try it on the current weights."""
-    net = job.bench.initial(job.role)
+    net = job.context.initial(job.role)
     if config.weights is not None:
         load_weights(net, config.weights)
     mask, _ = prune(job, net.state_dict(), config.pruner, config.sparsity)
     try:
-        remove(net, mask, job.bench.data.input_shape)
+        remove(net, mask, job.context.data.input_shape)
     except WrongInput as error:
         raise WrongInput("remove", f"{config.pruner} cannot be removed from this model ({error})") from error
 
@@ -100,10 +95,8 @@ def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) ->
         "pruned": {name: int((~kept).sum()) for name, kept in mask.items()},
     }
     # safetensors refuses tensors that share memory, as tied weights do
-    tensors = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in net.state_dict().items()
-    }
+    contiguous = torch.contiguous_format
+    tensors = {name: value.cpu().clone(memory_format=contiguous) for name, value in net.state_dict().items()}
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write(out, encode(tensors, metadata={"secateur": json.dumps(recipe)}))
@@ -111,14 +104,7 @@ def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) ->
 
 def load_pruned(path: Path | str) -> nn.Module:
     """Load a model written by `secateur prune`; its layers are smaller if channels were removed."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), "pt") as file:
-            metadata = file.metadata() or {}
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise WrongInput("weights", f"{path} cannot be read as a .safetensors file: {error}") from None
+    tensors, metadata = read_tensors("weights", path)
     if "secateur" not in metadata:
         raise WrongInput("weights", f"{path} was not written by secateur prune: it carries no recipe")
     recipe: dict[str, Any] = json.loads(metadata["secateur"])
@@ -126,6 +112,7 @@ def load_pruned(path: Path | str) -> nn.Module:
     net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
     if scratch := defense(recipe["config"]["defense"]).acting_on("training"):
         net = scratch.make().structure(net)
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     return load_weights(_resized(net, shapes), path)
 
 

@@ -34,7 +34,7 @@ from secateur.seeding import derive
 def check_pilots(rule: Choice, terms: SubmodelSpec) -> None:
     """Refuse rules without a choice of sizes."""
     if terms.rule.whole or terms.rule.alone:
-        raise WrongInput("advise", f"{rule} has no models of other sizes to attack; give a rule such as mapp-fl")
+        raise WrongInput("advise", f"{rule} has no models of other sizes to attack; use a rule such as mapp-fl")
 
 
 def sizes_of(config: Federate) -> list[float]:
@@ -89,40 +89,25 @@ def _piloted(
     advance: Any,
 ) -> list[Row]:
     """Run a group of pilots together, as a stage, and return their rows."""
-    story, rounds = FederationLog(), config.pilot_rounds
+    story, rounds, seed = FederationLog(), config.pilot_rounds, exposer.labels["seed"]
     asking = replace(exposer.asking, updates=1, compare=False)
     federations: list[SubmodelFederation] = []
     watchers: list[ExposureObserver] = []
     for rates in group:
-        watching = ExposureObserver(
-            exposer.attacks[:1], data, exposer.labels, story, rounds, asking=asking, turn=exposer.turn, device=device
-        )
+        settings = {"asking": asking, "turn": exposer.turn, "device": device}
+        watching = ExposureObserver(exposer.attacks[:1], data, exposer.labels, story, rounds, **settings)
         watchers.append(watching)
         short = replace(terms, rates=rates, rounds=rounds, evaluate_every=rounds)
-        net = network_of(config, data, exposer.labels["seed"]).to(device)
-        federations.append(
-            SubmodelFederation(
-                net,
-                data,
-                short,
-                exposer.labels["seed"],
-                device,
-                observers=[(watching.pace(short), watching)],
-                way=config.way,
-                beside=federations[0] if federations else None,
-            )
-        )
+        net, observers = network_of(config, data, seed).to(device), [(watching.pace(short), watching)]
+        shared: Any = {"way": config.way, "beside": federations[0] if federations else None}
+        federations.append(SubmodelFederation(net, data, short, seed, device, observers=observers, **shared))
 
     def tell(done: Round | FinishedRounds) -> None:
         advance(done)
         for federation, watching in zip(federations, watchers, strict=True) if done.number == rounds else ():
             watching.attack_clients(federation)
 
-    depends = {
-        "each": [depends_of(federation, data) for federation in federations],
-        "pilot": True,
-        "asking": repr(asking),
-    }
-    depends |= {"exposure": str(exposer.attacks[0]), "threads": config.threads}
+    depends = {"each": [depends_of(federation, data) for federation in federations], "threads": config.threads}
+    depends |= {"pilot": True, "asking": repr(asking), "exposure": str(exposer.attacks[0])}
     followed: Any = StackedFederations(federations) if len(federations) > 1 else federations[0]
     return federated(run, followed, story, tell, depends)[1].rows

@@ -31,9 +31,7 @@ class Compression:
         """The labels of rows."""
         name = "none" if self.pruner is None else str(self.pruner)
         training_parts = [str(part) for part in (self.term, self.defense.acting_on("training")) if part]
-        extra = (
-            {"original": "+".join(training_parts)} if training_parts else {}
-        )  # only for an original with its own training
+        extra = {"original": "+".join(training_parts)} if training_parts else {}
         return {"pruner": name, "sparsity": self.sparsity, "defense": str(self.defense), "extra": extra}
 
     @property
@@ -84,8 +82,8 @@ def guess(config: Audit, victim: Compression) -> Compression:
     return victim if config.adaptive else Compression(victim.pruner, victim.sparsity, BASIC, victim.term)
 
 
-def duels(config: Audit, seed: int) -> Iterator[Matchup]:
-    """Yield all duels of one seed. In `known` the originals come first, each against shadows that are originals too."""
+def list_matchups(config: Audit, seed: int) -> Iterator[Matchup]:
+    """Yield all match-ups of one seed; in `known` the originals come first, against shadows that are originals."""
     if config.protocol == "known":
         models = grid(config)
         originals = dict.fromkeys([model.original for model in models] or [Compression()])
@@ -113,6 +111,6 @@ def duels(config: Audit, seed: int) -> Iterator[Matchup]:
 
 def _blind(config: Audit, victim: Compression, attacker: Compression, **extra: Any) -> Matchup:
     guessed = guess(config, attacker)
-    name = "none" if guessed.pruner is None else str(guessed.pruner)
-    extra |= {"protocol": config.protocol, "attacker_pruner": name, "attacker_sparsity": guessed.sparsity}
-    return Matchup(victim, guessed, config.adaptive, extra | {"known": attacker == victim})
+    extra |= {"protocol": config.protocol, "attacker_pruner": guessed.labels["pruner"]}
+    extra |= {"attacker_sparsity": guessed.sparsity, "known": attacker == victim}
+    return Matchup(victim, guessed, config.adaptive, extra)

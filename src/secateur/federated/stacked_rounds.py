@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from secateur import tree
 from secateur.errors import WrongInput
@@ -46,15 +46,6 @@ class RoundInputs(NamedTuple):
     noise: Noise
     chance: Params
     state: Params  # of the clients, where the host holds all states; else empty
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors in a fixed order."""
-        return tree_leaves(self)
-
-    def clone(self) -> RoundInputs:
-        """Return a copy in memory of its own."""
-        copy: RoundInputs = tree_map(torch.clone, self)
-        return copy
 
 
 class RoundOutputs(NamedTuple):

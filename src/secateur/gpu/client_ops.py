@@ -8,17 +8,16 @@ one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 
 _STEPPED = (torch.float32, torch.float64)  # dtypes for which one fma equals torch's step
 
@@ -127,17 +126,12 @@ def descend(values: Sequence[Tensor], slopes: Sequence[Tensor], rate: float, dro
 
 def both(where: Tensor, keep: Tensor, inverted: bool = False) -> Tensor:
     """Return `where & keep` (...), or `~where & keep` if `inverted`; for one client, or for many under vmap."""
-    if where.is_cuda and keep.is_cuda:
-        result: Tensor = torch.ops.secateur.both(where, keep, inverted)
-        return result
-    return _both(where, keep, inverted)
+    operator = torch.ops.secateur.both if where.is_cuda and keep.is_cuda else _both
+    result: Tensor = operator(where, keep, inverted)
+    return result
 
 
 def _both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
-    return _all_both(where[None], keep[None], inverted)[0]
-
-
-def _all_both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
     """Compute `both` for stacked masks (lanes, ...)."""
     if kernels := _kernels_for(where, keep):
         result: Tensor = kernels.both(where, keep, inverted)
@@ -145,30 +139,18 @@ def _all_both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
     return ~where & keep if inverted else where & keep
 
 
-def _stacked_both(
-    info: Any, dims: tuple[int | None, ...], where: Tensor, keep: Tensor, inverted: bool
-) -> tuple[Tensor, int]:
-    """Run `both` under vmap: the mapped axis becomes the lanes of one call."""
-    first, second = (in_lanes(mask, dim, info.batch_size) for mask, dim in zip((where, keep), dims, strict=False))
-    return _all_both(first, second, inverted), 0
-
-
 def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     """Return the absolute values of all tensors, concatenated to (n,), and -1 where `keeps` is False.
 
     An empty `keeps` keeps all. The tensors belong to one client, or to many under vmap.
     """
-    if all(value.is_cuda for value in values):
-        result: Tensor = torch.ops.secateur.magnitudes(list(values), list(keeps))
-        return result
-    return _magnitudes(values, keeps)
+    on_gpu = all(value.is_cuda for value in values)
+    operator = torch.ops.secateur.magnitudes if on_gpu else _one_lane(_magnitudes)
+    result: Tensor = operator(list(values), list(keeps))
+    return result
 
 
 def _magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
-    return _all_magnitudes([value[None] for value in values], [keep[None] for keep in keeps])[0]
-
-
-def _all_magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     """Compute `magnitudes` for stacked tensors (lanes, ...), as (lanes, N)."""
     if kernels := _kernels_for(*values, *keeps):
         result: Tensor = kernels.magnitudes(values, keeps)
@@ -177,15 +159,21 @@ def _all_magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor
     return torch.where(torch.cat([keep.flatten(1) for keep in keeps], 1), sizes, -1) if keeps else sizes
 
 
-def _stacked(
-    info: Any, dims: tuple[list[int | None], ...], values: list[Tensor], keeps: list[Tensor]
-) -> tuple[Tensor, int]:
-    """Run `magnitudes` under vmap: the mapped axis becomes the lanes of one call."""
-    stacked, kept = (
-        [in_lanes(tensor, dim, info.batch_size) for tensor, dim in zip(*pair, strict=True)]
-        for pair in ((values, dims[0]), (keeps, dims[1]))
-    )
-    return _all_magnitudes(stacked, kept), 0
+def _one_lane(stacked: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of one client's tensors from a function of stacked tensors."""
+    return lambda *arguments: stacked(*tree_map_only(Tensor, lambda value: value[None], arguments))[0]
+
+
+def _in_lanes(stacked: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+    """Return the rule for vmap of a function of stacked tensors: the mapped axis becomes the lanes of one call."""
+
+    def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensor, int]:
+        leaves, spec = tree_flatten(arguments)
+        pairs = zip(leaves, tree_leaves(dims), strict=True)
+        lanes = [in_lanes(value, dim, info.batch_size) if isinstance(value, Tensor) else value for value, dim in pairs]
+        return stacked(*tree_unflatten(lanes, spec)), 0
+
+    return rule
 
 
 def in_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
@@ -194,25 +182,21 @@ def in_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
 
 
 _library = torch.library.Library("secateur", "FRAGMENT")
-_library.define("magnitudes(Tensor[] values, Tensor[] keeps) -> Tensor")
-_library.impl("magnitudes", _magnitudes, "CompositeExplicitAutograd")
-torch.library.register_vmap("secateur::magnitudes", _stacked, lib=_library)
-_library.define("both(Tensor where, Tensor keep, bool inverted) -> Tensor")
-_library.impl("both", _both, "CompositeExplicitAutograd")
-torch.library.register_vmap("secateur::both", _stacked_both, lib=_library)
+for _name, _schema, _stacked in (
+    ("magnitudes", "(Tensor[] values, Tensor[] keeps) -> Tensor", _magnitudes),
+    ("both", "(Tensor where, Tensor keep, bool inverted) -> Tensor", _both),
+):
+    _library.define(_name + _schema)
+    _library.impl(_name, _one_lane(_stacked), "CompositeExplicitAutograd")
+    torch.library.register_vmap(f"secateur::{_name}", _in_lanes(_stacked), lib=_library)
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
     """Return the kernels if all tensors are plain GPU tensors and the kernels run, else None."""
     if not all(tensor.is_cuda for tensor in tensors) or any(map(is_functorch_wrapped_tensor, tensors)):
         return None
-    return _kernels()
+    return load_kernels("secateur.gpu.client_ops_kernels", _probe, "rounds of a federation")
 
 
-@cache
-def _kernels() -> ModuleType | None:
-    def probe(kernels: ModuleType) -> None:
-        with _DisableFuncTorch():
-            kernels.copies(torch.zeros(1, device="cuda"), 1)
-
-    return loaded("secateur.gpu.client_ops_kernels", probe, "rounds of a federation")
+def _probe(kernels: ModuleType) -> None:
+    kernels.copies(torch.zeros(1, device="cuda"), 1)

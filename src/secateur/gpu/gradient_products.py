@@ -6,18 +6,16 @@ of a large layer ten times.
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
 
 from secateur.gpu.client_ops import in_lanes
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 
 
 def products(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,15 +107,11 @@ def _kernels_of_many(lanes: list[Any]) -> ModuleType | None:
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
-    fits = all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors)
-    return _kernels() if fits and tensors[0].numel() else None
+    if not tensors[0].numel() or not all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors):
+        return None
+    return load_kernels("secateur.gpu.gradient_products_kernels", _probe, "gradient matching")
 
 
-@cache
-def _kernels() -> ModuleType | None:
-    def probe(kernels: ModuleType) -> None:
-        with _DisableFuncTorch():
-            zeros = torch.zeros(1, 4, device="cuda")
-            kernels.pulled(zeros, zeros, None, kernels.summed(zeros, zeros, None))
-
-    return loaded("secateur.gpu.gradient_products_kernels", probe, "gradient matching")
+def _probe(kernels: ModuleType) -> None:
+    zeros = torch.zeros(1, 4, device="cuda")
+    kernels.pulled(zeros, zeros, None, kernels.summed(zeros, zeros, None))

@@ -1,11 +1,11 @@
 """CUDA graphs: capture and replay of a function, and parallel branches inside it.
 
 Small networks are bound by the launches of their kernels, which a graph saves. `Captured` replays a function of some
-inputs, `captured` a step of an attack on tensors that stay in place. `Branches` runs parts of a captured function in
-parallel.
+inputs, `capture_step` a step of an attack on tensors that stay in place. `Branches` runs parts of a captured function
+in parallel.
 
-Two traps of torch are handled in `recorded`. torch.cuda.graph restores the thread's stream only if the capture
-succeeds; `recorded` restores the stream always. The workspace of cuBLAS belongs to a stream, and torch hands out 32
+Two traps of torch are handled in `capture`. torch.cuda.graph restores the thread's stream only if the capture
+succeeds; `capture` restores the stream always. The workspace of cuBLAS belongs to a stream, and torch hands out 32
 streams in turn. A dropped graph frees the workspace of its stream, to which products of another graph of that stream
 still write (pytorch issue 193402). So every graph here has a workspace of its own.
 """
@@ -17,76 +17,76 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.gpu.precision import tf32
 
 log = logging.getLogger(__name__)
 WARMUPS = 3  # plain calls before the capture: libraries initialise themselves, on every branch
-Made = TypeVar("Made")
-
-
-class Tensors(Protocol):
-    """Inputs of a captured function."""
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors in a fixed order."""
-        ...
-
-    def clone(self) -> Self:
-        """Return a copy in new memory."""
-        ...
-
-
-Given = TypeVar("Given", bound=Tensors)
+Inputs = TypeVar("Inputs")
+Outputs = TypeVar("Outputs")
 
 
 @dataclass
-class _Form(Generic[Given]):
+class _Form(Generic[Inputs, Outputs]):
     """State of one form of the inputs (shapes and dtypes): still called plainly, or captured."""
 
     left: float = field(default_factory=lambda: WARMUPS)  # plain calls before the capture
-    inputs: Given | None = None  # memory that a replay reads
-    outputs: Any = None  # memory that a replay writes
+    inputs: Inputs | None = None  # memory that a replay reads
+    outputs: Outputs | None = None  # memory that a replay writes
     graph: torch.cuda.CUDAGraph | None = None
 
 
-class Captured(Generic[Given, Made]):
+class Captured(Generic[Inputs, Outputs]):
     """Function that is called, then captured, then replayed, with a graph for each form of its inputs.
 
     The function reads and changes tensors that stay in place and never waits for the device. The next call overwrites
     the outputs of this one.
+
+    Args:
+        function: of one argument, a tensor or tuples, lists and dicts of tensors.
+        device: the GPU.
+        required: True: a function that cannot be captured raises an error. False: it runs plainly, after a warning.
+        generators: the generators on the GPU from which the function draws.
     """
 
-    def __init__(self, function: Callable[[Given], Made], device: torch.device) -> None:
-        self.function = function
+    def __init__(
+        self,
+        function: Callable[[Inputs], Outputs],
+        device: torch.device,
+        required: bool = False,
+        generators: Sequence[Generator] = (),
+    ) -> None:
+        self.function, self.required, self.generators = function, required, generators
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.forms: dict[object, _Form[Given]] = {}
+        self.forms: dict[object, _Form[Inputs, Outputs]] = {}
         self.pool: Any = None
 
-    def __call__(self, inputs: Given) -> Made:
+    def __call__(self, inputs: Inputs) -> Outputs:
         """Return the function's outputs."""
-        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs.tensors())
-        form: _Form[Given] = self.forms.setdefault(key, _Form())
+        tensors = tree_leaves(inputs)
+        form = self.forms.setdefault(tuple((tensor.shape, tensor.dtype) for tensor in tensors), _Form())
         if form.left == 0 and form.graph is None:
             self._capture(form, inputs)
         if form.left:
             form.left -= 1
             with _side_stream(self.stream):
                 return self.function(inputs)
-        assert form.graph is not None and form.inputs is not None
-        _copy(form.inputs.tensors(), inputs.tensors())
+        assert form.graph is not None
+        _copy(tree_leaves(form.inputs), tensors)
         form.graph.replay()
-        outputs: Made = form.outputs
-        return outputs
+        return form.outputs  # type: ignore[return-value]
 
-    def _capture(self, form: _Form[Given], inputs: Given) -> None:
-        static = inputs.clone()
+    def _capture(self, form: _Form[Inputs, Outputs], inputs: Inputs) -> None:
+        static = tree_map(torch.clone, inputs)
+        attempt = capture if self.required else try_capture
         # The graphs run one at a time and keep nothing in between, so they share their memory.
-        result = attempted(lambda: self.function(static), self.stream, self.pool)
+        result = attempt(partial(self.function, static), self.stream, self.pool, self.generators)
         if result is None:
             form.left = math.inf
             return
@@ -101,40 +101,22 @@ def _copy(into: list[Tensor], of: list[Tensor]) -> None:
         torch._foreach_copy_([into[i] for i in which], [of[i] for i in which])
 
 
-def captured(step: Callable[[], None], state: Mapping[str, Tensor], warmups: int = WARMUPS) -> Callable[[], None]:
+def capture_step(step: Callable[[], None], state: Mapping[str, Tensor]) -> Callable[[], None]:
     """Return a function that does one `step` a call: on a GPU by replaying a graph, on a CPU `step` itself.
 
     `step` reads and writes tensors that stay in place, those of `state` among them, and never waits for the device. The
-    first `warmups` calls run `step` plainly; the next one captures the graph. The graph's memory is freed with the
-    function. On a GPU products may be in TF32, and cuDNN times its algorithms. The sign of a pixel's gradient needs no
-    more precision, and trials in float32 diverge after some steps anyway.
+    graph's memory is freed with the function. On a GPU products may be in TF32, and cuDNN times its algorithms. The
+    sign of a pixel's gradient needs no more precision, and trials in float32 diverge after some steps anyway.
     """
     device = next(iter(state.values())).device
-    return step if device.type != "cuda" else _CapturedStep(step, device, warmups)
+    if device.type != "cuda":
+        return step
 
-
-class _CapturedStep:
-    """Step that is called, then captured, then replayed."""
-
-    def __init__(self, step: Callable[[], None], device: torch.device, warmups: int) -> None:
-        self.step, self.left = step, warmups
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        if self.left == 0 and self.graph is None:
-            self._capture()
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        self.left -= 1
-        with _side_stream(self.stream), fast():
-            self.step()
-
-    def _capture(self) -> None:
+    def fast_step(_: tuple[()]) -> None:
         with fast():
-            result = attempted(self.step, self.stream)
-        self.graph = result[0] if result else None
+            step()
+
+    return partial(Captured(fast_step, device), ())
 
 
 @contextmanager
@@ -162,7 +144,7 @@ class Branches:
         branches = count - 1 if parallel else 0
         self.streams: Sequence[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(branches)]  # type: ignore[no-untyped-call]
 
-    def __call__(self, function: Callable[[int], Made]) -> list[Made]:
+    def __call__(self, function: Callable[[int], Outputs]) -> list[Outputs]:
         """Return the function's result for every number."""
         if not self.streams:
             return [function(i) for i in range(self.count)]
@@ -178,30 +160,39 @@ class Branches:
         return results
 
 
-def attempted(
-    work: Callable[[], Made], stream: torch.cuda.Stream, pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Made] | None:
+def try_capture(
+    work: Callable[[], Outputs], stream: torch.cuda.Stream, pool: Any = None, generators: Sequence[Generator] = ()
+) -> tuple[torch.cuda.CUDAGraph, Outputs] | None:
     """Capture the work and return its graph and its outputs; None, with a warning, if it cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
     try:
-        with recorded(graph, stream, pool):
-            outputs = work()
+        return capture(work, stream, pool, generators)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # such as of a user's network that waits for the device
         cause = error.__context__ or error  # if the work fails, the end of its capture may fail too and says less
         if isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
-        log.warning("a step cannot be captured in a CUDA graph and runs without one: %s", str(cause).split("\n")[0])
+        log.warning("running a step without a CUDA graph: it cannot be captured (%s)", str(cause).split("\n")[0])
         return None
-    return graph, outputs
 
 
-@contextmanager
-def recorded(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """Record the calls inside into the graph, on `stream`."""
+def capture(
+    work: Callable[[], Outputs], stream: torch.cuda.Stream, pool: Any = None, generators: Sequence[Generator] = ()
+) -> tuple[torch.cuda.CUDAGraph, Outputs]:
+    """Capture the work on `stream`, and return its graph and its outputs.
+
+    Args:
+        work: calls of the GPU; they ran before, so that all libraries are initialised.
+        stream: a side stream.
+        pool: memory of another graph that the graph shares.
+        generators: the generators on the GPU from which the work draws.
+    """
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
     with torch.cuda.stream(stream), _own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream):
-        yield
+        outputs = work()
+    return graph, outputs
 
 
 @contextmanager

@@ -13,13 +13,12 @@ convolutions, which are slow. As products, both are one batched product with the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, vmap
-from torch._C import _DisableFuncTorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -27,11 +26,10 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torch.overrides import TorchFunctionMode
 
-from secateur.gpu.batchnorm import Moments, normalised, returned
 from secateur.gpu.client_ops import in_lanes
-from secateur.gpu.triton_loader import loaded
+from secateur.gpu.triton_loader import load_kernels
 
-CONVOLUTION, POOLING = "secateur.gpu.stacked_layers_kernels", "secateur.gpu.batchnorm_kernels"
+CONVOLUTION, BATCHNORM = "secateur.gpu.stacked_layers_kernels", "secateur.gpu.batchnorm_kernels"
 DEVICE = "cuda"  # where the kernels are probed
 CHANNELS = 3  # at most, of an image that becomes patches: with more, patches cost more than they save
 MOST = 1 << 22  # entries at most of the patches of one network's batch
@@ -109,21 +107,54 @@ class _NormRelu(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         rows = _rows(x, len(weight))
-        out, moments = normalised(rows, weight, bias, eps, relu=True)
-        ctx.save_for_backward(rows, bias, *moments)
+        out, moments = normalise(rows, weight, bias, eps)
+        ctx.save_for_backward(rows, *moments, bias)
         return _pictures(out, (len(x), *x.shape[2:]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        rows, bias, *moments = ctx.saved_tensors
-        by_x, by_weight, by_bias = returned(_rows(g, len(bias)), rows, Moments(*moments), bias)
-        return _pictures(by_x, (len(g), *g.shape[2:])), by_weight, by_bias, None
+        bias = ctx.saved_tensors[-1]
+        by_x, *others = normalise_back(_rows(g, len(bias)), *ctx.saved_tensors)
+        return _pictures(by_x, (len(g), *g.shape[2:])), *others, None
+
+
+def normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the ReLU of (x - mean) / sqrt(var + eps) * weight + bias for x (lanes, positions, C).
+
+    The second result is mean, 1 / sqrt(var + eps) and that times weight, (lanes, C) each.
+    """
+    if kernels := kernels_for(x, BATCHNORM):
+        result: tuple[Tensor, Sequence[Tensor]] = kernels.normalise(x, weight, bias, eps)
+        return result
+    var, mean = torch.var_mean(x, 1, correction=0)
+    inverse = (var + eps).rsqrt()
+    scale = inverse * weight
+    return torch.addcmul(bias[:, None], x - mean[:, None], scale[:, None]).relu_(), (mean, inverse, scale)
+
+
+def normalise_back(
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of `normalise` by x, and by weight and bias of each lane, (lanes, C).
+
+    `g` is the gradient by the output, h that before the ReLU. The gradient by x is
+    scale * (h - mean(h) - z mean(h z)) for the normalised z.
+    """
+    if kernels := kernels_for(x, BATCHNORM):
+        gradients: tuple[Tensor, Tensor, Tensor] = kernels.normalise_back(g, x, mean, inverse, scale, bias)
+        return gradients
+    z = x - mean[:, None]
+    h = g * (torch.addcmul(bias[:, None], z, scale[:, None]) > 0)
+    z.mul_(inverse[:, None])
+    total, along = h.sum(1), (h * z).sum(1)
+    by_x = (h - total[:, None] / x.shape[1] - z * along[:, None] / x.shape[1]) * scale[:, None]
+    return by_x, along, total
 
 
 def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Return the 2x2 max-pooling of `norm_relu`; the last line or column of an odd size is left out."""
-    kernels = kernels_for(x, POOLING)
+    kernels = kernels_for(x, BATCHNORM)
     if kernels is not None and x.shape[2] % 2 == x.shape[3] % 2 == 0:
         out: Tensor = _NormReluPool.apply(x, weight, bias, eps, kernels)  # type: ignore[no-untyped-call]
         return out
@@ -134,8 +165,8 @@ class _NormReluPool(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: ModuleType) -> Tensor:
         rows, size = _rows(x, len(weight)), x.shape[2:]
-        out, (mean, _, inverse, scale) = kernels.pooled(rows, weight, bias, eps, size[1])
-        ctx.save_for_backward(rows, mean, inverse, scale, bias)
+        out, moments = kernels.normalise(rows, weight, bias, eps, size[1])
+        ctx.save_for_backward(rows, *moments, bias)
         ctx.kernels, ctx.size = kernels, size
         return _pictures(out, (len(x), *(length // 2 for length in size)))
 
@@ -143,7 +174,7 @@ class _NormReluPool(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         bias = ctx.saved_tensors[-1]
-        by_x, *others = ctx.kernels.spread(_rows(g, len(bias)), *ctx.saved_tensors, ctx.size[1])
+        by_x, *others = ctx.kernels.normalise_back(_rows(g, len(bias)), *ctx.saved_tensors, ctx.size[1])
         return _pictures(by_x, (len(g), *ctx.size)), *others, None, None
 
 
@@ -313,22 +344,18 @@ def _convolving(*tensors: Tensor) -> ModuleType | None:
 
 def kernels_for(x: Tensor, name: str) -> ModuleType | None:
     """Return the kernels of a module if they are available and take x."""
-    return _kernels(name) if x.is_cuda and x.dtype == torch.float32 else None
+    probe = _probe_convolution if name == CONVOLUTION else _probe_batchnorm
+    return load_kernels(name, probe, "stacked networks") if x.is_cuda and x.dtype == torch.float32 else None
 
 
-@cache
-def _kernels(name: str) -> ModuleType | None:
-    """Return a kernel module once a probe of it has succeeded; None if it fails."""
+def _probe_convolution(kernels: ModuleType) -> None:
+    x = torch.zeros(1, 16, 3, device=DEVICE)
+    weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
+    out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
+    kernels.convolved(out, kernels.turned(weight), None, (4, 4), (3, 3))
 
-    def probe(kernels: ModuleType) -> None:
-        with _DisableFuncTorch():  # inside vmap and grad, new tensors would have no memory of their own
-            x = torch.zeros(1, 16, 3, device=DEVICE)
-            if name == CONVOLUTION:
-                weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
-                out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
-                kernels.convolved(out, kernels.turned(weight), None, (4, 4), (3, 3))
-            else:
-                out, (mean, *_) = kernels.pooled(x, x[:, 0], x[:, 0], 1.0, 4)
-                kernels.spread(out, x, mean, mean, mean, mean, 4)
 
-    return loaded(name, probe, "stacked networks")
+def _probe_batchnorm(kernels: ModuleType) -> None:
+    x = torch.zeros(1, 16, 3, device=DEVICE)
+    out, moments = kernels.normalise(x, x[:, 0], x[:, 0], 1.0, 4)
+    kernels.normalise_back(out, x, *moments, x[:, 0], 4)

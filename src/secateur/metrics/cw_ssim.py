@@ -38,7 +38,7 @@ class CwSsim(NamedTuple):
     scales: int
 
 
-def cw_ssim(truth: Tensor, guess: Tensor, scales: int = SCALES) -> CwSsim:
+def cw_ssim(truth: Tensor, guess: Tensor) -> CwSsim:
     """Return the complex-wavelet SSIM (Wang and Simoncelli 2005; Sampat et al. 2009, Eq. 6), DGP's "SSIM".
 
     Let x and y be the complex coefficients at one position of one scale and colour, and sum over the six orientations:
@@ -46,7 +46,7 @@ def cw_ssim(truth: Tensor, guess: Tensor, scales: int = SCALES) -> CwSsim:
     a scale, then over scales. The published index sums over a window of one orientation instead. DGP's tables fit this
     global form: unlike windowed SSIM, noise scores about 0.23 against a natural picture of 32x32 pixels.
 
-    Fewer than `scales` are used if a band would be smaller than one coefficient: five from 17 pixels a side, three at
+    Fewer than five are used if a band would be smaller than one coefficient: five from 17 pixels a side, three at
     8. The result holds the number of scales.
 
     Example:
@@ -57,7 +57,7 @@ def cw_ssim(truth: Tensor, guess: Tensor, scales: int = SCALES) -> CwSsim:
         0.8
     """
     x, y = paired(truth, guess)
-    used = min(scales, max(1, (min(x.shape[-2:]) - 1).bit_length()))
+    used = min(SCALES, max(1, (min(x.shape[-2:]) - 1).bit_length()))
     values = [_similarity(a, b) for a, b in zip(bands(x, used), bands(y, used), strict=True)]
     return CwSsim(torch.stack(values).mean(0), used)
 

@@ -17,6 +17,7 @@ from secateur.inference import probabilities, true_probability
 from secateur.interfaces import Batch, BlackBox
 from secateur.metrics.estimates import difference
 from secateur.metrics.membership import Estimate, Z, share
+from secateur.seeding import spawn
 
 ROWS = 4096  # queried at once: the moved copies of a CIFAR would not fit beside it
 BINS = 25  # of a histogram
@@ -79,7 +80,7 @@ def sensitivity(
     directions are the same numbers in float32 and in float64. `answers` are f(x), where they are known already.
     """
     device = inputs.device
-    noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    noise = spawn(rng, device)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=noise, device=device).to(inputs.dtype)

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
-from secateur.data.archives import contents
+from secateur.data.archives import STANDS_FOR, Kind, PickleReader, contents
 from secateur.data.fetch import find
-from secateur.data.pickles import STANDS_FOR, Kind, PickleReader
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.interfaces import Params

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.interfaces import Guesses
+from secateur.seeding import spawn
 
 FPRS = (0.1, 0.01, 0.001)
 UNSUPPORTED = "not supported"  # begins the note of a measure for which sample or score are too coarse
@@ -76,7 +77,7 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     level, count = _levels(guesses.scores.double())
     sides = [(level[member], decided[member]), (level[~member], ~decided[~member])]
     prior = float(member.double().mean())
-    noise = Generator(device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    noise = spawn(rng, device)
 
     def measured(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         (inside, accepted), (outside, rejected) = drawn

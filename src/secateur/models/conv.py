@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from secateur.models.common import channels, flat_size, model
+from secateur.models.create import channels, flat_size, model
 
 # (channels, kernel, True if a 2x2 max-pool follows); each network adds two convolutions to the one before it
 CONV_2 = ((32, 5, True), (64, 5, True))

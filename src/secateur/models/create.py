@@ -1,17 +1,57 @@
-"""Creation of models by name, loading of saved weights, and a check that a model is a classifier."""
+"""Models by name: their decorator, creation, saved weights, and checks that a model fits its data."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
-from secateur.catalogue import find, users_own
+from secateur.catalogue import T, find, method, users_own
 from secateur.errors import WrongInput
+
+
+def model(name: str, paper: str) -> Callable[[T], T]:
+    """Return `@method("model", ...)` with the input shape, classes and parameter count that a list shows."""
+
+    def register(make: T) -> T:
+        arguments = inspect.signature(make).parameters
+        shape = {key: arguments[key].default for key in ("input_shape", "classes")}
+        return method("model", name, paper, parameters=lambda: size(make), **shape)(make)
+
+    return register
+
+
+def size(make: Callable[[], nn.Module]) -> int:
+    """Return the number of a model's parameters, counted on the meta device without allocation."""
+    with torch.device("meta"):
+        return sum(value.numel() for value in make().parameters())
+
+
+def channels(name: str, input_shape: tuple[int, ...], smallest: int = 1) -> int:
+    """Return the channels of an image shape; refuse other shapes, and sides under `smallest` pixels."""
+    if len(input_shape) != 3 or input_shape[0] < 1 or min(input_shape[1:]) < smallest:
+        allowed = f"images as (channels, height, width) with sides of at least {smallest}"
+        raise WrongInput("model", f"{name} needs {allowed}; the data has the shape {tuple(input_shape)}")
+    return input_shape[0]
+
+
+def flat_size(features: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Return the number of outputs of `features` for one example, computed on the meta device.
+
+    Example:
+        >>> flat_size(nn.Conv2d(3, 8, 3), (3, 32, 32))
+        7200
+    """
+    state = {name: value.detach().to("meta") for name, value in features.state_dict().items()}
+    # Two rows, because BatchNorm refuses a single value a channel while it trains.
+    output: torch.Tensor = functional_call(features, state, torch.empty(2, *input_shape, device="meta"))
+    return output[0].numel()
 
 
 def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator, **arguments: Any) -> nn.Module:
@@ -21,29 +61,23 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     """
     shape = {"input_shape": tuple(input_shape), "classes": classes}
     make: Callable[..., Any] = users_own("model", name) if ":" in name else find("model", name)
-    shape = {key: value for key, value in shape.items() if _accepts(make, key)}
+    parameters = inspect.signature(make).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        shape = {key: value for key, value in shape.items() if key in parameters}
+    arguments = shape | arguments
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(seed)
-        net = _call(name, make, **shape, **arguments)
+        try:
+            net = make(**arguments)
+        except WrongInput:
+            raise
+        except Exception as error:
+            listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
     return net
-
-
-def _accepts(make: Callable[..., Any], key: str) -> bool:
-    parameters = inspect.signature(make).parameters
-    return key in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _call(name: str, make: Callable[..., Any], **arguments: Any) -> Any:
-    try:
-        return make(**arguments)
-    except WrongInput:
-        raise
-    except Exception as error:
-        listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
 
 
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
@@ -52,11 +86,8 @@ def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
     rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
     modes = [(module, module.training) for module in net.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with explain_failure("model", input_shape), torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = net.eval()(rows)
-    except Exception as error:
-        wanted = f"it must take inputs of the shape {tuple(input_shape)}"
-        raise WrongInput("model", f"{wanted}, and raised {type(error).__name__}: {error}") from error
     finally:
         for module, training in modes:
             module.training = training
@@ -67,21 +98,45 @@ def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
         raise WrongInput("model", "it must return finite numbers, and returned NaN or infinity")
 
 
+@contextmanager
+def explain_failure(field: str, input_shape: Iterable[int]) -> Iterator[None]:
+    """Turn whatever a user's model raises on inputs of this shape into one WrongInput."""
+    try:
+        yield
+    except WrongInput:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise WrongInput(field, f"must accept inputs of the shape {tuple(input_shape)}; it raised {reason}") from error
+
+
+def check_labels(field: str, labels: Tensor, classes: int) -> None:
+    """Refuse labels that are no class of a model."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise WrongInput(field, f"labels from {low} to {high}; allowed by the model's outputs: 0 to {classes - 1}")
+
+
 def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
     """Fill a model with the tensors of a .safetensors file and return it; refuse files that do not fit exactly."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if Path(path).suffix != ".safetensors":
-        raise WrongInput("weights", f"{path} is not allowed; give a .safetensors file (no pickle is ever read)")
-    try:
-        saved = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WrongInput("weights", f"{path} cannot be read as a .safetensors file: {error}") from error
+        raise WrongInput("weights", f"{path} is not allowed; use a .safetensors file (no pickle is ever read)")
+    saved, _ = read_tensors("weights", path)
     if wrong := misfit(net.state_dict(), saved):
         raise WrongInput("weights", f"{path} does not fit the model; {wrong}")
     net.load_state_dict(saved)
     return net
+
+
+def read_tensors(field: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a .safetensors file by name, and its metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WrongInput(field, f"{path} cannot be read as a .safetensors file: {error}") from error
 
 
 def misfit(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:

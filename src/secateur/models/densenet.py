@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from secateur.models.common import channels, model
+from secateur.models.create import channels, model
 
 GROWTH = 32
 BLOCKS = (6, 12, 24, 16)

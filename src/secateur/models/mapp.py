@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from secateur.models.common import channels, model
+from secateur.models.create import channels, model
 
 
 class Scaler(nn.Module):

@@ -9,7 +9,7 @@ from math import prod
 
 from torch import nn
 
-from secateur.models.common import channels, flat_size, model
+from secateur.models.create import channels, flat_size, model
 
 # CNN6's convolutions: outputs, kernel, stride, padding
 CNN6 = ((12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))

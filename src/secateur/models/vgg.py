@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from secateur.models.common import channels, flat_size, model
+from secateur.models.create import channels, flat_size, model
 
 
 def _features(name: str, plan: str, input_shape: tuple[int, ...], norm: bool) -> nn.Sequential:

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import CONVS, Channels, analyse
-from secateur.pruning.masks import Scope, check_sparsity, one_of, prune_lowest
+from secateur.pruning.masks import Scope, one_of, prune_lowest
 
 Groups = Literal["per-conv", "coupled"]
 Form = Literal["full", "conv-only"]  # of a mask
@@ -35,49 +35,44 @@ class L1Structured:
     weight alone, as the authors' code does; the BatchNorm still shifts the channel, so it cannot really be removed.
     """
 
+    order: ClassVar[int] = 1  # of the norm
     scope: Scope = "layer"
     groups: Groups = "per-conv"
     mask: Form = "full"
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""
-        return _prune(self, net, batch, sparsity, order=1)
+        check_channels(self, sparsity)
+        norms = filter_norms(net, self.order)
+        if (self.groups, self.mask) == ("per-conv", "conv-only"):  # needs no graph, so any module will do
+            return filter_mask(net, prune_lowest(norms, sparsity, self.scope), bias=False)
+        channels = analyse(net, tuple(batch.inputs.shape[1:]))
+        if self.groups == "coupled":
+            rows = _choose_coupled(channels, norms, sparsity, self.order, self.scope)
+        else:
+            rows = prune_lowest(norms, sparsity, self.scope)
+        dead = torch.zeros(len(channels.group), dtype=torch.bool)
+        for name, kept in rows.items():
+            dead[channels.makes[name]] = ~kept
+        return channel_mask(net, channels, channels.spread(dead), self.mask)
 
 
 @method("pruner", "l2-structured", "samia_ppb")
 @dataclass(frozen=True)
-class L2Structured:
+class L2Structured(L1Structured):
     """Drops the filters of least L2 norm, conv by conv (L2 structured; He et al. 2018, in samia_ppb).
 
     The fields are those of l1-structured.
     """
 
-    scope: Scope = "layer"
-    groups: Groups = "per-conv"
-    mask: Form = "full"
-
-    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """Return the mask."""
-        return _prune(self, net, batch, sparsity, order=2)
+    order: ClassVar[int] = 2
 
 
-def _prune(how: L1Structured | L2Structured, net: nn.Module, batch: Batch, sparsity: float, order: int) -> Mask:
-    """Return the mask by the norm of an order, 1 or 2."""
-    check_sparsity(sparsity)
-    one_of("groups", how.groups, get_args(Groups))
-    one_of("mask", how.mask, get_args(Form))
-    norms = filter_norms(net, order)
-    if (how.groups, how.mask) == ("per-conv", "conv-only"):  # needs no graph, so any module will do
-        return filter_mask(net, prune_lowest(norms, sparsity, how.scope), bias=False)
-    channels = analyse(net, tuple(batch.inputs.shape[1:]))
-    if how.groups == "coupled":
-        rows = _choose_coupled(channels, norms, sparsity, order, how.scope)
-    else:
-        rows = prune_lowest(norms, sparsity, how.scope)
-    dead = torch.zeros(len(channels.group), dtype=torch.bool)
-    for name, kept in rows.items():
-        dead[channels.makes[name]] = ~kept
-    return channel_mask(net, channels, channels.spread(dead), how.mask)
+def check_channels(pruner: Any, sparsity: float) -> None:
+    """Refuse a sparsity, groups or a form of mask that a pruner of channels cannot use."""
+    check_number("sparsity", sparsity, "[0, 1)")
+    one_of("groups", pruner.groups, get_args(Groups))
+    one_of("mask", pruner.mask, get_args(Form))
 
 
 def filter_norms(net: nn.Module, order: int) -> Params:

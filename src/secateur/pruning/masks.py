@@ -9,18 +9,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, check_number, unknown
 from secateur.interfaces import Mask
 from secateur.pruning.channels import CONVS
 
 Scope = Literal["layer", "global"]
 LAYERS = (*CONVS, nn.Linear)
-
-
-def check_sparsity(sparsity: float) -> None:
-    """Refuse a sparsity outside [0, 1)."""
-    if not 0 <= sparsity < 1:
-        raise WrongInput("sparsity", f"{sparsity} is not allowed; give a number from 0 up to, not including, 1")
 
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> None:
@@ -56,7 +50,7 @@ def prune_lowest(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> M
 
 def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[Mask, list[str]]:
     """Return the mask of `prune_lowest` without its warning, and the names of tensors that it would have emptied."""
-    check_sparsity(sparsity)
+    check_number("sparsity", sparsity, "[0, 1)")
     one_of("scope", scope, get_args(Scope))
     for name, value in scores.items():
         if not value.isfinite().all():

@@ -13,14 +13,29 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from secateur.catalogue import method
+from secateur.errors import check_number
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import NORMS
-from secateur.pruning.masks import Scope, check_sparsity, prune_lowest, select, warn_of_floor, weights_of
+from secateur.pruning.masks import Scope, prune_lowest, select, warn_of_floor, weights_of
+
+
+class ScorePruner:
+    """A pruner that drops the weights of lowest score."""
+
+    scope: Scope
+
+    def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
+        """Return the score of every weight."""
+        raise NotImplementedError
+
+    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
+        """Return the mask."""
+        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
 @method("pruner", "l1-unstructured", "samia_ppb")
 @dataclass(frozen=True)
-class L1Unstructured:
+class L1Unstructured(ScorePruner):
     """Drops the weights of least magnitude, layer by layer (L1 unstructured; Han et al. 2015, in samia_ppb).
 
     Every Conv and Linear weight takes part, first and last included; biases and BatchNorm are left alone.
@@ -32,14 +47,10 @@ class L1Unstructured:
         """Return |w|."""
         return {name: weight.detach().abs() for name, weight in weights_of(net).items()}
 
-    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """Return the mask."""
-        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
-
 
 @method("pruner", "random", "priprune")
 @dataclass(frozen=True)
-class Random:
+class Random(ScorePruner):
     """Drops weights at random, drawn over the whole network (the Random base pruning of priprune)."""
 
     scope: Scope = "global"
@@ -50,10 +61,6 @@ class Random:
             name: torch.rand(weight.shape, generator=rng, device=rng.device, dtype=torch.float64).to(weight.device)
             for name, weight in weights_of(net).items()
         }
-
-    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """Return the mask."""
-        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
 @method("pruner", "synflow", "priprune")
@@ -71,7 +78,7 @@ class SynFlow:
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""
-        check_sparsity(sparsity)
+        check_number("sparsity", sparsity, "[0, 1)")
         twin, weights = linearised(net)
         ones = torch.ones_like(batch.inputs[:1], dtype=torch.float64, device=next(iter(weights.values())).device)
         mask: Mask = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()}
@@ -91,7 +98,7 @@ class SynFlow:
 
 @method("pruner", "snip", "priprune")
 @dataclass(frozen=True)
-class Snip:
+class Snip(ScorePruner):
     """Drops the weights whose removal changes one batch's loss least, |w * dL/dw| (SNIP; Lee et al. 2019, Eq. 5)."""
 
     scope: Scope = "global"
@@ -100,14 +107,10 @@ class Snip:
         """Return |w * g|; the paper divides by the sum, which does not change the order."""
         return _saliency(*batch_loss(net, batch))
 
-    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """Return the mask."""
-        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
-
 
 @method("pruner", "grasp", "priprune")
 @dataclass(frozen=True)
-class Grasp:
+class Grasp(ScorePruner):
     """Drops the weights whose removal harms the gradient flow least: the largest -w * Hg (GraSP; Wang et al. 2020).
 
     g and H are the gradient and the Hessian, by the prunable weights, of the loss of logits / `temperature`. The loss
@@ -126,10 +129,6 @@ class Grasp:
         product = torch.stack([(g * g.detach()).sum() for g in grads]).sum()
         products = torch.autograd.grad(product, values, materialize_grads=True)  # Hg
         return {name: w.detach() * h for (name, w), h in zip(weights.items(), products, strict=True)}
-
-    def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
-        """Return the mask."""
-        return prune_lowest(self.scores(net, batch, rng), sparsity, self.scope)
 
 
 def linearised(net: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
@@ -178,4 +177,4 @@ def balanced(batch: Batch, per_class: int) -> Batch:
     """Return the first `per_class` examples of each class, in the batch's order."""
     classes = sorted(set(batch.labels.tolist()))
     rows = torch.cat([(batch.labels == label).nonzero().flatten()[:per_class] for label in classes]).sort().values
-    return Batch(batch.inputs[rows], batch.labels[rows])
+    return batch.take(rows)

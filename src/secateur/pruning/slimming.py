@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,8 +12,8 @@ from secateur.catalogue import method
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import NORMS, Channels, Norm, analyse
-from secateur.pruning.filters import Form, Groups, channel_mask, coupled_layers
-from secateur.pruning.masks import check_sparsity, one_of, prune_lowest, warn_of_floor
+from secateur.pruning.filters import Form, Groups, channel_mask, check_channels, coupled_layers
+from secateur.pruning.masks import prune_lowest, warn_of_floor
 
 
 @method("pruner", "slimming", "samia_ppb")
@@ -40,9 +39,7 @@ class Slimming:
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""
-        check_sparsity(sparsity)
-        one_of("groups", self.groups, get_args(Groups))
-        one_of("mask", self.mask, get_args(Form))
+        check_channels(self, sparsity)
         if not any(_has_gamma(module) for module in net.modules()):
             raise _no_gamma()
         channels = analyse(net, tuple(batch.inputs.shape[1:]))

@@ -176,6 +176,31 @@ class Run:
         return saved
 
 
+class MemoryRun:
+    """A run in memory: computes every stage, and collects the rows and the figures."""
+
+    folder = None
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.figures: list[dict[str, Any]] = []
+
+    def stage(self, name: str, depends: dict[str, Any], compute: Callable[[], Result]) -> Result:
+        """Compute and return the result of a stage."""
+        return compute()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows."""
+        self.rows.extend(rows)
+
+    def show(self, figures: Iterable[dict[str, Any]]) -> None:
+        """Add curves, histograms and pictures."""
+        self.figures.extend(figures)
+
+    def flush(self) -> None:
+        """Do nothing: there are no files."""
+
+
 def _line(content: dict[str, Any]) -> str:
     return json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"
 

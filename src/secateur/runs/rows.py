@@ -146,3 +146,13 @@ def unpack(packed: Mapping[str, Any]) -> list[Row]:
     """Return the rows that `pack` was given."""
     groups = Groups(packed["groups"])
     return [groups.expand(line) for line in packed["rows"]]
+
+
+def join_notes(*notes: str | None) -> str | None:
+    """Join the notes of a row that are there; None if none is.
+
+    Example:
+        >>> join_notes("few targets", None, "no truth"), join_notes(None)
+        ('few targets; no truth', None)
+    """
+    return "; ".join(filter(None, notes)) or None

@@ -14,7 +14,7 @@ from secateur.runs.artifacts import SCHEMA, Result, decode, encode, explained, w
 EVERY = 10.0  # seconds between two saves
 POINTS = 200  # stored points of a loss curve, at most
 
-Draw = Callable[[Sequence[Reconstruction]], list[dict[str, Any]]]
+Draw = Callable[..., list[dict[str, Any]]]  # of reconstructions, and of their numbers unless they are all
 
 
 class NullWatcher:
@@ -22,6 +22,15 @@ class NullWatcher:
 
     def __init__(self, advance: Callable[[int], None]) -> None:
         self.advance = advance
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The attack's working time."""
+        return time.monotonic() - self._begun
+
+    def draw(self, pictures: Sequence[Reconstruction], numbers: Sequence[int]) -> None:
+        """Do nothing."""
 
     def load(self) -> Params | None:
         """Return None: there is no saved state."""
@@ -35,7 +44,7 @@ class StageWatcher:
     """Observer of one stage of a run; its files are in `unfinished/` until the stage is done."""
 
     def __init__(self, folder: Path, name: str, key: str, advance: Callable[[int], None], draw: Draw) -> None:
-        self._advance, self._key, self._draw = advance, key, draw
+        self._advance, self._key, self.draw = advance, key, draw
         self._done = 0  # iterations
         self._state = _state_file(folder, name, key)
         self._figures = self._state.with_suffix(".jsonl")
@@ -70,7 +79,7 @@ class StageWatcher:
         with explained(self._state):
             self._state.parent.mkdir(exist_ok=True)
         write(self._state, encode(Result(state, {"seconds": self.seconds, "iterations": self._done}), self._key))
-        lines = [json.dumps({"schema": SCHEMA} | figure, allow_nan=False) + "\n" for figure in self._draw(pictures)]
+        lines = [json.dumps({"schema": SCHEMA} | figure, allow_nan=False) + "\n" for figure in self.draw(pictures)]
         write(self._figures, "".join(lines).encode())
         self._saved = time.monotonic()
 

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.defenses.error_feedback import ErrorFeedback
 from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Loss, Params
+from secateur.interfaces import Batch, Params
 from secateur.theory.gradient_distance import distance
 
 Row = Mapping[str, float]
@@ -48,7 +47,7 @@ def constants(rows: Sequence[Row], smoothness: float = math.nan, gap: float = ma
     return Constants(gamma, square, variance, smoothness, gap)
 
 
-def full_gradient(net: nn.Module, state: Params, batch: Batch, rows: int = 1024, loss: Loss = cross_entropy) -> Params:
+def full_gradient(net: nn.Module, state: Params, batch: Batch, rows: int = 1024) -> Params:
     """Return the gradient of the mean loss over all examples, `rows` at a time; BatchNorm uses running statistics.
 
     Training used batch statistics, so with BatchNorm the loss is a different function. The gradient then describes the
@@ -56,7 +55,7 @@ def full_gradient(net: nn.Module, state: Params, batch: Batch, rows: int = 1024,
     """
     total = {name: torch.zeros_like(state[name]) for name, _ in net.named_parameters()}
     for part in torch.split(torch.arange(batch.size, device=batch.labels.device), rows):
-        gradient = gradient_update(net, state, batch.take(part), loss=loss).values
+        gradient = gradient_update(net, state, batch.take(part)).values
         total = {name: value + gradient[name] * (len(part) / batch.size) for name, value in total.items()}
     return total
 

@@ -69,7 +69,6 @@ def reconstruction_bound(
     rng: Generator,
     sent: Params | None = None,
     points: int = 1,
-    batchnorm: Literal["eval", "batch"] = "eval",
     loss: Loss = cross_entropy,
 ) -> InputBound:
     """Measure ||x - x'|| >= ||phi(x) - phi(x')|| / ||d phi / d x|| (dgp Proposition 1, Eq. 2).
@@ -82,7 +81,7 @@ def reconstruction_bound(
     if guess.shape != truth.inputs.shape:
         shape, wanted = tuple(guess.shape), tuple(truth.inputs.shape)
         raise WrongInput("guess", f"has shape {shape}; must be that of the truth, {wanted}")
-    phi = gradient_map(net, state, truth.labels, batchnorm, loss)
+    phi = gradient_map(net, state, truth.labels, loss=loss)
     here, there = phi(truth.inputs), phi(guess)
     weights = torch.linspace(0, 1, points).tolist()
     norms = [jacobian_norm(phi, torch.lerp(truth.inputs, guess, w), rng, tolerance=1e-4).value for w in weights]

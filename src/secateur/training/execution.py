@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from secateur import tree
 from secateur.errors import unknown
-from secateur.gpu.graphs import recorded
+from secateur.gpu.graphs import WARMUPS, Branches, Captured
 from secateur.interfaces import Mask, Params
 from secateur.training.ray import connected
 
@@ -58,107 +58,71 @@ class Lanes:
         if way not in ("sequential", "stacked", "eager"):
             raise unknown("way", way, ("sequential", "stacked", "eager"))
         self._stacked = way == "stacked"
-        self._objective = vmap(objective) if self._stacked else objective
         self._groups = [_stack(lanes)] if self._stacked else [Lane(*map(tree.clone, lane)) for lane in lanes]
-        self._dropped = [(g.params[name], ~mask) for g in self._groups for name, mask in g.mask.items()]
-        self._drop()
-        self._leaves = [leaf.requires_grad_() for group in self._groups for leaf in group.params.values()]
-        self._optimiser = optimiser(self._leaves)
-        device = self._leaves[0].device
-        self._side = torch.cuda.Stream(device) if way != "eager" and device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        # Lanes are independent, so each is a separate branch of a graph, and their small kernels overlap.
-        self._branches = [torch.cuda.Stream(device) for _ in self._groups[1:]] if self._side is not None else []  # type: ignore[no-untyped-call]
-        self._graphs: dict[object, _Graph] = {}
+        device = next(iter(self._groups[0].params.values())).device
+        graphs = way != "eager" and device.type == "cuda"
+        step = _Step(vmap(objective) if self._stacked else objective, self._groups, optimiser, graphs)
+        self._step = Captured(partial(_run_quietly, step), device, required=True) if graphs else step
 
     def step(self, inputs: Sequence[Tensors]) -> Tensor:
         """Run one optimiser step of every lane on its own tensors; return the (lanes,) losses before the step."""
         columns = zip(*inputs, strict=True)
-        groups = [tuple(map(_stacked, columns))] if self._stacked else list(inputs)
-        return self._update(groups) if self._side is None else self._replay(groups, self._side)
+        losses = self._step([tuple(map(_stacked, columns))] if self._stacked else list(inputs))
+        return losses.clone() if isinstance(self._step, Captured) else losses
 
     def states(self) -> list[Params]:
         """Return every lane's current parameters and buffers as views; clone them to keep them."""
         merged = [{name: value.detach() for name, value in (g.params | g.buffers).items()} for g in self._groups]
         if not self._stacked:
             return merged
-        count = len(self._leaves[0])
+        count = len(next(iter(merged[0].values())))
         return [{name: value[i] for name, value in merged[0].items()} for i in range(count)]
 
-    def _update(self, groups: Sequence[Tensors]) -> Tensor:
-        self._optimiser.zero_grad(set_to_none=True)
-        losses = []
-        for index, (group, tensors) in enumerate(zip(self._groups, groups, strict=True)):
-            with _branch(self._branches[index - 1] if index and self._branches else None):
-                loss = self._objective(group.params, group.buffers, *tensors)
-                # The gradient of the sum holds every stacked lane's gradient. It has its parameter's strides, which
-                # fused optimisers assume.
-                torch.autograd.backward(loss.sum(), inputs=list(group.params.values()))
-                losses.append(loss.detach().reshape(-1))
-        for branch in self._branches:
-            torch.cuda.current_stream(branch.device).wait_stream(branch)
-        self._optimiser.step()
-        self._drop()
+
+class _Step:
+    """Optimiser step of all groups of lanes.
+
+    It does not refer to its `Lanes`: a reference back would keep the memory of a graph until garbage is collected.
+    """
+
+    def __init__(self, objective: Objective, groups: Sequence[Lane], optimiser: MakeOptimiser, graphs: bool) -> None:
+        self.objective, self.groups = objective, groups
+        self.dropped = [(group.params[name], ~mask) for group in groups for name, mask in group.mask.items()]
+        self.drop()
+        leaves = [leaf.requires_grad_() for group in groups for leaf in group.params.values()]
+        self.optimiser = optimiser(leaves)
+        # Lanes are independent, so each is a separate branch of a graph, and their small kernels overlap.
+        self.branches = Branches(len(groups), leaves[0].device, parallel=graphs)
+
+    def __call__(self, inputs: Sequence[Tensors]) -> Tensor:
+        """Step every group on its tensors; return the losses before the step."""
+        self.optimiser.zero_grad(set_to_none=True)
+
+        def descend(index: int) -> Tensor:
+            group = self.groups[index]
+            loss = self.objective(group.params, group.buffers, *inputs[index])
+            # The gradient of the sum holds every stacked lane's gradient. It has its parameter's strides, which fused
+            # optimisers assume.
+            torch.autograd.backward(loss.sum(), inputs=list(group.params.values()))
+            return loss.detach().reshape(-1)
+
+        losses = self.branches(descend)
+        self.optimiser.step()
+        self.drop()
         return torch.cat(losses)
 
     @torch.no_grad()
-    def _drop(self) -> None:
-        for leaf, dropped in self._dropped:
+    def drop(self) -> None:
+        """Set the entries that the masks drop to zero."""
+        for leaf, dropped in self.dropped:
             leaf.masked_fill_(dropped, 0)
 
-    def _replay(self, groups: Sequence[Tensors], side: torch.cuda.Stream) -> Tensor:
-        key = tuple((tensor.shape, tensor.dtype) for tensors in groups for tensor in tensors)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(groups, side)
-        graph = self._graphs[key]
-        torch._foreach_copy_(graph.inputs, [tensor for tensors in groups for tensor in tensors])
-        graph.graph.replay()
-        return graph.losses.clone()
 
-    def _capture(self, groups: Sequence[Tensors], side: torch.cuda.Stream) -> _Graph:
-        """Capture one step as a CUDA graph over static inputs; the state is unchanged afterwards."""
-        held = [tuple(tensor.clone() for tensor in tensors) for tensors in groups]
-        before = [tensor.detach().clone() for tensor in self._tensors()]
-        moments = {id(m): m.clone() for m in self._moments()}
-        # Graphs need a warm-up on a side stream: libraries initialise and the optimiser creates its state.
-        side.wait_stream(torch.cuda.current_stream(side.device))
-        with torch.cuda.stream(side), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*capturable=True")
-            for _ in range(3):
-                self._update(held)
-        torch.cuda.current_stream(side.device).wait_stream(side)
-        with torch.no_grad():
-            torch._foreach_copy_(self._tensors(), before)
-            for moment in self._moments():  # a moment that the warm-up created starts at zero
-                moment.copy_(moments[id(moment)]) if id(moment) in moments else moment.zero_()
-        graph = torch.cuda.CUDAGraph()
-        # The graphs of one object run one at a time and keep nothing in between, so they share their memory.
-        pool = next(iter(self._graphs.values())).graph.pool() if self._graphs else None
-        with recorded(graph, side, pool):
-            losses = self._update(held)
-        return _Graph(graph, [tensor for tensors in held for tensor in tensors], losses)
-
-    def _tensors(self) -> list[Tensor]:
-        return self._leaves + [buffer for group in self._groups for buffer in group.buffers.values()]
-
-    def _moments(self) -> list[Tensor]:
-        return [v for state in self._optimiser.state.values() for v in state.values() if isinstance(v, Tensor)]
-
-
-@contextmanager
-def _branch(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Run work on a stream that forks off the current one; the caller waits for its results."""
-    if stream is None:
-        yield
-        return
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
-    with torch.cuda.stream(stream):
-        yield
-
-
-class _Graph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    losses: Tensor
+def _run_quietly(step: _Step, inputs: Sequence[Tensors]) -> Tensor:
+    """Run a step without Adam's warning that no graph captures it: the first steps run before the capture."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*capturable=True")
+        return step(inputs)
 
 
 def _stack(lanes: Sequence[Lane]) -> Lane:
@@ -193,7 +157,8 @@ def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser
 
 
 def _seconds(lanes: Lanes, inputs: Sequence[Tensors], steps: int = 5) -> float:
-    lanes.step(inputs)
+    for _ in range(WARMUPS + 1):  # the last one captures
+        lanes.step(inputs)
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):

@@ -51,7 +51,7 @@ def _check_reachable(address: str) -> None:
         return  # Ray searches for a cluster on this machine
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise WrongInput("address", f"{address!r} is not readable; give host:port, or auto")
+        raise WrongInput("address", f"{address!r} is not readable; use host:port, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,7 @@ from torch import Generator, Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from secateur import tree
-from secateur.errors import WrongInput, unknown
+from secateur.errors import check_number, check_wholes, unknown
 from secateur.interfaces import Batch, Mask, Params
 
 Row = dict[str, float]
@@ -32,18 +31,10 @@ class Recipe:
     monitor: str = "loss"  # on the validation split: loss or accuracy
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise WrongInput(name, f"{value} is not allowed; give a whole number from 1")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise WrongInput("learning_rate", f"{self.learning_rate} is not allowed; give a number above 0")
-        if not 0 <= self.momentum < 1:
-            raise WrongInput(
-                "momentum", f"{self.momentum} is not allowed; give a number from 0 up to, not including, 1"
-            )
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise WrongInput("weight_decay", f"{self.weight_decay} is not allowed; give a number from 0")
+        check_wholes(self, "epochs", "batch_size", *([] if self.patience is None else ["patience"]))
+        check_number("learning_rate", self.learning_rate, "(0, inf)")
+        check_number("momentum", self.momentum, "[0, 1)")
+        check_number("weight_decay", self.weight_decay, "[0, inf)")
         for name, known in (("optimiser", ("adam", "sgd")), ("monitor", ("loss", "accuracy"))):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)

@@ -11,12 +11,11 @@ import secateur
 from secateur import tree
 from secateur.attacks.inversion.engines.autograd import plain, stacked
 from secateur.attacks.inversion.engines.layerwise import layerwise
-from secateur.attacks.inversion.objective import Matching
-from secateur.attacks.inversion.problem import Problem, structure
+from secateur.attacks.inversion.problem import Matching, Problem, structure
 from secateur.attacks.inversion.r_gap import RGap
 from secateur.attacks.inversion.updates import gradient_update, observed_gradient, weights_update
 from secateur.errors import WrongInput
-from secateur.evaluation.update_files import read_update
+from secateur.evaluation.client import read_update
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Weights
 
 FROZEN = ("0.weight", "0.bias")

@@ -289,7 +289,7 @@ def test_the_users_own_generator_is_found_by_name(scene, tmp_path, monkeypatch):
         (first_entries, {"group": 0.1}, "group"),
         (first_entries, {"population": 3}, "population: 3"),
         (first_entries, {"sigma": 0.0}, "sigma: 0.0"),
-        (first_entries, {"kl": -1.0}, "kl -1.0"),
+        (first_entries, {"kl": -1.0}, "kl: -1.0"),
         (first_entries, {"iterations": 0}, "iterations: 0"),
         (None, {"generator": "nowhere:at_all"}, "cannot be imported"),
     ],

@@ -255,7 +255,7 @@ def test_wrong_input_is_refused_before_any_work():
     ):
         with pytest.raises(WrongInput, match=match):
             replace(QUICK, **change).check(known, view)
-    with pytest.raises(WrongInput, match="at least one"):
+    with pytest.raises(WrongInput, match="batch_size: 0 is not allowed"):
         QUICK.check(replace(known, batch_size=0), view)
     QUICK.check(known, view)
     assert QUICK.tamper(known.net, view.sent, known, scenes.rng()) == (known.net, view.sent)

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from secateur.attacks.inversion import objective
-from secateur.attacks.inversion.objective import Matching, cosine, euclidean
-from secateur.attacks.inversion.problem import Compared, Problem, compared
+from secateur.attacks.inversion import problem as objective
+from secateur.attacks.inversion.problem import Compared, Matching, Problem, compared, cosine, euclidean
 
 PICTURE = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]]).view(1, 1, 2, 3)
 

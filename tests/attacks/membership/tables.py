@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from secateur.data.embedded import digits
-from secateur.data.splits import in_out
+from secateur.data.partition import in_out
 from secateur.interfaces import Batch, BlackBox, InOut
 
 

@@ -192,7 +192,7 @@ def test_other_wrong_input_is_said_clearly():
             lira(**{name: value})
     with pytest.raises(WrongInput, match="must be 1, or 2"):
         lira(queries=3)
-    with pytest.raises(WrongInput, match="no images"):
+    with pytest.raises(WrongInput, match="needs images"):
         lira(queries=2).fit(four_models(), rng())
     with pytest.raises(WrongInput, match="fit it"):
         lira().score(table(0.5), Candidates(rows(0)))

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu
 
-from secateur.attacks.membership import neural_trainer
-from secateur.attacks.membership.neural import Mlp, Nn
-from secateur.attacks.membership.neural_trainer import Dropout, NeuralSchedule, initialised, keep, logits, train
+from secateur.attacks.membership import neural
+from secateur.attacks.membership.neural import Dropout, Mlp, NeuralSchedule, Nn, keep, logits, train
 from secateur.attacks.membership.samia import Samia, Transformer
 from secateur.errors import WrongInput
+from secateur.gpu import graphs
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
+from secateur.seeding import initialised
 
 CLASSES = 7
 
@@ -104,13 +105,13 @@ def test_dropout_is_where_the_library_has_it(network, rows):
 
 def rates_of(monkeypatch, rows, schedule):
     """The learning rate of every epoch."""
-    rates, plain = [], neural_trainer._train_epoch
+    rates, plain = [], neural._train_epoch
 
     def note(*arguments):
         rates.append(arguments[0].optimiser.param_groups[0]["lr"])
         plain(*arguments)
 
-    monkeypatch.setattr(neural_trainer, "_train_epoch", note)
+    monkeypatch.setattr(neural, "_train_epoch", note)
     network = initialised(lambda: Mlp(3 * CLASSES), torch.Generator().manual_seed(0))
     taken = train(network, rows, schedule, torch.Generator().manual_seed(0))
     assert taken == len(rates)
@@ -134,7 +135,7 @@ def test_early_stopping_keeps_the_best_weights(rows, rng):
     noise = Batch(rows.inputs, torch.randint(2, (400,), generator=rng))  # nothing to learn: the loss can only rise
     held_out_loss = []
     network = initialised(lambda: Mlp(3 * CLASSES), rng)
-    plateau = neural_trainer._Plateau(network, patience=2)
+    plateau = neural._Plateau(network, patience=2)
     for step in range(4):
         before = plateau.loss
         plateau.reached(network, noise)
@@ -213,7 +214,7 @@ def test_steps_replayed_from_a_graph_on_a_gpu_learn_what_single_steps_learn(drop
     schedule = NeuralSchedule(epochs=3, batch_size=64, dropout=dropout, early_stopping=False)
 
     def trained(warm_up):
-        monkeypatch.setattr(neural_trainer, "WARM_UP", warm_up)
+        monkeypatch.setattr(graphs, "WARMUPS", warm_up)
         network = initialised(lambda: Mlp(30), torch.Generator().manual_seed(0)).cuda()
         train(network, rows.to("cuda"), schedule, torch.Generator().manual_seed(0))
         return torch.cat([value.flatten() for value in network.parameters()])

@@ -76,15 +76,20 @@ def test_what_the_attacker_knows(size, printed, known):
 def test_as_many_members_as_others_and_nobody_twice(inside, outside, whole):
     found = trial(torch.arange(inside), inside + torch.arange(outside), derive(0, "trial"), whole=whole)
     assert len(found.members) == len(found.nonmembers) == min(inside - len(found.known) * (not whole), outside // 2)
-    assert found.members.max() < inside <= min(found.nonmembers.min(), found.own.min())
+    assert found.members.max() < inside <= min(found.nonmembers.min(), found.outsiders.min())
     assert set(found.known.tolist()) <= set(range(inside)) and len(found.known_outside) == len(found.known)
-    for one, other in ((found.own, found.nonmembers), *([] if whole else [(found.known, found.members)])):
+    for one, other in ((found.outsiders, found.nonmembers), *([] if whole else [(found.known, found.members)])):
         assert not set(one.tolist()) & set(other.tolist())
 
 
 def test_ten_thousand_are_asked_at_most_and_a_client_can_be_too_small():
     found = trial(torch.arange(17_020), torch.arange(20_000, 30_000), derive(0, "trial"))
-    assert (len(found.known), len(found.members), len(found.nonmembers), len(found.own)) == (170, 5000, 5000, 5000)
+    assert (len(found.known), len(found.members), len(found.nonmembers), len(found.outsiders)) == (
+        170,
+        5000,
+        5000,
+        5000,
+    )
     said = "client: 3 members and 10 non-members are too few: the attacker must know 3 of each "
     said += "(1 % of the members, at least 3) and be asked about others; mapp_fl leaves its smallest clients out too"
     with pytest.raises(WrongInput) as refused:

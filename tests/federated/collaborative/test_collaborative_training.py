@@ -365,7 +365,7 @@ def average_of_a_fake_step(rounds, given):
         rounds.tally = TrainingStats(flat, plan.users)
         rounds.uploads = StackedUploads(plan, rounds.params, rounds.tally, flat)
         users = [
-            UserInputs(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout))) for user in given.given
+            UserInputs(Batch(*map(fake.of, user.batch)), tuple(map(fake.of, user.dropout))) for user in given.users
         ]
         made = rounds._round(StepInputs(users, fake.of(given.rate), fake.of(given.chosen)))
     return {name: value.shape for name, value in made.average.items()}

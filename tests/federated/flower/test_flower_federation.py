@@ -14,7 +14,7 @@ from secateur.federated.base_pruning.prunefl import PruneFL
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.federated.flower.client import Clients
-from secateur.federated.flower.link import Link, packed, unpacked
+from secateur.federated.flower.link import Link, pack, unpack
 from secateur.federated.traffic import messages
 from secateur.wire import decode, encode
 from tiny_rules import ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, run
@@ -91,7 +91,7 @@ def spoiler(client, kind):
     def spoil(who, number, content):
         if who != client:
             return content
-        given = unpacked(content.array_records["update"])
+        given = unpack(content.array_records["update"])
         shapes = {"0.weight": torch.full((3, 1, 3, 3), torch.nan), "0.bias": torch.zeros(3)}
         shapes |= {"4.weight": torch.zeros(3, 27), "4.bias": torch.zeros(3)}
         if kind == "nan":
@@ -105,12 +105,12 @@ def spoiler(client, kind):
         elif kind == "precision":
             values = encode({name: torch.nan_to_num(value) for name, value in shapes.items()})
         elif kind == "nothing":
-            return RecordDict({"update": packed()})
+            return RecordDict({"update": pack()})
         elif kind == "other":
             return RecordDict({"hello": ConfigRecord({})})
         else:
             values = given["values"] + bytes(1 << 18)
-        return RecordDict({"update": packed(values=values)})
+        return RecordDict({"update": pack(values=values)})
 
     return spoil
 

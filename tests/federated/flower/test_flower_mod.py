@@ -17,7 +17,7 @@ from secateur.defenses.soteria import Soteria
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, upload_mod
-from secateur.federated.flower.link import arrays_of, only, size_of, tensors_of
+from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of
 from secateur.interfaces import Batch, Knowledge
 from secateur.runs.folder import load_rows
 
@@ -32,7 +32,7 @@ STEP = {
 def trains(step):
     """An app whose client always makes the same step."""
     return lambda message, _: answer(
-        message, {n: tensors_of(only(message.content, "")[1])[n] + v for n, v in step.items()}
+        message, {n: tensors_of(single_record(message.content, "")[1])[n] + v for n, v in step.items()}
     )
 
 
@@ -41,7 +41,7 @@ def turned(mod, given, home, number=1, step=STEP):
 
 
 def values(reply):
-    return tensors_of(only(reply.content, "")[1])
+    return tensors_of(single_record(reply.content, "")[1])
 
 
 def test_what_is_sent_is_what_the_defense_leaves_of_the_step():
@@ -110,7 +110,7 @@ def test_bytes_fall_on_the_wire_and_the_average_is_the_same():
         mod = upload_mod(DualGradientPruning(), wire=wire)
         list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
         replies = [turned(mod, given, context(), step=step), turned(mod, given, context(1, 8), step=step)]
-        sizes.append(sum(size_of(only(reply.content, "")[1]) for reply in replies))
+        sizes.append(sum(size_of(single_record(reply.content, "")[1]) for reply in replies))
         averages.append(tensors_of(strategy.aggregate_train(1, replies)[0]))
     assert sizes[1] < 0.25 * sizes[0]  # a fifth of the values, and their positions
     assert strategy.bytes_up == sizes[1] and strategy.dense_bytes == sizes[0]

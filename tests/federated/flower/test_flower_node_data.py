@@ -22,7 +22,7 @@ from secateur.federated.flower.app import client_app
 from secateur.federated.flower.client import Clients
 from secateur.federated.flower.federation import FlowerFederation
 from secateur.federated.flower.link import HELLO, MOST, Link
-from secateur.federated.flower.node_data import KnownPanel, fitted, own_data, said_of
+from secateur.federated.flower.node_data import KnownPanel, describe_data, fit_to_server, load_own_data
 from tiny_rules import ROWS, federation, run
 
 SIZES = [4, 6, 8, 10, 12]
@@ -109,7 +109,7 @@ def test_a_greeting_that_cannot_be_read_ends_nothing(said, caplog):
     link = Link(Near(None, 3, **said), 0.5, patience=0)
     link.clients = 3
     link.meet()
-    assert link.nodes == ({0: 100, 2: 102} if "says" in said else {}) and "node 101 answers" in caplog.text
+    assert link.nodes == ({0: 100, 2: 102} if "says" in said else {}) and "ignoring node 101" in caplog.text
 
 
 def whole(name="all", shape=(1, 4, 4), classes=3, rows=6, mean=(0.2,), std=(0.4,)):
@@ -120,24 +120,24 @@ def whole(name="all", shape=(1, 4, 4), classes=3, rows=6, mean=(0.2,), std=(0.4,
 def test_pixels_are_put_into_the_servers_units(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "ours.npz", x=pixels, y=np.arange(10) % 2, train_size=8)
-    own = own_data(str(tmp_path / "ours.npz"), None)
+    own = load_own_data(str(tmp_path / "ours.npz"), None)
     assert own.train_size == 8 == len(own.inputs)
-    said = json.loads(said_of(whole(), 5))
-    found = fitted(own, said)
+    said = json.loads(describe_data(whole(), 5))
+    found = fit_to_server(own, said)
     assert torch.allclose(found.inputs, (torch.from_numpy(pixels[:8, None] / 255).float() - 0.2) / 0.4, atol=1e-5)
     assert found.classes == 3 and said["clients"] == 5
 
 
 def test_numbers_are_taken_as_they_are():
     own = whole("ours", mean=(), std=())
-    assert torch.equal(fitted(own, json.loads(said_of(whole(), 2))).inputs, own.inputs)
+    assert torch.equal(fit_to_server(own, json.loads(describe_data(whole(), 2))).inputs, own.inputs)
 
 
 def test_data_that_does_not_fit_is_refused():
     with pytest.raises(WrongInput, match=r"shape \(1, 5, 5\); the federation's have \(1, 4, 4\)"):
-        fitted(whole("ours", shape=(1, 5, 5)), json.loads(said_of(whole(), 2)))
+        fit_to_server(whole("ours", shape=(1, 5, 5)), json.loads(describe_data(whole(), 2)))
     with pytest.raises(WrongInput, match="labels from 0 to 4; allowed: 0 to 2"):
-        fitted(whole("ours", classes=5), json.loads(said_of(whole(), 2)))
+        fit_to_server(whole("ours", classes=5), json.loads(describe_data(whole(), 2)))
 
 
 # The app ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import tiny_submodels as tiny
 from secateur.config import defense_of_clients
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.faults import Faults
-from secateur.federated.flower.link import Link, packed
+from secateur.federated.flower.link import Link, pack
 from secateur.federated.flower.submodels import FlowerSubmodels, NarrowClients
 from secateur.federated.submodels.spec import joined_of
 from secateur.wire import encode
@@ -71,7 +71,7 @@ def test_a_clients_message_holds_its_own_channels():
 def test_a_wrong_update_is_left_out_and_named():
     def spoil(client, number, content):
         wrong = encode({"0.weight": torch.zeros(2, 2, dtype=torch.float64)})
-        return content if client != 1 else RecordDict({"update": packed(values=wrong)})
+        return content if client != 1 else RecordDict({"update": pack(values=wrong)})
 
     here = tiny.federation(rounds=1, model=plain())
     there, _ = over_flower(here, spoil)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from secateur.attacks.inversion.gradient_matching import GradientMatching
 from secateur.attacks.inversion.label_inference import Rule
-from secateur.attacks.inversion.objective import Distance
+from secateur.attacks.inversion.problem import Distance
 from secateur.catalogue import method
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Params, Watch
+from secateur.seeding import initialised, spawn
 
 LATENT = 128
 Box = tuple[Tensor, Tensor]  # the lowest and the highest input of a valid picture, (C, 1, 1) each
@@ -124,9 +125,12 @@ def train_generator(
     keeps the state from which a killed training continues.
     """
     check_public(data, classes, input_shape)
-    chance = torch.Generator(device).manual_seed(_seed(rng))
-    course = GeneratorTraining(*_networks(input_shape, classes, box, width, rng, device), chance, learning_rate)
-    generator, critic, data = course.generator, course.critic, data.to(device)
+    chance = spawn(rng, device)
+    generator, critic = initialised(
+        lambda: (Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)), rng
+    )
+    course = GeneratorTraining(generator.to(device), critic.to(device), chance, learning_rate)
+    data = data.to(device)
     kept = None if watch is None else watch.load()
     for step in range(0 if kept is None else course.restore(kept), steps):
         course.slow_to(learning_rate * (1 - step / (steps + 1)))
@@ -157,26 +161,6 @@ def check_public(data: Batch, classes: int, input_shape: tuple[int, ...]) -> Non
     low, high = int(data.labels.min()), int(data.labels.max())
     if low < 0 or high >= classes:
         raise WrongInput("generator", f"public labels from {low} to {high}; allowed: 0 to {classes - 1}")
-
-
-def _seed(rng: torch.Generator) -> int:
-    return int(torch.randint(2**62, (), generator=rng, device=rng.device))
-
-
-def _networks(
-    input_shape: tuple[int, ...],
-    classes: int,
-    box: Box,
-    width: int,
-    rng: torch.Generator,
-    device: torch.device | str,
-) -> tuple[Generator, Critic]:
-    """Return both networks, initialised from `rng`."""
-    seed = _seed(rng)
-    with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
-        torch.default_generator.manual_seed(seed)
-        generator, critic = Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)
-    return generator.to(device), critic.to(device)
 
 
 class GeneratorTraining:

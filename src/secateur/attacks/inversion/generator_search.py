@@ -21,9 +21,8 @@ from torch.func import vmap
 from secateur import tree
 from secateur.attacks.inversion.engines.autograd import client_gradient
 from secateur.attacks.inversion.generator import LATENT
-from secateur.attacks.inversion.objective import Matching
 from secateur.attacks.inversion.optimisation import SAVE_SECONDS, Trials
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Problem, Variables, along, compared
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, Matching, Problem, Variables, along, compared
 from secateur.errors import WrongInput
 from secateur.gpu.memory import ran_out
 from secateur.interfaces import Mask, Params
@@ -73,7 +72,7 @@ def divergence(latents: Tensor) -> Tensor:
 
 
 class SearchState(NamedTuple):
-    """SearchState of N problems of n dimensions between rounds."""
+    """State of N searches in n dimensions between rounds."""
 
     mean: Tensor  # (N, n)
     sigma: Tensor  # (N,) the step size

@@ -22,8 +22,8 @@ from secateur.attacks.inversion.generator_search import (
     through_generator,
 )
 from secateur.attacks.inversion.gradient_matching import GradientMatching, MatchingTarget, problems
-from secateur.attacks.inversion.objective import Distance
 from secateur.attacks.inversion.optimisation import Trials, sum_of
+from secateur.attacks.inversion.problem import Distance
 from secateur.catalogue import method, users_own
 from secateur.errors import WrongInput, check_number, check_whole
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from secateur.attacks.inversion.gradient_matching import GradientMatching
 from secateur.attacks.inversion.ig import IG
 from secateur.attacks.inversion.label_inference import Rule
-from secateur.attacks.inversion.objective import Distance
 from secateur.attacks.inversion.optimisation import Schedule
+from secateur.attacks.inversion.problem import Distance
 from secateur.catalogue import method
 
 THREAT = (

@@ -16,11 +16,10 @@ from torch import Generator, Tensor
 from secateur import tree
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
-from secateur.attacks.inversion.engines.choose import choose, engine_for
+from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
-from secateur.attacks.inversion.objective import Distance, Matching
 from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
-from secateur.attacks.inversion.problem import Problem, structure
+from secateur.attacks.inversion.problem import Distance, Matching, Problem, structure
 from secateur.attacks.inversion.updates import batchnorm_order, observed_gradient
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.memory import halving
@@ -35,6 +34,7 @@ from secateur.interfaces import (
     Watch,
     Weights,
 )
+from secateur.seeding import draw_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class GradientMatching(InversionAttack):
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Reconstruct all targets at once; one draw a target makes the result equal to one by one."""
         aims = [aim_at(self, views, knowledge, i) for i, views in enumerate(targets)]
-        seeds = [int(torch.randint(2**62, (), generator=rng, device=rng.device)) for rng in chance]
+        seeds = [draw_seed(rng) for rng in chance]
         groups = grouped(aims)
         trials = [self.trials([aims[i] for i in group], [seeds[i] for i in group], knowledge) for group in groups]
         states = [one.begin() for one in trials]

@@ -19,9 +19,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion import objective
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, along
-from secateur.gpu.graphs import captured
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, along, consensus
+from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
 from secateur.seeding import derive
@@ -113,7 +112,7 @@ class Trials:
     def look(self, state: Params) -> Evaluated:
         """Return the objective at the trials' present variables, summed over the rounds."""
         variables = {name: state[name] for name in self.names}
-        common = {"consensus": objective.consensus(state["inputs"], self.restarts)} if self.group else {}
+        common = {"consensus": consensus(state["inputs"], self.restarts)} if self.group else {}
         rounds = [
             evaluate(variables, self.labels, {**fixed, **common})
             for evaluate, fixed in zip(self.evaluate, self.fixed, strict=True)
@@ -160,7 +159,7 @@ class Trials:
 
     def run(self, state: Params, advance: Callable[[int], None], save: Callable[[], None]) -> None:
         """Continue from `state` until every trial is done, and leave the matching losses of the final variables."""
-        step, saved = captured(lambda: self.step(state), state), time.monotonic()
+        step, saved = capture_step(lambda: self.step(state), state), time.monotonic()
         while remaining := self.iterations - int(state["clock"].min()):
             done, count = int(state["step"]), min(CHUNK, remaining)
             for number in range(done, done + count):

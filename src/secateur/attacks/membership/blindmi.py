@@ -15,6 +15,7 @@ from secateur.catalogue import method
 from secateur.errors import check_whole
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
+from secateur.seeding import draw_seed
 
 # Squared widths of the 19 Gaussian kernels.
 WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)
@@ -103,7 +104,7 @@ class BlindMI:
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
         """Draw the seed from `rng`; the attack needs no shadow models."""
-        return replace(self, seed=int(torch.randint(2**62, (), generator=rng)))
+        return replace(self, seed=draw_seed(rng))
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Decide every candidate; the score is the decision, 0 or 1, because the attack has no other output.

@@ -1,27 +1,88 @@
 """Neural membership attacks: a network trained on the shadow models' answers about their own examples.
 
-NN sees the probabilities, NNcls also the true label, Top3-NN the three largest probabilities.
+NN sees the probabilities, NNcls also the true label, Top3-NN the three largest probabilities. `train` is the training
+loop of them all, a binary classifier of members and non-members.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
+from torch.optim import SGD
 
-from secateur.attacks.membership.neural_trainer import Drop, NeuralSchedule, initialised, keep, logits, train
 from secateur.attacks.membership.thresholds import shadow_sides
 from secateur.catalogue import method
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
+from secateur.gpu.graphs import Captured
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
+from secateur.seeding import draw_seed, initialised, spawn
+
+BYTE = 2**8  # an entry of a dropout mask takes 8 random bits, so that one draw of 64 bits serves eight
+HELD_OUT = 0.1  # share of the rows for early stopping
+RATES = 3  # number of learning rates, each a tenth of the one before
+
+Drop = Callable[[Tensor], Tensor]
+
+
+def keep(x: Tensor) -> Tensor:
+    """Return `x` unchanged: no dropout."""
+    return x
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout whose mask comes from a generator on the tensors' device, eight entries from one draw.
+
+    The rate is rounded to the nearest multiple of 1/256 (51/256 for .2), and the scale is that of the rounded rate.
+    """
+
+    rate: float
+    rng: Generator
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `x` with a share `rate` of its entries zero and the others scaled up."""
+        dropped = round(self.rate * BYTE)
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
+        drawn = words.random_(-(2**63), None, generator=self.rng).view(torch.uint8)[: x.numel()]
+        mask = torch.ge(
+            drawn.view(x.shape), dropped, out=torch.empty_like(x)
+        )  # twice as fast as a conversion from bool
+        return x * mask.mul_(BYTE / (BYTE - dropped))
+
+
+@dataclass(frozen=True)
+class NeuralSchedule:
+    """Training settings; the defaults are samia_ppb's (5.1.5), except for early stopping.
+
+    The learning rate drops to a tenth after half of the epochs, and again after three quarters. With `early_stopping`
+    it drops when the loss on held-out rows stops decreasing. Training ends at the third such point, and the best
+    weights are restored; `epochs` is then an upper limit.
+    """
+
+    epochs: int = 100
+    batch_size: int = 128
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    dropout: float = 0.2
+    early_stopping: bool = True
+    patience: int = 10  # epochs without a better held-out loss before the rate drops; reasons in docs/notebook.md
+
+    def __post_init__(self) -> None:
+        check_wholes(self, "epochs", "patience", prefix="attack ")
+        check_whole("attack batch_size", self.batch_size, 2)
+        check_number("attack learning_rate", self.learning_rate, "(0, inf)")
+        check_numbers(self, "[0, 1)", "momentum", "dropout", prefix="attack ")
 
 
 @dataclass(frozen=True)
@@ -41,7 +102,7 @@ class NetworkAttack(NeuralSchedule, ABC):
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
         """Query every shadow once, and train the network on the answers."""
         sides = shadow_sides(shadows)
-        seed = int(torch.randint(2**62, (), generator=rng))
+        seed = draw_seed(rng)
         seen = torch.cat([self._seen(box, batch, seed) for box, batch, _ in sides])
         truths = torch.cat([torch.full_like(batch.labels, truth) for _, batch, truth in sides])
         network = initialised(lambda: self.network(seen.shape[1]), rng).to(seen.device)
@@ -108,3 +169,100 @@ class Top3Nn(NetworkAttack):
         """Return the largest p (N, 3), in falling order; (N, 2) where there are two classes."""
         p = probabilities(box, batch.inputs)
         return p.topk(min(3, p.shape[1]), 1).values
+
+
+def train(network: nn.Module, rows: Batch, schedule: NeuralSchedule, rng: Generator) -> int:
+    """Train `network(inputs, drop)` in place on rows labelled 1 = member, and return the number of epochs.
+
+    The held-out rows, the order of the others and the dropout masks come from `rng`.
+    """
+    device = rows.inputs.device
+    masks = spawn(rng, device)
+    drop = Dropout(schedule.dropout, masks) if schedule.dropout else keep
+    order = torch.randperm(rows.size, generator=rng).to(device)
+    held_out = rows.take(order[: int(HELD_OUT * rows.size) if schedule.early_stopping else 0])
+    rows = rows.take(order[held_out.size :])
+    decay = schedule.weight_decay
+    optimiser = SGD(network.parameters(), schedule.learning_rate, schedule.momentum, weight_decay=decay, fused=True)
+    drop_epochs = (schedule.epochs // 2, schedule.epochs * 3 // 4)
+    plateau, steps = _Plateau(network, schedule.patience), _Steps(network, optimiser, drop, schedule.batch_size)
+    epoch = 0
+    while epoch < schedule.epochs and plateau.count < RATES:
+        _train_epoch(steps, rows, rng)
+        epoch += 1
+        if plateau.reached(network, held_out) if held_out.size else epoch in drop_epochs:
+            optimiser.param_groups[0]["lr"] /= 10
+            steps.renew()
+    if held_out.size:
+        network.load_state_dict(plateau.best)
+    if not all(bool(value.isfinite().all()) for value in network.parameters()):
+        raise WrongInput(
+            "attack learning_rate", f"{schedule.learning_rate} makes the attack's network diverge; lower it"
+        )
+    return epoch
+
+
+@torch.no_grad()
+def logits(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the logits (N, 2) in eval mode, computed in batches."""
+    network.eval()
+    return torch.cat([network(part) for part in torch.split(inputs, 256)])
+
+
+class _Plateau:
+    """Best weights so far, and the number of times that the held-out loss has stopped decreasing."""
+
+    def __init__(self, network: nn.Module, patience: int) -> None:
+        self.patience = patience
+        self.best, self.loss = copy.deepcopy(network.state_dict()), float("inf")
+        self.waited = self.count = 0
+
+    def reached(self, network: nn.Module, held_out: Batch) -> bool:
+        """Return True if the patience is exhausted after an epoch; the network is then reset to the best weights."""
+        loss = float(cross_entropy(logits(network, held_out.inputs), held_out.labels))
+        self.waited += 1
+        if loss < self.loss:
+            self.best, self.loss, self.waited = copy.deepcopy(network.state_dict()), loss, 0
+        if self.waited < self.patience:
+            return False
+        network.load_state_dict(self.best)
+        self.waited, self.count = 0, self.count + 1
+        return True
+
+
+class _Steps:
+    """Optimiser steps: eager on a CPU, replayed from a CUDA graph on a GPU, where kernel launches dominate the time."""
+
+    def __init__(self, network: nn.Module, optimiser: SGD, drop: Drop, size: int) -> None:
+        self.network, self.optimiser, self.size = network, optimiser, size
+        self.generators = [drop.rng] if isinstance(drop, Dropout) else []
+        self.descend = partial(_descend, network, optimiser, drop)
+        self.renew()
+
+    def renew(self) -> None:
+        """Discard the graph, because it contains the learning rate of its capture."""
+        self.captured: Captured[Batch, None] | None = None
+
+    def step(self, rows: Batch) -> None:
+        """Step the optimiser on one batch."""
+        if rows.size != self.size or not rows.inputs.is_cuda:
+            self.descend(rows)
+            return
+        if self.captured is None:
+            self.captured = Captured(self.descend, rows.inputs.device, required=True, generators=self.generators)
+        self.captured(rows)
+
+
+def _descend(network: nn.Module, optimiser: SGD, drop: Drop, rows: Batch) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    torch.autograd.backward(cross_entropy(network(rows.inputs, drop), rows.labels))
+    optimiser.step()
+
+
+def _train_epoch(steps: _Steps, rows: Batch, rng: Generator) -> None:
+    steps.network.train()
+    batches = list(torch.split(torch.randperm(rows.size, generator=rng).to(rows.inputs.device), steps.size))
+    if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm needs at least two rows
+        batches[-2:] = [torch.cat(batches[-2:])]
+    for batch in batches:
+        steps.step(rows.take(batch))

@@ -8,8 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import gelu, one_hot
 
-from secateur.attacks.membership.neural import NetworkAttack
-from secateur.attacks.membership.neural_trainer import Drop, keep
+from secateur.attacks.membership.neural import Drop, NetworkAttack, keep
 from secateur.catalogue import method
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox

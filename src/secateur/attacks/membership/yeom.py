@@ -20,6 +20,7 @@ from secateur.errors import WrongInput, unknown
 from secateur.inference import probabilities
 from secateur.interfaces import BlackBox, Candidates, Guesses, InOut, Shadow
 from secateur.metrics.membership import AT_ONCE, Estimate
+from secateur.seeding import spawn
 
 THRESHOLDS = ("mean", "tuned", "class")
 MOST = 5000  # candidate members, and as many non-members (mapp_fl 3.2)
@@ -82,7 +83,7 @@ def mean_advantage(known: Tensor, members: Tensor, others: Tensor, rng: Generato
 
     Known members are resampled too: if they are few, the threshold contributes most of the variance.
     """
-    noise = Generator(known.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    noise = spawn(rng, known.device)
 
     def resampled(values: Tensor, number: int) -> Tensor:
         drawn = torch.randint(len(values), (number, len(values)), generator=noise, device=values.device)

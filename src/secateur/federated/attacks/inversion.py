@@ -26,7 +26,7 @@ import torch
 from secateur import tree
 from secateur.catalogue import Choice
 from secateur.evaluation import gallery
-from secateur.evaluation.membership import flat
+from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
 from secateur.federated.attacks.knowledge import is_active, told_of, who
 from secateur.federated.attacks.memory import Memory, Past, SentMaskMemory, follows
@@ -240,7 +240,7 @@ class InversionObserver:
         self.story.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
         self.leak = max([*best, *([] if self.leak is None else [self.leak])], default=None)
-        shown, number = flat(labels), self._number(seen)
+        shown, number = flat_labels(labels), self._number(seen)
         if attack == self.attacks[0]:
             pixels, names = known.pixels(truth.inputs), truth.labels.tolist()
             self.story.figures += gallery.truths(shown, number, pixels, names, self.images)

@@ -5,18 +5,17 @@ Learning rates depend on the epoch: the paper's, those of its authors' code, or 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from secateur.defenses.uploads import SendAll, aligned, makes_anew
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, check_number, check_wholes, unknown
 from secateur.interfaces import Batch, Loss, Mask, Params, Transform, Upload
 
 Liar = Callable[[int, Mask], Mask]  # (user that broadcasts, its honest positions) -> positions that it broadcasts
@@ -30,15 +29,13 @@ class Schedule:
     rates: tuple[tuple[int, float], ...]  # (from this epoch on, learning rate), the first from epoch 1
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise WrongInput("epochs", f"{self.epochs} is not allowed; give a whole number from 1")
+        check_wholes(self, "epochs")
         starts = [start for start, _ in self.rates]
         if not starts or starts[0] != 1 or any(b <= a for a, b in pairwise(starts)):
             begins = ", ".join(map(str, starts)) or "nothing"
-            raise WrongInput("schedule", f"its rates begin at {begins}; give rising epochs, the first of them 1")
+            raise WrongInput("schedule", f"its rates begin at {begins}; must be rising epochs, the first of them 1")
         for _, rate in self.rates:
-            if not (math.isfinite(rate) and rate > 0):
-                raise WrongInput("schedule", f"a learning rate of {rate} is not allowed; give numbers above 0")
+            check_number("schedule", rate, "(0, inf)")
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of an epoch.
@@ -76,20 +73,14 @@ class Plan:
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
-        for name in ("users", "batch_size"):
-            if getattr(self, name) < 1:
-                raise WrongInput(name, f"{getattr(self, name)} is not allowed; give a whole number from 1")
-        if not 0 <= self.momentum < 1:
-            raise WrongInput(
-                "momentum", f"{self.momentum} is not allowed; give a number from 0 up to, not including, 1"
-            )
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise WrongInput("weight_decay", f"{self.weight_decay} is not allowed; give a number from 0")
+        check_wholes(self, "users", "batch_size")
+        check_number("momentum", self.momentum, "[0, 1)")
+        check_number("weight_decay", self.weight_decay, "[0, inf)")
         if self.shares is not None and (len(self.shares) != self.users or min(map(len, self.shares)) == 0):
             sizes = [len(rows) for rows in self.shares]
-            raise WrongInput("shares", f"of sizes {sizes} are not allowed; give {self.users} that are not empty")
+            raise WrongInput("shares", f"of sizes {sizes} are not allowed; must be {self.users}, none of them empty")
         if self.liar is not None and aligned(self.upload) is None:
-            raise WrongInput("liar", "needs adgp: no other upload follows what a user broadcasts")
+            raise WrongInput("liar", "needs adgp: in no other upload do users follow a broadcast")
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -120,27 +111,13 @@ class UserInputs(NamedTuple):
     batch: Batch
     dropout: tuple[Tensor, ...]
 
-    def clone(self) -> Self:
-        """Return a copy in separate memory."""
-        batch = Batch(self.batch.inputs.clone(), self.batch.labels.clone())
-        return type(self)(batch, tuple(value.clone() for value in self.dropout))
-
 
 class StepInputs(NamedTuple):
     """All inputs of a step; on a GPU copied into the memory that a graph reads."""
 
-    given: list[UserInputs]
+    users: list[UserInputs]
     rate: Tensor  # () the learning rate
     chosen: Tensor  # (1,) the user that broadcasts
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors in a fixed order."""
-        users = [tensor for user in self.given for tensor in (*user.batch, *user.dropout)]
-        return [*users, self.rate, self.chosen]
-
-    def clone(self) -> Self:
-        """Return a copy in separate memory."""
-        return type(self)([user.clone() for user in self.given], self.rate.clone(), self.chosen.clone())
 
 
 class StepGradients(NamedTuple):

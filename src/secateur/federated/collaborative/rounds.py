@@ -96,7 +96,7 @@ class CollaborativeRounds:
         buffers = self.statistics.copies()  # BatchNorm updates them
 
         def one(user: int) -> tuple[Tensor, Params]:
-            (inputs, labels), dropout = step.given[user]
+            (inputs, labels), dropout = step.users[user]
             tensors = leaves | self.statistics.of(user, buffers)
             loss = self.plan.loss(self.learner(tensors, inputs, dropout), labels)
             wanted = list(leaves.values())
@@ -113,10 +113,10 @@ class CollaborativeRounds:
         plan, model = self.plan, self.params | self.buffers
 
         def turning(user: int) -> UploadContext:
-            batch = step.given[user].batch
+            batch = step.users[user].batch
             return UploadContext(self.net, model, batch, self.number, self.rng, plan.loss, self.batchnorm)
 
-        self.tally.losses(gradients.losses, [user.batch.size for user in step.given])
+        self.tally.losses(gradients.losses, [user.batch.size for user in step.users])
         exchanged = self.uploads(gradients.grads, step.chosen, turning)
         self._descend(exchanged.average, step.rate)
         self.statistics.take(gradients.buffers)

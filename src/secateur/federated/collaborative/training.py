@@ -98,7 +98,7 @@ class CollaborativeTraining:
         """Resume from the output of `state`, in a training of the same plan, data and seed."""
         wanted = {f"{part}.{name}": value for part, values in self._parts().items() for name, value in values.items()}
         if {*state} != {*wanted, *self._numbers()} or int(state["seed"]) != self.seed:
-            raise WrongInput("state", "is of another training; give what a training of this plan and seed kept")
+            raise WrongInput("state", "is of another training; must be one of this plan and seed")
         with torch.no_grad():
             for name, value in wanted.items():
                 value.copy_(state[name])
@@ -109,7 +109,7 @@ class CollaborativeTraining:
         examples = steps = 0
         for step_inputs in self.feed(epoch, self.rounds):
             exchanged = self.rounds(step_inputs)
-            examples += sum(user.batch.size for user in step_inputs.given)
+            examples += sum(user.batch.size for user in step_inputs.users)
             steps += 1
             if advance is not None:
                 advance(1)

@@ -81,7 +81,7 @@ class StackedUploads:
     def __init__(self, plan: Plan, params: Params, tally: TrainingStats, flat: Flat) -> None:
         self.plan, self.params, self.tally, self.flat = plan, params, tally, flat
         self.inner, self.feedback = inner_of(plan.upload), isinstance(plan.upload, ErrorFeedback)
-        self.found = flat.new(plan.users)  # gradients, filters channels last
+        self.gradients = flat.new(plan.users)  # gradients, filters channels last
         self.norms = flat.zeros.new_zeros(plan.users)  # of the gradients
         self.whole = flat.new(plan.users)  # X, the input of the compression; between two steps the residual
         self.kept = {name: _repeated(value, plan.users) for name, value in self.inner.init(params).items()}
@@ -91,7 +91,7 @@ class StackedUploads:
 
     def keep(self, user: int, grads: Params) -> Params:
         """Write a backward's gradient into the user's row, and return views of it."""
-        row = self.found[user]
+        row = self.gradients[user]
         self.flat.join_turned(grads, row)
         torch.linalg.vector_norm(row, out=self.norms[user])
         return self.flat.turned(row)
@@ -111,7 +111,7 @@ class StackedUploads:
             return self._send_all()
         self._accumulate()
         inside = self._broadcast(chosen)
-        before, gradient = self._squares(self.whole), self.found.mean(0)
+        before, gradient = self._squares(self.whole), self.gradients.mean(0)
         sent = self._send(inside, turning(0))
         missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
         self.tally.sent_by_all(sent)
@@ -120,19 +120,19 @@ class StackedUploads:
 
     def _send_all(self) -> StepMessages:
         """Send all gradients as they are: nothing is missing, and only the average is put into plain strides."""
-        gradient = self.found.mean(0)
+        gradient = self.gradients.mean(0)
         average = torch.empty_like(gradient)
         for into, value in self.flat.pairs(average, gradient):
             into.copy_(value)
-        for never, value in self.flat.pairs(self.tally.rows, self.found):
+        for never, value in self.flat.pairs(self.tally.rows, self.gradients):
             never.logical_and_(value == 0)
         squares = self.norms.square()
         self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": gradient}))
-        return StepMessages([self.flat.turned(row) for row in self.found], None, self.flat.views(average))
+        return StepMessages([self.flat.turned(row) for row in self.gradients], None, self.flat.views(average))
 
     def _accumulate(self) -> None:
         """Write gradient + residual with error feedback, else the gradient, in plain strides."""
-        for into, value in self.flat.pairs(self.whole, self.found):
+        for into, value in self.flat.pairs(self.whole, self.gradients):
             into.add_(value) if self.feedback else into.copy_(value)
 
     def _broadcast(self, chosen: Tensor) -> Mask | None:

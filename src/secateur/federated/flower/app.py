@@ -1,26 +1,32 @@
-"""The two Flower apps of a federation: the client app, equal for all runs, and the server app of one run."""
+"""The two Flower apps of a federation, and its simulation: the client app serves all runs, the server app one run."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
+from secateur.errors import require
+
 if TYPE_CHECKING:
     from secateur.catalogue import Choice, Defense
     from secateur.config import Federate
-    from secateur.federated.federation import Federation
     from secateur.federated.flower.client import Clients
     from secateur.federated.flower.link import Link
     from secateur.federated.flower.submodels import NarrowClients
-    from secateur.federated.submodels.federation import SubmodelFederation
+
+
+T = TypeVar("T")
 
 
 def task_of(config: Federate, seed: int, rule: Choice, defense: Defense) -> str:
@@ -38,18 +44,18 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
     Args:
         task: JSON of one federation (`task_of`).
         node_config: JSON of the node's machine: data_folder, device, own_data.
-        said: JSON of the server's data (`said_of`), for a node with its own data.
+        said: JSON of the server's data (`describe_data`), for a node with its own data.
     """
     from secateur.config import Federate, read
     from secateur.federated.build import loaded, network_of, terms_of
     from secateur.federated.flower.client import Clients
-    from secateur.federated.flower.node_data import own_of
+    from secateur.federated.flower.node_data import load_node
     from secateur.interfaces import Batch
 
     description, machine = json.loads(task), json.loads(node_config)
     source = machine.pop("own_data", None)
     config = read(Federate, None, description["config"] | machine)
-    data, device, shares = (*loaded(config), None) if source is None else own_of(config, source, json.loads(said))
+    data, device, shares = (*loaded(config), None) if source is None else load_node(config, source, json.loads(said))
     seed, net = description["seed"], network_of(config, data, description["seed"]).to(device)
     (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
     (rule,) = [choice for choice in config.submodels or config.base_pruning if str(choice) == description["rule"]]
@@ -77,10 +83,10 @@ def client_app(mods: list[Mod] | None = None) -> ClientApp:
         node = context.node_config
         greeting: dict[str, Any] = {"client": int(node.get("partition-id", -1))}
         if "own-data" in node:
-            from secateur.federated.flower.node_data import own_data
+            from secateur.federated.flower.node_data import load_own_data
 
             folder = str(node["data-folder"]) if "data-folder" in node else None
-            greeting["examples"] = own_data(str(node["own-data"]), folder).train_size
+            greeting["examples"] = load_own_data(str(node["own-data"]), folder).train_size
         return Message(RecordDict({"turn": ConfigRecord(greeting)}), reply_to=message)
 
     @app.train()
@@ -120,17 +126,46 @@ def config_of(run_config: Mapping[str, Any]) -> Federate:
     return read(Federate, None, plain | {"engine": "flower"}, parts)
 
 
-def over(link: Link, config: Federate, seed: int, base: Choice, defense: Defense) -> Callable[..., Federation]:
-    """Return a constructor with the signature of `Federation`, for a federation with clients behind a link."""
+def engine_over(link: Link, config: Federate, seed: int, rule: Choice, defense: Defense) -> Callable[..., Any]:
+    """Return a constructor as that of `Federation` or `SubmodelFederation`, for clients behind a link."""
     from secateur.federated.flower.federation import FlowerFederation
-
-    return partial(FlowerFederation, link, task_of(config, seed, base, defense))
-
-
-def submodels_over(
-    link: Link, config: Federate, seed: int, rule: Choice, defense: Defense
-) -> Callable[..., SubmodelFederation]:
-    """Return a constructor with the signature of `SubmodelFederation`, for clients behind a link."""
     from secateur.federated.flower.submodels import FlowerSubmodels
 
-    return partial(FlowerSubmodels, link, task_of(config, seed, rule, defense))
+    return partial(
+        FlowerSubmodels if config.submodels else FlowerFederation, link, task_of(config, seed, rule, defense)
+    )
+
+
+def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool = False) -> T:
+    """Return the result of `work` with a link to `clients` virtual nodes, in Flower's simulation.
+
+    Ray spreads the clients' turns over the cores; on a GPU all cores share the GPU.
+    """
+    require("ray", "flower")
+    from flwr.simulation import run_simulation
+
+    from secateur.federated.flower.link import Link
+
+    app, results = ServerApp(), []
+    links: list[Link] = []
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        links.append(Link(grid, deadline))
+        with suppress(KeyboardInterrupt):  # the main thread handles it, and stops this thread by the link
+            results.append(work(links[0]))
+
+    cores = os.cpu_count() or 1
+    shares: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 / cores if gpu else 0.0}
+    logs = logging.getLogger("flwr")
+    level = logs.level
+    logs.setLevel(logging.ERROR)
+    try:
+        run_simulation(app, client_app(), clients, backend_config={"client_resources": shares})
+    except KeyboardInterrupt:
+        for link in links:
+            link.stopped = True
+        raise
+    finally:
+        logs.setLevel(level)
+    return results[0]

@@ -17,7 +17,7 @@ from secateur.errors import WrongInput
 from secateur.federated.base_pruning import BasePruning
 from secateur.federated.client_training import BroadcastModel, ClientInputs
 from secateur.federated.client_turn import ClientTurn, ClientUpdate
-from secateur.federated.flower.link import keep, kept, packed, unpacked
+from secateur.federated.flower.link import load_tensors, pack, store_tensors, unpack
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import messages
@@ -45,17 +45,17 @@ class Clients:
 
     def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
         """Return the answer of a client to a message; `home` holds the records of its context."""
-        turn, sent = content.config_records["turn"], unpacked(content.array_records["model"])
+        turn, sent = content.config_records["turn"], unpack(content.array_records["model"])
         number, client, taken = (int(str(turn[name])) for name in ("round", "client", "taken"))
-        settle(home, str(turn["key"]))
+        reset_if_other(home, str(turn["key"]))
         mask = mask_of(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
         inside = mask if turn["inside"] else None
         state = tree.to(decode(sent["model"], self.shapes, inside=inside), self.device)
-        update = self.turn(number, client, state, tree.to(mask, self.device), last(home, taken, self.device))
+        update = self.turn(number, client, state, tree.to(mask, self.device), load_state(home, taken, self.device))
         if update.state:
-            remember(home, number, update.state)
+            save_state(home, number, update.state)
         upload = messages(update, mask, self.base.wants_squares)
-        reply = RecordDict({"update": packed(**upload)})
+        reply = RecordDict({"update": pack(**upload)})
         if update.withheld:
             shares = rates(update.withheld, mask)._asdict()
             reply["withheld"] = MetricRecord({name: float(value) for name, value in shares.items()})
@@ -97,7 +97,7 @@ class Received:
             where.copy_(mask[name])
 
 
-def settle(home: RecordDict, key: str) -> None:
+def reset_if_other(home: RecordDict, key: str) -> None:
     """Clear the context if it belongs to another federation."""
     if HOME not in home.config_records or home.config_records[HOME]["key"] != key:
         for name in list(home):
@@ -111,14 +111,14 @@ def mask_of(home: RecordDict, sent: bytes | None, version: int, shapes: dict[str
         return {}
     versions: Any = home.config_records[HOME]
     if sent is not None:
-        home[MASK] = packed(mask=sent)
+        home[MASK] = pack(mask=sent)
         versions[MASK] = version
     if versions[MASK] != version:
         raise WrongInput("mask", "of this round was never received here")
-    return decode_mask(unpacked(home.array_records[MASK])["mask"], shapes)
+    return decode_mask(unpack(home.array_records[MASK])["mask"], shapes)
 
 
-def last(home: RecordDict, taken: int, device: torch.device) -> Params | None:
+def load_state(home: RecordDict, taken: int, device: torch.device) -> Params | None:
     """Return the state after the round whose update the server took last; None where there is none.
 
     A turn that the server did not take leaves no trace.
@@ -126,16 +126,16 @@ def last(home: RecordDict, taken: int, device: torch.device) -> Params | None:
     rounds = home.config_records[HOME]
     for name in (STATE, BEFORE):
         if rounds[name] == taken and taken:
-            state = kept(home, name)
+            state = load_tensors(home, name)
             return None if state is None else tree.to(state, device)
     return None
 
 
-def remember(home: RecordDict, number: int, state: Params) -> None:
+def save_state(home: RecordDict, number: int, state: Params) -> None:
     """Keep the state after this round and the one before, in case the server does not take this turn."""
     rounds: Any = home.config_records[HOME]
     if rounds[STATE] != number and STATE in home:
         home[BEFORE] = home.array_records[STATE]
         rounds[BEFORE] = rounds[STATE]
-    keep(home, STATE, state)
+    store_tensors(home, STATE, state)
     rounds[STATE] = number

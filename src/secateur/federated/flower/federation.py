@@ -25,8 +25,8 @@ from secateur.federated.client_training import Rows
 from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import NO_ANSWER, Fault
 from secateur.federated.federation import Federation, Round
-from secateur.federated.flower.link import Link, packed, size_of, unpacked
-from secateur.federated.flower.node_data import KnownPanel, believed, said_of
+from secateur.federated.flower.link import Link, pack, size_of, unpack
+from secateur.federated.flower.node_data import KnownPanel, describe_data, reported_shares
 from secateur.federated.sampling import SampledClients
 from secateur.federated.traffic import Ledger, Measure, Traffic
 from secateur.interfaces import Mask, Params
@@ -46,52 +46,65 @@ class Refused(Exception):
         self.fault = fault
 
 
-class FlowerFederation(Federation):
-    """A federation whose clients answer over a Link and keep their own states.
+class OverLink:
+    """A federation whose clients answer over a Link and keep their own states: mixed into a class of federations.
 
-    Updates are added in float64 as they arrive, and let go, so the server holds a few at a time. The order of arrival
-    changes nothing that float32 shows. Each message names the client's last turn that the server took. So a client
-    whose update was refused or late goes on from its state before that turn.
+    Each message names the client's last turn that the server took. So a client whose update was refused or late goes on
+    from its state before that turn.
     """
 
     exact = True
 
-    def __init__(self, link: Link, task: str, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.link, self.task, link.clients = link, task, len(self.terms.shares)
-        self.waits = True  # on a GPU too an update is checked before the next message calls it taken
-        if link.deployed:
-            self.every = 0.0
-        elif self.turns.init():
-            self.every = math.inf  # the states of virtual clients are lost with the process
+    def connect(self, link: Link, task: str, clients: int, keeps: bool) -> None:
+        """Use a link to so many clients; `keeps`: they have a state between rounds."""
+        self.link, self.task, link.clients = link, task, clients
         self.key = hashlib.sha256(task.encode()).hexdigest()
-        self.ledger = Ledger(len(self.terms.shares), self.server.base.wants_squares)
-        self.ledger.traffic = Counted(len(self.terms.shares), self.server.base.wants_squares)
-        self.panel, self.said = (
-            KnownPanel(self.panel.observers, self, link.examples),
-            said_of(arguments[1], link.clients),
-        )
-        self._shares = self.terms.shares  # shares of the server's own data
         self.taken: dict[int, int] = {}  # by client: the round of the last turn that the server took
-        whole = [*self.server.weights.values(), *self.server.buffers.values()]
-        self._dense = sum(value.numel() * value.element_size() for value in whole)
+        if link.deployed:
+            self.every: float | None = 0.0
+        elif keeps:
+            self.every = math.inf  # the states of virtual clients are lost with the process
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything of the server; clients keep their own states."""
-        tensors, data = super().state()
+        tensors, data = super().state()  # type: ignore[misc]
         return tensors, data | {"taken": {str(client): number for client, number in self.taken.items()}}
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
-        super().load(tensors, data)
+        super().load(tensors, data)  # type: ignore[misc]
         self.taken = {int(client): number for client, number in data["taken"].items()}
+
+
+class FlowerFederation(OverLink, Federation):
+    """A federation over a Link.
+
+    Updates are added in float64 as they arrive, and let go, so the server holds a few at a time. The order of arrival
+    changes nothing that float32 shows.
+    """
+
+    def __init__(self, link: Link, task: str, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.connect(link, task, len(self.terms.shares), keeps=bool(self.turns.init()))
+        self.waits = True  # on a GPU too an update is checked before the next message calls it taken
+        self.ledger = Ledger(link.clients, self.server.base.wants_squares)
+        self.ledger.traffic = Counted(link.clients, self.server.base.wants_squares)
+        self.panel = KnownPanel(self.panel.observers, self, link.examples)
+        self.said = describe_data(arguments[1], link.clients)
+        self._shares = self.terms.shares  # shares of the server's own data
+        whole = [*self.server.weights.values(), *self.server.buffers.values()]
+        self._dense = sum(value.numel() * value.element_size() for value in whole)
+
+    def load(self, tensors: Params, data: dict[str, Any]) -> None:
+        """Resume from the output of `state`; clients may have lost their masks."""
+        super().load(tensors, data)
         self.ledger.traffic.known = [-1] * len(self.terms.shares)
 
     def _round(self, number: int) -> Round:
         """Run a round with the clients that are online and the numbers of examples that they report."""
         self.link.meet()
         sizes = self.link.examples  # of clients with data of their own
-        self.terms = replace(self.terms, shares=believed(self._shares, sizes))
+        self.terms = replace(self.terms, shares=reported_shares(self._shares, sizes))
         done = super()._round(number)
         if number < self.terms.rounds:
             return done
@@ -121,27 +134,23 @@ class FlowerFederation(Federation):
         server, traffic = self.server, self.ledger.traffic
         mask = server.model.mask
         inside = bool(mask) and self.terms.broadcast != "dense"
-        model = packed(model=encode(server.received, inside=mask if inside else None))
-        with_mask = ArrayRecord({**model, **packed(mask=encode_mask(mask))}) if mask else model
+        model = pack(model=encode(server.received, inside=mask if inside else None))
+        with_mask = ArrayRecord({**model, **pack(mask=encode_mask(mask))}) if mask else model
         for client in clients:
             outdated = bool(mask) and traffic.known[client] != traffic.version
             record = with_mask if outdated else model
             traffic.known[client] = traffic.version
             traffic.down[client] += size_of(record)
-            turn: dict[str, Any] = {
-                "round": number,
-                "client": client,
-                "taken": self.taken.get(client, 0),
-                "inside": inside,
-            }
-            turn |= {"version": traffic.version if mask else -1, "key": self.key, "task": self.task, "said": self.said}
+            turn: dict[str, Any] = {"round": number, "client": client, "taken": self.taken.get(client, 0)}
+            turn |= {"inside": inside, "version": traffic.version if mask else -1}
+            turn |= {"key": self.key, "task": self.task, "said": self.said}
             yield client, RecordDict({"model": record, "turn": ConfigRecord(turn)})
 
     def _read(self, answer: RecordDict | Fault, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
         """Return the update and its squares out of an answer; nothing in the answer is trusted."""
         if isinstance(answer, str):
             raise Refused(answer)
-        with why_refused(client):
+        with refusing(client):
             update, squares = self._decoded(answer.array_records["update"], client, own_masks)
             withheld = answer.metric_records.get("withheld")
             if not withheld:
@@ -158,7 +167,7 @@ class FlowerFederation(Federation):
         self.ledger.traffic.up[client] += size
         if size > (2 if server.squares else 1) * self._dense + self._dense // 8 + SLACK:
             raise Refused("size")
-        messages, mask = unpacked(record), server.model.mask
+        messages, mask = unpack(record), server.model.mask
         values = self._tensors(messages.get("values", b""), server.weights, mask if mask and not own_masks else None)
         buffers = self._tensors(messages["buffers"], server.buffers) if "buffers" in messages else {}
         squares = self._tensors(messages.get("squares", b""), server.weights) if server.squares else {}
@@ -203,14 +212,14 @@ class Counted(Traffic):
 
 
 @contextmanager
-def why_refused(client: int) -> Iterator[None]:
+def refusing(client: int) -> Iterator[None]:
     """Turn any error in a message into `Refused` with the fault that a row names."""
     try:
         yield
     except (KeyError, ValueError):
         raise Refused("damaged") from None
     except WrongInput as error:
-        log.warning("the update of client %s is left out: %s", client, error)
+        log.warning("ignoring the update of client %s (%s)", client, error)
         raise Refused("shape" if "shape" in error.message else "damaged") from error
 
 

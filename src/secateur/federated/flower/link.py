@@ -77,22 +77,20 @@ class Link:
             if isinstance(answer, str):
                 self._met.discard(node)  # greeted again later
             elif (greeting := _parse_greeting(answer)) is None:
-                log.warning("node %s answers to its greeting with what cannot be read; it is left out", node)
+                log.warning("ignoring node %s: malformed answer to the greeting", node)
             else:
                 greetings[node] = greeting
         for node, (client, examples) in greetings.items():
             if client >= self.clients or self.nodes.get(client, node) != node:
-                log.warning(
-                    "node %s says that it is client %s, and there is no such place; it is left out", node, client
-                )
+                log.warning("ignoring node %s: client %s does not exist, or is another node", node, client)
             elif client >= 0:
-                self._place(client, node, examples)
+                self._assign(client, node, examples)
         free = iter(sorted(set(range(self.clients)) - set(self.nodes)))
         silent = [(node, examples) for node, (client, examples) in greetings.items() if client < 0]
         for client, (node, examples) in zip(free, silent, strict=False):
-            self._place(client, node, examples)
+            self._assign(client, node, examples)
 
-    def _place(self, client: int, node: int, examples: int) -> None:
+    def _assign(self, client: int, node: int, examples: int) -> None:
         self.nodes[client] = node
         self.examples.pop(client, None)
         if examples:
@@ -124,7 +122,7 @@ class Link:
     def _content(self, reply: Message) -> RecordDict | Fault:
         if not reply.has_error():
             return reply.content
-        log.warning("a client answered with an error: %s", reply.error.reason)
+        log.warning("ignoring the answer of a client: it failed (%s)", reply.error.reason)
         return "absent" if reply.error.code == ErrorCode.NODE_UNAVAILABLE else "error"
 
 
@@ -147,13 +145,13 @@ def arrays_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
 
 
-def packed(**messages: bytes) -> ArrayRecord:
+def pack(**messages: bytes) -> ArrayRecord:
     """Return messages of the wire format as arrays, because Flower splits large arrays and nothing else."""
     return ArrayRecord({name: Array("uint8", (len(data),), WIRE, data) for name, data in messages.items()})
 
 
-def unpacked(record: ArrayRecord) -> dict[str, bytes]:
-    """Return the bytes in a record that `packed` made."""
+def unpack(record: ArrayRecord) -> dict[str, bytes]:
+    """Return the bytes in a record that `pack` made."""
     if wrong := [name for name, array in record.items() if array.stype != WIRE]:
         raise WrongInput("message", f"{wrong[0]} is not in the wire format of secateur")
     return {name: array.data for name, array in record.items()}
@@ -164,7 +162,7 @@ def size_of(record: ArrayRecord) -> int:
     return sum(len(array.data) for array in record.values())
 
 
-def only(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
+def single_record(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
     """Return the one record of arrays in a message, and its name."""
     records = list(content.array_records.items())
     if len(records) != 1:
@@ -172,11 +170,11 @@ def only(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
     return records[0]
 
 
-def kept(state: RecordDict, name: str) -> Params | None:
+def load_tensors(state: RecordDict, name: str) -> Params | None:
     """Return the tensors in the client's context under a name; None where there are none yet."""
     return tensors_of(state.array_records[name]) if name in state.array_records else None
 
 
-def keep(state: RecordDict, name: str, tensors: Params) -> None:
+def store_tensors(state: RecordDict, name: str, tensors: Params) -> None:
     """Keep tensors in the client's context until its next turn."""
     state.array_records[name] = arrays_of(tensors)

@@ -12,7 +12,7 @@ from torch import Generator, nn
 from secateur.defenses.soteria import Soteria
 from secateur.defenses.uploads import aligned, inner_of, makes_anew
 from secateur.errors import WrongInput
-from secateur.federated.flower.link import arrays_of, keep, kept, only, packed, tensors_of
+from secateur.federated.flower.link import arrays_of, load_tensors, pack, single_record, store_tensors, tensors_of
 from secateur.interfaces import Batch, Params, Upload, UploadContext
 from secateur.seeding import derive
 from secateur.wire import encode
@@ -41,21 +41,21 @@ def upload_mod(
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
-        received = tensors_of(only(message.content, "the message to a client")[1])
+        received = tensors_of(single_record(message.content, "the message to a client")[1])
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        name, record = only(reply.content, "a client's reply")
+        name, record = single_record(reply.content, "a client's reply")
         trained = tensors_of(record)
-        update, plain = parted(received, trained, buffers)
-        state = kept(context.state, STATE) or defense.init(update)
-        sent, after = defense(update, state, _turning(message, context, received, seed))
+        update, plain = split_update(received, trained, buffers)
+        state = load_tensors(context.state, STATE) or defense.init(update)
+        sent, after = defense(update, state, _context(message, context, received, seed))
         if after:
-            keep(context.state, STATE, after)
+            store_tensors(context.state, STATE, after)
         if wire:
-            reply.content[name] = packed(update=encode(sent | plain))
+            reply.content[name] = pack(update=encode(sent | plain))
         else:
-            reply.content[name] = arrays_of(applied(received, sent | plain, trained, buffers))
+            reply.content[name] = arrays_of(apply_update(received, sent | plain, trained, buffers))
         return reply
 
     return mod
@@ -65,9 +65,9 @@ def check(defense: Upload) -> None:
     """Raise WrongInput for a defense that needs more than a mod can see."""
     name = type(inner_of(defense)).__name__
     if aligned(defense) is not None:
-        raise WrongInput("defense", f"{name} lets one client choose everybody's positions; take dgp")
+        raise WrongInput("defense", f"{name} lets one client choose the positions of all; use dgp")
     if isinstance(inner_of(defense), Soteria) or makes_anew(defense):
-        raise WrongInput("defense", f"{name} looks at the examples of an update, which a mod does not see")
+        raise WrongInput("defense", f"{name} needs the examples of an update, which a mod does not see; use another")
 
 
 def is_buffer(name: str, value: torch.Tensor, buffers: tuple[str, ...]) -> bool:
@@ -75,22 +75,22 @@ def is_buffer(name: str, value: torch.Tensor, buffers: tuple[str, ...]) -> bool:
     return not value.is_floating_point() or name.endswith(buffers)
 
 
-def parted(received: Params, trained: Params, buffers: tuple[str, ...] = BUFFERS) -> tuple[Params, Params]:
+def split_update(received: Params, trained: Params, buffers: tuple[str, ...] = BUFFERS) -> tuple[Params, Params]:
     """Return the update, received minus trained, and the tensors that are sent unchanged."""
     if received.keys() != trained.keys():
-        raise WrongInput("arrays", "the client's reply and what it received have different names; they must be equal")
+        raise WrongInput("arrays", "the client's reply has other names than the received model; they must be equal")
     plain = {name: value for name, value in trained.items() if is_buffer(name, value, buffers)}
     return {n: received[n] - value for n, value in trained.items() if n not in plain}, plain
 
 
-def applied(received: Params, sent: Params, order: Params, buffers: tuple[str, ...] = BUFFERS) -> Params:
+def apply_update(received: Params, sent: Params, order: Params, buffers: tuple[str, ...] = BUFFERS) -> Params:
     """Return a client's update as weights, received minus update, with the names in the order of `order`."""
     return {
         name: sent[name] if is_buffer(name, received[name], buffers) else received[name] - sent[name] for name in order
     }
 
 
-def _turning(message: Message, context: Context, received: Params, seed: int | None) -> UploadContext:
+def _context(message: Message, context: Context, received: Params, seed: int | None) -> UploadContext:
     number = round_of(message)
     no_examples = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
     if seed is None:

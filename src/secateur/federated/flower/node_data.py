@@ -25,20 +25,20 @@ from secateur.federated.attacks.observer import Observer, Observers
 from secateur.federated.federation import Federation
 
 
-def said_of(data: Dataset, clients: int) -> str:
+def describe_data(data: Dataset, clients: int) -> str:
     """Return JSON of the server's data format, for a client with its own data."""
     shape = {"shape": data.input_shape, "classes": data.classes, "clients": clients}
     return json.dumps(shape | {"mean": data.mean, "std": data.std})
 
 
-def own_data(source: str, folder: Path | str | None) -> Dataset:
+def load_own_data(source: str, folder: Path | str | None) -> Dataset:
     """Return the train rows of a node's own data set; `source` takes the same values as the field `data`."""
     data = load(source, folder, download=False)
     size = data.train_size
     return replace(data, inputs=data.inputs[:size], labels=data.labels[:size], writers=None)
 
 
-def fitted(data: Dataset, said: Mapping[str, Any]) -> Dataset:
+def fit_to_server(data: Dataset, said: Mapping[str, Any]) -> Dataset:
     """Return own data in the server's normalisation; raise WrongInput if the shape does not fit the network."""
     if list(data.input_shape) != said["shape"]:
         wanted = f"the federation's have {tuple(said['shape'])}"
@@ -52,7 +52,7 @@ def fitted(data: Dataset, said: Mapping[str, Any]) -> Dataset:
     return replace(data, inputs=inputs, classes=said["classes"], mean=mean, std=std)
 
 
-def own_of(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[Dataset, torch.device, list[Tensor]]:
+def load_node(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[Dataset, torch.device, list[Tensor]]:
     """Return a node's own data, its device, and shares; every client has all rows.
 
     That is safe: the sampled clients of a round depend on the number of clients, not on their shares.
@@ -60,11 +60,11 @@ def own_of(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[Data
     if config.submodels:
         raise WrongInput("own-data", "is not possible over sub-models; start the node with data-folder, or without")
     torch.set_num_threads(config.threads)
-    data = fitted(own_data(source, config.data_folder), said)
+    data = fit_to_server(load_own_data(source, config.data_folder), said)
     return data, device_of(config), [torch.arange(data.train_size)] * said["clients"]
 
 
-def believed(shares: Sequence[Tensor], examples: Mapping[int, int]) -> list[Tensor]:
+def reported_shares(shares: Sequence[Tensor], examples: Mapping[int, int]) -> list[Tensor]:
     """Return the server's shares; a client with own data gets a share of its reported length, without memory."""
     row = torch.zeros((), dtype=torch.int64)
     return [row.expand(examples[client]) if client in examples else rows for client, rows in enumerate(shares)]

@@ -19,12 +19,12 @@ from flwr.serverapp.strategy import Strategy
 
 from secateur.catalogue import Choice
 from secateur.config import inversion
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_whole
 from secateur.evaluation import gallery
-from secateur.evaluation.membership import flat
+from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
-from secateur.federated.flower.link import arrays_of, only, size_of, tensors_of, unpacked
-from secateur.federated.flower.mod import BUFFERS, applied
+from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of, unpack
+from secateur.federated.flower.mod import BUFFERS, apply_update
 from secateur.interfaces import Batch, InversionAttack, Knowledge, Params, ServerView, Weights
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
@@ -95,13 +95,13 @@ class DecodingStrategy(AroundStrategy):
         if reply.has_error():
             return reply
         try:
-            name, record = only(reply.content, "a client's reply")
+            name, record = single_record(reply.content, "a client's reply")
             self.bytes_up += size_of(record)
             shapes = {name: tuple(value.shape) for name, value in self.sent.items()}
-            sent = decode(unpacked(record).get("update", b""), shapes)
-            arrays = arrays_of(applied(self.sent, sent, self.sent, self.buffers))
+            sent = decode(unpack(record).get("update", b""), shapes)
+            arrays = arrays_of(apply_update(self.sent, sent, self.sent, self.buffers))
         except WrongInput as error:
-            log(WARNING, "the update of node %s is left out: %s", reply.metadata.src_node_id, error)
+            log(WARNING, "ignoring the update of node %s (%s)", reply.metadata.src_node_id, error)
             return None
         self.dense_bytes += size_of(arrays)
         reply.content[name] = arrays
@@ -119,8 +119,8 @@ class AuditedStrategy(AroundStrategy):
         self, inner: Strategy, auditor: Auditor, *, every: int = 1, updates: int = 1, truth: Truth | None = None
     ) -> None:
         super().__init__(inner)
-        if every < 1 or updates < 1:
-            raise WrongInput("every, updates", "are not allowed below 1; give whole numbers from 1")
+        check_whole("every", every)
+        check_whole("updates", updates)
         self.auditor, self.every, self.updates, self.truth = auditor, every, updates, truth
 
     def aggregate_train(
@@ -130,7 +130,7 @@ class AuditedStrategy(AroundStrategy):
         arrived = list(replies)
         if server_round % self.every == 0:
             for reply in [answer for answer in arrived if not answer.has_error()][: self.updates]:
-                weights = tensors_of(only(reply.content, "a client's reply")[1])
+                weights = tensors_of(single_record(reply.content, "a client's reply")[1])
                 truth = None if self.truth is None else self.truth(server_round, reply)
                 self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
         return self.inner.aggregate_train(server_round, arrived)
@@ -156,7 +156,7 @@ class Auditor:
         **over: Any,
     ) -> None:
         if knowledge.learning_rate is None:
-            raise WrongInput("knowledge", "must say the clients' learning_rate and local_steps, as they send weights")
+            raise WrongInput("knowledge", "must have the clients' learning_rate and local_steps: they send weights")
         self.attacks = [
             inversion(attack_name, **over) for attack_name in ([attacks] if isinstance(attacks, str) else attacks)
         ]
@@ -173,14 +173,14 @@ class Auditor:
         """Attack one update of a round."""
         names = [name for name, _ in self.knowledge.net.named_parameters()]
         if missing := [name for name in names if name not in weights]:
-            raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; give the app's own")
+            raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; use the app's net")
         view = ServerView(sent, Weights({name: weights[name] for name in names}))
         size = self.knowledge.batch_size if truth is None else truth.size
         known = replace(self.knowledge, batch_size=size)
         labels = self._labels(None, number, node, size)
         if truth is not None:
-            pixels, believed = known.pixels(truth.inputs), truth.labels.tolist()
-            self.figures += gallery.truths(flat(labels), self.targets, pixels, believed, self.images)
+            pixels, classes = known.pixels(truth.inputs), truth.labels.tolist()
+            self.figures += gallery.truths(flat_labels(labels), self.targets, pixels, classes, self.images)
         for attack in self.attacks:
             self._attack(attack, view, truth, known, self._labels(attack, number, node, size))
         self.targets += 1
@@ -205,7 +205,7 @@ class Auditor:
         outcome = judge([truth], [reconstructions.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
         self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
-        self.figures += gallery.shown(flat(labels), [self.targets], outcome, self.images)
+        self.figures += gallery.shown(flat_labels(labels), [self.targets], outcome, self.images)
 
     def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
         extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}

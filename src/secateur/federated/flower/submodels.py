@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +14,9 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.federated.faults import Fault
 from secateur.federated.federation import Round
-from secateur.federated.flower.client import last, remember, settle
-from secateur.federated.flower.federation import SLACK, Refused, why_refused
-from secateur.federated.flower.link import Link, packed, size_of, unpacked
+from secateur.federated.flower.client import load_state, reset_if_other, save_state
+from secateur.federated.flower.federation import SLACK, OverLink, Refused, refusing
+from secateur.federated.flower.link import Link, pack, size_of, unpack
 from secateur.federated.submodels.clients import SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
 from secateur.federated.submodels.spec import SubmodelSpec
@@ -38,40 +36,32 @@ class NarrowClients:
         """Return a client's answer to a message, and update the client's state in its context, `home`."""
         request, fed = content.config_records["turn"], self.federation
         number, client, taken = (int(str(request[name])) for name in ("round", "client", "taken"))
-        settle(home, str(request["key"]))
+        reset_if_other(home, str(request["key"]))
         cut = fed.received(number, client).cut
-        received = decode(unpacked(content.array_records["model"])["model"], cut.shapes)
+        received = decode(unpack(content.array_records["model"])["model"], cut.shapes)
         fed.flat = torch.zeros_like(fed.flat).index_copy(0, cut.index.to(fed.device), flat_of(received).to(fed.flat))
-        state = last(home, taken, fed.device)
+        state = load_state(home, taken, fed.device)
         fed.states = {} if state is None else {client: state}
         turn = fed.received(number, client)
         (trained,) = fed.crowd([fed._job(number, turn)])
         sent = fed._sent(number, turn, trained)
         if sent.state:
-            remember(home, number, sent.state)
+            save_state(home, number, sent.state)
         values = params_of(sent.flat, cut.shapes) if sent.message is None else sent.message
         messages = {"values": encode(values)}
         if sent.covered is not None:
             messages["sent"] = encode_mask(params_of(sent.covered > 0, cut.shapes))
-        return RecordDict({"update": packed(**messages)})
+        return RecordDict({"update": pack(**messages)})
 
 
-class FlowerSubmodels(SubmodelFederation):
-    """A sub-model federation whose clients answer over a Link; the clients keep their states."""
-
-    exact = True
+class FlowerSubmodels(OverLink, SubmodelFederation):
+    """A sub-model federation over a Link."""
 
     def __init__(self, link: Link, task: str, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if self.terms.rule.alone:
-            raise WrongInput("submodels", "local sends nothing, so there is nothing for flower to do; take engine here")
-        self.link, self.task, link.clients = link, task, len(self.terms.shares)
-        self.key = hashlib.sha256(task.encode()).hexdigest()
-        self.taken: dict[int, int] = {}
-        if link.deployed:
-            self.every = 0.0
-        elif self.sender.keeps:
-            self.every = math.inf  # the states of virtual clients are lost with the process
+            raise WrongInput("submodels", "local sends nothing over flower; use engine here")
+        self.connect(link, task, len(self.terms.shares), keeps=self.sender.keeps)
 
     def rounds(self) -> Iterator[Round]:
         """Yield the remaining rounds."""
@@ -95,7 +85,7 @@ class FlowerSubmodels(SubmodelFederation):
 
     def _questions(self, number: int, turns: list[Turn]) -> Iterator[tuple[int, RecordDict]]:
         for turn in turns:
-            model = packed(model=encode(params_of(turn.received, turn.cut.shapes)))
+            model = pack(model=encode(params_of(turn.received, turn.cut.shapes)))
             request: dict[str, Any] = {"round": number, "client": turn.client, "taken": self.taken.get(turn.client, 0)}
             request |= {"key": self.key, "task": self.task}
             yield turn.client, RecordDict({"model": model, "turn": ConfigRecord(request)})
@@ -104,11 +94,11 @@ class FlowerSubmodels(SubmodelFederation):
         """Decode and check a client's answer, which is not trusted; raise Refused for a fault."""
         if isinstance(answer, str):
             raise Refused(answer)
-        with why_refused(turn.client):
+        with refusing(turn.client):
             record, cut = answer.array_records["update"], turn.cut
             if size_of(record) > 2 * turn.received.nbytes + SLACK:
                 raise Refused("size")
-            messages = unpacked(record)
+            messages = unpack(record)
             values = decode(messages.get("values", b""), cut.shapes)
             if any(value.dtype != self.flat.dtype for value in values.values()):
                 raise Refused("damaged")
@@ -130,13 +120,3 @@ class FlowerSubmodels(SubmodelFederation):
     def _keep(self, client: int, state: Params) -> None:
         """Record that the server accepted this client's turn; the client itself keeps the state."""
         self.taken[client] = self.number + 1
-
-    def state(self) -> tuple[Params, dict[str, Any]]:
-        """Return the server's state; clients keep their own states."""
-        tensors, data = super().state()
-        return tensors, data | {"taken": {str(client): number for client, number in self.taken.items()}}
-
-    def load(self, tensors: Params, data: dict[str, Any]) -> None:
-        """Resume from the output of `state`."""
-        super().load(tensors, data)
-        self.taken = {int(client): number for client, number in data["taken"].items()}

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn, vmap
@@ -67,21 +66,12 @@ class SubmodelResult(NamedTuple):
     moments: AdamMoments
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
+class _Step(NamedTuple):
     """The inputs of one step of some lanes, which a graph copies in."""
 
     rows: Tensor  # (lanes, B), or (lanes, B, 4) with moves
     scales: Tensor  # (lanes, 2) Adam's step size and root
     noise: tuple[Tensor, ...]
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors in a fixed order."""
-        return [self.rows, self.scales, *self.noise]
-
-    def clone(self) -> Self:
-        """Return a copy in memory of its own."""
-        return type(self)(self.rows.clone(), self.scales.clone(), tuple(draw.clone() for draw in self.noise))
 
 
 class SubmodelTrainer:

@@ -155,7 +155,10 @@ class MembershipEvaluation:
     ) -> Sequence[Tensor]:
         net, size = self.target.net, self.asking.size
         if view.batches == "fixed" and is_static(net):
-            net, state = settled(net, tree.to(state, self.device), self._batch(asked.own[:REFERENCE]).inputs, size)
+            reference = self._batch(asked.outsiders[:REFERENCE]).inputs
+            net, state = settled(net, tree.to(state, self.device), reference, size)
+                net, tree.to(state, self.device), self._batch(asked.outsiders[:REFERENCE]).inputs, size
+            )
         answer, inputs = scorer(net, state, self.device, size), [part.inputs for part in parts]
         if view.batches != "apart":
             return together(answer, inputs, view.batches, rng)

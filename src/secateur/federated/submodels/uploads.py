@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.defenses.uploads import drawn
-from secateur.defenses.withholding import nothing_saved, reloaded, saved, sent
+from secateur.defenses.withholding import divided, nothing_saved, reloaded
 from secateur.federated.submodels.spec import SubmodelSpec
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
 from secateur.interfaces import Batch, Params, UploadContext
@@ -70,9 +70,8 @@ class SubmodelUpload:
         assert terms.withholding is not None
         values = params_of(trained, cut.shapes)
         withheld = terms.withholding.withheld(values, update, {}, rng)
-        message = sent(values, withheld, {})
+        message, after = divided(values, withheld, self.keeps)
         covered = flat_of({n: ~withheld[n] if n in withheld else torch.ones_like(v) for n, v in message.items()})
-        after = saved(values, withheld) if self.keeps else {}
         return SubmodelSent(flat_of(message), covered.to(trained.dtype), message, self._whole(state, after, cut))
 
     def _part(self, state: Params, cut: SubmodelIndex) -> Params:

@@ -13,8 +13,8 @@ from secateur.config import defense_of_updates
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_attack
 from secateur.experiments.context import SeedContext
-from secateur.experiments.generators import needs_generator, with_untrained
 from secateur.experiments.invert import ClientExposure, chance_of
+from secateur.experiments.invert_targets import needs_generator, with_untrained
 from secateur.studies.dgp.scale import CIFAR10, DgpScale, DgpSetting
 
 ADAPTIVE = ("support", "layer", "reapply", "mask")
@@ -52,7 +52,7 @@ class Attacked:
                 elif reason not in reasons:
                     reasons.add(reason)
                     more = {"batch_size": self.batch_size, "attacked_by": self.attack}
-                    labels = setting.labels(model, exposure.bench.data, defense, "left out", **more)
+                    labels = setting.labels(model, exposure.context.data, defense, "left out", **more)
                     setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
 
     def exposure(self, setting: DgpSetting, model: str, defense: str) -> ClientExposure:
@@ -68,10 +68,10 @@ class Attacked:
             weights=self.weights,
             residual=self.residual if "error-feedback" in defense else None,
         )
-        bench = SeedContext(setting.run, config, data, setting.device, setting.seed)
+        context = SeedContext(setting.run, config, data, setting.device, setting.seed)
         trained = "" if self.weights is None else f"-{self.weights.stem}"  # a trained model's pictures: another folder
         folder = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}{trained}")
-        return ClientExposure(config, bench, config.defense[0], f"pictures/{folder}")
+        return ClientExposure(config, context, config.defense[0], f"pictures/{folder}")
 
 
 def attackers(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _refused(exposure: ClientExposure, attack: Choice) -> str | None:
     client = exposure.client
     attacked = with_untrained(client, exposure.config) if needs_generator(attack) else client
     try:
-        check_attack(attack, attacked, exposure.targets[0], chance_of(exposure.bench.seed, attack)[0])
+        check_attack(attack, attacked, exposure.targets[0], chance_of(exposure.seed, attack)[0])
     except WrongInput as error:
         return error.message
     return None

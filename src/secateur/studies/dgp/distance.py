@@ -56,22 +56,22 @@ class Distanced:
                 depends = exposure.depends(exposure.config.attacks[0], group)
                 by_target = setting.run.stage("distance", depends, partial(_compare, exposure, group)).data["targets"]
                 for number, values in zip(group, by_target, strict=True):
-                    labels = setting.labels(model, exposure.bench.data, defense, "theory", number=number)
+                    labels = setting.labels(model, exposure.context.data, defense, "theory", number=number)
                     setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
 
 
 def _compare(exposure: ClientExposure, group: range) -> Result:
     """Return, per target, the distance of the sent update and Proposition 1 at IG's reconstruction."""
     attack, client, by_target = exposure.config.attacks[0], exposure.client, []
-    for number, reconstruction in zip(group, exposure.reconstructed(attack, client, group)[0], strict=True):
-        truth, rng = exposure.targets[number], chance_of(exposure.bench.seed, attack)[0]
+    for number, reconstruction in zip(group, exposure.reconstruct_group(attack, client, group)[0], strict=True):
+        truth, rng = exposure.targets[number], chance_of(exposure.seed, attack)[0]
         assert isinstance(truth, Batch)
         both = (replace(client, guard=None), client)
         views = [variant.seen(attack.make(), [truth], rng, number)[1][0][0] for variant in both]
         gradient, sent = (view.update.values for view in views)
         values = {"relative_distance": relative_distance(gradient, sent)}
         if reconstruction is not None and reconstruction.batch.inputs.shape == truth.inputs.shape:
-            draw, guess = derive(exposure.bench.seed, "bound", number), reconstruction.batch.inputs.to(truth.inputs)
+            draw, guess = derive(exposure.seed, "bound", number), reconstruction.batch.inputs.to(truth.inputs)
             bound = reconstruction_bound(client.net, client.state, truth, guess, draw, sent)
             values |= {"error": bound.error, "bound": bound.bound, "bound_by_sent": bound.bound_by_sent or 0.0}
             of_guess = gradient_update(

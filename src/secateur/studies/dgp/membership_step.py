@@ -13,9 +13,9 @@ from torch import Tensor
 from secateur.catalogue import Choice
 from secateur.config import choice
 from secateur.data.dataset import Dataset, fingerprint
-from secateur.data.splits import Part, in_out, victim_shadow
+from secateur.data.partition import Part, in_out, victim_shadow
 from secateur.errors import WrongInput
-from secateur.evaluation.membership import attack_rows, flat, judged, remembering
+from secateur.evaluation.membership import attack_rows, cache_answers, evaluate_guesses, flat_labels
 from secateur.federated.collaborative.training import CollaborativeResult
 from secateur.inference import answering
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
@@ -112,12 +112,12 @@ class MembershipMatch:
         def compute() -> Result:
             fitted = attack.make().fit(known, derive(self.setting.seed, "attack", str(attack)))
             ids = torch.arange(both.size) if isinstance(known, InOut) else None
-            return Result(data=judged(fitted.score(box, Candidates(both, ids)), is_member, self.setting.seed))
+            return Result(data=evaluate_guesses(fitted.score(box, Candidates(both, ids)), is_member, self.setting.seed))
 
         keys = [fingerprint(*trained.state.values()) for trained in (victim, *models)]
         scores = self.setting.run.stage("membership", {"attack": str(attack), "models": keys}, compute).data
         self.setting.run.add(attack_rows(labels, scores))
-        self.setting.run.show([flat(labels) | scores["figure"]])
+        self.setting.run.show([flat_labels(labels) | scores["figure"]])
 
     def _train(self, members: Tensor, outside: Tensor, role: str) -> CollaborativeResult:
         return train(self.setting, self.model, parted(self.data, members, outside), self.defense, role)
@@ -125,7 +125,7 @@ class MembershipMatch:
     def _box(self, trained: CollaborativeResult) -> BlackBox:
         net = structure(self.setting, self.model, self.data, self.defense)
         answer = answering(net, trained.state, self.setting.device)
-        return remembering(lambda inputs: answer(inputs).softmax(1))
+        return cache_answers(lambda inputs: answer(inputs).softmax(1))
 
     def _rows(self, rows: Tensor) -> Batch:
         return self.data.batch.take(rows).to(self.setting.device)

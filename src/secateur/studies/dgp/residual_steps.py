@@ -56,7 +56,7 @@ class Overheard:
         assert isinstance(upload, AlignedDualGradientPruning)
 
         def listen() -> Result:
-            name, right = classifier(client.net, exposure.bench.data.classes), 0
+            name, right = classifier(client.net, exposure.context.data.classes), 0
             for target in exposure.targets:
                 assert isinstance(target, Batch)
                 gradient = gradient_update(client.net, client.state, target).values
@@ -66,8 +66,8 @@ class Overheard:
         numbers = range(len(exposure.targets))
         depends = exposure.depends(exposure.config.attacks[0], numbers) | {"attack": "overheard"}
         right = setting.run.stage("overheard", depends, listen).data["right"]
-        labels = setting.labels(model, exposure.bench.data, self.defense, "overheard")
-        classes = exposure.bench.data.classes
+        labels = setting.labels(model, exposure.context.data, self.defense, "overheard")
+        classes = exposure.context.data.classes
         setting.run.add(
             [
                 Row(**labels, metric="label_accuracy", **share_of(right, len(numbers))._asdict()),

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.attacks.inversion.engines import layer_rules
+from secateur.attacks.inversion.engines import choose, engine_for, layer_rules
 from secateur.attacks.inversion.engines.autograd import plain, stacked
-from secateur.attacks.inversion.engines.choose import choose, engine_for
 from secateur.attacks.inversion.engines.layerwise import layerwise, supported
 from secateur.attacks.inversion.problem import Compared, Problem, structure
 from secateur.errors import WrongInput
-from secateur.gpu.graphs import captured
+from secateur.gpu.graphs import capture_step
 from secateur.gpu.memory import halving
 from secateur.models.create import create
 
@@ -493,7 +492,7 @@ def test_halving_raises_what_is_not_about_memory_or_cannot_be_halved():
 def test_on_a_cpu_a_step_is_itself():
     def step() -> None: ...
 
-    assert captured(step, {"x": torch.zeros(1)}) is step
+    assert capture_step(step, {"x": torch.zeros(1)}) is step
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -517,7 +516,7 @@ def test_a_captured_step_does_what_the_eager_one_does(engine, objective):
             state["inputs"].sub_(0.1 * found.gradient["inputs"])
             state["total"].copy_(found.total)
 
-        move = captured(step, state) if capture else step
+        move = capture_step(step, state) if capture else step
         for _ in range(8):
             move()
         states.append(state)
@@ -533,7 +532,7 @@ def test_what_cannot_be_captured_runs_without_a_graph(caplog):
         if state["x"].item() >= 0:
             state["x"].add_(1)
 
-    move = captured(step, state)
+    move = capture_step(step, state)
     for _ in range(6):
         move()
     assert state["x"].item() == 6 and "cannot be captured" in caplog.text

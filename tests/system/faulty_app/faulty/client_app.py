@@ -7,7 +7,7 @@ import torch
 from flwr.app import RecordDict
 
 from secateur.federated.flower.app import client_app
-from secateur.federated.flower.link import packed
+from secateur.federated.flower.link import pack
 from secateur.models.create import create
 from secateur.seeding import derive
 from secateur.wire import encode
@@ -36,7 +36,7 @@ def misbehave(message, context, call_next):
         Path(context.run_config["stage"], "stuck").touch()
         time.sleep(3600)
     if number in (NAN, SHAPE, SIZE):
-        reply.content = RecordDict({"update": packed(values=spoilt(number))})
+        reply.content = RecordDict({"update": pack(values=spoilt(number))})
     return reply
 
 

@@ -1,0 +1,61 @@
+"""Parts that the Python functions share: results with a page and a table, and checks of a user's model and examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import WrongInput
+from secateur.interfaces import Batch
+from secateur.runs.artifacts import write
+from secateur.runs.rows import Row
+
+Examples = Batch | tuple[Tensor, Tensor]
+
+
+class Printable:
+    """Rows and figures that can be written as a page and printed as a table."""
+
+    kind: ClassVar[str]  # the command that gives the same rows
+    rows: list[Row]
+    figures: list[dict[str, Any]]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the report page, with the figures, to `path`."""
+        from secateur.report.page import render
+        from secateur.report.sources import Source
+
+        write(Path(path), render([Source(self.kind, self.rows, self.figures, config="", environment={})]).encode())
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the table of results."""
+        from secateur.report.terminal import print_audit, print_federation, print_inversion
+
+        printers = {"audit": print_audit, "federate": print_federation, "invert": print_inversion}
+        printers[self.kind](self.rows)
+
+
+def read_batch(field: str, examples: Examples) -> Batch:
+    """Return a user's examples as a batch; refuse labels that do not fit the inputs."""
+    inputs, labels = examples
+    if not len(inputs) or labels.shape != inputs.shape[:1]:
+        sizes = f"{len(inputs)} inputs and labels of the shape {tuple(labels.shape)}"
+        raise WrongInput(field, f"{sizes} do not fit; use at least one input, and one label for each input")
+    if labels.is_floating_point():
+        raise WrongInput(field, f"labels are {labels.dtype}; use whole numbers, the classes from 0")
+    return Batch(inputs, labels.long())
+
+
+def in_precision(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Convert inputs to the precision of the model's weights; whole numbers, such as tokens, stay as they are."""
+    dtypes = (value.dtype for value in model.parameters() if value.is_floating_point())
+    return inputs.to(next(dtypes, inputs.dtype)) if inputs.is_floating_point() else inputs
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the model's weights."""
+    return next((value.device for value in model.parameters()), torch.device("cpu"))
