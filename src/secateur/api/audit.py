@@ -22,8 +22,8 @@ from secateur.config import choice
 from secateur.config import defense_of_models as read_defense
 from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
-from secateur.experiments.audit import MembershipExposure, fit_attack
 from secateur.experiments.context import check_installed, check_models, shortage
+from secateur.experiments.exposure import MembershipExposure, fit_attack
 from secateur.experiments.pipeline import build_fit
 from secateur.inference import answering
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow

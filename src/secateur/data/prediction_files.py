@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ class Predictions:
     membership: Tensor  # (N,) bool
     groups: tuple[str, ...] | None = None  # (N,)
 
+    def take(self, rows: Tensor) -> Predictions:
+        """Return some rows, in this order."""
+        groups = None if self.groups is None else tuple(self.groups[row] for row in rows.tolist())
+        return Predictions(self.probabilities[rows], self.labels[rows], self.membership[rows], groups)
+
 
 @dataclass(frozen=True)
 class PredictionFile:
@@ -47,6 +53,11 @@ class PredictionFile:
     answers: Tensor | None = None  # (S, N, K): S models on the victim's rows
     trained_on: Tensor | None = None  # (S, N) bool: the rows that each of them was trained on
 
+    def take(self, rows: Tensor) -> PredictionFile:
+        """Return some of the victim's rows, in this order."""
+        answers, trained_on = (None if part is None else part[:, rows] for part in (self.answers, self.trained_on))
+        return PredictionFile(self.victim.take(rows), self.shadow, answers, trained_on)
+
 
 def read_predictions(file: Path) -> PredictionFile:
     """Read and check a file of saved predictions."""
@@ -54,8 +65,9 @@ def read_predictions(file: Path) -> PredictionFile:
         raise WrongInput("predictions", f"{file} is not allowed; use {', '.join(ENDINGS)}")
     if not file.is_file():
         raise WrongInput("predictions", f"{file} is not a file; name one that exists")
-    read = {".npz": read_npz, ".csv": _read_csv, ".parquet": _read_parquet}[file.suffix]
-    arrays: dict[str, np.ndarray] = read(file)
+    readers: dict[str, Callable[[Path], dict[str, np.ndarray]]]
+    readers = {".npz": read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
+    arrays = readers[file.suffix](file)
     victim = _predictions(arrays, "")
     if "shadow_probabilities" not in arrays:
         return PredictionFile(victim)
@@ -94,7 +106,7 @@ def _answers(arrays: dict[str, np.ndarray], victim: Predictions) -> tuple[Tensor
         shapes = f"shadow_probabilities {tuple(answers.shape)}, shadow_membership {tuple(trained_on.shape)}"
         raise WrongInput("predictions", f"the shapes do not fit: {shapes}; must be (S, N, K) and (S, N)")
     _check_probabilities("shadow_probabilities", answers)
-    if not set(trained_on.unique().tolist()) <= {0, 1}:
+    if not set(trained_on.flatten().tolist()) <= {0, 1}:
         raise WrongInput("predictions", "shadow_membership must be 1 where the row trained the model, else 0")
     return answers, trained_on.bool()
 

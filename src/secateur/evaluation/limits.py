@@ -111,8 +111,8 @@ class _Group:
         if row.note:
             self.notes.append(row.note)
         if row.value is not None:
-            ends = (row.value if end is None else end for end in (row.low, row.high))
-            self.values.setdefault(row.seed, []).append(Estimate(row.value, *ends))
+            low, high = (row.value if end is None else end for end in (row.low, row.high))
+            self.values.setdefault(row.seed, []).append(Estimate(row.value, low, high))
 
 
 def check(rows: Sequence[Row], policy: Policy) -> list[Check]:

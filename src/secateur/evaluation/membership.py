@@ -12,6 +12,7 @@ from secateur.metrics.membership import evaluate, roc, roc_figure
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 
+BOUND = "lower bound on epsilon, for one record; delta 0"
 NO_THRESHOLD = "needs shadow models: without them the attack ranks examples, but has no threshold to decide by"
 
 
@@ -33,6 +34,11 @@ def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
         rows.append(Row(**labels, metric=name, **(estimate | {"note": note} | numbers)))
     if "balanced_accuracy" not in result["estimates"]:
         rows.append(Row(**labels, metric="balanced_accuracy", value=None, note=NO_THRESHOLD))
+    for measure, group, (value, low, high), number in result.get("groups", ()):
+        note = join_notes(f"{group}, the worst of {number}", result["small_groups"])
+        rows.append(Row(**labels, metric=f"worst_group_{measure}", value=value, low=low, high=high, note=note))
+    if "epsilon" in result:
+        rows.append(Row(**labels, metric="measured_epsilon", value=result["epsilon"], note=BOUND))
     return rows
 
 

@@ -120,4 +120,4 @@ def shortage(attack: Choice, shadows: int, in_out: int = 0) -> str | None:
     attacker = attack.make()
     if isinstance(attacker, CountsModels):
         return attacker.shortage(shadows, in_out)
-    return None if shadows else f"{attack.name} needs at least 1 shadow model; 0 given"
+    return None if shadows or in_out else f"{attack.name} needs at least 1 shadow model; 0 given"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,18 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, choice, dump
 from secateur.data.prediction_files import PredictionFile, Predictions, read_predictions
 from secateur.errors import WrongInput
-from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
-from secateur.evaluation.records import ModelRecords, records_csv
+from secateur.evaluation.records import records_csv
 from secateur.evaluation.validity import labels as check_labels
 from secateur.evaluation.validity import member_accuracy, validity_rows
-from secateur.experiments.context import shortage
-from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
+from secateur.experiments.context import file_key, shortage
+from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
+from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.membership import share
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
-RANKING = ("conf", "entropy", "mentr", "top1-conf", "correctness")  # attacks that need no shadow models
 STRONGER = ("lira", "rmia", "nn")  # attacks that need them; samia asks new questions
 NO_SHADOWS = "needs shadow models' predictions; add shadow_probabilities and shadow_membership to the file"
 NO_MEMBERS = "needs shadow models that were trained on some of the rows; none of these was"
@@ -36,27 +37,25 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     """Attack the saved predictions of a file, into the folder `out`."""
     from secateur.report.page import write_page
 
-    attacker = PredictionsAttacker(read_predictions(file))
-    config, victim, seed = attacker.configured(config), attacker.victim, config.seeds[0]
+    attacker, seed = PredictionsAttacker(read_predictions(file)), config.seeds[0]
+    config, victim = attacker.configured(config), attacker.victim
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
     labels |= {"defense": "given", "adaptive": False, "seed": seed, "extra": {}}
-    record = ModelRecords(
-        file.stem, seed, torch.arange(len(victim.labels)), victim.labels, victim.membership, victim.groups
-    )
-    with open_run(out, "audit", dump(config), seeds=config.seeds[:1]) as run:
+    with open_run(out, "audit", dump(config), seeds=[seed]) as run:
+        level = LEVEL / max(1, len(config.attack))
+        members, nonmembers = (attacker.batch(victim.membership == truth) for truth in (True, False))
+        facts: dict[str, Any] = {"title": file.stem, "ids": attacker.ids, "level": level, "groups": victim.groups}
+        exposure = MembershipExposure(
+            run, seed, members, nonmembers, attacker.candidates, lambda: attacker.box, **facts
+        )
         run.add(_model_rows(victim, labels))
         for attack in config.attack:
-            attack_labels = labels | {"attack": str(attack)}
+            named = labels | {"attack": str(attack)}
             try:
-                guesses = attacker.guess(attack, seed)
+                exposure.measure_attack(named, partial(attacker.fit, attack, seed), file=file_key(file))
             except WrongInput as error:
-                run.add([Row(**attack_labels, metric="auc", value=None, note=error.message)])
-                continue
-            result = evaluate_guesses(guesses, victim.membership, seed)
-            record.scores[str(attack)] = guesses.scores
-            run.add(attack_rows(attack_labels, result))
-            run.show([flat_labels(attack_labels) | result["figure"]])
-        run.write("records.csv", records_csv([record]))
+                run.add([Row(**named, metric="auc", value=None, note=error.message)])
+        run.write("records.csv", records_csv([exposure.record]))
         rows = run.rows
     write_page([out])
     return rows
@@ -72,7 +71,9 @@ class PredictionsAttacker:
     """An attacker who has a file of predictions. A row's input is a random mark, so an altered input is refused."""
 
     def __init__(self, contents: PredictionFile) -> None:
-        self.victim, self.contents = contents.victim, contents
+        self.ids = contents.victim.membership.sort(descending=True, stable=True).indices  # members first
+        self.contents = contents.take(self.ids)
+        self.victim = self.contents.victim
         self._marks = _marks(len(self.victim.labels), "")
         self.models = self._models()
 
@@ -83,17 +84,27 @@ class PredictionsAttacker:
         able = [attack for name in (*STRONGER, *RANKING) if self._reason(attack := choice("attack", name)) is None]
         return config.model_copy(update={"attack": able})
 
-    def guess(self, attack: Choice, seed: int) -> Guesses:
-        """Return the attack's guesses about the victim's rows."""
+    @property
+    def box(self) -> BlackBox:
+        """The victim's saved answers."""
+        return _box(self.victim.probabilities, self._marks)
+
+    @property
+    def candidates(self) -> Candidates:
+        """All rows, members first."""
+        online = isinstance(self.models, InOut)
+        return Candidates(Batch(self._marks, self.victim.labels), torch.arange(len(self._marks)) if online else None)
+
+    def batch(self, rows: Tensor) -> Batch:
+        """Return some of the rows."""
+        return Batch(self._marks, self.victim.labels).take(rows)
+
+    def fit(self, attack: Choice, seed: int) -> MembershipAttack:
+        """Return the attack, fitted to the shadow models of the file."""
         if (reason := self._reason(attack)) is not None:
             raise WrongInput("attack", reason)
-        online = isinstance(self.models, InOut)
         learns = attack.method.info["shadows"] != "for a threshold" or self._has_members
-        fitted = attack.make().fit(self.models if learns else [], derive(seed, "attack", str(attack)))
-        ids = torch.arange(len(self.victim.labels)) if online else None
-        batch = Batch(self._marks, self.victim.labels)
-        guesses: Guesses = fitted.score(_box(self.victim.probabilities, self._marks), Candidates(batch, ids))
-        return guesses
+        return fit_attack(attack, self.models if learns else [], seed)
 
     def _models(self) -> Sequence[Shadow] | InOut:
         """Return the shadow models of the file: several over the victim's rows, or one with rows of its own."""

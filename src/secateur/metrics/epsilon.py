@@ -29,7 +29,9 @@ class EpsilonBound(NamedTuple):
         return self.value > claimed
 
 
-def epsilon_bound(scores: Tensor, is_member: Tensor, rng: Generator, delta: float = 0.0) -> EpsilonBound:
+def epsilon_bound(
+    scores: Tensor, is_member: Tensor, rng: Generator, delta: float = 0.0, level: float = LEVEL
+) -> EpsilonBound:
     """Return a lower bound on epsilon from an attack's scores (N,), high = member.
 
     One random half of the rows chooses the threshold and the accused side, the other half tests it. Each of the two
@@ -38,11 +40,11 @@ def epsilon_bound(scores: Tensor, is_member: Tensor, rng: Generator, delta: floa
     order = torch.randperm(len(scores), generator=rng)
     halves = [order[: len(order) // 2], order[len(order) // 2 :]]
     chosen, tested = ((scores[half].double().cpu().numpy(), is_member[half].cpu().numpy()) for half in halves)
-    best = {side: _best_threshold(*_accusing(*chosen, side), delta) for side in (1, -1)}
+    best = {side: _best_threshold(*_accusing(*chosen, side), delta, level) for side in (1, -1)}
     side = max(best, key=lambda accused: best[accused][0])
     inside, outside = _accusing(*tested, side)
     hits, alarms = int((inside >= best[side][1]).sum()), int((outside >= best[side][1]).sum())
-    bound = float(_bounds(np.array([hits]), len(inside), np.array([alarms]), len(outside), delta)[0])
+    bound = float(_bounds(np.array([hits]), len(inside), np.array([alarms]), len(outside), delta, level)[0])
     return EpsilonBound(bound, hits / max(1, len(inside)), alarms / max(1, len(outside)), len(tested[0]))
 
 
@@ -93,25 +95,25 @@ def _accusing(scores: np.ndarray, is_member: np.ndarray, side: int) -> tuple[np.
     return turned[accused], turned[~accused]
 
 
-def _best_threshold(inside: np.ndarray, outside: np.ndarray, delta: float) -> tuple[float, float]:
+def _best_threshold(inside: np.ndarray, outside: np.ndarray, delta: float, level: float) -> tuple[float, float]:
     """Return the highest bound over all thresholds, and its threshold."""
     if not len(inside) or not len(outside):
         return 0.0, math.inf
     thresholds = np.unique(np.concatenate([inside, outside]))
     hits = len(inside) - np.searchsorted(np.sort(inside), thresholds)
     alarms = len(outside) - np.searchsorted(np.sort(outside), thresholds)
-    bounds = _bounds(hits, len(inside), alarms, len(outside), delta)
+    bounds = _bounds(hits, len(inside), alarms, len(outside), delta, level)
     best = int(bounds.argmax())
     return float(bounds[best]), float(thresholds[best])
 
 
-def _bounds(hits: np.ndarray, inside: int, alarms: np.ndarray, outside: int, delta: float) -> np.ndarray:
+def _bounds(hits: np.ndarray, inside: int, alarms: np.ndarray, outside: int, delta: float, level: float) -> np.ndarray:
     """Return log((TPR - delta) / FPR) with a lower bound for TPR and an upper bound for FPR; at least 0."""
     from scipy.stats import beta
 
     if not inside or not outside:
         return np.zeros(len(hits))
-    low = np.where(hits > 0, beta.ppf(LEVEL / 2, hits, inside - hits + 1), 0.0)
-    high = np.where(alarms < outside, beta.ppf(1 - LEVEL / 2, alarms + 1, outside - alarms), 1.0)
+    low = np.where(hits > 0, beta.ppf(level / 2, hits, inside - hits + 1), 0.0)
+    high = np.where(alarms < outside, beta.ppf(1 - level / 2, alarms + 1, outside - alarms), 1.0)
     gain = np.maximum(low - delta, 1e-300) / high
     return np.maximum(0.0, np.log(gain))

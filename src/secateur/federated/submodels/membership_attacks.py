@@ -157,8 +157,6 @@ class MembershipEvaluation:
         if view.batches == "fixed" and is_static(net):
             reference = self._batch(asked.outsiders[:REFERENCE]).inputs
             net, state = settled(net, tree.to(state, self.device), reference, size)
-                net, tree.to(state, self.device), self._batch(asked.outsiders[:REFERENCE]).inputs, size
-            )
         answer, inputs = scorer(net, state, self.device, size), [part.inputs for part in parts]
         if view.batches != "apart":
             return together(answer, inputs, view.batches, rng)
