@@ -36,7 +36,7 @@ def failing(monkeypatch, error):
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (KeyError("lost"), 70, "a fault of the program (KeyError: 'lost')"),
+        (KeyError("lost"), 70, "internal error (KeyError: 'lost')"),
         (MemoryError("Unable to allocate 7 GiB"), 70, "out of memory (Unable to allocate 7 GiB)"),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0"),
@@ -45,7 +45,7 @@ def failing(monkeypatch, error):
         ),
         (RuntimeError(f"{ENFORCED} you tried to allocate 64 bytes."), 70, "(tried to allocate 64 bytes)"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "no space left"),
-        (KeyboardInterrupt(), 130, "stopped"),
+        (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
 def test_an_error_in_the_middle_is_one_sentence_and_keeps_what_was_done(
@@ -54,7 +54,7 @@ def test_an_error_in_the_middle_is_one_sentence_and_keeps_what_was_done(
     failing(monkeypatch, error)
     assert main([*TINY, "--out", str(tmp_path / "run")]) == code
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("secateur: ")]
-    assert len(said) == 1 and sentence in said[0] and "what was finished is kept" in said[0]
+    assert len(said) == 1 and sentence in said[0] and "finished stages are saved" in said[0]
     assert {row.pruner for row in load_rows(tmp_path / "run") if row.attack == "conf"} == {"none"}
     log = tmp_path / "run" / "fault.log"
     assert log.exists() == (code == 70) and (code != 70 or (str(log) in said[0] and "in fails" in log.read_text()))
@@ -80,7 +80,7 @@ def test_a_closed_pipe_does_not_hide_a_passed_limit(tmp_path):
     process.stdout.close()
     said = process.stderr.read()
     assert process.wait() == 1, said
-    assert "the reader of the output went away" in said and "is above the limit 0" in said
+    assert "the reader of the output is gone" in said and "is above the limit 0" in said
     assert "Traceback" not in said and "Exception ignored" not in said
 
 
@@ -96,4 +96,4 @@ def test_a_terminated_run_is_like_an_interrupted_one(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "secateur: stopped; what was finished is kept" in said and "Traceback" not in said
+    assert "secateur: interrupted; finished stages are saved" in said and "Traceback" not in said

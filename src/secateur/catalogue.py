@@ -31,9 +31,18 @@ PACKAGES = {
     "dataset": "secateur.data",
     "study": "secateur.studies",
 }
-OTHERS = {  # attacks of the other kind, which users easily confuse
-    "attack": ("inversion", "attacks updates; use secateur invert"),
-    "inversion": ("attack", "attacks trained models; use secateur audit, or --membership in secateur federate"),
+FIELDS = {"inversion": "attack", "base-pruning": "base_pruning", "submodel": "submodels"}  # names in flags and files
+OTHER_KIND = {  # `--attack` takes one of two kinds, and users easily confuse them
+    "attack": (
+        "inversion",
+        "is an inversion attack, and a membership attack is expected here; "
+        "inversion attacks are for secateur invert, and for --attack of secateur federate without --submodels",
+    ),
+    "inversion": (
+        "attack",
+        "is a membership attack, and an inversion attack is expected here; "
+        "membership attacks are for secateur audit, and in federate for --membership or for --attack with --submodels",
+    ),
 }
 PAPERS = ("samia_ppb", "dgp", "priprune", "mapp_fl")
 
@@ -115,11 +124,16 @@ def find(kind: str, name: str) -> Method:
     """Return a method by name; the error for an unknown name suggests the nearest known one."""
     known = methods(kind)
     if name not in known:
-        other = OTHERS.get(kind)
-        if other and name in methods(other[0]):
-            raise WrongInput("attack", f"{name} {other[1]}")
-        raise unknown(kind, name, known)
+        check_attack_kind(FIELDS.get(kind, kind), kind, name)
+        raise unknown(FIELDS.get(kind, kind), name, known)
     return known[name]
+
+
+def check_attack_kind(field: str, kind: str, name: str) -> None:
+    """Refuse an attack of the other kind: a membership attack (`attack`), or an attack on updates (`inversion`)."""
+    other, sentence = OTHER_KIND.get(kind, ("", ""))
+    if other and name in methods(other):
+        raise WrongInput(field, f"{name} {sentence}")
 
 
 @dataclass(frozen=True)
@@ -160,9 +174,9 @@ class Defense:
 
     parts: tuple[Choice, ...]
 
-    def acting_on(self, place: str) -> Choice | None:
-        """Return the part whose `acts_on` equals `place`, or None."""
-        return next((part for part in self.parts if part.method.info["acts_on"] == place), None)
+    def acting_on(self, target: str) -> Choice | None:
+        """Return the part whose `acts_on` equals `target`, or None."""
+        return next((part for part in self.parts if part.method.info["acts_on"] == target), None)
 
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))
@@ -177,7 +191,7 @@ def users_own(field: str, reference: str) -> Callable[..., Any]:
         target = getattr(importlib.import_module(module), function)
     except Exception as error:  # the user's code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); give module:function") from error
+        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); use module:function") from error
     if not inspect.isroutine(target) and not inspect.isclass(target):
         raise WrongInput(field, f"{reference} is {type(target).__name__}; it must be a function")
     return target

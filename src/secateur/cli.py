@@ -1,4 +1,7 @@
-"""The command line: parses, calls, prints; no logic. Heavy imports wait until a command runs."""
+"""The command line: parses, calls, prints; no logic. Heavy imports wait until a command runs.
+
+The options of a command with a run file are the flags of the file's schema (config/base.py `flag`).
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,36 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
+import typer.main
 
 from secateur.errors import WrongInput, unknown
 from secateur.exits import Exit, Fault, UsageError, guard
 
 if TYPE_CHECKING:
-    from secateur.config.base import Fields
-    from secateur.config.policy import Limits
+    from secateur.config import Audit, Federate, Fields, Invert, Limits, Prune, Reproduce, Sweep
     from secateur.runs.rows import Row
 
-C = TypeVar("C", bound="Fields")
+# The command's docstring describes its argument: some versions of typer and click drop the help of arguments.
+File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
+Config = Annotated[Path | None, typer.Option("--config", help="Run file (YAML). Flags override its fields.")]
+Out = Annotated[Path, typer.Option(help="Folder of the run. Rerun the same command to resume.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check the input and print the plan, but run nothing.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the run file: field.part=value.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help is plain text: typer escapes brackets for rich, which does not print it here."""
+    """Command whose help is plain text: typer escapes brackets for rich, which does not print it here."""
 
     def get_help(self, ctx: Any) -> str:
-        """The help without the escapes."""
+        """Return the help without the escapes."""
         return super().get_help(ctx).replace("\\[", "[")
 
     def invoke(self, ctx: Any) -> Any:
@@ -42,6 +52,82 @@ class Command(typer.core.TyperCommand):
             raise Fault(None if out is None else Path(out)) from error
 
 
+class RunCommand(Command):
+    """Command with a run file: `ctx.obj` has its settings, read from the file and from the flags of its schema.
+
+    The schema of the command audit is `config.Audit`. It is imported when it is needed: `secateur --help` stays fast.
+    """
+
+    @cached_property
+    def schema(self) -> type[Fields]:
+        """The schema of the command's run file."""
+        from secateur import config
+
+        return getattr(config, str(self.name).capitalize())  # type: ignore[no-any-return]
+
+    @cached_property
+    def inputs(self) -> list[Any]:
+        """The parameters that make the settings."""
+        return run_parameters(self.schema, _study if self.name == "reproduce" else _run_file)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the settings and those of the function."""
+        return [*self.inputs, *super().get_params(ctx)]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command with its settings."""
+        values = {parameter.name: ctx.params.pop(parameter.name) for parameter in self.inputs}
+        ctx.obj = read_settings(self.schema, values)
+        return super().invoke(ctx)
+
+
+def _run_file(file: File = None, config: Config = None, set_: Set = None) -> None:
+    """Take the parameters that every run file has."""
+
+
+def _study(study: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Take the argument of reproduce."""
+
+
+def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]:
+    """Return the parameters of a function, and the flags of a schema as options whose values are text.
+
+    Typer makes them from one function with all of these parameters: its other interfaces change with its versions.
+    """
+    from secateur.config import flags_of
+
+    parameters = list(signature(base, eval_str=True).parameters.values())
+    for flag in flags_of(schema):
+        kind = list[str] if flag.repeat else flag.kind if flag.kind in (bool, Path) else str
+        option = typer.Option(help=f"{flag.help} Comma-separated, repeatable." if flag.repeat else flag.help)
+        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+        parameters.append(Parameter(flag.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+
+    def function(**values: str) -> None:
+        """Take all parameters."""
+
+    function.__signature__ = signature(base).replace(parameters=parameters)  # type: ignore[attr-defined]
+    holder = typer.Typer(add_completion=False)
+    holder.command()(function)
+    return list(typer.main.get_command(holder).params)
+
+
+def read_settings(schema: type[Fields], values: dict[str, Any]) -> Fields:
+    """Read the run file, whose fields the flags override."""
+    from secateur.config import read
+
+    file, option, overrides = (values.pop(name, None) for name in ("file", "config", "set_"))
+    if file is not None and option is not None:
+        raise WrongInput("config", "is set twice; name the run file as the first argument or with --config")
+    path = file or option
+    flags = {
+        name: ",".join(value) if isinstance(value, list | tuple) else value
+        for name, value in values.items()
+        if value not in (None, [], ())
+    }
+    return read(schema, None if path is None else Path(path), flags, overrides)
+
+
 app = typer.Typer(
     name="secateur",
     help="Measure what a compressed neural network gives away about its training data.",
@@ -50,24 +136,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-command = partial(app.command, cls=Command)
+command, run_command = partial(app.command, cls=Command), partial(app.command, cls=RunCommand)
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
-
-# What an argument is, its command's docstring says: some versions of typer and click drop the help of arguments.
-File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="The run file (YAML), as a flag; the others are laid over it.")
-]
-Out = Annotated[Path, typer.Option(help="The run's folder; started again, it goes on where it was.")]
-Model = Annotated[str | None, typer.Option(help="A model of ours (secateur list models) or module:function.")]
-Weights = Annotated[Path | None, typer.Option(help="A trained model's weights, .safetensors.")]
-Data = Annotated[str | None, typer.Option(help="A data set's name, an .npz, an image folder, or module:function.")]
-DataFolder = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
-Many = Annotated[list[str] | None, typer.Option(help="Comma-separated, repeatable.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check what is given, say what would be done, and do nothing.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the file: field.part=value.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -80,42 +150,23 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
         raise typer.Exit
 
 
-@command()
+@run_command()
 def audit(
-    file: File = None,
-    config: Config = None,
+    ctx: typer.Context,
     out: Out = Path("runs/audit"),
-    model: Model = None,
-    weights: Weights = None,
-    data: Data = None,
-    data_folder: DataFolder = None,
-    predictions: Annotated[Path | None, typer.Option(help="Saved predictions (.npz, .csv) instead of a model.")] = None,
-    pruner: Many = None,
-    sparsity: Many = None,
-    defense: Many = None,
-    attack: Many = None,
-    adaptive: Annotated[bool | None, typer.Option(help="The attacker's shadows use the defense too.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="known, unknown-sparsity, unknown or select.")] = None,
-    shadows: Annotated[str | None, typer.Option(help="How many shadow models the attacker trains.")] = None,
-    in_out: Annotated[str | None, typer.Option(help="How many in-out models, for online LiRA and RMIA.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
-    device: Device = None,
-    junit: Annotated[Path | None, typer.Option(help="Write what was held against the limits, for a CI server.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="JUnit file of the checked limits, for a CI server.")] = None,
     dry_run: DryRun = False,
-    set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Train, prune, fine-tune and attack: what does each way of pruning give away?
+    """Train, prune, fine-tune and attack: how much does each pruned model leak?
 
-    FILE.yaml is a run file; the flags are laid over it.
+    FILE.yaml is a run file; flags override its fields.
     """
-    options = dict(locals())
-    from secateur.config import Audit
     from secateur.experiments.audit import plan, run_audit
     from secateur.experiments.predictions import run_predictions
     from secateur.report.terminal import print_audit
 
-    settings = _settings(Audit, options)
+    settings: Audit = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -126,119 +177,34 @@ def audit(
     _hold(rows, settings.limits, junit)
 
 
-@command()
-def invert(
-    file: File = None,
-    config: Config = None,
-    out: Out = Path("runs/invert"),
-    model: Model = None,
-    weights: Weights = None,
-    data: Data = None,
-    data_folder: DataFolder = None,
-    update: Annotated[Path | None, typer.Option(help="An update captured elsewhere, .safetensors.")] = None,
-    defense: Many = None,
-    residual: Annotated[Path | None, typer.Option(help="What error feedback kept in a training, .safetensors.")] = None,
-    attack: Many = None,
-    targets: Annotated[str | None, typer.Option(help="How many updates are attacked.")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Examples in each update.")] = None,
-    labels: Annotated[str | None, typer.Option(help="inferred, or oracle: the attacker is told them.")] = None,
-    adaptive: Annotated[str | None, typer.Option(help="none, support, layer, reapply or mask.")] = None,
-    restarts: Annotated[str | None, typer.Option(help="Trials of each attack; the best by its own loss.")] = None,
-    iterations: Annotated[str | None, typer.Option(help="Iterations of each attack.")] = None,
-    local_steps: Annotated[str | None, typer.Option(help="The client sends its weights after so many steps.")] = None,
-    learning_rate: Annotated[str | None, typer.Option(help="Of the client's local steps.")] = None,
-    batchnorm: Annotated[str | None, typer.Option(help="eval or batch: how the client normalises.")] = None,
-    images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
-    device: Device = None,
-    dry_run: DryRun = False,
-    set_: Set = None,
-    json_: Json = False,
-) -> None:
-    """Turn a client's update back into pictures: what does one update reveal?
+@run_command()
+def invert(ctx: typer.Context, out: Out = Path("runs/invert"), dry_run: DryRun = False, json_: Json = False) -> None:
+    """Reconstruct training pictures from a client's update: how much does one update leak?
 
-    FILE.yaml is a run file; the flags are laid over it.
+    FILE.yaml is a run file; flags override its fields.
     """
-    options = dict(locals())
-    from secateur.config import Invert
     from secateur.experiments.invert import plan, run_invert
     from secateur.report.terminal import print_inversion
 
-    settings = _settings(Invert, options)
+    settings: Invert = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
     _print(run_invert(settings, out), json_, print_inversion, f"the page: {out / 'report.html'}")
 
 
-@command()
+@run_command()
 def federate(
-    file: File = None,
-    config: Config = None,
-    out: Out = Path("runs/federate"),
-    model: Model = None,
-    weights: Weights = None,
-    data: Data = None,
-    data_folder: DataFolder = None,
-    rounds: Annotated[str | None, typer.Option(help="How many rounds.")] = None,
-    clients: Annotated[str | None, typer.Option(help="How many clients there are.")] = None,
-    per_round: Annotated[str | None, typer.Option(help="How many of them take part in a round.")] = None,
-    partition: Annotated[str | None, typer.Option(help="iid, dirichlet-labels or -sizes, writer(-groups).")] = None,
-    method: Annotated[str | None, typer.Option(help="fedavg or fedsgd.")] = None,
-    local_steps: Annotated[str | None, typer.Option(help="Steps that a client takes in its turn.")] = None,
-    local_epochs: Annotated[str | None, typer.Option(help="Or passes over its rows.")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Examples in a step.")] = None,
-    learning_rate: Annotated[str | None, typer.Option(help="Of the clients' steps.")] = None,
-    averaging: Annotated[str | None, typer.Option(help="coverage (of those who sent), weighted or uniform.")] = None,
-    broadcast: Annotated[str | None, typer.Option(help="masked or dense: what the server sends.")] = None,
-    base_pruning: Annotated[
-        list[str] | None, typer.Option(help="snip, prunefl ... (list base-prunings), comma-separated.")
-    ] = None,
-    submodels: Annotated[list[str] | None, typer.Option(help="Rules that cut models (list submodels), many.")] = None,
-    large_clients: Annotated[str | None, typer.Option(help="Clients that train the whole model.")] = None,
-    client_widths: Annotated[str | None, typer.Option(help="The others' shares of channels, such as .5,.25.")] = None,
-    uncovered: Annotated[str | None, typer.Option(help="keep or zero: weights that nobody trained.")] = None,
-    augment: Annotated[bool | None, typer.Option(help="Sub-models train on crops and flips of pictures.")] = None,
-    advise: Annotated[bool | None, typer.Option(help="Pilots: which model size suits each client?")] = None,
-    defense: Annotated[
-        list[str] | None, typer.Option(help="priprune, dgp ... (list defenses), comma-separated.")
-    ] = None,
-    attack: Annotated[
-        list[str] | None, typer.Option(help="sgi, gi-priprune ... (list attacks), comma-separated.")
-    ] = None,
-    membership: Annotated[str | None, typer.Option(help="yeom, lira: who is in a client's data?")] = None,
-    attack_every: Annotated[
-        str | None, typer.Option(help="Rounds from one attack to the next; if not given the last alone.")
-    ] = None,
-    attack_at: Annotated[str | None, typer.Option(help="Or the rounds that are attacked: 5,10,20.")] = None,
-    attack_clients: Annotated[
-        str | None, typer.Option(help="How many of a round's clients (2, all), or which ([3] or 3,7).")
-    ] = None,
-    attack_history: Annotated[str | None, typer.Option(help="Rounds of a client that an attack uses together.")] = None,
-    fixed_batches: Annotated[bool | None, typer.Option(help="Clients take the same rows in every round.")] = None,
-    view: Annotated[str | None, typer.Option(help="update, or sum: what secure aggregation shows.")] = None,
-    iterations: Annotated[str | None, typer.Option(help="Iterations of each attack.")] = None,
-    labels: Annotated[str | None, typer.Option(help="inferred, or oracle: the attacker is told them.")] = None,
-    engine: Annotated[str | None, typer.Option(help="here, or flower: in Flower's simulation.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="Seconds that a round of flower waits for answers.")] = None,
-    evaluate_every: Annotated[str | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
-    images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
-    device: Device = None,
-    dry_run: DryRun = False,
-    set_: Set = None,
-    json_: Json = False,
+    ctx: typer.Context, out: Out = Path("runs/federate"), dry_run: DryRun = False, json_: Json = False
 ) -> None:
     """Train a pruned federation, and attack its clients' updates from inside.
 
-    FILE.yaml is a run file; the flags are laid over it.
+    FILE.yaml is a run file; flags override its fields.
     """
-    options = dict(locals())
-    from secateur.config import Federate
     from secateur.experiments.federate import plan, run_federate
     from secateur.report.terminal import print_federation
 
-    settings = _settings(Federate, options)
+    settings: Federate = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
@@ -250,9 +216,9 @@ def gate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     policy: Annotated[Path, typer.Option(help="Policy file (YAML): limits, who set them, and until when they hold.")],
     baseline: Annotated[Path | None, typer.Option(help="Run of the last release; worse than it fails.")] = None,
-    summary: Annotated[Path | None, typer.Option(help="Write a Markdown summary, for a pull request.")] = None,
-    sarif: Annotated[Path | None, typer.Option(help="Write the checks as SARIF, for a code host.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write the checks as JUnit XML, for a CI server.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Markdown file for a pull request.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="SARIF file of the checks, for a code host.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="JUnit file of the checks, for a CI server.")] = None,
 ) -> None:
     """Decide from finished runs: do they hold a policy, and are they no worse than the last release?
 
@@ -281,61 +247,39 @@ def gate(
     _end(decision.outcome)
 
 
-@command()
+@run_command()
 def prune(
-    file: File = None,
-    config: Config = None,
-    out: Annotated[Path, typer.Option(help="Where the pruned model goes.")] = Path("model.safetensors"),
-    model: Model = None,
-    weights: Weights = None,
-    data: Data = None,
-    data_folder: DataFolder = None,
-    pruner: Annotated[str | None, typer.Option(help="One pruner (secateur list pruners).")] = None,
-    sparsity: Annotated[str | None, typer.Option(help="The share to remove, from 0 up to, not including, 1.")] = None,
-    defense: Annotated[str | None, typer.Option(help="One defense (secateur list defenses).")] = None,
-    remove: Annotated[bool | None, typer.Option(help="Take dead channels out for real.")] = None,
-    seed: Annotated[str | None, typer.Option(help="The seed of every draw.")] = None,
-    device: Device = None,
-    set_: Set = None,
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="File of the pruned model.")] = Path("model.safetensors"),
     json_: Json = False,
 ) -> None:
-    """Make a pruned, fine-tuned model: .safetensors with the recipe that made it.
+    """Write a pruned, fine-tuned model: .safetensors with the recipe that made it.
 
-    FILE.yaml is a run file; the flags are laid over it.
+    FILE.yaml is a run file; flags override its fields.
     """
-    options = dict(locals())
-    from secateur.config import Prune
     from secateur.experiments.prune import run_prune
     from secateur.report.terminal import print_measures
 
-    rows = run_prune(_settings(Prune, options), out)
-    _print(rows, json_, print_measures, f"the model: {out}")
+    settings: Prune = ctx.obj
+    _print(run_prune(settings, out), json_, print_measures, f"the model: {out}")
 
 
-@command()
+@run_command()
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    scale: Annotated[str, typer.Option(help="tiny, small, or full: the paper's setting.")] = "small",
-    data: Data = None,
-    data_folder: DataFolder = None,
-    model: Model = None,
-    seeds: Annotated[str | None, typer.Option(help="How many seeds (0, 1, ...).")] = None,
-    device: Device = None,
-    images: Annotated[bool | None, typer.Option(help="Show training pictures.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-SCALE.")] = None,
+    ctx: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. By default runs/NAME-SCALE.")] = None,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Run a paper's table or figure, and print it next to what the paper says.
+    """Run a paper's table or figure, and print it next to the paper's numbers.
 
     NAME is that of the table or figure, such as dgp-table1 (secateur list studies).
     """
     from secateur.studies.study import reproduce as run
 
-    options: dict[str, Any] = {"data": data, "data_folder": data_folder, "model": model, "seeds": seeds}
-    options |= {"device": device, "images": images}
-    folder = out or Path("runs") / f"{name}-{scale}"
-    table = run(name, scale, options, set_, folder)
+    settings: Reproduce = ctx.obj
+    folder = out or Path("runs") / f"{settings.study}-{settings.scale}"
+    table = run(settings.study, settings.scale, settings.options, set_, folder)
     if json_:
         typer.echo(json.dumps(list(table.rows())))
         return
@@ -343,37 +287,30 @@ def reproduce(
     typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
 
 
-@command()
+@run_command()
 def sweep(
-    file: File = None,
-    config: Config = None,
+    ctx: typer.Context,
     out: Out = Path("runs/sweep"),
-    address: Annotated[str | None, typer.Option(help="A Ray cluster, host:port; by default this machine.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="At most so many pieces at once.")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster, host:port. By default this machine.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Largest number of pieces at once.")] = None,
     dry_run: DryRun = False,
-    set_: Set = None,
     json_: Json = False,
 ) -> None:
     """Spread audits, inversions, federations, studies and seeds over Ray workers.
 
-    FILE.yaml says which; the flags are laid over it.
+    FILE.yaml lists them; flags override its fields.
     """
-    options = dict(locals())
-    from secateur.config import Sweep
     from secateur.sweep.plan import plan_at
     from secateur.sweep.run import run_sweep
 
-    settings = _settings(Sweep, options)
+    settings: Sweep = ctx.obj
     if dry_run:
-        typer.echo("\n".join(piece.told for piece in plan_at(settings, address)))
+        typer.echo("\n".join(piece.label for piece in plan_at(settings, address)))
         return
-    swept = run_sweep(settings, out, address, workers)
-    summary = f"{len(swept.rows)} rows of {len(swept.entries)} pieces: {out / 'results.jsonl'}"
-    _print(swept.rows, json_, lambda rows: typer.echo(summary), f"the page: {out / 'report.html'}")
-    for sentence in swept.wrong:
-        typer.echo(f"secateur: {sentence}", err=True)
-    if swept.wrong:
-        raise typer.Exit(Exit.FAULT if swept.failed else Exit.LIMIT)
+    result = run_sweep(settings, out, address, workers)
+    summary = f"{len(result.rows)} rows of {len(result.entries)} pieces: {out / 'results.jsonl'}"
+    _print(result.rows, json_, lambda rows: typer.echo(summary), f"the page: {out / 'report.html'}")
+    _fail(result.failed + result.passed_limits, Exit.FAULT if result.failed else Exit.LIMIT)
 
 
 @command(name="list")
@@ -403,11 +340,23 @@ def list_(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,
+    formats: Annotated[
+        str, typer.Option("--format", help="Evidence pack of an audit: html, pdf, md, json, model-card.")
+    ] = "",
+    policy: Annotated[Path | None, typer.Option(help="Policy file (YAML) that the evidence is held against.")] = None,
 ) -> None:
-    """Write the page of one run, or one page of several.
+    """Write the page of one run, or one page of several; with --format the evidence pack of an audit.
 
     DIR... are the folders of the runs.
     """
+    if formats:
+        from secateur.config import PolicyFile, read
+        from secateur.report.evidence import write_pack
+
+        rules = None if policy is None else read(PolicyFile, policy, {})
+        for file in (file for folder in folders for file in write_pack(folder, formats.split(","), rules)):
+            typer.echo(file)
+        return
     from secateur.report.page import write_page
 
     typer.echo(write_page(folders, out))
@@ -457,15 +406,12 @@ def _check_writable(file: Path | None) -> None:
         raise WrongInput("out", f"{file} cannot be written; name a file in a folder that exists and is yours")
 
 
-def _settings(kind: type[C], options: dict[str, Any]) -> C:
-    """The run file with a command's flags laid over it: those that are fields of the file."""
-    from secateur.config import read
-
-    if options["file"] is not None and options["config"] is not None:
-        raise WrongInput("config", "give the run file once: as the first argument or with --config")
-    flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in options.items()}
-    fields = {name: value for name, value in flags.items() if name in kind.model_fields}
-    return read(kind, options["file"] or options["config"], fields, options["set_"])
+def _fail(sentences: Sequence[str], code: Exit) -> None:
+    """Print the sentences on standard error and end with the exit code, if there are any."""
+    for sentence in sentences:
+        typer.echo(f"secateur: {sentence}", err=True)
+    if sentences:
+        raise typer.Exit(code)
 
 
 def entry() -> Any:

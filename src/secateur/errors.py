@@ -90,8 +90,12 @@ def check_whole(field: str, value: int, least: int = 1, *, even: bool = False) -
         secateur.errors.WrongInput: rounds: 0 is not allowed; must be a whole number, at least 1
     """
     if not isinstance(value, Integral) or value < least or (even and value % 2):
-        kind = "an even number" if even else "a whole number"
-        raise WrongInput(field, f"{value} is not allowed; must be {kind}, at least {least}")
+        raise WrongInput(field, f"{value} is not allowed; {allowed_wholes(least, even)}")
+
+
+def allowed_wholes(least: int, even: bool = False) -> str:
+    """Describe whole numbers from `least` on in an error's words."""
+    return f"must be {'an even' if even else 'a whole'} number, at least {least}"
 
 
 def check_numbers(record: Any, interval: str, *names: str, prefix: str = "") -> None:

@@ -1,9 +1,8 @@
-"""Ends of a command: an exit code and one sentence; a fault of the program leaves a log with its traceback."""
+"""Ends of a command: an exit code and one sentence; an internal error leaves a log with its traceback."""
 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import signal
@@ -23,23 +22,23 @@ from secateur.errors import WrongInput
 
 
 class Exit(IntEnum):
-    """Exit codes of every command. A build server may take 1 for a passed limit, and for nothing else."""
+    """Exit codes of every command. Only a passed limit is 1, for build servers."""
 
     DONE = 0
     LIMIT = 1  # a limit was passed
     WRONG_INPUT = 2
     INCONCLUSIVE = 3  # the evidence does not decide
-    FAULT = 70  # of the program or of the machine (out of memory)
+    FAULT = 70  # internal error or out of memory
     INTERRUPTED = 130  # by Control-C or SIGTERM
 
 
 UsageError: Any = typer.BadParameter.__mro__[2]  # click's ClickException, or that of the copy inside newer typers
-KEPT = "what was finished is kept"
-STOPPED = f"stopped; {KEPT}, start it again to go on"
+SAVED = "finished stages are saved"
+INTERRUPTED = f"interrupted; {SAVED}, rerun the same command to resume"
 
 
 class Fault(Exception):
-    """An error that no user can mend, raised from its cause; `folder` is where the command was writing, if it was."""
+    """Error that is not the user's, raised from its cause; `folder` is the output of the command, if it has any."""
 
     def __init__(self, folder: Path | None) -> None:
         super().__init__(folder)
@@ -56,7 +55,7 @@ def guard(command: Callable[[], Any]) -> int:
             sys.stdout.flush()
             return code if isinstance(code, int) else Exit.DONE
         except (KeyboardInterrupt, typer.Abort):
-            end, sentence = Exit.INTERRUPTED, STOPPED
+            end, sentence = Exit.INTERRUPTED, INTERRUPTED
         except WrongInput as error:
             end, sentence = Exit.WRONG_INPUT, str(error)
         except UsageError as error:
@@ -72,14 +71,14 @@ def guard(command: Callable[[], Any]) -> int:
 def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
     """Return the exit code and the sentence for an error that is not the user's."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Exit.WRONG_INPUT, f"out: no space left ({error}); {KEPT}: free some space and start again"
+        return Exit.WRONG_INPUT, f"out: no space left ({error}); {SAVED}: free some space and rerun the same command"
     log, message = _write_log(error, folder), " ".join(str(error).split())
     if _ran_out_of_memory(error):
         size = re.search(r"ried to allocate ([\d.]+ \w+)", message)
         what = f"tried to allocate {size[1]}" if size else message.split(". ")[0] or "MemoryError"
-        advice = "take a smaller batch, fewer targets or fewer clients at once, or another device"
-        return Exit.FAULT, f"out of memory ({what}); {KEPT}: {advice}; the log is {log}"
-    return Exit.FAULT, f"a fault of the program ({type(error).__name__}: {message[:200]}); {KEPT}; the log is {log}"
+        advice = "use a smaller batch, fewer targets or fewer clients at once, or another device"
+        return Exit.FAULT, f"out of memory ({what}); {SAVED}: {advice}; the log is {log}"
+    return Exit.FAULT, f"internal error ({type(error).__name__}: {message[:200]}); {SAVED}; the log is {log}"
 
 
 def _ran_out_of_memory(error: BaseException) -> bool:
@@ -130,7 +129,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _closed_pipe_ignored() -> Iterator[None]:
-    """Go on when the reader of stdout went away: limits are still checked, and the exit code stays true."""
+    """Continue if the reader of stdout is gone: limits are still checked, and the exit code stays true."""
     stdout = sys.stdout
     sys.stdout = _Pipe(stdout)
     try:
@@ -139,11 +138,12 @@ def _closed_pipe_ignored() -> Iterator[None]:
         sys.stdout = stdout
 
 
-class _Pipe(io.TextIOBase):
-    """A text stream that says once that its reader is gone, and then drops what is written."""
+class _Pipe:
+    """Text stream that reports once that its reader is gone, and then drops the output."""
 
     def __init__(self, stream: Any) -> None:
         self._stream: Any = stream
+        self.encoding = stream.encoding or "utf-8"  # a stream in memory has none
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -157,22 +157,9 @@ class _Pipe(io.TextIOBase):
         """Flush, unless the reader is gone."""
         self._guarded(self._stream.flush)
 
-    def isatty(self) -> bool:
-        """Return True if the stream is a terminal."""
-        return bool(self._stream.isatty())
-
-    def fileno(self) -> int:
-        """Return the stream's file descriptor."""
-        return int(self._stream.fileno())
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """The stream's encoding; a stream in memory has none, and takes any text."""
-        return self._stream.encoding or "utf-8"
-
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
             act()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what is buffered, and for the exit
-            print("secateur: the reader of the output went away; the rest is not printed", file=sys.stderr)
+            print("secateur: the reader of the output is gone; the rest is not printed", file=sys.stderr)

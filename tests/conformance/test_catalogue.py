@@ -65,14 +65,11 @@ def test_adding_a_file_adds_a_method_everywhere(tmp_path):
     source = Path(secateur.__file__).parent
     shutil.copytree(source, tmp_path / "secateur", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "secateur" / "pruning" / "mine.py").write_text(NEW)
+    commands = ["list", "pruners", "--json"], ["audit", "--pruner", "mine:tase=1"]
+    code = f"import sys; from secateur.cli import main; sys.exit([main(command) for command in {commands}][1])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-
-    def run(*arguments):
-        command = [sys.executable, "-m", "secateur", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-
-    rows = {row["name"]: row for row in json.loads(run("list", "pruners", "--json").stdout)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["mine"] == {"name": "mine", "summary": "Prunes what I like.", "paper": "-", "defaults": {"taste": 0.5}}
     assert "snip" in rows
-    refused = run("audit", "--pruner", "mine:tase=1")
-    assert refused.returncode == 2 and "did you mean 'taste'" in refused.stderr
+    assert done.returncode == 2 and "did you mean 'taste'" in done.stderr

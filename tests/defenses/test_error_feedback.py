@@ -96,7 +96,7 @@ def test_a_defense_as_text_becomes_an_upload():
     assert upload_of(defense("none")) is None
     with pytest.raises(WrongInput, match="use for example dgp\\+error-feedback"):
         upload_of(defense("error-feedback"))
-    with pytest.raises(WrongInput, match="do not act together"):
+    with pytest.raises(WrongInput, match="cannot be combined"):
         defense("dgp+top-k")
     assert catalogue.find("defense", "error-feedback").summary.startswith("Adds what an upload did not send")
 

@@ -102,8 +102,8 @@ def test_advice_from_the_command_line(tmp_path, capsys):
     assert f"{value:.1f}% [{low:.1f}, {high:.1f}]" in said
     assert len(advice) == 10 and all(len(one.options) == 2 for one in advice)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Which model size suits each client" in page and advice[0].words in page
-    assert "the advantage of yeom on what it sends back" in page and "accuracy, whole model" in page
+    assert "Model size for each client" in page and advice[0].words in page
+    assert "the advantage of yeom on the model that it sends" in page and "accuracy, whole model" in page
     assert "so pilots of 1 round for a federation of 150 favour the whole model" in said and caution(told) in page
     other = [*command[:2], "none", *command[3:]]
     other[other.index("--out") + 1] = str(tmp_path / "other")

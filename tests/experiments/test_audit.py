@@ -15,6 +15,7 @@ from secateur.experiments.audit import parts_of
 from secateur.runs.folder import load_figures, load_rows
 
 TINY = ["--set", "train.epochs=4", "--set", "finetune.epochs=2", "--set", "train.patience=null"]
+FEW = ["--set", "examples=400"]
 
 
 def audit(out, *arguments, tiny=TINY):
@@ -63,7 +64,8 @@ def test_gaps_figures_and_guarantees_are_recorded(tmp_path):
 
 
 def test_an_adaptive_attacker_and_two_defenses_at_once(tmp_path):
-    assert audit(tmp_path, "--pruner", "l1-unstructured", "--defense", "ppb+adv", "--adaptive", "--shadows", 1) == 0
+    flags = ["--pruner", "l1-unstructured", "--defense", "ppb+adv", "--adaptive", "--shadows", 1, "--attack", "conf"]
+    assert audit(tmp_path, *flags) == 0
     assert found(tmp_path, "auc", defense="ppb+adv", adaptive=True)
 
 
@@ -75,22 +77,22 @@ def test_dp_sgd_with_another_defense_is_refused_with_the_reason(tmp_path, capsys
 
 def test_the_protocols_run(tmp_path):
     flags = ["--pruner", "l1-unstructured", "--sparsity", ".5,.9", "--shadows", 2, "--attack", "conf"]
-    assert audit(tmp_path / "a", *flags, "--protocol", "unknown-sparsity") == 0
-    rows = found(tmp_path / "a", "attack_accuracy")
+    assert audit(tmp_path, *flags, "--protocol", "unknown-sparsity") == 0
+    rows = found(tmp_path, "attack_accuracy")
     assert len(rows) == 9 and sum(row.extra["known"] for row in rows) == 3
-    assert audit(tmp_path / "b", *flags, "--protocol", "select") == 0
-    chosen = {row.extra["attacker_sparsity"] for row in found(tmp_path / "b", "auc", protocol="select")}
+    assert audit(tmp_path, *flags, "--protocol", "select") == 0  # of the models that are there already
+    chosen = {row.extra["attacker_sparsity"] for row in found(tmp_path, "auc", protocol="select")}
     assert len(chosen) == 1 and chosen <= {0.5, 0.9}  # one attacker makes one choice, whoever the victim is
-    assert audit(tmp_path / "c", *flags, "--protocol", "unknown", "--set", "experiments=2") == 0
-    assert {row.extra["experiment"] for row in found(tmp_path / "c", "auc")} == {0, 1}
+    assert audit(tmp_path, *flags, "--protocol", "unknown", "--set", "experiments=2") == 0
+    assert {row.extra["experiment"] for row in found(tmp_path, "auc")} == {0, 1}
 
 
 def test_online_attacks_take_the_in_out_models_and_others_the_shadows(tmp_path):
     flags = ["--pruner", "none", "--attack", "conf,lira", "--shadows", 2]
-    assert audit(tmp_path / "offline", *flags) == 0
-    assert audit(tmp_path / "online", *flags, "--in-out", 4) == 0
-    assert "offline" in found(tmp_path / "offline", "auc", attack="lira")[0].note
-    assert "offline" not in (found(tmp_path / "online", "auc", attack="lira")[0].note or "")
+    assert audit(tmp_path, *flags) == 0
+    assert "offline" in found(tmp_path, "auc", attack="lira")[0].note
+    assert audit(tmp_path, *flags, "--in-out", 4) == 0
+    assert "offline" not in (found(tmp_path, "auc", attack="lira")[0].note or "")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def test_a_model_that_is_already_trained(trained, tmp_path):
 
 
 def test_a_limit_that_is_passed_gives_exit_code_1_and_says_so(tmp_path, capsys):
-    flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", 1]
+    flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", 1, *FEW]
     report = tmp_path / "junit.xml"
     assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.1", "--junit", report) == 1
     assert "is above the limit 0.1" in capsys.readouterr().err
@@ -162,7 +164,7 @@ def test_saved_predictions_are_audited_without_a_model(tmp_path, capsys):
 
 
 def test_the_original_and_the_pruned_model_meet_the_same_attacks(tmp_path, capsys):
-    assert audit(tmp_path, "--pruner", "l1-unstructured", "--attack", "conf,mentr", "--shadows", 1, "--json") == 0
+    assert audit(tmp_path, "--pruner", "l1-unstructured", "--attack", "conf,mentr", "--shadows", 1, "--json", *FEW) == 0
     rows = json.loads(capsys.readouterr().out)
     pairs = {(row["pruner"], row["attack"]) for row in rows if row["metric"] == "auc"}
     assert pairs == {(p, a) for p in ("none", "l1-unstructured") for a in ("conf", "mentr")}
@@ -189,7 +191,7 @@ def test_a_users_network_that_was_edited_is_trained_anew(tmp_path, monkeypatch):
 def test_private_from_the_start_attacks_shadows_of_the_same_structure(tmp_path):
     tiny = ["--set", "train.epochs=1", "--set", "finetune.epochs=1"]
     flags = ["--pruner", "l1-unstructured", "--defense", "dp-sgd-scratch", "--adaptive", "--shadows", 1]
-    assert audit(tmp_path, *flags, "--attack", "conf", tiny=tiny) == 0
+    assert audit(tmp_path, *flags, "--attack", "conf", *FEW, tiny=tiny) == 0
     assert {row.extra["original"] for row in found(tmp_path, "auc")} == {"dp-sgd-scratch"}
 
 
@@ -206,7 +208,7 @@ def test_other_members_are_other_measurements(trained, tmp_path):
 
 
 def test_seeds_together_give_what_each_gives_alone(tmp_path):
-    flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", 1]
+    flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", 1, *FEW]
     assert audit(tmp_path / "both", *flags, "--seeds", 2) == 0
     assert audit(tmp_path / "one", *flags, "--set", "seeds=[1]") == 0
     alone = [row for row in load_rows(tmp_path / "one") if not row.timing]
@@ -224,6 +226,6 @@ def test_models_that_train_one_by_one_copy_their_rows_one_by_one(tmp_path, monke
         return made
 
     monkeypatch.setattr(pipeline.ModelJob, "task", watched)
-    flags = ["--pruner", "l1-unstructured", "--attack", "correctness", "--shadows", 1, "--seeds", 2]
+    flags = ["--pruner", "l1-unstructured", "--attack", "correctness", "--shadows", 1, "--seeds", 2, *FEW]
     assert audit(tmp_path / "run", *flags) == 0
     assert len(alive) == 8

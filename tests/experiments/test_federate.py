@@ -174,11 +174,11 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
             "Allowed: dgp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",
         ),
         (["--attack", "ig,rob"], "apart"),
-        (["--attack", "ig", "--local-epochs", "1"], "not both"),
+        (["--attack", "ig", "--local-epochs", "1"], "cannot be combined with local_epochs"),
         (["--attack-every", "2"], "attack"),
         (["--attack", "ig", "--attack-every", "9"], "4 rounds"),
         (["--attack", "ig", "--attack-history", "5"], "attack_history: 5 is not allowed; there are 4 rounds"),
-        (["--attack", "rob", "--iterations", "5"], "iterations: rob has none"),
+        (["--attack", "rob", "--iterations", "5"], "iterations: rob does not have it"),
         (["--per-round", "7"], "6 clients"),
         (["--clients", "500"], "no rows are left"),
         (["--partition", "writer"], "leave clients out"),
@@ -232,7 +232,7 @@ def test_writers_must_be_known():
 def test_the_help_tells_where_the_names_are(kind, flag, capsys):
     assert main(["federate", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    examples = re.search(rf"--{flag} \S+ ([\w, -]+) \.\.\. \(list {kind}\)", said)[1].split(", ")
+    examples = re.search(rf"--{flag} [\w -]+, such as ([\w, -]+) \(secateur list {kind}\)", said)[1].split(", ")
     assert main(["list", kind, "--json"]) == 0
     assert set(examples) <= {row["name"] for row in json.loads(capsys.readouterr().out)}
 

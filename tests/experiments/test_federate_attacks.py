@@ -115,7 +115,7 @@ def test_stopped_anywhere_it_goes_on_with_what_was_remembered(tmp_path, monkeypa
         ([*IG, "--attack-clients", "9"], "take part"),
         ([*IG, "--attack-clients", "[9]"], "0 to 5"),
         ([*IG, "--attack-at", "9"], "4 rounds"),
-        ([*IG, "--attack-at", "2", "--attack-every", "2"], "not both"),
+        ([*IG, "--attack-at", "2", "--attack-every", "2"], "cannot be combined with attack_every"),
         ([*IG, "--view", "total"], "view"),
         ([*IG, "--view", "sum", "--attack-clients", "2"], "no single client"),
         (["--attack", "rob", "--view", "sum"], "shows none"),

@@ -105,20 +105,23 @@ def test_clients_of_many_writers():
         (["--submodels", "mapp-fl:groups=16", "--model", "mapp-cnn-8"], "groups: 16 are more than the 8 channels"),
         (["--submodels", "heterofl", "--client-widths", ".01"], "leaves the layer 0 without channels"),
         (["--submodels", "heterofl", "--client-widths", "1.5"], "client_widths: 1.5 is not allowed"),
-        (["--large-clients", "3"], "submodels: must be given with large_clients"),
-        (["--submodels", "mapp-fl", "--base-pruning", "snip"], "base_pruning: does not go with submodels"),
-        (["--submodels", "mapp-fl", "--local-steps", "2"], "does not go with submodels; give local_epochs"),
-        (["--submodels", "mapp-fl", "--membership", "yeom"], "does not go with submodels; give attack"),
-        (["--submodels", "mapp-fl", "--advise", "--attack", "yeom,lira"], "advice is by one, and 2 are given"),
+        (["--large-clients", "3"], "submodels: must be set with large_clients"),
+        (["--submodels", "mapp-fl", "--base-pruning", "snip"], "base_pruning: cannot be combined with submodels"),
+        (["--submodels", "mapp-fl", "--local-steps", "2"], "cannot be combined with submodels; use local_epochs"),
+        (["--submodels", "mapp-fl", "--membership", "yeom"], "cannot be combined with submodels; use attack"),
+        (
+            ["--submodels", "mapp-fl", "--advise", "--attack", "yeom,lira"],
+            "attack: 2 attacks are set; advise needs one",
+        ),
         (["--submodels", "mapp-fl", "--defense", "soteria"], "cannot be joined with sub-models"),
         (["--submodels", "mapp-fl", "--averaging", "coverage"], "averaging"),
         (["--submodels", "map-fl"], "submodels: 'map-fl' is not known; did you mean 'mapp-fl'"),
         (["--submodels", "heterofl", "--set", "examples=300"], "has 1, and needs 2 rows for BatchNorm"),
-        (["--submodels", "mapp-fl", "--attack-clients", "2"], "attack_clients: does not go with submodels"),
-        (["--submodels", "mapp-fl", "--attack-every", "5"], "attack_every: does not go with submodels"),
-        (["--submodels", "mapp-fl", "--attack-at", "5"], "attack_at: does not go with submodels"),
-        (["--submodels", "mapp-fl", "--labels", "oracle"], "labels: does not go with submodels"),
-        (["--submodels", ","], "submodels: nothing is given; give rules such as mapp-fl"),
+        (["--submodels", "mapp-fl", "--attack-clients", "2"], "attack_clients: cannot be combined with submodels"),
+        (["--submodels", "mapp-fl", "--attack-every", "5"], "attack_every: cannot be combined with submodels"),
+        (["--submodels", "mapp-fl", "--attack-at", "5"], "attack_at: cannot be combined with submodels"),
+        (["--submodels", "mapp-fl", "--labels", "oracle"], "labels: cannot be combined with submodels"),
+        (["--submodels", ","], "submodels: is empty; use rules such as mapp-fl"),
         (["--submodels", "mapp-fl,none", "--advise"], "advise: none has no models of other sizes to attack"),
         (["--submodels", "heterofl", "--advise", "--client-widths", ".5,.01"], "leaves the layer 0 without channels"),
     ],
@@ -130,7 +133,7 @@ def test_wrong_input_gets_one_sentence(flags, sentence, capsys):
 
 def test_help_says_where_the_rules_are(capsys):
     assert main(["federate", "--help"]) == 0
-    assert "(list submodels)" in capsys.readouterr().out
+    assert "(secateur list submodels)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_plan_of_advice_is_of_pilots(capsys):

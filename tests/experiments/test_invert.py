@@ -133,7 +133,7 @@ def test_batches_seeds_and_what_was_not_found(tmp_path):
     assert summary(rows, "recovered").value == pytest.approx(2 / 3)
     assert {row.extra["item"] for row in rows if row.extra["target"] is not None} == {None, 0, 1, 2}
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "nothing found</small>" in page and "target 2, picture 1, seed 1" in page
+    assert "nothing recovered</small>" in page and "target 2, picture 1, seed 1" in page
 
 
 def test_an_active_attacker_sends_its_own_model(tmp_path):

@@ -49,9 +49,15 @@ def large(name):
 
 
 @pytest.mark.filterwarnings("ignore:pruning would have emptied")
-@pytest.mark.parametrize("sparsity", [0.5, 0.9])
-@pytest.mark.parametrize("groups", ["per-conv", "coupled"])
-@pytest.mark.parametrize("pruner", ["l1-structured", "slimming"])
+@pytest.mark.parametrize(  # each pruner with each group and each sparsity; small networks below have all of them
+    ("pruner", "groups", "sparsity"),
+    [
+        ("l1-structured", "per-conv", 0.5),
+        ("l1-structured", "coupled", 0.9),
+        ("slimming", "per-conv", 0.9),
+        ("slimming", "coupled", 0.5),
+    ],
+)
 @pytest.mark.parametrize("name", ["resnet18", "vgg16-bn", "densenet121"])
 def test_removal_equals_the_masked_model(name, pruner, groups, sparsity):
     check_removal(large(name), find("pruner", pruner)(groups=groups), sparsity, SHAPES[name])
@@ -67,7 +73,7 @@ def test_removal_equals_the_masked_model_on_small_networks(name, pruner, groups,
 
 
 @pytest.mark.filterwarnings("ignore:pruning would have emptied")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("make", [Residual, PreActivation, Dense])
 def test_removal_equals_the_masked_model_with_shortcuts_sums_and_concatenations(make, scope, seed):

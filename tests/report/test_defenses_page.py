@@ -2,23 +2,22 @@
 
 import pytest
 
-from secateur.metrics.membership import Estimate
 from secateur.report.defenses import (
-    DefensePoint,
-    balance,
-    facts,
-    front,
-    front_sentence,
-    over_epochs,
-    sheets,
-    studied,
-    tables,
-    worth,
+    build_defense_sheets,
+    build_tables,
+    describe_front,
+    draw_balance,
+    draw_epochs,
+    list_facts,
+    select_front,
+    weigh_defenses,
 )
-from secateur.report.page import render
-from secateur.report.sources import Source
-from secateur.report.theory import by_distance
+from secateur.report.page import Source, render
+from secateur.report.summary import SummaryCell, SummaryLine
+from secateur.report.theory import draw_distances
 from secateur.runs.rows import Row
+
+VALUES = ("test_accuracy", "cw_ssim", "ratio")
 
 
 def row(metric, value, defense, attack=None, model="net", **extra):
@@ -50,24 +49,24 @@ def test_a_defense_is_worth_its_accuracy_its_worst_leak_and_its_bytes():
     rows = trained("none", 1.0, 0.5, 0.9) + trained("dgp+error-feedback", 0.6, 0.4, 0.88) + trained("ats", 1.0, 0.7)
     rows += [attacked("none", "ig", 0.95), attacked("dgp", "ig", 0.3), attacked("dgp", "ig:adaptive=reapply", 0.7)]
     rows += [attacked("ats", "ig", 0.98, against="used"), attacked("ats", "ig", 0.5, against="raw")]
-    found = {point.name: point for point in worth(rows)}
+    found = {line.labels["defense"]: line for line in weigh_defenses(rows)}
     dgp = found["dgp+error-feedback"]
-    assert (dgp.accuracy.value, dgp.leak.value, dgp.attacker, dgp.ratio) == (0.88, 0.7, "ig", 0.6)  # the last epoch
-    assert found["ats"].leak.value == 0.5  # of the raw picture
-    assert found["none"].accuracy.value == 0.9
+    assert [dgp.value(name) for name in VALUES] == [0.88, 0.7, 0.6] and dgp.labels["attack"] == "ig"  # the last epoch
+    assert found["ats"].value("cw_ssim") == 0.5  # of the raw picture
+    assert found["none"].value("test_accuracy") == 0.9
     assert leak([*rows, attacked("none", "ig", 0.99, "oracle")], "none") == 0.99  # told the labels: another attacker
-    (view,) = balance(rows)
+    (view,) = draw_balance(rows)
     bars = [view.panels[0].data[0][axis] for axis in ("error_x", "error_y")]
     assert [(bar["arrayminus"][0], bar["array"][0]) for bar in bars] == [(0.01, 0.02)] * 2
 
 
 def leak(rows, defense):
-    return next(point.leak.value for point in worth(rows) if point.name == defense)
+    return next(line.value("cw_ssim") for line in weigh_defenses(rows) if line.labels["defense"] == defense)
 
 
 def test_a_trained_network_is_not_charged_with_the_leaks_of_another():
     rows = [*trained("none", 1.0, 0.9), attacked("none", "ig", 0.6), attacked("none", "r-gap", 1.0, model="cnn6")]
-    (view,) = balance(rows)  # cnn6 was attacked, never trained
+    (view,) = draw_balance(rows)  # cnn6 was attacked, never trained
     assert view.label == "net on digits" and "CW-SSIM 0.60 under ig" in view.text
 
 
@@ -86,19 +85,20 @@ def test_error_feedback_has_the_leak_of_its_first_round_too():
 
 
 def test_the_front_by_hand():
-    def point(name, accuracy, leak, ratio):
-        return DefensePoint(name, Estimate(accuracy, 0, 1), Estimate(leak, 0, 1), "ig", ratio)
+    def point(name, *values):
+        cells = {metric: SummaryCell(value, 0, 1) for metric, value in zip(VALUES, values, strict=True)}
+        return SummaryLine({"defense": name, "attack": "ig"}, cells)
 
     a, b = point("a", 0.9, 0.9, 1.0), point("b", 0.8, 0.5, 1.0)
     c, d = point("c", 0.8, 0.6, 0.6), point("d", 0.8, 0.6, 1.0)  # b and c are better than d
-    assert front([a, b, c, d]) == [a, b, c]
+    assert select_front([a, b, c, d]) == [b, c, a]
     twin = point("twin", 0.9, 0.9, 1.0)
-    assert front([a, twin]) == [a, twin]
-    assert front_sentence([a, d]).startswith("On the front, from least to most accurate: d: 80.0% right, CW-SSIM 0.60")
+    assert select_front([a, twin]) == [a, twin]
+    assert describe_front([a, d]).startswith("On the front, from least to most accurate: d: 80.0% right, CW-SSIM 0.60")
 
 
 def test_curves_of_the_epochs():
-    (view,) = over_epochs(trained("none", 1.0, 0.5, 0.9) + trained("dgp", 0.6, 0.4, 0.8))
+    (view,) = draw_epochs(trained("none", 1.0, 0.5, 0.9) + trained("dgp", 0.6, 0.4, 0.8))
     assert view.label == "net on digits"
     assert [(list(trace["x"]), list(trace["y"])) for trace in view.panels[0].data] == [
         ([1, 2], [0.5, 0.9]),
@@ -106,24 +106,24 @@ def test_curves_of_the_epochs():
     ]
     assert "dgp 80.0%" in view.panels[0].alt
     assert view.panels[0].layout["xaxis"]["dtick"] == 1  # there is no half epoch
-    (long,) = over_epochs(trained("none", 1.0, *[0.5] * 100))
+    (long,) = draw_epochs(trained("none", 1.0, *[0.5] * 100))
     assert long.panels[0].layout["xaxis"]["nticks"] == 10
-    assert balance(trained("none", 1.0, 0.5)) == []  # never attacked
+    assert draw_balance(trained("none", 1.0, 0.5)) == []  # never attacked
 
 
 def test_pictures_by_defense():
     figures = [picture(None, "none", t) for t in (0, 1)] + [picture("ig:iterations=3", "none", t) for t in (0, 1)]
     figures += [picture("ig:iterations=3", "dgp", 0), picture("ig:adaptive=support:iterations=3", "dgp", 0)]
     figures += [picture("rob", "none", 0)]
-    (sheet,) = sheets(figures)  # rob met one defense only
+    (sheet,) = build_defense_sheets(figures)  # rob met one defense only
     assert sheet.title == "ig: net on digits"
     assert [name for name, _ in sheet.lines] == ["truth", "none", "dgp", "dgp, attacker: support"]
-    shown = {name: [x and x.png for x in pictures] for name, pictures in sheet.lines}
+    shown = dict(sheet.lines)
     assert shown["none"] == ["ig:iterations=3-none-0", "ig:iterations=3-none-1"]
     assert shown["dgp"] == ["ig:iterations=3-dgp-0", None]
-    assert sheets([figure | {"png": None} for figure in figures]) == []
+    assert build_defense_sheets([figure | {"png": None} for figure in figures]) == []
     later = [figure | {"stage": "weights given", "png": "later"} for figure in figures]
-    first, second = sheets(figures + later)
+    first, second = build_defense_sheets(figures + later)
     assert first == sheet and second.title == "ig: net on digits, weights given"  # one does not stand over the other
 
 
@@ -137,19 +137,19 @@ def test_the_page_of_a_study(with_attack):
     assert "Accuracy over the epochs" in html
     assert ("Accuracy, leakage and bytes of each defense" in html) == with_attack
     assert "Accuracy and gaps" not in html  # a training is no audited model
-    assert facts(studied(rows)) == {"Network": "net", "Data": "digits"}
-    assert "What the updates give away" in html and "What training under each defense came to" in html
+    assert list_facts(rows) == {"Network": "net", "Data": "digits"}
+    assert "Leakage of the updates" in html and "Training under each defense" in html
 
 
 def test_a_study_without_attacks_and_trainings_has_its_tables():
     sizes = {"dgp": 0.6125, "adgp": 0.32}
     rows = [row("ratio", ratio, defense, study="cost", steps=5) for defense, ratio in sizes.items()]
     rows += [row("residual_mean", 3.5, "dgp", study="training", epoch=2, epochs=2)]
-    trained, cost = tables(rows)
-    assert [line.value("ratio") for line in cost.lines] == [0.6125, 0.32]
-    assert cost.places == {"defense": "defense"} and trained.measures == ["residual_mean"]
+    trained, cost = build_tables(rows).values()
+    assert [[cell.text for cell in line] for line in cost.lines] == [["dgp", "0.613"], ["adgp", "0.320"]]
+    assert [column.heading for column in trained.columns] == ["defense", "residual's norm"]
     html = render([Source("study", rows, [], "", {})])
-    assert "What each defense costs" in html and "0.613" in html
+    assert "Cost of each defense" in html and "0.613" in html
     assert "residual&#39;s norm" in html and "pruned models" not in html
 
 
@@ -162,20 +162,20 @@ def test_every_reconstruction_is_a_point_by_its_distance_beside_its_bounds():
     rows = distanced("none", 0, 0.0, 2.0, 1.0, 0.0) + distanced("none", 1, 0.0, 4.0, 5.0, 0.0)
     rows += distanced("dgp", 0, 0.8, 6.0, 3.0, 7.0) + distanced("dgp", 1, 0.9, 8.0, 3.0, 9.0)
     rows += [row("relative_distance", 0.5, "noise", study="theory", number=0)]  # nothing was reconstructed
-    (view,) = by_distance(rows)
+    (view,) = draw_distances(rows)
     assert view.label == "net on digits"
     (plot,) = view.panels
     drawn = {trace["name"]: (list(trace["x"]), list(trace["y"])) for trace in plot.data}
     assert drawn == {
         "none": ([0.0, 0.0], [2.0, 4.0]),
         "dgp": ([0.8, 0.9], [6.0, 8.0]),
-        "at least, by Eq. 2": ([0.0, 0.0, 0.8, 0.9], [1.0, 5.0, 3.0, 3.0]),
-        "at least, by what was sent": ([0.0, 0.0, 0.8, 0.9], [0.0, 0.0, 7.0, 9.0]),
+        "bound by Eq. 2": ([0.0, 0.0, 0.8, 0.9], [1.0, 5.0, 3.0, 3.0]),
+        "bound by the sent update": ([0.0, 0.0, 0.8, 0.9], [0.0, 0.0, 7.0, 9.0]),
     }
     assert "distance" in plot.layout["xaxis"]["title"]["text"] and "error" in plot.layout["yaxis"]["title"]["text"]
     assert "none (distance 0, mean error 3) to dgp (distance 0.85, mean error 7)" in view.text
-    assert "1 of 4 reconstructions by Eq. 2, 2 by what was sent" in view.text and view.text in plot.alt
+    assert "1 of 4 reconstructions by Eq. 2, 2 by the sent update" in view.text and view.text in plot.alt
     page = render([Source("fig1", rows, [], "", {})])
     assert "Error by the distance of the update" in page and "breaks the bound" in page
-    assert len(by_distance([*rows, *distanced("dgp", 0, 0.8, 6.0, 3.0, 7.0, run="other")])) == 2
-    assert by_distance([attacked("none", "ig", 0.9)]) == []
+    assert len(draw_distances([*rows, *distanced("dgp", 0, 0.8, 6.0, 3.0, 7.0, run="other")])) == 2
+    assert draw_distances([attacked("none", "ig", 0.9)]) == []

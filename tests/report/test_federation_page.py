@@ -4,10 +4,16 @@ import re
 from dataclasses import replace
 
 from secateur.report import federation
-from secateur.report.federation import brief, name, over_rounds, table, titles
-from secateur.report.federation_plots import by_rate, planes, sheets, traffic
-from secateur.report.page import render
-from secateur.report.sources import Source
+from secateur.report.federation import (
+    draw_rounds,
+    name_federation,
+    shorten_methods,
+    shorten_names,
+    summarise_federations,
+)
+from secateur.report.federation_plots import build_federation_sheets, draw_planes, draw_rates, draw_traffic
+from secateur.report.page import Source, render
+from secateur.report.summary import SummaryCell
 from secateur.report.terminal import print_federation
 from secateur.runs.rows import Row
 
@@ -35,10 +41,11 @@ ROWS = [
 
 
 def test_a_line_a_federation():
-    first, second = table(ROWS)
-    assert (first.accuracy, first.up, first.down) == (0.4, 20.0, 30.0)
-    assert first.up_client == (5.0, 10.0, 15.0) and first.down_client is None and first.lost == 3 and first.leak == 9.0
-    assert second.name == "snip, priprune" and second.up is None
+    first, second = summarise_federations(ROWS)
+    assert [first.value(x) for x in ("test_accuracy", "bytes_up", "bytes_down")] == [0.4, 20.0, 30.0]
+    assert first.cells["client_bytes_up"] == SummaryCell(10.0, 5.0, 15.0) and "client_bytes_down" not in first.cells
+    assert (first.value("lost_clients"), first.value("psnr_max")) == (3, 9.0)
+    assert name_federation(second.labels) == "snip, priprune" and second.value("bytes_up") is None
 
 
 def test_the_terminal_tells_membership_where_it_was_attacked(capsys):
@@ -67,7 +74,7 @@ def cells(rows):
 def test_leakage_stands_beside_accuracy_and_numbers_are_sorted_as_numbers():
     headings, (first, second, *_) = cells(FOUR)
     assert headings[:6] == ["base pruning", "defense", "test accuracy", "NMI", "NMI by chance", "PSNR"]
-    assert first["test accuracy"] == ("90.0", "90.0 %") and first["MB up a client"][0] == "3000000.0"
+    assert first["test accuracy"] == ("0.9", "90.0%") and first["MB up a client"][0] == "3000000.0"
     assert first["NMI by chance"] == ("0.3", "0.300") and "AUC of membership" not in headings
     _, (unattacked, *_) = cells([row for row in ROWS if row.metric == "test_accuracy"])
     assert unattacked["NMI"] == ("", "-")  # an empty one stays below
@@ -80,23 +87,27 @@ def test_who_was_lost_and_what_was_not_attacked_is_told():
     assert "could not be made: 32" in page and "<li>and 2 more in results.jsonl</li>" in page
     assert "<li>snip, seed 0, round 1: client 3 dropped out</li>" in page
     missed = replace(row("attacked_clients", 0, 2, attack="sgi:iterations=9"), note="not attacked: nobody answered")
-    assert federation.mishaps([missed]) == ["snip, seed 0, round 2: sgi:iterations=9: not attacked: nobody answered"]
+    assert federation.list_mishaps([missed]) == [
+        "snip, seed 0, round 2: sgi:iterations=9: not attacked: nobody answered"
+    ]
     assert "could not be made" not in render([Source("federate", ROWS, [], config="", environment={})])
 
 
 def test_what_every_method_was_set_to_is_told_once():
     told = ["snip: rate=0.3; priprune: alpha=0.5, step=0.01", "snip: rate=0.3", ""]
     rows = [replace(row("density", 0.7, 1), extra=row("density", 0.7, 1).extra | {"settings": each}) for each in told]
-    assert federation.settings(rows) == ["snip: rate=0.3", "priprune: alpha=0.5, step=0.01"]
+    assert federation.list_settings(rows) == ["snip: rate=0.3", "priprune: alpha=0.5, step=0.01"]
     page = render([Source("federate", rows, [], config="", environment={})])
     assert "<li>priprune: alpha=0.5, step=0.01</li>" in page
 
 
 def test_what_all_federations_share_is_a_sentence_and_what_differs_a_column():
     both = [*FOUR, *attacked("snip:rate=0.3", "none", 0.9, 0.4, view="sum")]
-    found = table(both)
-    assert federation.apart(table(FOUR)) == {} and federation.apart(found) == {"view": "server sees"}
-    assert federation.common(found) == "network m, data d, batch 20, average weighted, broadcast masked"
+    found = summarise_federations(both)
+    assert federation.list_varying(summarise_federations(FOUR)) == {} and federation.list_varying(found) == {
+        "view": "server sees"
+    }
+    assert federation.describe_shared(found) == "network m, data d, batch 20, average weighted, broadcast masked"
     headings, lines = cells(both)
     assert headings[0] == "server sees" and [line["server sees"][1] for line in lines[-2:]] == [
         "every update",
@@ -105,7 +116,7 @@ def test_what_all_federations_share_is_a_sentence_and_what_differs_a_column():
 
 
 def test_curves_are_means_over_seeds_and_what_never_changes_is_not_drawn():
-    (view,) = over_rounds(ROWS)
+    (view,) = draw_rounds(ROWS)
     assert [panel.title for panel in view.panels] == [
         "test accuracy over rounds",
         "PSNR of reconstructions over rounds",
@@ -122,7 +133,7 @@ def test_leakage_is_not_spoken_of_where_nobody_attacked():
 
 
 def test_nmi_stands_beside_what_chance_gives():
-    (view,) = over_rounds(FOUR)
+    (view,) = draw_rounds(FOUR)
     (nmi,) = (panel for panel in view.panels if panel.title.startswith("NMI"))
     *_, chance = nmi.data
     assert (chance["name"], list(chance["x"]), list(chance["y"])) == ("by chance", [1, 2], [0.3, 0.3])
@@ -134,7 +145,7 @@ def test_of_many_curves_the_first_panel_names_the_colours_and_the_others_the_das
     rows = [
         row for base in bases for attack in ("sgi", "ig") for row in attacked(base, "none", 0.9, 0.4, attack=attack)
     ]
-    (view,) = over_rounds(rows)
+    (view,) = draw_rounds(rows)
     accuracy, nmi = view.panels[:2]
     named = [[trace["name"] for trace in panel.data if trace.get("showlegend", True)] for panel in (accuracy, nmi)]
     assert named == [bases, ["sgi", "ig", "by chance"]]
@@ -143,7 +154,7 @@ def test_of_many_curves_the_first_panel_names_the_colours_and_the_others_the_das
 
 
 def test_all_panels_go_on_to_the_last_round_and_a_lone_value_has_an_axis_of_its_size():
-    (view,) = over_rounds([row("test_accuracy", 0.5, 1), row("test_accuracy", 0.7, 10), row("psnr", 9.0, 10, 3)])
+    (view,) = draw_rounds([row("test_accuracy", 0.5, 1), row("test_accuracy", 0.7, 10), row("psnr", 9.0, 10, 3)])
     assert [panel.layout["xaxis"]["range"] for panel in view.panels] == [[0, 10.3]] * 2
     accuracy, leak = (panel.layout["yaxis"] for panel in view.panels)
     assert "range" not in accuracy and leak["range"] == [0, 1.2 * 9]
@@ -174,7 +185,7 @@ FOUR = [
 
 
 def test_arrows_lead_from_a_base_pruning_alone_to_priprune():
-    (view,) = planes(FOUR)
+    (view,) = draw_planes(summarise_federations(FOUR))
     nmi, psnr = view.panels
     assert view.label == "m on d, batches of 20" and nmi.title == "Accuracy against NMI, 256 levels"
     ends = [[arrow[name] for name in ("ax", "ay", "x", "y")] for arrow in nmi.layout["annotations"]]
@@ -191,14 +202,14 @@ def test_no_two_federations_look_the_same_on_the_plane():
     rows = [row for number, each in enumerate(defenses) for row in attacked("snip", each, 0.1 + 0.01 * number, 0.4)]
     rows += attacked("snip", "none", 0.5, 0.4, view="sum") + attacked("snip", "none", 0.6, 0.4, broadcast="dense")
     rows += [row for rate in (0.3, 0.9) for row in attacked(f"synflow:rate={rate}", "none", rate, 0.4)]
-    (view,) = planes(rows)
+    (view,) = draw_planes(summarise_federations(rows))
     points = [trace for trace in view.panels[0].data if trace["x"][0] is not None]
     looks = [
         (trace["name"], trace["marker"]["color"], *look)
         for trace in points
         for look in zip(trace["marker"]["symbol"], trace["text"], strict=True)
     ]
-    assert len(set(looks)) == len(looks) == len(table(rows))
+    assert len(set(looks)) == len(looks) == len(summarise_federations(rows))
     assert {name: [text for *_, text in looks if _[0] == name] for name in ("synflow", "snip, only the sum seen")} == {
         "synflow": ["rate=0.3", "rate=0.9"],
         "snip, only the sum seen": [""],
@@ -206,26 +217,26 @@ def test_no_two_federations_look_the_same_on_the_plane():
 
 
 def test_bytes_of_a_client():
-    (view,) = traffic(FOUR)
+    (view,) = draw_traffic(summarise_federations(FOUR))
     up, down = view.panels[0].data
     assert list(up["x"]) == [3.0] * 4 and list(down["x"]) == [1.0] * 4
     # No setting tells them apart, and a phone is narrow.
     assert list(up["y"]) == ["snip", "snip,<br>priprune", "feddst", "feddst,<br>priprune"]
-    assert traffic([row for row in FOUR if row.extra["client"] is None]) == []
+    assert draw_traffic(summarise_federations([row for row in FOUR if row.extra["client"] is None])) == []
 
 
 def test_names_keep_the_settings_that_differ():
     joined = ["dgp:k1=0.1+error-feedback", "largest:rate=0.3+dp:clip=1.0", "largest:rate=0.3+dp:clip=2.0"]
-    assert list(brief(["snip", *joined]).values()) == [
+    assert list(shorten_methods(["snip", *joined]).values()) == [
         "snip",
         "dgp+error-feedback",
         "largest+dp:clip=1.0",
         "largest+dp:clip=2.0",
     ]
     rows = [{"base_pruning": "snip:every=2:rate=0.3", "defense": f"largest:of=all:rate={rate}"} for rate in (1, 2)]
-    assert list(titles(rows).values()) == ["snip, largest:rate=1", "snip, largest:rate=2"]
-    assert name({"base_pruning": "snip", "defense": "none", "broadcast": "dense"}) == "snip, broadcast dense"
-    assert name({"base_pruning": "snip", "defense": "dp", "view": "sum"}) == "snip, only the sum seen, dp"
+    assert list(shorten_names(rows).values()) == ["snip, largest:rate=1", "snip, largest:rate=2"]
+    assert name_federation({"base_pruning": "snip", "defense": "none", "broadcast": "dense"}) == "snip, broadcast dense"
+    assert name_federation({"base_pruning": "snip", "defense": "dp", "view": "sum"}) == "snip, only the sum seen, dp"
 
 
 def test_leakage_by_pruning_rate():
@@ -236,11 +247,11 @@ def test_leakage_by_pruning_rate():
     rows += [
         Row(**(vars(row) | {"value": 9.0, "extra": row.extra | {"client": None, "attacked": 2}})) for row in rows[-4:]
     ]
-    (view,) = by_rate(rows)
+    (view,) = draw_rates(rows)
     snip, feddst = view.panels[0].data
     assert (snip["name"], list(snip["x"]), list(snip["y"])) == ("snip, masked, sgi", [0.3, 0.9], [0.4, 0.2])
     assert list(feddst["y"]) == [0.3]  # what gathers several clients counts nothing
-    assert by_rate(FOUR) == []
+    assert draw_rates(FOUR) == []
 
 
 def test_the_same_pictures_in_every_federation():
@@ -251,9 +262,9 @@ def test_the_same_pictures_in_every_federation():
             own = common | {"base_pruning": base, "defense": "none", "round": 1, "client": 2, "item": item}
             figures.append(own | {"attack": None, "png": f"truth {item}"})
             figures.append(own | {"attack": "sgi:iterations=9", "png": f"{base} {item}", "scores": {"psnr": psnr}})
-    (sheet,) = sheets(figures)
+    (sheet,) = build_federation_sheets(figures)
     assert sheet.title == "sgi: m on d, batches of 4"
     assert [name for name, _ in sheet.lines] == ["truth", "snip:rate=0.3", "snip:rate=0.9"]
-    assert [picture.png for picture in sheet.lines[0][1]] == ["truth 1", "truth 0"]  # the nearest first
-    assert [picture.png for picture in sheet.lines[1][1]] == ["snip:rate=0.3 1", "snip:rate=0.3 0"]
-    assert sheets(figures[:4]) == []  # of one federation there is nothing to compare
+    assert sheet.lines[0][1] == ["truth 1", "truth 0"]  # the nearest first
+    assert sheet.lines[1][1] == ["snip:rate=0.3 1", "snip:rate=0.3 0"]
+    assert build_federation_sheets(figures[:4]) == []  # of one federation there is nothing to compare

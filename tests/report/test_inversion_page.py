@@ -11,11 +11,10 @@ from secateur.config import Invert, read
 from secateur.errors import WrongInput
 from secateur.experiments.invert import run_invert
 from secateur.report import inversion
-from secateur.report.inversion import gallery
-from secateur.report.inversion import losses as losses_of
-from secateur.report.page import render, write_page
-from secateur.report.sources import Source
+from secateur.report.inversion import build_gallery, draw_losses
+from secateur.report.page import Source, render, write_page
 from secateur.report.terminal import print_inversion
+from secateur.report.verdict import choose_update_badge, write_update_verdict
 from secateur.runs.rows import Row
 
 PNG = 'class="picture" aria-label'
@@ -38,7 +37,7 @@ def figure(target, psnr, attack="ig", **more):
 def test_the_worst_case_comes_first_whichever_attack_it_was():
     figures = [figure(0, 10.0), figure(1, 12.0), figure(2, "inf"), figure(0, 30.0, "dlg"), figure(3, None)]
     figures += [figure(target, None, None) for target in range(4)]
-    cards = gallery(figures)
+    cards = build_gallery(figures)
     assert [card.title for card in cards] == ["target 2", "target 0", "target 1", "target 3"]
     assert [guess.title for guess in cards[1].guesses] == ["ig", "dlg"] and cards[0].truth is not None
     assert cards[0].guesses[0].lines == ["PSNR inf dB", "label 3"]
@@ -48,20 +47,20 @@ def test_pictures_of_several_networks_or_batch_sizes_say_of_which():
     found = [figure(0, 3.0), figure(0, 2.0, model="n"), figure(0, 1.0, batch_size=4)]
     titles = ["m on d, batches of 1, target 0", "n on d, batches of 1, target 0"]
     titles += ["m on d, batches of 4, target 0, picture 0"]
-    assert [card.title for card in gallery(found)] == titles
+    assert [card.title for card in build_gallery(found)] == titles
 
 
 def test_pictures_of_an_untrained_and_of_a_trained_model_are_told_apart():
     found = [figure(0, 3.0, stage="untrained"), figure(0, 2.0, stage="weights given")]
-    assert [card.title for card in gallery(found)] == ["untrained, target 0", "weights given, target 0"]
-    assert [card.title for card in gallery(found[:1])] == ["target 0"]
+    assert [card.title for card in build_gallery(found)] == ["untrained, target 0", "weights given, target 0"]
+    assert [card.title for card in build_gallery(found[:1])] == ["target 0"]
     rounds = [figure(0, 9.0, "ig", stage=f"round {at}", round=at, client=3) for at in (2, 4)]
-    assert [card.title for card in gallery(rounds)] == ["round 2, client 3", "round 4, client 3"]
+    assert [card.title for card in build_gallery(rounds)] == ["round 2, client 3", "round 4, client 3"]
 
 
 def test_losses_of_two_batch_sizes_are_two_plots():
     curve = {"kind": "loss", "curve": [[0, 1.0], [1, 0.5]], "defense": "none"}
-    views = losses_of(figure(0, 1.0, batch_size=size, **curve) for size in (2, 4))
+    views = draw_losses(figure(0, 1.0, batch_size=size, **curve) for size in (2, 4))
     assert [view.label for view in views] == ["m on d, batches of 2: ig", "m on d, batches of 4: ig"]
 
 
@@ -75,10 +74,10 @@ def test_the_table_says_what_its_lines_differ_in(tmp_path):
 
 
 def test_what_stands_under_a_picture():
-    (card,) = gallery([figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)])
+    (card,) = build_gallery([figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)])
     assert card.guesses[0].title == "ig"
-    assert card.guesses[0].lines[:3] == ["iterations=5", "tv=0.1", "labels told"]
-    assert {"unfinished", "nothing found"} <= set(card.guesses[0].lines)
+    assert card.guesses[0].lines[:3] == ["iterations=5", "tv=0.1", "labels known"]
+    assert {"unfinished", "nothing recovered"} <= set(card.guesses[0].lines)
 
 
 def test_a_long_gallery_opens_with_its_worst_cases(updates):
@@ -95,7 +94,7 @@ def test_a_long_gallery_opens_with_its_worst_cases(updates):
 def test_the_badge_follows_the_worst_case():
     def found(recognisable, low):
         labels = {"model": "m", "dataset": "d", "seed": 0, "attack": "ig", "extra": {"target": None}}
-        return inversion.attacked(
+        return inversion.summarise_attacks(
             [
                 Row(**labels, metric="recognisable", value=recognisable),
                 Row(**labels, metric="psnr", value=9.0),
@@ -104,36 +103,41 @@ def test_the_badge_follows_the_worst_case():
             ]
         )
 
-    assert inversion.badge(found(0.01, 0.0)).colour == "bad"  # one picture suffices
-    assert inversion.badge(found(0.0, 0.06)).colour == "bad"  # none is clear, but too many are nearest to their own
-    why = "ig brings 50.0% of its pictures nearest to their own truth of all; chance: 5.0%."
-    assert why in inversion.verdict(found(0.0, 0.06)) and why not in inversion.verdict(found(0.01, 0.06))
-    assert inversion.badge(found(0.0, 0.01)).colour == "good" and len(inversion.verdict(found(0.0, 0.01))) == 1
-    assert inversion.verdict(found(0.0, 0.01))[0].startswith("ig comes nearest: no picture is recognisable. Their PSNR")
-    assert inversion.verdict(found(0.01, 0.01))[0].startswith("ig recovers most: 1.0% of its pictures are recog")
-    assert inversion.badge([]).colour == "doubtful"
+    assert choose_update_badge(found(0.01, 0.0)).colour == "bad"  # one picture suffices
+    assert choose_update_badge(found(0.0, 0.06)).colour == "bad"  # none is clear, but too many are nearest to their own
+    why = "ig: 50.0% of its pictures are nearest to their own truth; chance: 5.0%."
+    assert why in write_update_verdict(found(0.0, 0.06)) and why not in write_update_verdict(found(0.01, 0.06))
+    assert choose_update_badge(found(0.0, 0.01)).colour == "good" and len(write_update_verdict(found(0.0, 0.01))) == 1
+    assert write_update_verdict(found(0.0, 0.01))[0].startswith(
+        "ig comes nearest: no picture is recognisable. Their PSNR"
+    )
+    assert write_update_verdict(found(0.01, 0.01))[0].startswith("ig recovers most: 1.0% of its pictures are recog")
+    assert choose_update_badge([]).colour == "doubtful"
 
 
 def test_an_attack_that_failed_has_measured_nothing():
     def found(*failed):
         labels = {"model": "m", "dataset": "d", "seed": 0}
         metrics = {"recognisable": 0.0, "psnr": 9.0}
-        return inversion.attacked(
+        return inversion.summarise_attacks(
             Row(**labels, attack=f"a{i}", metric=metric, value=value, extra={"target": None})
             for i, share in enumerate(failed)
             for metric, value in (metrics | {"failed": share}).items()
         )
 
     nothing, part, none = found(1.0, 1.0), found(1.0, 0.25, 0.0), found(0.0)
-    assert (inversion.badge(nothing).text, inversion.badge(nothing).colour) == ("Nothing was measured", "doubtful")
-    assert [sentence.partition(" (")[0] for sentence in inversion.verdict(nothing)] == [
+    assert (choose_update_badge(nothing).text, choose_update_badge(nothing).colour) == (
+        "Nothing was measured",
+        "doubtful",
+    )
+    assert [sentence.partition(" (")[0] for sentence in write_update_verdict(nothing)] == [
         "a0 failed on every target",
         "a1 failed on every target",
     ]
-    assert all(sentence.endswith("nothing was measured there.") for sentence in inversion.verdict(nothing))
-    assert inversion.badge(part).colour == "doubtful" and inversion.badge(none).colour == "good"
-    assert "a1 failed on 25% of its targets" in " ".join(inversion.verdict(part))
-    assert not inversion.verdict(part)[0].startswith("a0") and len(inversion.verdict(none)) == 1
+    assert all(sentence.endswith("nothing was measured there.") for sentence in write_update_verdict(nothing))
+    assert choose_update_badge(part).colour == "doubtful" and choose_update_badge(none).colour == "good"
+    assert "a1 failed on 25% of its targets" in " ".join(write_update_verdict(part))
+    assert not write_update_verdict(part)[0].startswith("a0") and len(write_update_verdict(none)) == 1
 
 
 def test_a_run_whose_trials_all_diverge_is_not_green(monkeypatch, tmp_path, capsys):
@@ -154,9 +158,9 @@ def test_a_defense_that_stands_only_against_the_plain_attacker_is_called_so():
             for attack, adaptive, found in attacks
             for metric, value in (("recognisable", found), ("psnr", 9.0))
         ]
-        return [each for each in inversion.verdict(inversion.attacked(rows)) if "plain attacker" in each]
+        return [each for each in write_update_verdict(inversion.summarise_attacks(rows)) if "plain attacker" in each]
 
-    told = "dgp stands only against the plain attacker: ig:adaptive=support brings pictures back."
+    told = "dgp stands only against the plain attacker: ig:adaptive=support recovers pictures."
     assert sentences("dgp", 0.0, 0.1) == [told]
     assert sentences("dgp", 0.0, 0.0) == sentences("dgp", 0.1, 0.1) == sentences("none", 0.0, 0.1) == []
 
@@ -176,7 +180,7 @@ def test_one_page_of_an_audit_and_of_attacks_on_updates(updates, tmp_path):
         (folder / name).write_text("".join(json.dumps(each) + "\n" for each in objects))
     (folder / "run.json").write_text(json.dumps({"schema": 1, "kind": "audit", "secateur": "0.1.0"}))
     page = write_page([updates, folder], tmp_path / "both.html").read_text()
-    assert "What the pruned models and the updates give away" in page
+    assert "Leakage of the pruned models and the updates" in page
     assert 'id="recovered"' in page and 'id="attacks"' in page and page.count(PNG) == 4 * 3
     assert page.count('class="badge"') == 2
 
@@ -213,7 +217,7 @@ def test_a_losses_axis_is_logarithmic_only_where_every_loss_is_above_0():
     def axis(*losses):
         curve = [[step, loss] for step, loss in enumerate(losses)]
         own = {"kind": "loss", "curve": curve, "attack": "ig", "defense": "none", "target": 0, "seed": 0}
-        (view,) = losses_of([own | {"model": "m", "dataset": "d"}])
+        (view,) = draw_losses([own | {"model": "m", "dataset": "d"}])
         return view.panels[0].layout["yaxis"]
 
     assert "type" not in axis(0.5, -0.1)

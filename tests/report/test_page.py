@@ -7,8 +7,7 @@ import pytest
 from audited import attack_rows, audit_rows, figures_of, labels_of
 
 from secateur.errors import WrongInput
-from secateur.report.page import broken, render, write_page
-from secateur.report.sources import Source
+from secateur.report.page import Source, list_broken_limits, render, write_page
 from secateur.runs.artifacts import SCHEMA
 
 
@@ -55,18 +54,18 @@ def test_pass_and_fail_come_first():
     assert '<p class="badge">PASS</p>\n<p>Every limit is kept.</p>' in render([source(rows)], [])
     failed = render([source(rows)], ["auc: samia reaches 0.7 on snip 0.5, above the limit of 0.6"])
     assert "<summary>3 more</summary>" in render([source(rows)], [f"sentence {i}" for i in range(8)])
-    assert failed.index("FAIL") < failed.index("above the limit of 0.6") < failed.index("gives away most")
+    assert failed.index("FAIL") < failed.index("above the limit of 0.6") < failed.index("leaks most")
 
 
 def test_the_runs_own_limits_decide():
     rows = audit_rows()
-    assert broken([source(rows)]) is None
-    assert broken([source(rows, config="limits: {auc: null}")]) is None
-    assert broken([source(rows, config="limits: {auc: 0.9}")]) == []
-    assert len(broken([source(rows, config="limits: {auc: 0.6}")])) == 9  # the low end decides
-    assert broken([source(rows, config="limits: {auc: 0.9}"), source(rows, "b", config="limits: {auc: 0.68}")]) == [
-        "b: l1-structured 0.9, ppb, under samia, seed 0: auc 0.715 (at least 0.685) is above the limit 0.68"
-    ]
+    assert list_broken_limits([source(rows)]) is None
+    assert list_broken_limits([source(rows, config="limits: {auc: null}")]) is None
+    assert list_broken_limits([source(rows, config="limits: {auc: 0.9}")]) == []
+    assert len(list_broken_limits([source(rows, config="limits: {auc: 0.6}")])) == 9  # the low end decides
+    assert list_broken_limits(
+        [source(rows, config="limits: {auc: 0.9}"), source(rows, "b", config="limits: {auc: 0.68}")]
+    ) == ["b: l1-structured 0.9, ppb, under samia, seed 0: auc 0.715 (at least 0.685) is above the limit 0.68"]
 
 
 def test_a_page_of_a_run_that_is_not_finished_says_so():
@@ -96,13 +95,13 @@ def test_several_runs_share_a_page_and_are_not_mixed_up(tmp_path):
     folders = [written(tmp_path / name / "run", rows, figures_of(rows)) for name in "ab"]
     page = write_page(folders, tmp_path / "both.html").read_text()
     assert len(embedded(page)["tradeoff"]) == 2 and len(embedded(page)["roc"]) == 18
-    assert page.count("gives away most") == 2 and str(tmp_path / "a" / "run") in page
+    assert page.count("leaks most") == 2 and str(tmp_path / "a" / "run") in page
 
 
 def test_wrong_input_is_one_sentence(tmp_path):
     rows = audit_rows()
     folders = [written(tmp_path / name, rows) for name in "ab"]
-    with pytest.raises(WrongInput, match="of several runs goes"):
+    with pytest.raises(WrongInput, match="page of several runs needs a file"):
         write_page(folders)
     with pytest.raises(WrongInput, match="is a folder"):
         write_page(folders, tmp_path)

@@ -9,8 +9,7 @@ import pytest
 from secateur.evaluation.submodel_advice import Advice, Option, rows_of
 from secateur.metrics.membership import Estimate
 from secateur.report import submodels
-from secateur.report.page import render
-from secateur.report.sources import Source
+from secateur.report.page import Source, render
 from secateur.report.terminal import print_submodels
 from secateur.runs.rows import Row
 
@@ -49,39 +48,48 @@ def embedded(page):
 
 def test_a_federation_is_its_server_and_its_average_client():
     rows = party(None, 0.8, 0.02) + party(0, 0.7, 0.04) + party(1, 0.6, 0.08)
-    (found,) = submodels.federations(submodels.parties(rows))
-    assert (found.accuracy.value, found.advantage.value) == (pytest.approx(0.65), pytest.approx(0.06))
-    assert found.accuracy.high - 0.65 == pytest.approx(0.01)  # by the same examples
-    assert found.advantage.high - 0.06 == pytest.approx(0.01 / 2**0.5)  # of members of their own
-    assert found.server.accuracy.value == 0.8 and found.clients == 2
+    (found,) = submodels.summarise_federations(rows)
+    assert (found.value("client_accuracy"), found.value("client_advantage")) == (
+        pytest.approx(0.65),
+        pytest.approx(0.06),
+    )
+    assert found.cells["client_accuracy"].high - 0.65 == pytest.approx(0.01)  # by the same examples
+    assert found.cells["client_advantage"].high - 0.06 == pytest.approx(0.01 / 2**0.5)  # of members of their own
+    assert found.value("server_accuracy") == 0.8 and submodels.list_excluded(found) == (2, [])
 
 
 def test_seeds_are_averaged_and_show_their_range():
     rows = party(0, 0.7, 0.04) + party(0, 0.8, 0.06, seed=1)
-    (found,) = submodels.parties(rows)
-    assert found.advantage.value == pytest.approx(0.05)
-    assert (found.advantage.low, found.advantage.high) == (0.04, 0.06)
+    (party_line,) = submodels.summarise_parties(rows)
+    found = party_line.cells["client_advantage"]
+    assert found.value == pytest.approx(0.05)
+    assert (found.low, found.high) == (0.04, 0.06)
 
 
 def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
     rows = party(0, 0.7, 0.04)
     rows.append(row("advantage", 0.9, 0, scope="client", data_size=1, parameters=1, attack="yeom", batches="apart"))
-    (found,) = submodels.parties(rows)
-    assert found.advantage.value == 0.04
+    (party_line,) = submodels.summarise_parties(rows)
+    found = party_line.cells["client_advantage"]
+    assert found.value == 0.04
 
 
 def test_the_average_clients_range_is_that_of_the_seeds_means():
     rows = party(0, 0.7, 0.0) + party(1, 0.7, 0.4) + party(0, 0.7, 0.2, seed=1) + party(1, 0.7, 0.3, seed=1)
-    (found,) = submodels.federations(submodels.parties(rows))
-    assert [found.advantage.value, found.advantage.low, found.advantage.high] == pytest.approx([0.225, 0.2, 0.25])
+    (found,) = submodels.summarise_federations(rows)
+    cell = found.cells["client_advantage"]
+    assert [cell.value, cell.low, cell.high] == pytest.approx([0.225, 0.2, 0.25])
 
 
 def test_every_attack_has_its_line_and_its_plane(capsys):
     rows = [*party(None, 0.8, 0.02), *party(0, 0.7, 0.04)]
     asked = {"scope": "client", "data_size": 100, "parameters": 25000, "batches": "mixed", "updates": 1}
     rows += [row("advantage", 0.5, 0, attack="lira", **asked), row("test_accuracy", 0.8, round=9, rounds=9)]
-    yeom, lira = submodels.federations(submodels.parties(rows))
-    assert [(each.attack, each.advantage.value) for each in (yeom, lira)] == [("yeom", 0.04), ("lira", 0.5)]
+    yeom, lira = submodels.summarise_federations(rows)
+    assert [(each.labels["attack"], each.value("client_advantage")) for each in (yeom, lira)] == [
+        ("yeom", 0.04),
+        ("lira", 0.5),
+    ]
     drawn = embedded(page_of(rows))["submodel_planes"]
     assert [view["label"] for view in drawn] == ["digits, yeom", "digits, lira"]
     assert drawn[1]["panels"][0]["layout"]["yaxis"]["title"]["text"] == "advantage of lira"
@@ -103,12 +111,13 @@ def test_clients_with_less_data_are_drawn_and_correlated_by_model_size():
     assert view["panels"][1]["layout"]["xaxis"]["tickvals"][:2] == [20, 50]
     low, high = view["panels"][1]["layout"]["xaxis"]["range"]
     assert 10**low < 20 and 10**high > 10_000  # so that two ticks are seen however near the sizes lie
-    ((sized,),) = [each.by_size for each in submodels.federations(submodels.parties(rows))]
-    assert sized.found.r.value == pytest.approx(-1)  # not of the server, nor of the larger model
-    assert sized.whom == "4 of size 25,000 with 400 examples or more" and sized.whom in page_of(rows)
+    (federation,) = submodels.summarise_federations(rows)
+    (sized,) = submodels.correlate_by_size(federation.rows)
+    assert sized.correlation.r.value == pytest.approx(-1)  # not of the server, nor of the larger model
+    assert sized.clients == "4 of size 25,000 with 400 examples or more" and sized.clients in page_of(rows)
     asked = [each for each in rows if each.metric == "advantage" and each.extra["data_size"] < 3000]
-    (small,) = submodels.by_size(asked)
-    assert (small.found.clients, small.smallest) == (4, 0)  # all where few have so many
+    (small,) = submodels.correlate_by_size(asked)
+    assert (small.correlation.clients, small.smallest) == (4, 0)  # all where few have so many
 
 
 @pytest.mark.parametrize(("kept", "curves"), [(("keep",), [["0", "2"]]), (("zero", "keep"), [["0", "2"], ["0"]])])
@@ -128,9 +137,11 @@ def viewed(metric, value, client, batches, updates=1):
 @pytest.mark.parametrize("scoring", ["fixed", "apart"])
 def test_the_tables_show_the_view_that_the_run_was_told_to_take(scoring):
     rows = [viewed("advantage", 0.3, 0, scoring), viewed("advantage", 0.1, 0, "mixed")]
-    assert [each.advantage.value for each in submodels.parties(rows)] == [0.3]
-    assert [each.advantage.value for each in submodels.parties(rows[:1])] == [0.3]  # a network without BatchNorm
-    assert "What the scoring batches do" not in page_of(rows[:1])
+    assert [each.cells["client_advantage"].value for each in submodels.summarise_parties(rows)] == [0.3]
+    assert [each.cells["client_advantage"].value for each in submodels.summarise_parties(rows[:1])] == [
+        0.3
+    ]  # a network without BatchNorm
+    assert "Ways of scoring" not in page_of(rows[:1])
 
 
 def test_the_page_shows_what_the_scoring_batches_do():
@@ -138,20 +149,33 @@ def test_the_page_shows_what_the_scoring_batches_do():
     for client, advantage in ((0, 0.1), (1, 0.3)):
         rows += [viewed("advantage", advantage, client, "mixed"), viewed("auc", 0.5 + advantage, client, "mixed")]
         rows += [viewed("advantage", 2 * advantage, client, "mixed", 3), viewed("advantage", 0.6, client, "apart")]
-    (found,) = submodels.asked(rows)
-    assert [(way.batches, way.updates) for way in found.found] == [("mixed", 1), ("mixed", 3), ("apart", 1)]
-    plain, several, apart = found.found
-    assert (plain.server, plain.clients, plain.auc) == (0.04, pytest.approx(0.2), pytest.approx(0.7))
-    assert several.clients == pytest.approx(0.4) and several.server is None and apart.clients == pytest.approx(0.6)
+    plain, several, apart = scorings = submodels.compare_scorings(rows)
+    assert [(line.labels["batches"], line.labels["updates"]) for line in scorings] == [
+        ("mixed", 1),
+        ("mixed", 3),
+        ("apart", 1),
+    ]
+    assert [plain.value(x) for x in ("server_advantage", "client_advantage", "auc")] == [
+        0.04,
+        pytest.approx(0.2),
+        pytest.approx(0.7),
+    ]
+    assert several.value("client_advantage") == pytest.approx(0.4) and several.value("server_advantage") is None
+    assert apart.value("client_advantage") == pytest.approx(0.6)
     page = page_of(rows)
-    assert "What the scoring batches do" in page and "60.0%" in page and "0.700" in page
+    assert "Ways of scoring" in page and "60.0%" in page and "0.700" in page
 
 
 def test_kept_and_zeroed_cells_are_told_apart_where_there_are_any():
     rows = [each for how in ("keep", "zero") for each in party(None, 0.8, 0.02, large=0, uncovered=how)]
-    kept, zeroed = submodels.federations(submodels.parties(rows))
-    assert (kept.name, zeroed.name) == ("mapp-fl, mapp-cnn-16, uncovered kept", "mapp-fl, mapp-cnn-16")
-    assert submodels.name(dict(kept.labels) | {"large_clients": 2}) == zeroed.name
+    kept, zeroed = submodels.summarise_federations(rows)
+    assert tuple(submodels.name_federation(line.labels) for line in (kept, zeroed)) == (
+        "mapp-fl, mapp-cnn-16, uncovered kept",
+        "mapp-fl, mapp-cnn-16",
+    )
+    assert submodels.name_federation(dict(kept.labels) | {"large_clients": 2}) == submodels.name_federation(
+        zeroed.labels
+    )
     small = [replace(each, model="mapp-cnn-8") for each in rows]
     assert "Federations over sub-models of mapp-cnn-16, mapp-cnn-8 on digits" in page_of(rows + small)
 
@@ -178,8 +202,8 @@ def test_clients_that_cannot_be_attacked_are_counted(capsys):
     why = "excluded: 3 rows are too few"
     rows = [each for rule in ("mapp-fl", "heterofl") for each in party(0, 0.7, 0.04, rule=rule)]
     rows += [each for rule in ("mapp-fl", "heterofl") for each in party(1, 0.6, None, note=why, rule=rule)]
-    found, _ = submodels.federations(submodels.parties(rows))
-    assert (found.clients, found.excluded, found.advantage.value) == (2, [why], 0.04)
+    found, _ = submodels.summarise_federations(rows)
+    assert submodels.list_excluded(found) == (2, [why]) and found.value("client_advantage") == 0.04
     assert "1 of 2 clients</small>" in page_of(rows)
     print_submodels(rows)
     assert "mapp-fl, heterofl: 1 of 2 clients could not be attacked: 3 rows are too few" in capsys.readouterr().out
@@ -187,8 +211,9 @@ def test_clients_that_cannot_be_attacked_are_counted(capsys):
 
 def test_a_seed_in_which_a_client_is_excluded_leaves_the_others_interval():
     rows = party(0, 0.7, None, note="excluded: 3 rows are too few") + party(0, 0.7, 0.04, seed=1)
-    (found,) = submodels.parties(rows)
-    assert (found.advantage.low, found.advantage.high) == (pytest.approx(0.03), pytest.approx(0.05))
+    (party_line,) = submodels.summarise_parties(rows)
+    found = party_line.cells["client_advantage"]
+    assert (found.low, found.high) == (pytest.approx(0.03), pytest.approx(0.05))
 
 
 def test_pictures_of_cells_name_their_clients_and_show_how_many_train_each():
@@ -209,7 +234,9 @@ def test_why_an_auc_is_what_it_is():
     asked = {"scope": "client", "data_size": 100, "parameters": 25000, "batches": "mixed", "updates": 1}
     rows = party(0, 0.7, 0.04)
     auc = row("auc", 0.5, 0, attack="yeom", note="gamma 2 ranks all examples alike", **asked)
-    assert 'title="gamma 2 ranks all examples alike">0.500' in page_of([*rows, auc])
+    page = page_of([*rows, auc])
+    assert '<li id="note-1">gamma 2 ranks all examples alike</li>' in page
+    assert 'data-value="0.5">0.500<sup><a href="#note-1"' in page
 
 
 @pytest.mark.parametrize("groups", [9, 16])
@@ -222,8 +249,12 @@ def test_every_group_has_a_picture(groups):
 
 def test_a_federation_that_nobody_attacked_has_its_accuracy():
     rows = [row("test_accuracy", 0.5, round=1), row("test_accuracy", 0.9), row("client_accuracy", 0.7)]
-    (found,) = submodels.not_attacked(rows)
-    assert found.server.accuracy.value == 0.9 and found.accuracy.value == 0.7 and found.advantage is None
+    (found,) = submodels.summarise_federations(rows)
+    assert (
+        found.value("server_accuracy") == 0.9
+        and found.value("client_accuracy") == 0.7
+        and "client_advantage" not in found.cells
+    )
     page = page_of(rows)
     assert "90.0%" in page and len(embedded(page)["submodel_rounds"]) == 1 and "Client by client" not in page
 

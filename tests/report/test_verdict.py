@@ -2,9 +2,9 @@
 
 from audited import attack_rows, audit_rows, labels_of, model_rows
 
-from secateur.report.measures import ordered, shown, title
-from secateur.report.summary import SummaryCell, lines
-from secateur.report.verdict import badge, verdict
+from secateur.report.summary import SummaryCell, summarise
+from secateur.report.table import format_measure, name_measure, order_measures
+from secateur.report.verdict import choose_badge, write_verdict
 
 
 def table(*models):
@@ -13,21 +13,19 @@ def table(*models):
     for pruner, defense, accuracy, auc in models:
         labels = labels_of(pruner, 0.5 if pruner != "none" else 0.0, defense)
         rows += [*model_rows(labels, 0, accuracy), *attack_rows(labels | {"attack": "conf"}, 0, auc)]
-    return lines(rows)
+    return summarise(rows)
 
 
 def test_the_sentences_say_most_least_and_the_best_that_stays_accurate():
     pruned = [("snip", "basic", 0.89, 0.70), ("snip", "ppb", 0.885, 0.65), ("snip", "adv", 0.7, 0.55)]
     found = table(("none", "basic", 0.90, 0.60), *pruned)
-    assert verdict(found) == [
-        "An attacker tells members of 3 of the 3 pruned models from others better than by guessing.",
+    assert write_verdict(found) == [
+        "An attack recognises members of 3 of the 3 pruned models better than by guessing.",
         "Before pruning, the strongest attack on the original reaches AUC 0.600 [0.570, 0.630] under conf, "
         "at a test accuracy of 90.0% [88.0, 92.0].",
-        "snip 0.5 (basic) gives away most: AUC 0.700 [0.670, 0.730] under conf, "
-        "at a test accuracy of 89.0% [87.0, 91.0].",
-        "snip 0.5 (adv) gives away least: AUC 0.550 [0.520, 0.580] under conf, "
-        "at a test accuracy of 70.0% [68.0, 72.0].",
-        "Among those that lose at most 2 points of the original's accuracy, snip 0.5 (ppb) gives away least: "
+        "snip 0.5 (basic) leaks most: AUC 0.700 [0.670, 0.730] under conf, at a test accuracy of 89.0% [87.0, 91.0].",
+        "snip 0.5 (adv) leaks least: AUC 0.550 [0.520, 0.580] under conf, at a test accuracy of 70.0% [68.0, 72.0].",
+        "Among those that lose at most 2 points of the original's accuracy, snip 0.5 (ppb) leaks least: "
         "AUC 0.650 [0.620, 0.680] under conf, at a test accuracy of 88.5% [86.5, 90.5].",
     ]
 
@@ -35,42 +33,41 @@ def test_the_sentences_say_most_least_and_the_best_that_stays_accurate():
 def test_an_interval_that_holds_guessing_is_no_leak():
     found = table(("none", "basic", 0.9, 0.7), ("snip", "ppb", 0.9, 0.52))
     assert (
-        verdict(found)[0]
-        == "No attack that was run does better than guessing on the pruned model; a stronger one might."
+        write_verdict(found)[0] == "No attack was better than guessing on the pruned model; a stronger attack might be."
     )
-    assert badge(found).colour == "good"
-    assert badge(table(("none", "basic", 0.9, 0.6))).colour == "doubtful"
+    assert choose_badge(found).colour == "good"
+    assert choose_badge(table(("none", "basic", 0.9, 0.6))).colour == "doubtful"
 
 
 def test_limits_decide_the_badge_where_there_are_some():
-    found = lines(audit_rows())
-    assert badge(found, []).text == "PASS" and badge(found, []).colour == "good"
-    assert badge(found, ["auc: 0.7 is above 0.6"]).text == "FAIL"
-    assert badge(found).text == "Members can be told apart"
+    found = summarise(audit_rows())
+    assert choose_badge(found, []).text == "PASS" and choose_badge(found, []).colour == "good"
+    assert choose_badge(found, ["auc: 0.7 is above 0.6"]).text == "FAIL"
+    assert choose_badge(found).text == "Members can be recognised"
 
 
 def test_without_attacks_it_says_so():
-    found = lines(model_rows(labels_of("snip", 0.5, "ppb"), 0, 0.9))
-    assert verdict(found) == ["No attack was run, so nothing is known of what these models give away."]
-    assert badge(found).text == "No attack was run"
+    found = summarise(model_rows(labels_of("snip", 0.5, "ppb"), 0, 0.9))
+    assert write_verdict(found) == ["No attack was run: the leakage of these models is unknown."]
+    assert choose_badge(found).text == "No attack was run"
 
 
 def test_an_attack_that_could_not_run_does_not_count():
     labels = labels_of("snip", 0.5, "ppb", attack="samia")
     rows = [row for row in attack_rows(labels, 0, 0.6) if row.metric != "auc"]
-    assert badge(lines(rows)).text == "No attack was run"
+    assert choose_badge(summarise(rows)).text == "No attack was run"
 
 
 def test_numbers_as_a_person_reads_them():
-    assert shown(SummaryCell(0.975, 0.955, 0.987), "test_accuracy") == "97.5% [95.5, 98.7]"
-    assert shown(SummaryCell(7.36, 7.36, 7.36, "one target: no interval"), "psnr") == "7.4 dB"
-    assert shown(SummaryCell(0.6123, 0.6, 0.62), "auc", interval=False) == "0.612"
-    assert shown(SummaryCell(25978, None, None), "bytes_masked") == "25,978"
-    assert shown(SummaryCell(33646666, None, None), "parameters_masked") == "33.65 M"
-    assert shown(SummaryCell(0.0012, None, None), "seconds_masked") == "1.20 ms"
-    assert shown(None, "auc") == shown(SummaryCell(None, None, None), "auc") == "-"
-    assert title("tpr_at_fpr_0.01") == "TPR at 1 % FPR" and title("own_measure") == "own measure"
-    assert ordered(["own", "epsilon", "test_accuracy"], ["test_accuracy", "epsilon"]) == [
+    assert format_measure(SummaryCell(0.975, 0.955, 0.987), "test_accuracy") == "97.5% [95.5, 98.7]"
+    assert format_measure(SummaryCell(7.36, 7.36, 7.36, "one target: no interval"), "psnr") == "7.4 dB"
+    assert format_measure(SummaryCell(0.6123, 0.6, 0.62), "auc", interval=False) == "0.612"
+    assert format_measure(SummaryCell(25978, None, None), "bytes_masked") == "25,978"
+    assert format_measure(SummaryCell(33646666, None, None), "parameters_masked") == "33.65 M"
+    assert format_measure(SummaryCell(0.0012, None, None), "seconds_masked") == "1.20 ms"
+    assert format_measure(None, "auc") == format_measure(SummaryCell(None, None, None), "auc") == "-"
+    assert name_measure("tpr_at_fpr_0.01") == "TPR at 1 % FPR" and name_measure("own_measure") == "own measure"
+    assert order_measures(["own", "epsilon", "test_accuracy"], ["test_accuracy", "epsilon"]) == [
         "test_accuracy",
         "epsilon",
         "own",

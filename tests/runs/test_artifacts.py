@@ -147,7 +147,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(WrongInput, match=r"out: no space left to write .*file; what was finished is kept"):
+    with pytest.raises(WrongInput, match=r"out: no space left to write .*file; finished stages are saved"):
         write(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -390,7 +390,7 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk):
             result = run.stage("train", {"size": size}, lambda size=size: Result({"w": torch.ones(size)}))
             run.add([replace(ROW, seed=size, value=float(result.tensors["w"].sum()))])
 
-    message = r"out: no space left to write .*; what was finished is kept"
+    message = r"out: no space left to write .*; finished stages are saved"
     with pytest.raises(WrongInput, match=message), open_run(folder, "audit", {}) as run:
         work(run)
     assert [row.seed for row in load_rows(folder)] == [1_000, 20_000]

@@ -12,21 +12,13 @@ from secateur.errors import WrongInput
 from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, comparable
-from secateur.studies.dgp import (
-    accuracy_tables,
-    bounds,
-    cost,
-    distance,
-    membership_step,
-    privacy_tables,
-    residual_steps,
-)
-from secateur.studies.dgp.attack_step import attackers
-from secateur.studies.dgp.paper_numbers import ACCURACY, COLUMNS, TABLE_1, TABLE_5_6
-from secateur.studies.dgp.residual_steps import overheard, overheard_claims, overheard_lines
+from secateur.studies.dgp import cost, extensions, merge_steps, select_steps, tables, theory
+from secateur.studies.dgp.extensions import broadcast_claims, broadcast_lines, guess_label
 from secateur.studies.dgp.results import AttackKey, DgpResults
-from secateur.studies.dgp.runner import chosen, merged
-from secateur.studies.dgp.scale import SCALES, scale_of
+from secateur.studies.dgp.scale import SCALES
+from secateur.studies.dgp.steps import attack_texts
+from secateur.studies.study import scale_of
+from secateur.studies.table import printed
 
 NARROW = 0.001
 
@@ -62,35 +54,39 @@ def said(findings, *words):
 
 # Numbers -------------------------------------------------------------------------------------------------------
 def test_table_1_as_the_paper_prints_it():
-    assert len(TABLE_1) == 10 * 9 and len(COLUMNS) == 9
-    assert TABLE_1["ig", "cw_ssim", "DGP"] == 0.287 and TABLE_1["rob", "lpips", "Outpost"] == 0.295
-    assert TABLE_1["r-gap", "lpips", "PRECODE"] is None
-    assert (ACCURACY["noise"], ACCURACY["soteria"], ACCURACY["dgp"]) == (0.7601, 0.9290, 0.9340)
-    assert TABLE_5_6["cifar100", "ig", "lenet-zhu", "dgp"] == (0.3163, 0.3781)
+    table = printed("dgp", "table_1")
+    rows = [row for attack in table.values() if isinstance(attack, dict) for row in attack.values()]
+    assert len(rows) == 10 and all(len(row) == 9 for row in rows)
+    assert table["ig"]["cw_ssim"]["dgp"] == 0.287 and table["rob"]["lpips"]["outpost"] == 0.295
+    assert table["r-gap"]["lpips"]["precode"] is None
+    accuracy = [printed("dgp", "table_1_accuracy", name) for name in ("noise", "soteria", "dgp")]
+    assert accuracy == [0.7601, 0.9290, 0.9340]
+    assert printed("dgp", "table_5_6", "cifar100", "ig", "dgp", "lenet-zhu") == [0.3163, 0.3781]
+    assert printed("dgp", "table_9", "ig") is None and printed("dgp", "table_2", "rob", 0.06, 0.9) == [0.531, 0.029]
 
 
 # Attackers -----------------------------------------------------------------------------------------------------
 def test_each_defense_meets_the_attackers_it_is_weak_against():
     tiny = SCALES["tiny"]
-    assert list(attackers("ig", "none", tiny)) == [f"ig:iterations={tiny.iterations}"]
-    known = list(attackers("gi", "dgp", tiny))
+    assert list(attack_texts("ig", "none", tiny)) == [f"ig:iterations={tiny.iterations}"]
+    known = list(attack_texts("gi", "dgp", tiny))
     assert [text.partition("adaptive=")[2] for text in known] == ["", "support", "reapply"]
     assert all(text.startswith("gi-dgp-paper:") for text in known)
-    assert list(attackers("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
-    assert list(attackers("rob", "soteria", tiny)) == ["rob"]
-    assert list(attackers("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]
-    assert list(attackers("r-gap", "outpost", tiny)) == ["r-gap", "r-gap:adaptive=mask", "r-gap:adaptive=support"]
+    assert list(attack_texts("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
+    assert list(attack_texts("rob", "soteria", tiny)) == ["rob"]
+    assert list(attack_texts("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]
+    assert list(attack_texts("r-gap", "outpost", tiny)) == ["r-gap", "r-gap:adaptive=mask", "r-gap:adaptive=support"]
 
 
 # Tables --------------------------------------------------------------------------------------------------------
 def test_plain_and_knowing_attackers_stand_side_by_side():
     rows = attacked("ig", "none", 0.01, 0.95) + attacked("ig", "dgp", 0.32, 0.30)
     rows += attacked("ig", "dgp", 0.30, 0.35, "support") + attacked("ig", "dgp", 0.05, 0.80, "reapply")
-    lines, findings = privacy_tables.table1(DgpResults(rows))
+    lines, findings = tables.fig3(DgpResults(rows))
     bare, dgp = lines
     assert (bare.cells["adaptive"], dgp.cells["adaptive"]) == ("", "reapply")  # the one that comes nearest
     assert dgp.cells["lpips"].value == 0.32 and dgp.cells["adaptive lpips"].value == 0.05
-    assert dgp.paper == "LPIPS 0.316, SSIM 0.287" and dgp.mark == privacy_tables.PLAIN_ONLY
+    assert dgp.paper == "LPIPS 0.316, SSIM 0.287" and dgp.mark == tables.PLAIN_ONLY
     assert said(findings, "DGP protects under every attack") == "supported"
     assert said(findings, "dgp hides as much from an attacker who knows") == "not supported"
     assert said(findings, "fail under Rob") == "undecided"  # not measured
@@ -103,7 +99,7 @@ def test_one_seed_is_compared_picture_by_picture():
             labels = {"batch_size": 1, "labels": "inferred", "stage": "untrained", "target": target, "item": 0}
             rows.append(row("lpips", value, defense, attack="ig:iterations=9", **labels))
     found = DgpResults(rows)
-    bare, dgp = found.places
+    bare, dgp = found.clients
     apart = found.less(dgp, bare, "lpips")  # .15 .25 .2: mean .2, deviation .05, t(2) = 4.3027
     assert apart.value == pytest.approx(0.2) and apart.high - 0.2 == pytest.approx(4.3027 * 0.05 / 3**0.5, rel=1e-4)
     assert found.less(dgp, bare, "cw_ssim").value == 0.0  # no pictures of these: by their means
@@ -111,14 +107,14 @@ def test_one_seed_is_compared_picture_by_picture():
 
 def test_ats_is_compared_with_both_pictures():
     rows = attacked("ig", "ats", 0.001, 0.98, against="used") + attacked("ig", "ats", 0.11, 0.57, against="raw")
-    lines, _ = privacy_tables.table1(DgpResults(rows))
+    lines, _ = tables.fig3(DgpResults(rows))
     assert [line.labels["defense"] for line in lines] == ["ats (used pictures)", "ats (raw pictures)"]
     assert [line.paper for line in lines] == ["LPIPS 0.00045, SSIM 0.981", "LPIPS 0.108, SSIM 0.566"]
 
 
 def test_without_lpips_the_claims_are_held_by_cw_ssim_alone():
     rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.0, 0.3)
-    _, findings = privacy_tables.table1(DgpResults([x for x in rows if x.metric != "lpips"]))
+    _, findings = tables.fig3(DgpResults([x for x in rows if x.metric != "lpips"]))
     assert said(findings, "DGP protects under every attack") == "supported"
 
 
@@ -135,7 +131,7 @@ def test_the_settings_of_dgp_step_by_step():
         "dgp:k1=0.2:k2=0.6": 0.9,
     }.items():
         rows += trained(f"{defense}+error-feedback", 0.5, accuracy)
-    lines, findings = accuracy_tables.table2_both(DgpResults(rows))
+    lines, findings = tables.table2(DgpResults(rows))
     assert said(findings, "k1 + k2", "Rob") == "supported" and said(findings, "p = k1 / k2", "IG") == "not supported"
     assert said(findings, "cost accuracy") == "supported"
     assert [line.paper for line in lines][:1] == ["LPIPS 0.426, SSIM 0.146"] and lines[-1].paper == "92.82%"
@@ -146,7 +142,7 @@ def test_most_steps_are_not_every_step(last, verdict):
     rows = []
     for (k1, k2), lpips in {(0.03, 0.45): 0.3, (0.04, 0.6): 0.4, (0.05, 0.75): 0.5, (0.06, 0.9): last}.items():
         rows += attacked("rob", f"dgp:k1={k1}:k2={k2}", lpips, 0.6 - lpips, batch_size=9)
-    found = privacy_tables.table2_claims(DgpResults(rows))
+    found = tables.table2_claims(DgpResults(rows))
     assert said(found, "Rob, at every step") == verdict
     assert said(found, "IG, at every step") == "undecided"  # not measured
 
@@ -154,7 +150,7 @@ def test_most_steps_are_not_every_step(last, verdict):
 def test_the_last_epoch_is_the_final_accuracy():
     rows = trained("none", 0.5, 0.93) + trained("top-k+error-feedback", 0.4, 0.93)
     rows += trained("dgp+error-feedback", 0.4, 0.925) + trained("noise", 0.3, 0.7)
-    lines, findings = accuracy_tables.table1(DgpResults(rows))
+    lines, findings = tables.table1(DgpResults(rows))
     assert [line.cells["test_accuracy"].value for line in lines] == [0.93, 0.93, 0.925, 0.7]
     assert lines[0].cells["over_epochs"] == "▅█" and lines[2].paper == "93.40%"
     assert said(findings, "all but noise train as well") == said(findings, "noise performs worst") == "supported"
@@ -163,11 +159,11 @@ def test_the_last_epoch_is_the_final_accuracy():
 def test_error_feedback_and_alignment():
     rows = trained("none", 0.9) + trained("dgp+error-feedback", 0.895) + trained("dgp", 0.4)
     rows += trained("adgp+error-feedback", 0.8)
-    _, findings = accuracy_tables.fig4(DgpResults(rows))
+    _, findings = tables.fig4(DgpResults(rows))
     assert said(findings, "close to the baseline") == said(findings, "without error feedback") == "supported"
     assert said(findings, "ADGP keeps") == "not supported"
     rows = trained("top-k:keep=0.05+error-feedback", 0.7, dataset="cifar100")
-    lines, findings = accuracy_tables.table7(DgpResults(rows + trained("dgp+error-feedback", 0.74, dataset="cifar100")))
+    lines, findings = tables.table7(DgpResults(rows + trained("dgp+error-feedback", 0.74, dataset="cifar100")))
     assert findings[0].verdict == "supported" and [line.paper for line in lines] == ["73.68%", "74.04%"]
 
 
@@ -175,7 +171,7 @@ def test_seeds_are_gathered_and_clients_told_apart():
     rows = attacked("rob", "none", 0.1, 0.9, batch_size=4) + attacked("rob", "none", 0.2, 0.8, batch_size=9)
     found = DgpResults(rows)
     assert [(cell.batch_size, found.of(cell, "lpips")[0].value) for cell in found.cells] == [(4, 0.1), (9, 0.2)]
-    lines, _ = privacy_tables.gallery(found)
+    lines, _ = tables.gallery(found)
     assert [line.labels["batch_size"] for line in lines] == ["4", "9"]
     assert isinstance(next(iter(found.cells)), AttackKey)
 
@@ -215,7 +211,7 @@ def distanced(defense, targets, broken=0.0):
 
 
 def test_quality_by_distance():
-    lines, findings = distance.fig1(DgpResults([x for defense in STEPS for x in distanced(defense, 5)]))
+    lines, findings = theory.fig1(DgpResults([x for defense in STEPS for x in distanced(defense, 5)]))
     line = lines[2]
     assert line.cells["relative distance"].value == pytest.approx(0.8)
     assert line.cells["Eq. 2 broken"].value == 0.0
@@ -229,7 +225,7 @@ def test_quality_by_distance():
 def test_more_defenses_of_the_same_targets_narrow_no_interval():
     few = [x for defense in ("none", "top-k", "dgp", "noise") for x in distanced(defense, 5)]
     again = [x for defense in STEPS for n in range(8) for x in distanced(f"{defense}:again={n}", 5)]
-    once, often = (distance.fig1(DgpResults(rows))[1] for rows in (few, again))
+    once, often = (theory.fig1(DgpResults(rows))[1] for rows in (few, again))
     for words in (("worse reconstruction",), ("Eq. 2",), ("with what was sent",)):
         first, second = (next(x for x in found if all(w in x.claim for w in words)) for found in (once, often))
         assert first.measured == second.measured, words
@@ -245,10 +241,10 @@ def test_an_empty_and_a_trained_residual():
         values |= {"never_sent": 5.0, "entries": 100.0}
         labels = {"study": "training", "epochs": 1, "epoch": 1}
         rows += [row(metric, value, defense, **labels) for metric, value in values.items()]
-    lines, findings = residual_steps.residual(DgpResults(rows))
+    lines, findings = extensions.residual(DgpResults(rows))
     assert said(findings, "a residual from training hides more") == "supported"
     assert said(findings, "holds back more under DGP") == "supported"
-    held = next(line for line in lines if line.part == residual_steps.HELD)
+    held = next(line for line in lines if line.part == extensions.HELD)
     assert held.cells["mean residual, squared norm"].value == 81.0
     assert held.cells["share never sent"].value == pytest.approx(0.05)
     # Eq. 3: 3 gamma (2 + gamma) / (2 (1 - gamma)^2) G^2 = 3 * .5 * 2.5 / .5 * 4
@@ -259,7 +255,7 @@ def test_adgp_is_held_against_dgp():
     rows = attacked("ig", "dgp", 0.3, 0.3) + attacked("ig", "adgp", 0.1, 0.6)
     rows += trained("dgp+error-feedback", 0.9) + trained("adgp+error-feedback", 0.85)
     rows += trained("adgp+error-feedback (user 0 broadcasts nothing)", 0.84)
-    _, findings = residual_steps.aligned(DgpResults(rows))
+    _, findings = extensions.aligned(DgpResults(rows))
     assert said(findings, "ADGP hides as much as DGP") == said(findings, "ADGP is as accurate") == "not supported"
     assert said(findings, "one user that lies") == "undecided"  # 1 point, with its interval
 
@@ -269,7 +265,7 @@ def test_membership_by_defense():
     for defense, auc in {"none": 0.7, "dgp+error-feedback": 0.71, "noise": 0.55}.items():
         rows.append(row("test_accuracy", 0.8, defense))
         rows += [row("auc", auc, defense, attack=attack) for attack in ("conf", "mentr")]
-    lines, findings = membership_step.membership(DgpResults(rows))
+    lines, findings = extensions.membership(DgpResults(rows))
     assert len(lines) == 3 * 2 and lines[0].cells["test_accuracy"].value == 0.8
     assert said(findings, "noise hides members too") == "supported"
     assert said(findings, "dgp+error-feedback hides members too") == "not supported"
@@ -281,11 +277,11 @@ def test_an_attack_that_guesses_without_a_defense_says_nothing_of_one():
         rows += [
             row("auc", auc, defense, attack=name) for name, auc in zip(("conf", "rmia", "lira"), aucs, strict=True)
         ]
-    _, (found,) = membership_step.membership(DgpResults(rows))
+    _, (found,) = extensions.membership(DgpResults(rows))
     assert found.verdict == "supported"  # conf alone: .7 to .6
     left_out = "left out, not clearly above 0.5 without a defense: rmia, lira"
     assert found.measured.startswith("conf: 0.100") and found.measured.endswith(f"; {left_out}")
-    _, (found,) = membership_step.membership(DgpResults([x for x in rows if x.attack != "conf"]))
+    _, (found,) = extensions.membership(DgpResults([x for x in rows if x.attack != "conf"]))
     assert (found.verdict, found.measured) == ("undecided", left_out)
 
 
@@ -294,8 +290,8 @@ def test_full_is_the_papers_setting():
     full = SCALES["full"]
     assert (full.targets, full.iterations, full.users, full.epochs, full.examples) == (20, 2500, 10, None, None)
     assert full.models["resnet18"] == "resnet18" and full.data["cifar100"] == "cifar100"
-    assert scale_of("tiny", ["targets=1", "learning_rate=0.2"]).targets == 1
-    assert scale_of("tiny", ["learning_rate=2e-1", "augment=true", "in_out=0"]).learning_rate == 0.2
+    assert scale_of(SCALES, "tiny", ["targets=1", "learning_rate=0.2"]).targets == 1
+    assert scale_of(SCALES, "tiny", ["learning_rate=2e-1", "augment=true", "in_out=0"]).learning_rate == 0.2
 
 
 def test_every_result_of_the_paper_is_a_study():
@@ -355,26 +351,28 @@ def test_a_study_without_pictures_and_one_of_two_models_with_all_of_them(tmp_pat
 
 def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     steps = catalogue.find("study", "dgp-table1").make().steps
-    left, others = chosen(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"])
-    assert [type(step).__name__ for step in left] == ["Attacked", "Attacked", "TrainingStep"] and others == ["epochs=3"]
+    left, others = select_steps(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"])
+    assert [type(step).__name__ for step in left] == ["AttackStep", "AttackStep", "TrainingStep"] and others == [
+        "epochs=3"
+    ]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
-    assert chosen(steps, []) == (steps, [])
-    plain, _ = chosen(steps, ["adaptive=none"])
-    few, _ = chosen(steps, ["adaptive=mask,support", "steps=ig"])
+    assert select_steps(steps, []) == (steps, [])
+    plain, _ = select_steps(steps, ["adaptive=none"])
+    few, _ = select_steps(steps, ["adaptive=mask,support", "steps=ig"])
     assert {step.adaptive for step in plain[:5]} == {()} and few[0].adaptive == ("support", "mask")
-    assert list(attackers("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
+    assert list(attack_texts("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
     with pytest.raises(WrongInput, match="adaptive"):
-        chosen(steps, ["adaptive=nobody"])
+        select_steps(steps, ["adaptive=nobody"])
     with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
-        chosen(steps, ["steps=deep-leakage"])
+        select_steps(steps, ["steps=deep-leakage"])
 
 
 def test_steps_that_a_given_network_makes_the_same_are_one():
     steps, full = catalogue.find("study", "dgp-fig4").make().steps, SCALES["full"]
-    assert merged(steps, full, {}) == steps and len(steps) == 8
-    assert merged(steps, full, {"model": "lenet-zhu"}) == (steps[0], steps[4])  # two data sets
-    assert merged(steps, full, {"model": "lenet-zhu", "data": "digits"}) == steps[:1]
-    assert merged(steps, SCALES["tiny"], {}) == steps[:4]  # digits stand for both data sets
+    assert merge_steps(steps, full, {}) == steps and len(steps) == 8
+    assert merge_steps(steps, full, {"model": "lenet-zhu"}) == (steps[0], steps[4])  # two data sets
+    assert merge_steps(steps, full, {"model": "lenet-zhu", "data": "digits"}) == steps[:1]
+    assert merge_steps(steps, SCALES["tiny"], {}) == steps[:4]  # digits stand for both data sets
 
 
 def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monkeypatch):
@@ -389,17 +387,35 @@ def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monke
     ("arguments", "expected"),
     [
         (["dgp-fig10"], "study: 'dgp-fig10' is not known"),
-        (["dgp-fig2", "--scale", "huge"], "scale: 'huge' is not known"),
+        (["dgp-fig2", "--scale", "huge"], "scale: 'huge' is not allowed"),
         (["dgp-fig2", "--scale", "tiny", "--set", "batch=3"], "is not possible in this study; allowed: examples"),
-        (["dgp-fig2", "--scale", "tiny", "--set", "targets=few"], "give a whole number from 1"),
-        (["dgp-fig2", "--scale", "tiny", "--set", "users=0"], "give a whole number from 1"),
-        (["dgp-table3", "--scale", "tiny", "--set", "repeats=0"], "give a whole number from 1"),
-        (["dgp-fig2", "--scale", "tiny", "--set", "in_out=-1"], "give a whole number from 0"),
-        (["dgp-fig2", "--scale", "tiny", "--set", "learning_rate=nan"], "give a number above 0"),
-        (["dgp-fig2", "--scale", "tiny", "--set", "augment=maybe"], "give true or false"),
+        (
+            ["dgp-fig2", "--scale", "tiny", "--set", "targets=few"],
+            "targets: few is not allowed; must be a whole number, at least 1",
+        ),
+        (
+            ["dgp-fig2", "--scale", "tiny", "--set", "users=0"],
+            "users: 0 is not allowed; must be a whole number, at least 1",
+        ),
+        (
+            ["dgp-table3", "--scale", "tiny", "--set", "repeats=0"],
+            "repeats: 0 is not allowed; must be a whole number, at least 1",
+        ),
+        (
+            ["dgp-fig2", "--scale", "tiny", "--set", "in_out=-1"],
+            "in_out: -1 is not allowed; must be a whole number, at least 0",
+        ),
+        (
+            ["dgp-fig2", "--scale", "tiny", "--set", "learning_rate=nan"],
+            "learning_rate: nan is not allowed; must be above 0",
+        ),
+        (
+            ["dgp-fig2", "--scale", "tiny", "--set", "augment=maybe"],
+            "augment: 'maybe' is not allowed; must be true or false",
+        ),
         (["dgp-fig2", "--scale", "tiny", "--set", "targets=[1"], "is not readable"),
         (["dgp-fig2", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
-        (["dgp-fig2", "--scale", "tiny", "--data", "breast_cancer"], "only pictures can be recovered"),
+        (["dgp-fig2", "--scale", "tiny", "--data", "breast_cancer"], "it must have pictures"),
     ],
 )
 def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
@@ -413,15 +429,15 @@ def test_wrong_input(arguments, expected, capsys, tmp_path, monkeypatch):
 def test_who_only_listens_to_adgp_hears_the_label():
     inside = {"0.weight": torch.zeros(2, 2, dtype=torch.bool), "4.weight": torch.zeros(3, 4, dtype=torch.bool)}
     inside["4.weight"][2, :3] = inside["4.weight"][0, 0] = True
-    assert overheard(inside, "4").tolist() == [2]
+    assert guess_label(inside, "4").tolist() == [2]
     extra = {"study": "overheard"}
     labels = {"model": "m", "dataset": "d", "defense": "adgp", "seed": 0, "extra": extra}
     rows = [Row(**labels, metric="label_accuracy", value=0.9, low=0.7, high=0.97)]
     rows += [Row(**labels, metric="label_chance", value=0.1)]
-    (line,), (claim,) = overheard_lines(DgpResults(rows)), overheard_claims(DgpResults(rows))
+    (line,), (claim,) = broadcast_lines(DgpResults(rows)), broadcast_claims(DgpResults(rows))
     assert line.cells["label_accuracy"].value == 0.9 and "no better than by chance" in claim.claim
     assert "not" in claim.verdict, claim.verdict
-    assert overheard_claims(DgpResults([])) == []
+    assert broadcast_claims(DgpResults([])) == []
 
 
 def test_theorems_stand_beside_what_a_run_came_to():
@@ -435,9 +451,9 @@ def test_theorems_stand_beside_what_a_run_came_to():
         labels = {"model": "m", "dataset": "d", "defense": defense, "seed": 0, "extra": {"study": "bounds"}}
         values = {"gamma_1_whole": 0.5, "smoothness": 2.0}
         for name, four in (("lemma_1", lemma), ("theorem_2", theorem)):
-            values |= {f"{name}_{part}": value for part, value in zip(bounds.PARTS, four, strict=True)}
+            values |= {f"{name}_{part}": value for part, value in zip(theory.PARTS, four, strict=True)}
         rows += [Row(**labels, metric=name, value=value) for name, value in values.items()]
-    lines, (holds, says) = bounds.convergence(DgpResults(rows))
+    lines, (holds, says) = theory.convergence(DgpResults(rows))
     marks = {(line.labels["theorem"], line.labels["defense"]): line.mark for line in lines}
     assert marks == {
         ("Lemma 1", "top-k"): "",

@@ -17,13 +17,15 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.runs.folder import load_figures, load_rows, open_run
 from secateur.runs.rows import Row, comparable
-from secateur.studies.mapp import _large, exposure_tables, method_tables, runner
-from secateur.studies.mapp.paper_numbers import RIVALS, SIZES, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Way
+from secateur.studies.mapp import RIVALS, _large, runner, tables
+from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Query
 from secateur.studies.mapp.runner import MappRunner
-from secateur.studies.mapp.scale import SCALES, Case, loaded, scale_of, settled, shares_of, terms_of
+from secateur.studies.mapp.scale import SCALES, Case, load_data, shares_of, terms_of, with_augmentation
+from secateur.studies.study import Request, scale_of
+from secateur.studies.table import printed
 
 NARROW = 0.001
+SIZES = tuple(printed("mapp", "table_2", "sizes"))
 
 
 def row(metric, value, rule, client, *, model="mapp-cnn-16", large=2, seed=0, attack=None, defense="none", **extra):
@@ -57,12 +59,19 @@ def said(findings, *words):
 
 # Numbers and setting ---------------------------------------------------------------------------------------------
 def test_the_tables_as_the_paper_prints_them():
-    assert len(TABLE_4) == 90 and len(TABLE_5) == 12 and len(TABLE_6) == 4 and len(TABLE_3) == 12
-    assert TABLE_4["cifar10", 0, "heterofl"] == (70.43, 1.91, 70.31, 2.98)
-    assert TABLE_4["cifar100", 4, "mapp-fl"] == (44.48, 1.61, 32.31, 4.58)
-    assert TABLE_4["femnist", 9, "fdropout"] == (86.55, 8.83, 78.82, 12.50)
-    assert TABLE_3["femnist", "mapp-cnn-64"] == -0.75 and TABLE_3["cifar10", "mapp-cnn-8"] == -0.62
-    assert TABLE_2["none", "mapp-cnn-16"][1][9] == 9.8 and sum(SIZES) == 50_000
+    counts = {name: cells(printed("mapp", name)) for name in ("table_3", "table_4", "table_5", "table_6")}
+    assert counts == {"table_3": 12, "table_4": 90, "table_5": 12, "table_6": 4}
+    assert printed("mapp", "table_4", "cifar10", 0, "heterofl") == [70.43, 1.91, 70.31, 2.98]
+    assert printed("mapp", "table_4", "cifar100", 4, "mapp-fl") == [44.48, 1.61, 32.31, 4.58]
+    assert printed("mapp", "table_4", "femnist", 9, "fdropout") == [86.55, 8.83, 78.82, 12.50]
+    assert printed("mapp", "table_3", "femnist", "mapp-cnn-64") == -0.75
+    assert printed("mapp", "table_3", "cifar10", "mapp-cnn-8") == -0.62
+    assert printed("mapp", "table_2", "large", "advantage")[9] == 9.8 and sum(SIZES) == 50_000
+
+
+def cells(table):
+    """The number of cells of a nested table, without the sentence about it."""
+    return sum(cells(value) if isinstance(value, dict) else 1 for key, value in table.items() if key != "about")
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +96,15 @@ def test_the_papers_setting(cifar_labels):
 
 
 def test_a_scale_can_be_changed_and_wrong_changes_are_refused():
-    scale = scale_of("full", ["rounds=60", "large=0+1+2+5+9"])
+    scale = scale_of(SCALES, "full", ["rounds=60", "large=0+1+2+5+9"])
     assert (scale.rounds, scale.large) == (60, (0, 1, 2, 5, 9))
     for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a", "augment=1", "rounds=true"):
-        with pytest.raises(WrongInput, match="set"):
-            scale_of("tiny", [wrong])
+        with pytest.raises(WrongInput, match=wrong.partition("=")[0]):
+            scale_of(SCALES, "tiny", [wrong])
     zeros = [f"{name}=0" for name in ("rounds", "updates", "shuffles", "patience", "threads", "at_once")]
     for wrong in (*zeros, "large=0+11", "units=16+3", "shadows=3"):  # none is found out after hours of work
-        with pytest.raises(WrongInput, match="is not allowed; give"):
-            scale_of("tiny", [wrong])
+        with pytest.raises(WrongInput, match=r"is not allowed; (must be|use 8, 16, 32, 64, several|use 0, 1, 2)"):
+            scale_of(SCALES, "tiny", [wrong])
 
 
 # Tables ----------------------------------------------------------------------------------------------------------
@@ -105,7 +114,7 @@ def test_every_rule_beside_the_papers_numbers():
     rows += federation("fdropout", (0.76, 0.019), [(0.42, 0.02), (0.42, 0.02)])
     rows += federation("none", (0.78, 0.02), [(0.77, 0.05), (0.77, 0.04)])
     rows += federation("none", (0.69, 0.01), [(0.68, 0.03), (0.68, 0.02)], model="mapp-cnn-8")
-    lines, findings = method_tables.methods(MappResults(rows))
+    lines, findings = tables.rules(MappResults(rows))
     mapp = next(line for line in lines if line.labels["rule"] == "mapp-fl")
     assert mapp.cells["client_advantage"].value == pytest.approx(0.02)
     assert mapp.cells["server_accuracy"].value == pytest.approx(0.77)
@@ -121,7 +130,7 @@ def test_clients_alone_are_the_small_ones():
     rates = [1.0, 0.5, 0.5]
     rows = federation("mapp-fl", (0.77, 0.01), [(0.77, 0.04), (0.66, 0.01), (0.64, 0.02)], rates=rates)
     rows += federation("local", None, [(0.70, 0.2), (0.50, 0.2), (0.52, 0.2)], rates=rates)
-    lines, findings = method_tables.by_client(MappResults(rows))
+    lines, findings = tables.by_client(MappResults(rows))
     assert [line.labels["data size"] for line in lines[:3]] == ["17020", "7400", "7040"]
     assert lines[2].paper.endswith("local 61.57, MaPP-FL 66.30 / 1.52")
     local = next(line for line in lines if line.labels.get("rule") == "local")
@@ -137,7 +146,7 @@ def test_large_clients_one_after_another():
         rows += federation("mapp-fl", (server, 0.01), [(0.69, 0.03)], large=large)
         rows += federation("heterofl", (0.70, 0.02), [(0.70, 0.04)], large=large)
         rows += federation("fdropout", (0.60, 0.01), [(0.40, 0.02)], large=large)
-    lines, findings = method_tables.by_large(MappResults(rows))
+    lines, findings = tables.by_large(MappResults(rows))
     assert lines[0].paper == "server 44.03 / 0.67, clients 69.42 / 2.91"
     assert said(findings, "less exposed than HeteroFL") == "supported"
     assert said(findings, "MaPP-FL's server is worse than its clients") == "supported"
@@ -148,12 +157,10 @@ def test_large_clients_one_after_another():
 def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
     rows = federation("mapp-fl", (0.44, 0.01), [(0.69, 0.03)], large=0, uncovered="zero")
     rows += federation("mapp-fl", (0.80, 0.01), [(0.69, 0.03)], large=0, uncovered="keep")
-    zero, keep = method_tables.by_large(MappResults(rows))[0]
+    zero, keep = tables.by_large(MappResults(rows))[0]
     assert (zero.labels["rule"], keep.labels["rule"]) == ("mapp-fl", "mapp-fl (uncovered: keep)")
     assert zero.paper and not keep.paper and keep.cells["server_accuracy"].value == pytest.approx(0.8)
-    assert (
-        said(method_tables.by_large(MappResults(rows))[1], "MaPP-FL's server is worse") == "supported"
-    )  # the zeroed one
+    assert said(tables.by_large(MappResults(rows))[1], "MaPP-FL's server is worse") == "supported"  # the zeroed one
     for name in ("mapp-fig3", "mapp-table4"):
         cases = catalogue.find("study", name).make().cases(SCALES["tiny"])
         kept = [case for case in cases if case.uncovered == "keep"]
@@ -165,7 +172,7 @@ def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
 def test_coupling_layer_by_layer():
     rows = federation("fdropout", (0.76, 0.02), [(0.40, 0.02)])
     rows += federation("fdropout:coupling=independent", (0.75, 0.02), [(0.24, 0.02)])
-    lines, findings = method_tables.coupled(MappResults(rows))
+    lines, findings = tables.coupled(MappResults(rows))
     assert lines[1].labels["inputs and outputs"] == "independent" and lines[1].paper.endswith("clients 23.56 / 1.74")
     assert said(findings, "coupled layer by layer") == "supported"
 
@@ -174,7 +181,7 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
     advantages = [0.01, 0.02, 0.021, 0.022, 0.03, 0.035, 0.05, 0.051, 0.06, 0.2]
     rows = federation("none", (0.7, 0.01), [(0.6, x) for x in advantages], sizes=[*SIZES[:9], 90], model="mapp-cnn-8")
     rows += federation("none", (0.8, 0.02), [(0.7, 2 * x) for x in advantages], sizes=[*SIZES[:9], 90])
-    lines, findings = exposure_tables.complexity(MappResults(rows), 400)
+    lines, findings = tables.complexity(MappResults(rows), 400)
     assert lines[0].cells["r"].value < -0.9 and lines[0].cells["excluded"] == "1" and lines[0].paper == "-0.62"
     assert said(findings, "r of log10") == "supported"
     assert said(findings, "advantage rises with the model's size") == "supported"
@@ -183,11 +190,11 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
 def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
     alike = [(0.7, 0.04)] * 4
     found = MappResults(federation("none", (0.7, 0.02), alike) + federation("mapp-fl", (0.7, 0.02), alike))
-    (fedavg, _), (way, *_) = found.federations, found.ways
+    (fedavg, _), (way, *_) = found.federations, found.queries
     accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", way)))
     assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
     assert advantage.high - advantage.value == pytest.approx(NARROW / 2)  # of each client's own members
-    overall = exposure_tables._overall([found.average(each, "advantage", way) for each in found.federations])
+    overall = tables.overall([found.average(each, "advantage", way) for each in found.federations])
     assert overall.high - overall.value == pytest.approx(NARROW / 2)  # every federation has these members
 
 
@@ -197,8 +204,8 @@ def test_the_ranking_under_another_attacker():
         rows += federation("heterofl", (0.7, 0.01), [(0.7, hetero)], attack=attack)
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
     found = MappResults(rows)
-    assert found.ways == [YEOM, Way("lira")]
-    lines, findings = exposure_tables.attackers(found)
+    assert found.queries == [YEOM, Query("lira")]
+    lines, findings = tables.attackers(found)
     assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
 
 
@@ -208,7 +215,7 @@ def test_yeoms_thresholds_count_once_where_scores_are_ranked():
     for attack in ways:
         rows += federation("heterofl", (0.7, 0.01), [(0.7, 0.05)], attack=attack)
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
-    lines, findings = exposure_tables.attackers(MappResults(rows))
+    lines, findings = tables.attackers(MappResults(rows))
     assert len(lines) == 8
     ranked, placed = (
         next(each for each in findings if words in each.claim) for words in ("whoever attacks", "threshold lies")
@@ -228,7 +235,7 @@ def test_each_federation_has_its_own_lira_less_yeom():
     for attack, small in (("yeom", 0.02), ("lira", 0.05)):  # of the larger network both find as much
         rows += federation("none", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
         rows += federation("none", (0.6, 0.01), [(0.6, small)], attack=attack, model="mapp-cnn-8")
-    _, findings = exposure_tables.attackers(MappResults(rows))
+    _, findings = tables.attackers(MappResults(rows))
     (found,) = [finding for finding in findings if "than LiRA" in finding.claim]
     assert found.measured.startswith("1 of 2 yes")
 
@@ -238,7 +245,7 @@ def test_what_a_defense_adds():
     rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
     found = MappResults(rows)
     assert found.federations[1] == MappFederation("mapp-fl", "mapp-cnn-16", 2, "dgp")
-    _, findings = exposure_tables.joined(found)
+    _, findings = tables.joined(found)
     assert said(findings, "exposes sub-model clients less") == said(findings, "costs the server") == "supported"
 
 
@@ -246,7 +253,7 @@ def test_the_ways_of_asking_are_lines_of_their_own():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows.append(row("advantage", 0.09, "mapp-fl", 0, attack="yeom", batches="apart", updates=1))
     rows += federation("local", None, [(0.5, 0.3)], rates=[0.5])  # sends nothing, so it cannot be asked in all ways
-    plain, apart = exposure_tables.asked(MappResults(rows))
+    plain, apart = tables.by_query(MappResults(rows))
     assert plain.cells["client_advantage"].value == pytest.approx(0.04)
     assert apart.labels["scoring batches"] == "apart" and apart.cells["client_advantage"].value == pytest.approx(0.09)
 
@@ -273,7 +280,7 @@ def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
     again = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
     assert again == printed and comparable(load_rows(out)) == rows
     page = (out / "report.html").read_text()
-    assert "Federations over sub-models" in page and "Client by client" in page and "Who trains which cells" in page
+    assert "Federations over sub-models" in page and "Client by client" in page and "Trained cells" in page
     rules = {name + end for name in ("fdropout", "mapp-fl-r") for end in ("", ":coupling=independent")}
     assert {figure["submodels"] for figure in load_figures(out)} == rules
 
@@ -283,26 +290,25 @@ def test_stronger_attackers_and_other_defenses_run(tmp_path, capsys):
     printed = reproduced(capsys, tmp_path / "joined", "mapp-joined", *more)
     assert "pseudo-largest" in printed and "dgp" in printed
     with pytest.raises(WrongInput, match="model"):
-        catalogue.find("study", "mapp-fig1").make().conduct(
-            catalogue.find("study", "mapp-fig1"), "tiny", {"model": "cnn6"}, None, tmp_path / "refused"
-        )
+        request = Request("mapp-fig1", "tiny", {"model": "cnn6"}, [], tmp_path / "refused")
+        catalogue.find("study", "mapp-fig1").make().plan(request)
 
 
 def test_crops_and_flips_where_the_public_code_has_them_unless_one_says_otherwise():
-    digits = loaded(SCALES["tiny"], {})
+    digits = load_data(SCALES["tiny"], {})
     cifar = replace(digits, name="cifar10")
     for scale in SCALES:
-        assert settled(scale_of(scale, []), cifar).augment is True
-        assert settled(scale_of(scale, []), digits).augment is False
-        assert settled(scale_of(scale, ["augment=false"]), cifar).augment is False
-        assert settled(scale_of(scale, ["augment=true"]), digits).augment is True
+        assert with_augmentation(scale_of(SCALES, scale, []), cifar).augment is True
+        assert with_augmentation(scale_of(SCALES, scale, []), digits).augment is False
+        assert with_augmentation(scale_of(SCALES, scale, ["augment=false"]), cifar).augment is False
+        assert with_augmentation(scale_of(SCALES, scale, ["augment=true"]), digits).augment is True
 
 
 def test_crops_and_flips_are_stated(tmp_path, capsys):
     printed = reproduced(capsys, tmp_path, "mapp-fig1", "--set", "examples=600", "--set", "augment=true")
     assert "augmentation crop and flip" in printed
     assert all(row.extra["augment"] for row in load_rows(tmp_path))
-    data, scale = loaded(SCALES["tiny"], {}), scale_of("tiny", ["augment=true"])
+    data, scale = load_data(SCALES["tiny"], {}), scale_of(SCALES, "tiny", ["augment=true"])
     terms = terms_of(Case("local"), scale, data, 0)
     assert terms.local.augment == crop_and_flip(data) and terms.local.batch_size == scale.batch_size
 
@@ -311,7 +317,9 @@ def held(folder, cases, seeds=(0,), **changes):
     """The rows of federations that a run had or has run."""
     size = replace(SCALES["tiny"], **({"rounds": 1, "examples": 600} | changes))
     with open_run(folder, "study", {}) as run:
-        MappRunner(run, size, loaded(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).hold(cases, seeds)
+        MappRunner(run, size, load_data(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).run_all(
+            cases, seeds
+        )
     assert not list(folder.glob("unfinished/*"))
     return comparable(run.rows)
 

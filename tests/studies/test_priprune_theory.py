@@ -9,9 +9,8 @@ from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY,
 from secateur.experiments.federate import measure
 from secateur.federated.build import loaded, network_of, terms_of
 from secateur.federated.federation import Federation
-from secateur.report.page import render
-from secateur.report.sources import Source
-from secateur.report.theory import beside_measured
+from secateur.report.page import Source, render
+from secateur.report.theory import draw_theory
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.studies.priprune import theory
@@ -193,13 +192,13 @@ def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
     assert len(known) == 4 and all({"nmi_256", "nmi_100", "psnr", "printed_total"} <= set(x) for x in known.values())
     lines, _ = tabulate(RATE)(PripruneResults(run.rows, {}))
     assert [line.labels["pruning rate p"] for line in lines] == ["0.2", "0.8"]
-    views = beside_measured(run.rows)
+    views = draw_theory(run.rows)
     assert [view.label for view in views] == ["pruning rate p, conv-1 on digits, batch 4"]
     titles = [panel.title for panel in views[0].panels]
     assert len(titles) == 4 and "as printed" in titles[1] and "corrected" in titles[2] and "gradient's" in titles[3]
     assert len(views[0].panels[0].data) == 2  # NMI, and what it would be by chance
     page = render([Source("study", run.rows, run.figures, config="", environment={})])
     assert "Theory beside measurement" in page
-    rounds = beside_measured([row for t in (1, 2, 4) for row in attacked(0.4, round=t)])
+    rounds = draw_theory([row for t in (1, 2, 4) for row in attacked(0.4, round=t)])
     assert [view.label for view in rounds] == ["round T, conv-2 on qmnist, rate 0.3, batch 4"]
-    assert not beside_measured([row for row in run.rows if row.extra.get("study") != THEORY])
+    assert not draw_theory([row for row in run.rows if row.extra.get("study") != THEORY])

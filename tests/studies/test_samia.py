@@ -13,10 +13,10 @@ from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 from secateur.studies.claims import equals, judge, verdict, written
 from secateur.studies.results import AuditResults, VictimKey
+from secateur.studies.samia import SCALES, AuditStudy
 from secateur.studies.samia.attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity, unknown, unknown_sparsity
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
 from secateur.studies.samia.defenses import adaptive, marks, non_adaptive
-from secateur.studies.study import FULL, Study, settings
 from secateur.studies.table import StudyTable, TableLine, sparkline
 
 ORIGINAL = ("none", 0.0, "basic")
@@ -317,22 +317,22 @@ def test_a_table_as_text_and_as_rows():
 # Settings ------------------------------------------------------------------------------------------------------
 def test_full_is_the_papers_setting():
     study = catalogue.find("study", "samia-fig16").make()
-    fields = settings(study, "full", {})
+    fields = study.settings("full", {})
     assert (fields["data"], fields["model"], fields["shadows"]) == ("cifar10", "resnet18-pool", 5)
     assert fields["sparsity"] == [0.6] and len(fields["pruner"]) == 4
     assert len(fields["defense"]) == 1 + 5 + 6 + 5
     assert "samia:early_stopping=false" in fields["attack"]
     assert "train" not in fields  # the paper's own epochs
-    assert settings(Study(utility), "full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
-    assert FULL.experiments == 20
+    assert AuditStudy(utility).settings("full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
+    assert SCALES["full"].experiments == 20
 
 
 def test_small_on_tables_and_on_images():
     study = catalogue.find("study", "samia-fig8").make()
-    table, images = settings(study, "small", {}), settings(study, "small", {"data": "cifar10"})
+    table, images = study.settings("small", {}), study.settings("small", {"data": "cifar10"})
     assert (table["data"], table["model"], table["pruner"]) == ("location", "mlp", ["l1-unstructured"])
     assert images["model"] == "resnet18-w16" and images["shadows"] < 5 and len(images["pruner"]) == 4
-    assert images["examples"] == 3000 and settings(study, "full", {})["examples"] is None
+    assert images["examples"] == 3000 and study.settings("full", {})["examples"] is None
 
 
 def test_every_result_of_the_paper_is_a_study():
@@ -363,7 +363,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     ("arguments", "expected"),
     [
         (["samia-fig2"], "study: 'samia-fig2' is not known"),
-        (["samia-fig1", "--scale", "huge"], "scale: 'huge' is not known"),
+        (["samia-fig1", "--scale", "huge"], "scale: 'huge' is not allowed"),
         (["samia-fig1", "--scale", "tiny", "--seeds", "none"], "seeds"),
         (["samia-fig1", "--scale", "tiny", "--data", "digit"], "did you mean 'digits'"),
         (["samia-table1", "--scale", "tiny", "--set", "protocol=known"], "another study"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from secateur.cli import main
 from secateur.config import Sweep, read
-from secateur.sweep.plan import LONGEST, plan, short
+from secateur.sweep.plan import LONGEST, folder_name, plan
 
 
 def planned(**fields):
@@ -64,12 +64,13 @@ def test_what_was_written_out_is_the_same_sweep():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "job: must be given"),
+        ({}, "job: is missing; allowed: audit, invert, federate, reproduce"),
+        ({"jobs": {"a": {"seeds": 1}}}, "jobs.a.job: is missing; allowed: audit, invert, federate, reproduce"),
         ({"job": "prune"}, "job: 'prune' is not allowed"),
         ({"job": "audit", "shadws": 1}, "shadws: 'shadws' is not known; did you mean 'shadows'?"),
         ({"job": "audit", "gird": {}}, "did you mean 'grid'?"),
         ({"job": "audit", "grid": {"shadws": [1]}}, "shadws: 'shadws' is not known"),
-        ({"job": "audit", "grid": {}}, "grid: {} is not allowed; give a list of values for each field"),
+        ({"job": "audit", "grid": {}}, "grid: {} is not allowed; must be a list of values for every field"),
         ({"job": "audit", "grid": {"sparsity": []}}, "grid: [] is not allowed"),
         ({"job": "audit", "grid": {"sparsity": 0.5}}, "grid: 0.5 is not allowed"),
         ({"job": "audit", "cases": []}, "cases: [] is not allowed"),
@@ -84,16 +85,16 @@ def test_what_was_written_out_is_the_same_sweep():
         ({"job": "audit", "sparsity": 0.5, "grid": {"sparsity": [0.5]}}, "sparsity: is set in 2 places"),
         ({"job": "audit", "seeds": 2, "grid": {"seeds": [1, 2]}}, "seeds: is set in 2 places"),
         ({"job": "audit", "model": "mlp", "grid": {"model.width": [1]}}, "'model.width' is not possible"),
-        ({"job": "audit", "threads": 2}, "cpus: 1 is not allowed: the piece has 2 threads"),
+        ({"job": "audit", "threads": 2}, "cpus: 1 is not allowed; must be at least 2"),
         ({"job": "audit", "way": "ray"}, "way: ray is not possible in a sweep"),
         ({"job": "federate", "engine": "flower"}, "engine: flower is not possible in a sweep"),
         ({"job": "invert", "device": "cuda"}, "device: cuda needs gpus"),
         ({"job": "invert", "device": "cuda:1", "gpus": 1}, "device: 'cuda:1' is not allowed in a sweep"),
-        ({"job": "reproduce"}, "study: must be given"),
+        ({"job": "reproduce"}, "study: is missing; must be a word"),
         ({"job": "reproduce", "study": "dgp-fig99"}, "study: 'dgp-fig99' is not known"),
         ({"jobs": {}}, "jobs: must name at least one job"),
         ({"jobs": ["audit"]}, "jobs: is not readable"),
-        ({"jobs": {"../up": {"job": "audit"}}}, "jobs: '../up' is not allowed; give names"),
+        ({"jobs": {"../up": {"job": "audit"}}}, "jobs: '../up' is not allowed; must have names"),
         ({"jobs": {"a": {"job": "audit", "seeds": -1}}}, "jobs.a.seeds: -1 is not allowed"),
         ({"schema": 2, "job": "audit"}, "schema: 2 is not allowed"),
     ],
@@ -146,12 +147,12 @@ def test_a_piece_depends_on_its_settings_and_on_the_files_they_name(tmp_path):
 
 @given(st.text(min_size=1, max_size=400))
 def test_every_name_is_a_folders_name(name):
-    made = short("audit-" + name)
+    made = folder_name("audit-" + name)
     assert re.fullmatch(r"[\w.=+,-]+", made) and len(made) <= LONGEST
 
 
 def test_long_names_that_differ_late_stay_apart():
-    names = {short("audit-" + "x" * 300 + end) for end in ("1", "2")}
+    names = {folder_name("audit-" + "x" * 300 + end) for end in ("1", "2")}
     assert len(names) == 2
 
 

@@ -20,10 +20,10 @@ from secateur.runs.rows import comparable
 from secateur.sweep import run
 from secateur.sweep import workers as sweep_workers
 from secateur.sweep.plan import plan
-from secateur.sweep.workers import PieceOutcome, SweepFolder, conduct
+from secateur.sweep.workers import PieceOutcome, SweepFolder, run_piece
 
-SMALL = {"model": "conv-1", "clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random"}
-ROUNDS = {"job": "federate", "rounds": 2, **SMALL}
+SMALL = {"clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random"}
+ROUNDS = {"job": "federate", "model": "lenet-zhu", "rounds": 2, **SMALL}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def here(monkeypatch):
         for piece in pieces:
             ran.append(piece.name)
             watch.began(piece)
-            watch.ended(piece, conduct(piece, home))
+            watch.ended(piece, run_piece(piece, home))
 
     monkeypatch.setattr(run, "spread", one_by_one)
     return ran
@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_pieces_and_nothing_is_run_twice(tmp_path, here, c
     assert here == names and len(names) == 4
     alone = []
     for piece in plan(Sweep.model_validate(fields)):
-        sweep_workers.run(piece, tmp_path / "alone" / piece.name)
+        sweep_workers.run_job(piece, tmp_path / "alone" / piece.name)
         rows = load_rows(tmp_path / "alone" / piece.name)
         alone += [replace(row, extra=row.extra | {"run": piece.run}) for row in rows]
     assert comparable(load_rows(out)) == comparable(alone)
@@ -84,14 +84,14 @@ def test_rows_are_those_of_the_pieces_and_nothing_is_run_twice(tmp_path, here, c
 
 def test_a_piece_that_fails_is_named_and_the_others_go_on(tmp_path, here, capsys, monkeypatch):
     jobs = {"wrong": {"job": "audit", "model": "mlp", "pruner": "slimming"}, "right": ROUNDS, "torn": ROUNDS}
-    run = sweep_workers.run
+    run = sweep_workers.run_job
 
     def torn(piece, out):
         if piece.name == "torn":
             raise RuntimeError("no such luck")
         run(piece, out)
 
-    monkeypatch.setattr(sweep_workers, "run", torn)
+    monkeypatch.setattr(sweep_workers, "run_job", torn)
     assert sweep(tmp_path, {"jobs": jobs}) == 70
     said = capsys.readouterr().err
     assert "secateur: wrong failed: pruner: slimming needs BatchNorm" in said
@@ -102,7 +102,7 @@ def test_a_piece_that_fails_is_named_and_the_others_go_on(tmp_path, here, capsys
     assert {row.extra["run"] for row in load_rows(tmp_path / "out")} == {"right"}
     assert "wrong (missing)" in (tmp_path / "out" / "report.html").read_text()
 
-    monkeypatch.setattr(sweep_workers, "run", run)
+    monkeypatch.setattr(sweep_workers, "run_job", run)
     jobs["wrong"]["pruner"], jobs["wrong"]["model"] = "none", "digits-cnn"
     jobs["wrong"] |= {"shadows": 1, "train": {"epochs": 1}, "attack": "conf", "limits": {"auc": 0.0}}
     assert sweep(tmp_path, {"jobs": jobs}) == 1  # done, and a limit is passed
@@ -118,12 +118,12 @@ def test_where_no_piece_is_done_there_is_no_page(tmp_path, here):
 
 def test_a_stopped_sweep_keeps_what_is_done(tmp_path, here, monkeypatch, capsys):
     def stopped(pieces, home, watch, address, workers):
-        watch.ended(pieces[0], conduct(pieces[0], home))
+        watch.ended(pieces[0], run_piece(pieces[0], home))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "spread", stopped)
     assert sweep(tmp_path, ROUNDS | {"seeds": 2}) == 130
-    assert "start it again to go on" in capsys.readouterr().err
+    assert "rerun the same command to resume" in capsys.readouterr().err
     assert {row.seed for row in load_rows(tmp_path / "out")} == {0}
     assert (tmp_path / "out" / "report.html").exists()
     assert not (tmp_path / "out" / "pieces" / ".home").exists()
@@ -135,15 +135,15 @@ def test_without_a_shared_disk_the_folder_comes_back(tmp_path, here, monkeypatch
     (tmp_path / "other").mkdir()
     (piece,) = plan(Sweep.model_validate(ROUNDS))
     home = SweepFolder(tmp_path / "elsewhere", "a token of another disk", tmp_path / "nowhere")
-    outcome = conduct(piece, home)
-    assert outcome.wrong is None and {"results.jsonl", "config.yaml", "report.html"} <= outcome.files.keys()
+    outcome = run_piece(piece, home)
+    assert outcome.error is None and {"results.jsonl", "config.yaml", "report.html"} <= outcome.files.keys()
     assert any(name.startswith("artifacts/") for name in outcome.files)
-    assert not sweep_workers.own_folder(piece).exists() and not (tmp_path / "elsewhere").exists()
+    assert not sweep_workers.local_folder(piece).exists() and not (tmp_path / "elsewhere").exists()
 
-    real = run.at_home
-    monkeypatch.setattr(run, "at_home", lambda out: replace(real(out), token="another"))
+    real = run.create_folder
+    monkeypatch.setattr(run, "create_folder", lambda out: replace(real(out), token="another"))
     assert sweep(tmp_path, ROUNDS) == 0
-    sweep_workers.run(piece, tmp_path / "alone")
+    sweep_workers.run_job(piece, tmp_path / "alone")
     back = tmp_path / "out" / "pieces" / piece.name
     assert comparable(load_rows(back)) == comparable(load_rows(tmp_path / "alone"))
     assert {path.name for path in back.glob("artifacts/*")} == {
@@ -157,7 +157,7 @@ def test_another_users_folder_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / f"secateur-{sweep_workers.os.getuid()}").symlink_to(tmp_path / "mine")
     with pytest.raises(WrongInput, match="belongs to another user"):
-        sweep_workers.own_folder(piece)
+        sweep_workers.local_folder(piece)
 
 
 def test_a_folder_that_is_still_held_is_waited_for(tmp_path):
@@ -217,7 +217,7 @@ class Heard:
 
     def ended(self, piece, outcome):
         self.running -= 1
-        self.outcomes[piece.name] = outcome.wrong
+        self.outcomes[piece.name] = outcome.error
 
 
 def spread(monkeypatch, pieces, answers, workers=None):

@@ -113,6 +113,8 @@ ERRORS = (
     "federate --submodels mapp",
     "federate --submodels mapp-fl --base-pruning snip",
     "federate --submodels mapp-fl --attack sgi",
+    "federate --attack conf",
+    "federate --membership sgi",
     "federate --submodels mapp-fl --client-widths 2",
     "federate --set faults.nan=2",
     "federate --local-epochs 1 --local-steps 2",

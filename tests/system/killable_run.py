@@ -1,6 +1,5 @@
-"""A run to be killed: chains of stages with seeded tensors, and a row for each. `python killable_run.py FOLDER`."""
+"""A run to be killed: chains of stages with seeded tensors, and a row for each."""
 
-import sys
 import time
 from pathlib import Path
 
@@ -37,8 +36,3 @@ def work(folder: Path, models: int = 15, pause: float = 0.01) -> None:
             run.add([Row(**common, metric="norm", value=value, extra={"epochs": model.data["epochs"]})])
             run.add([Row(**common, metric="seconds", value=seconds, timing=True)])
             time.sleep(pause)
-
-
-if __name__ == "__main__":
-    print("ready", flush=True)
-    work(Path(sys.argv[1]))

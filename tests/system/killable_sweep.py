@@ -6,8 +6,8 @@ from dataclasses import replace
 from secateur.cli import main
 from secateur.sweep import run
 
-at_home = run.at_home
+create_folder = run.create_folder
 
 if __name__ == "__main__":
-    run.at_home = lambda out: replace(at_home(out), token="of another disk")
+    run.create_folder = lambda out: replace(create_folder(out), token="of another disk")
     sys.exit(main(["sweep", *sys.argv[1:]]))

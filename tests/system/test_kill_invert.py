@@ -66,6 +66,6 @@ def test_control_c_writes_the_page(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
-    assert process.returncode == 130 and "stopped; what was finished is kept" in said and "Traceback" not in said
+    assert process.returncode == 130 and "interrupted; finished stages are saved" in said and "Traceback" not in said
     page = (tmp_path / "run" / "report.html").read_text()
     assert "unfinished</small>" in page or 'id="recovered"' in page

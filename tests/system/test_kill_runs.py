@@ -6,10 +6,9 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
 import yaml
@@ -23,7 +22,6 @@ from secateur.runs.folder import load_rows
 from secateur.runs.rows import comparable
 
 pytestmark = pytest.mark.system
-SCRIPT = Path(__file__).with_name("killable_run.py")
 TRACED = {module.__file__ for module in (secateur.runs.artifacts, secateur.runs.rows, secateur.runs.folder)}
 
 
@@ -56,37 +54,42 @@ def assert_finished(folder, expected):
     assert {path.name for path in folder.iterdir()} == {path.name for path in expected.iterdir()}
 
 
-def started(folder):
-    """The script in a process of its own, its imports done."""
-    process = subprocess.Popen([sys.executable, SCRIPT, folder], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+def started(target):
+    """A process of its own, its imports done."""
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
     return process
+
+
+def worked(folder):
+    """The exit code of the whole work."""
+    process = started(partial(work, folder))
+    process.join()
+    return process.exitcode
 
 
 def test_killed_at_random_moments(tmp_path):
     whole = tmp_path / "whole"
-    with started(whole) as process:
-        start = time.perf_counter()
-        assert process.wait() == 0
-        seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    assert worked(whole) == 0
+    seconds = time.perf_counter() - start
     assert len(artifacts(whole)) == 30
     chance = random.Random(0)
     kills = finished = 0
     while kills < 25:
         folder = tmp_path / f"killed-{finished}"
-        with started(folder) as process:
-            time.sleep(chance.uniform(0, seconds))
-            process.kill()
-        assert process.returncode in (0, -signal.SIGKILL)
-        if process.returncode == 0:
+        process = started(partial(work, folder))
+        time.sleep(chance.uniform(0, seconds))
+        process.kill()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        if process.exitcode == 0:
             assert_finished(folder, whole)
             finished += 1
         else:
             assert_whole(folder, whole)
             kills += 1
-    with started(folder) as process:
-        assert process.wait() == 0
+    assert worked(folder) == 0
     assert_finished(folder, whole)
 
 
@@ -108,14 +111,12 @@ def killed_at(folder, line):
         sys.settrace(trace)
         work(folder, models=1, pause=0)
 
-    process = multiprocessing.get_context("fork").Process(target=traced)
-    process.start()
+    process = started(traced)
     process.join()
     return process.exitcode
 
 
-def test_killed_before_every_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what a power cut needs, a kill does not
+def test_killed_before_every_line(tmp_path):
     whole = tmp_path / "whole"
     work(whole, models=1, pause=0)
     chance = random.Random(0)

@@ -9,15 +9,15 @@ from secateur import catalogue
 from secateur.cli import main
 from secateur.runs.folder import load_figures, load_rows
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
-from secateur.studies.dgp.accuracy_tables import TRAINED
-from secateur.studies.dgp.privacy_tables import LEFT_OUT, RECOVERED, left_out_lines
-from secateur.studies.dgp.residual_steps import HELD, LISTENED
+from secateur.studies.dgp import UpdateStudy
+from secateur.studies.dgp.extensions import HELD, LISTENED
 from secateur.studies.dgp.results import DgpResults
-from secateur.studies.dgp.runner import UpdateStudy
+from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, left_out_lines
 from secateur.studies.results import AuditResults
-from secateur.studies.study import TINY, Study
+from secateur.studies.samia import SCALES, AuditStudy
 
 pytestmark = pytest.mark.system
+TINY = SCALES["tiny"]
 NAMES = [name for name in catalogue.methods("study") if name.startswith("samia-")]
 OF_UPDATES = [name for name in catalogue.methods("study") if name.startswith("dgp-")]
 MATRIX = (1 + len(TINY.sparsity)) * len(TINY.pruners)  # lines of targets, the original included for every pruner
@@ -47,7 +47,7 @@ LINES = {
 def test_a_tiny_study(name, tmp_path, capsys):
     assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    study: Study = catalogue.find("study", name).make()
+    study: AuditStudy = catalogue.find("study", name).make()
     lines, findings = study.tabulate(AuditResults(load_rows(tmp_path), load_figures(tmp_path)))
     assert len(lines) == LINES[name]
     assert findings

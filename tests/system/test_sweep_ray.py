@@ -42,7 +42,7 @@ def in_sequence(tmp_path_factory):
     """The rows of the pieces that can be run, one after the other in this process."""
     rows, folder = [], tmp_path_factory.mktemp("alone")
     for piece in plan(Sweep.model_validate({"jobs": JOBS})):
-        workers.run(piece, folder / piece.name)
+        workers.run_job(piece, folder / piece.name)
         rows += [replace(row, extra=row.extra | {"run": piece.run}) for row in load_rows(folder / piece.name)]
     return comparable(rows)
 
@@ -116,7 +116,7 @@ def test_a_killed_worker_changes_nothing(tmp_path, in_sequence):
     _, said = process.communicate()
     assert process.returncode == 70  # for the one that cannot be run
     assert "secateur: wrong failed: pruner: slimming needs BatchNorm" in said and "Traceback" not in said
-    assert said.count("its worker died, so it is started again") == 1 and "start 2 of 4" in said
+    assert said.count("worker died, restarting") == 1 and "start 2 of 4" in said
     assert comparable(load_rows(tmp_path / "out")) == in_sequence
     *others, wrong = entries(tmp_path)
     assert wrong["state"] == "failed" and {entry["state"] for entry in others} == {"done"}

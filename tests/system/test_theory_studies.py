@@ -8,9 +8,10 @@ import pytest
 from secateur.cli import main
 from secateur.evaluation.theory_curves import THEORY, updates
 from secateur.runs.folder import load_rows
-from secateur.studies.priprune.scale import CIFAR10, FEMNIST, TINY_GRID
+from secateur.studies.priprune.scale import CIFAR10, FEMNIST, SCALES
 
 pytestmark = pytest.mark.system
+TINY_GRID = SCALES["tiny"].leaking
 BASES = len(TINY_GRID.bases)
 RATES, BATCHES, NETWORKS = (
     [len(varied[data]) for data in (FEMNIST, CIFAR10)]

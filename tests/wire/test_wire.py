@@ -207,9 +207,9 @@ def test_masks_travel_as_bits_and_name_what_they_name():
 
 
 def test_a_mask_is_bool():
-    with pytest.raises(WrongInput, match=r"mask: w is torch.float32; a mask is bool"):
+    with pytest.raises(WrongInput, match=r"mask: w is torch.float32; must be bool"):
         encode_mask({"w": torch.ones(3)})
-    with pytest.raises(WrongInput, match=r"message: w is torch.float32; a mask is bool"):
+    with pytest.raises(WrongInput, match=r"message: w is torch.float32; must be bool"):
         decode_mask(encode({"w": torch.ones(3)}), {"w": (3,)})
 
 

@@ -130,8 +130,9 @@ def federate(
             raise WrongInput("submodels", "cannot be combined with base_pruning or membership; use attack='yeom'")
         attacks = [attack] if isinstance(attack, str) else attack
         settings = {"shares": shares, "rounds": rounds, "per_round": per_round, "faults": faults or Faults()}
-        named = {"defense": defense, "attacks": attacks, "seed": seed, "device": torch.device(device), "name": name}
-        return _federate_submodels(model, data, submodels, local, settings, observers, **named, **terms)
+        others: dict[str, Any] = {"defense": defense, "attacks": attacks, "observers": observers, "seed": seed}
+        others |= {"device": torch.device(device), "name": name}
+        return _federate_submodels(model, data, submodels, local, settings, **others, **terms)
     if isinstance(local, Adam):
         raise WrongInput("local", "Adam is for submodels; use a federated.client_training.LocalTraining")
     base, client_defense = read_base(base_pruning), defense_of_clients(defense)
@@ -189,10 +190,10 @@ def _federate_submodels(
     submodels: str,
     local: Any,
     settings: dict[str, Any],
-    observers: Sequence[tuple[int, SubmodelObserver]],
     *,
     defense: str,
     attacks: Sequence[str],
+    observers: Sequence[tuple[int, SubmodelObserver]],
     seed: int,
     device: torch.device,
     name: str,
@@ -220,7 +221,9 @@ def _federate_submodels(
     memberships = [choice("attack", attack) for attack in attacks]
     asking = Asking(size=spec.test_batch)
     exposer = ExposureObserver(memberships, data, labels, story, spec.rounds, asking=asking, turn=recipe, device=device)
-    watching = [*observers, *([(exposer.pace(spec), exposer)] if memberships else [])]
+    watching: list[tuple[int, SubmodelObserver]] = list(observers)
+    if memberships:
+        watching.append((exposer.pace(spec), exposer))
     federation = SubmodelFederation(copy.deepcopy(model), data, spec, seed, device, observers=watching)
     followed = LocalBaseline(federation) if spec.rule.alone else federation
     with progress(f"{rule}, {client_defense}", spec.rounds, rate=True) as advance:

@@ -25,8 +25,7 @@ class Printable:
 
     def write(self, path: Path | str) -> Path:
         """Write the report page, with the figures, to `path`."""
-        from secateur.report.page import render
-        from secateur.report.sources import Source
+        from secateur.report.page import Source, render
 
         write(Path(path), render([Source(self.kind, self.rows, self.figures, config="", environment={})]).encode())
         return Path(path)

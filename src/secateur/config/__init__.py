@@ -7,7 +7,7 @@ fields, so that both share one schema.
 from __future__ import annotations
 
 from secateur.config.audit import Audit, Protocol, Prune
-from secateur.config.base import Common, Training
+from secateur.config.base import Common, Fields, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, put, read
 from secateur.config.invert import Invert
@@ -31,6 +31,7 @@ __all__ = [
     "Audit",
     "Common",
     "Federate",
+    "Fields",
     "Invert",
     "Limits",
     "PolicyFile",
@@ -47,6 +48,7 @@ __all__ = [
     "defense_of_models",
     "defense_of_updates",
     "dump",
+    "flags_of",
     "inversion",
     "put",
     "read",

@@ -5,22 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import model_validator
 
-from secateur.config.base import (
-    MANY,
-    Common,
-    OneAttack,
-    OneDefense,
-    OnePruner,
-    Seeds,
-    Sparsity,
-    default,
-    none_or_many,
-)
+from secateur.config import base
+from secateur.config.base import Common, field, flag
 from secateur.config.methods import choice
 from secateur.config.policy import Limits
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, check_whole
 
 Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
 
@@ -28,30 +19,34 @@ Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
 class Audit(Common):
     """`secateur audit`: membership leakage of pruned models."""
 
-    predictions: Path | None = None  # saved predictions (.npz or .csv), audited without a model
-    pruner: Annotated[list[OnePruner], BeforeValidator(none_or_many)] = default(
-        "l1-unstructured,l1-structured,l2-structured,slimming"
+    predictions: Path | None = flag(None, "Saved predictions (.npz, .csv, .parquet) to audit instead of a model.")
+    pruner: Annotated[list[base.OnePruner], *base.ANY] = flag(
+        "l1-unstructured,l1-structured,l2-structured,slimming", "Pruners (secateur list pruners), or none.", repeat=True
     )
-    sparsity: Annotated[list[Sparsity], *MANY] = default(0.7)
-    defense: Annotated[list[OneDefense], *MANY] = default("basic")
-    attack: Annotated[list[OneAttack], *MANY] = default("conf,lira,rmia,samia")
-    adaptive: bool = False  # the attacker's shadow models use the defense too
-    protocol: Protocol = "known"  # the attacker's knowledge of the pruning
-    experiments: Annotated[int, Field(ge=1)] = 20  # random pairs of the protocol `unknown`
-    shadows: Annotated[int, Field(ge=0)] = 5
-    in_out: Annotated[int, Field(ge=0)] = 0  # models over the victim's own pool, for online LiRA and RMIA
-    seeds: Seeds = default(1)
-    limits: Limits = Limits()
+    sparsity: Annotated[list[base.Share], *base.MANY] = flag(0.7, "Shares to remove, in [0, 1).", repeat=True)
+    defense: Annotated[list[base.OneDefense], *base.MANY] = flag(
+        "basic", "Defenses (secateur list defenses).", repeat=True
+    )
+    attack: Annotated[list[base.OneAttack], *base.MANY] = flag(
+        "conf,lira,rmia,samia", "Membership attacks (secateur list attacks).", repeat=True
+    )
+    adaptive: bool = flag(False, "The attacker's shadow models use the defense too.")
+    protocol: Protocol = flag("known", "Pruning that the attacker knows: known, unknown-sparsity, unknown or select.")
+    experiments: base.Count = field(20, "Random pairs of victim and attacker under protocol unknown.")
+    shadows: base.FromZero = flag(5, "Number of the attacker's shadow models.")
+    in_out: base.FromZero = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
+    seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
+    limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
 
     @property
     def trains_shadows(self) -> bool:
         """True if shadow models can be trained. A file of weights without a recipe does not define their training."""
         return self.weights is None or "train" in self.model_fields_set
 
-    def unaided(self, *attacks: str) -> Audit:
-        """Return the configuration with these attacks, which need no shadow models, unless the user chose attacks.
+    def with_default_attacks(self, *attacks: str) -> Audit:
+        """Return the configuration with these attacks, unless the user chose attacks.
 
-        The default attacks need shadow models, and would not run.
+        The default attacks need shadow models, which not every audit has.
         """
         if "attack" in self.model_fields_set:
             return self
@@ -59,30 +54,29 @@ class Audit(Common):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_three_trainings(cls, fields: Any) -> Any:
-        """Train three times where limits decide: one training alone may leak more or less by chance."""
-        if not isinstance(fields, dict) or "seeds" in fields or fields.get("predictions") or fields.get("weights"):
+    def _train_three_times(cls, fields: Any) -> Any:
+        """Take three seeds where limits decide: one training alone may leak more or less by chance."""
+        if not isinstance(fields, dict) or {"seeds", "predictions", "weights"} & fields.keys():
             return fields
         limits = fields.get("limits") or {}
         decides = isinstance(limits, dict) and limits.keys() - {"decide", "attacker"}
         return fields | {"seeds": 3} if decides else fields
 
     @model_validator(mode="after")
-    def _checked(self) -> Audit:
+    def _check(self) -> Audit:
         if self.protocol == "select" and self.shadows < 2:
             raise WrongInput("shadows", f"{self.shadows} is not allowed; protocol select needs at least 2")
-        if self.in_out % 2:
-            raise WrongInput("in_out", f"{self.in_out} is not allowed; give an even number: each example is in half")
+        check_whole("in_out", self.in_out, 0, even=True)  # every example is in half of these models
         if self.protocol != "known" and not self.pruner:
-            raise WrongInput("pruner", f"protocol {self.protocol} needs at least one pruner")
+            raise WrongInput("pruner", f"is missing; protocol {self.protocol} needs at least one")
         return self
 
 
 class Prune(Common):
     """`secateur prune`: one pruned, fine-tuned model."""
 
-    pruner: OnePruner = default("l1-unstructured")
-    sparsity: Sparsity = 0.7
-    defense: OneDefense = default("basic")
-    remove: bool = False  # remove dead channels from the layers
-    seed: Annotated[int, Field(ge=0)] = 0
+    pruner: base.OnePruner = flag("l1-unstructured", "Pruner (secateur list pruners).")
+    sparsity: base.Share = flag(0.7, "Share to remove, in [0, 1).")
+    defense: base.OneDefense = flag("basic", "Defense (secateur list defenses).")
+    remove: bool = flag(False, "Remove dead channels from the layers.")
+    seed: base.FromZero = flag(0, "Seed of all random draws.")

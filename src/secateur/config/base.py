@@ -1,107 +1,156 @@
-"""The fields that every run file may set, and the field types that run files share."""
+"""The fields that every run file may set, and the field types that run files share.
+
+Every field has a description. A field that `flag` returns is also an option of the command line, and its
+description is the option's help (cli.py). Torch is not imported before a run file is read, so that help is fast.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from secateur.catalogue import Choice, Defense
-from secateur.config.methods import (
-    base_pruning,
-    choice,
-    defense_of_clients,
-    defense_of_models,
-    defense_of_updates,
-    inversion,
-)
-from secateur.training.recipe import Recipe
+from secateur.config.messages import Allowed, read_annotation
+from secateur.config.methods import choice, defense_of_clients, defense_of_models, defense_of_updates
 
-DEVICES = "auto, cpu, cuda or cuda:NUMBER"
-SEEDS = "how many seeds, from 1, or a list of them such as 0,3,4"
+if TYPE_CHECKING:
+    from secateur.training.recipe import Recipe
 
 
-def listed(value: Any) -> Any:
+def field(default: Any, description: str, **extra: Any) -> Any:
+    """Return a field of run files with its description.
+
+    Args:
+        default: The value in the form that a user writes, or a function that returns it; pydantic validates it.
+        description: One or two sentences.
+        extra: The arguments of `flag`.
+    """
+    source = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**source, description=description, json_schema_extra=extra)
+
+
+def flag(default: Any, description: str, repeat: bool = False) -> Any:
+    """Return a field that is also a flag of the command line; a `repeat` flag may be repeated, and joins its values."""
+    return field(default, description, flag=True, repeat=repeat)
+
+
+def split_values(value: Any) -> Any:
     """Return a value as a list: text is split at commas, and one value is a list of one."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def none_or_many(value: Any) -> Any:
+def split_unless_none(value: Any) -> Any:
     """Return the empty list for `none`, else the value as a list."""
-    return [] if value in ("none", ["none"]) else listed(value)
+    return [] if value in ("none", ["none"]) else split_values(value)
 
 
-def seeds_of(value: Any) -> Any:
+def read_seeds(value: Any) -> Any:
     """Return a list of seeds; a number N means the seeds 0 to N - 1."""
     if isinstance(value, str) and value.strip().removeprefix("-").isdigit():
         value = int(value)
-    return list(range(value)) if isinstance(value, int) else listed(value)
+    return list(range(value)) if isinstance(value, int) else split_values(value)
 
 
-def default(text: str | float) -> Any:
-    """Return a default in the form that a user writes; pydantic validates it like any other value."""
-    return Field(default=text)
-
-
+MANY = (BeforeValidator(split_values), Field(min_length=1))
+ANY = (BeforeValidator(split_unless_none),)
 OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
-OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
-OneUpdateDefense = Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]
-OneClientDefense = Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]
-OneBasePruning = Annotated[Choice, BeforeValidator(base_pruning), PlainSerializer(str)]
+OneBasePruning = Annotated[Choice, BeforeValidator(partial(choice, "base-pruning")), PlainSerializer(str)]
+OneSubmodel = Annotated[Choice, BeforeValidator(partial(choice, "submodel")), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]
-OneInversion = Annotated[Choice, BeforeValidator(inversion), PlainSerializer(str)]
-Sparsity = Annotated[float, Field(ge=0, lt=1)]
-MANY = (BeforeValidator(listed), Field(min_length=1))
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(seeds_of), Field(min_length=1, description=SEEDS)]
+OneInversion = Annotated[Choice, BeforeValidator(partial(choice, "inversion")), PlainSerializer(str)]
+OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
+UpdateDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]], *MANY]
+ClientDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]], *MANY]
+Count = Annotated[int, Field(ge=1)]
+FromZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+SEEDS = "must be a number of seeds, at least 1, or a list of seeds such as 0,3,4"
+Seeds = Annotated[list[FromZero], BeforeValidator(read_seeds), Field(min_length=1), Allowed(SEEDS)]
+DEVICES = "auto, cpu, cuda or cuda:NUMBER"
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Allowed(f"allowed: {DEVICES}")]
+
+DATA = "Data set: a name (secateur list datasets), an .npz file, an image folder or module:function."
+DATA_FOLDER = "Folder of the data set's files. By default SECATEUR_DATA, else the cache."
+MODEL = "Model: a name (secateur list models) or module:function."
+IMAGES = "Show training pictures on the page, and save them in the folder."
+NUMBER_OF_SEEDS = "Number of seeds (0, 1, ...), or a list of seeds such as 3,4."
+ITERATIONS = "Iterations of every attack. By default those of its paper."
+LABELS = "inferred, or oracle: the attacker knows the labels."
 
 
 class Fields(BaseModel):
-    """A frozen record of fields, which refuses fields that it does not have."""
+    """Frozen record of fields, which refuses fields that it does not have."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True, defer_build=True
+    )
+
+
+class Flag(NamedTuple):
+    """Flag of the command line that sets a field."""
+
+    name: str  # of the field
+    kind: type  # bool, Path, or another type, whose values are written as text
+    help: str
+    repeat: bool
+
+
+def flags_of(schema: type[Fields]) -> list[Flag]:
+    """Return the flags of a schema, in the order of its fields."""
+    flags = []
+    for name, info in schema.model_fields.items():
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("flag"):
+            kind, _, _ = read_annotation(info.annotation)
+            flags.append(Flag(name, kind, info.description or "", bool(info.json_schema_extra["repeat"])))
+    return flags
 
 
 class Training(Fields):
-    """The training of a model; the defaults are the paper's (samia_ppb 5.1)."""
+    """Training of a model; the defaults are the paper's (samia_ppb 5.1)."""
 
-    epochs: Annotated[int, Field(ge=1)] = 100
-    batch_size: Annotated[int, Field(ge=1)] = 128
-    optimiser: Literal["adam", "sgd"] = "adam"
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    patience: Annotated[int, Field(ge=1)] | None = 5
+    epochs: Count = field(100, "Largest number of epochs.")
+    batch_size: Count = field(128, "Examples in a step.")
+    optimiser: Literal["adam", "sgd"] = field("adam", "adam or sgd.")
+    learning_rate: Positive = field(1e-3, "Learning rate.")
+    momentum: Share = field(0.9, "Momentum of sgd.")
+    weight_decay: NotNegative = field(5e-4, "Weight decay.")
+    patience: Count | None = field(5, "Epochs without improvement before training stops; null: never.")
 
-    def over(self, base: Recipe) -> Recipe:
-        """Return the base recipe with the fields that were given laid over it."""
-        return dataclasses.replace(base, **{name: getattr(self, name) for name in self.model_fields_set})
+    def apply_to(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the fields that the user set."""
+        return dataclasses.replace(recipe, **{name: getattr(self, name) for name in self.model_fields_set})
 
 
 class Common(Fields):
     """The fields that every run file may set."""
 
-    schema_version: Literal[1] = Field(default=1, alias="schema")
-    model: str = "digits-cnn"  # a name of ours, or module:function
-    weights: Path | None = None  # .safetensors of a trained model
-    data: str = "digits"  # a name, an .npz, an image folder, or module:function
-    data_folder: Path | None = None  # of the data set's files; else SECATEUR_DATA, else the cache
-    download: bool = True
-    examples: Annotated[int, Field(ge=1)] | None = None  # at most so many rows of the data set, drawn at random
-    train: Training = Training()
-    finetune: Training = Training()
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description=DEVICES)] = "auto"
-    threads: Annotated[int, Field(ge=1)] = 1  # results are equal bit for bit only at one thread count
-    way: Literal["auto", "sequential", "stacked", "ray"] = "auto"
+    schema_version: Literal[1] = Field(1, alias="schema", description="Version of the run file's schema.")
+    model: str = flag("digits-cnn", MODEL)
+    weights: Path | None = flag(None, "Weights of a trained model (.safetensors).")
+    data: str = flag("digits", DATA)
+    data_folder: Path | None = flag(None, DATA_FOLDER)
+    download: bool = field(True, "Download a data set that is not in its folder.")
+    examples: Count | None = field(None, "Largest number of rows of the data set, drawn at random.")
+    train: Training = field(Training, "Training of the models.")
+    finetune: Training = field(Training, "Fine-tuning after pruning.")
+    device: Device = flag("auto", f"{DEVICES}.")
+    threads: Count = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
+    way: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
 
     def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:
         """Return the recipes of training and fine-tuning.
 
         Training takes at most 100 epochs for images and 50 for tables; fine-tuning takes half of that (samia_ppb 5.1).
         """
-        train = self.train.over(Recipe(epochs=50 if tabular else 100))
-        return train, self.finetune.over(dataclasses.replace(train, epochs=max(1, train.epochs // 2)))
+        from secateur.training.recipe import Recipe
+
+        train = self.train.apply_to(Recipe(epochs=50 if tabular else 100))
+        return train, self.finetune.apply_to(dataclasses.replace(train, epochs=max(1, train.epochs // 2)))

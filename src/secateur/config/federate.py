@@ -1,32 +1,24 @@
-"""The run file of `secateur federate`, with the fields of sub-models.
+"""Run file of `secateur federate`: the fields of every federation, then those of sub-models.
 
-With sub-models, smaller clients train parts of the server's model (mapp_fl), and other defaults apply.
+With sub-models, smaller clients train parts of the server's model (mapp_fl). Other defaults apply then, and `attack`
+names membership attacks on the models instead of inversion attacks on the updates.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from secateur.catalogue import Choice
-from secateur.config.base import (
-    MANY,
-    Common,
-    Fields,
-    OneAttack,
-    OneBasePruning,
-    OneClientDefense,
-    OneInversion,
-    Seeds,
-    default,
-    none_or_many,
-)
-from secateur.config.messages import plain
-from secateur.config.methods import choice, of_all
-from secateur.errors import WrongInput
+from secateur.catalogue import Choice, check_attack_kind
+from secateur.config import base
+from secateur.config.base import Common, Fields, field, flag
+from secateur.config.messages import Allowed, yaml_value
+from secateur.config.methods import set_parameters
+from secateur.errors import WrongInput, check_whole
 
-PAPER: dict[str, Any] = {  # the defaults with sub-models: mapp_fl's setting (Section 5.2)
+SUBMODEL_DEFAULTS: dict[str, Any] = {  # mapp_fl's setting (Section 5.2)
     "model": "mapp-cnn-16",
     "rounds": 150,
     "partition": "dirichlet-sizes",
@@ -35,222 +27,223 @@ PAPER: dict[str, Any] = {  # the defaults with sub-models: mapp_fl's setting (Se
     "learning_rate": 1e-3,
     "averaging": "uniform",
 }
-CLIENTS = 10
-PILOTS = 10  # rounds of a pilot
-USUAL = {  # fields that do not go with sub-models must keep these values
-    "method": "fedavg",
-    "local_steps": None,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "loss": "cross-entropy",
-    "broadcast": "masked",
-    "base_pruning": [Choice("base-pruning", "none")],
-    "server_rate": 1.0,
-    "server_momentum": 0.0,
-    "attack": [],
-    "membership": [],
-    "attack_every": None,  # every client is attacked by its last update
-    "attack_at": [],
-    "attack_clients": 1,
-    "iterations": None,
-    "labels": "inferred",
-    "view": "update",
-    "fixed_batches": False,
-}
-INSTEAD = {"membership": "give attack, for example yeom", "local_steps": "give local_epochs"}
+SUBMODEL_CLIENTS = 10
+PILOT_ROUNDS = 10
+NOT_WITH_SUBMODELS = (
+    *("method", "local_steps", "momentum", "weight_decay", "loss", "broadcast", "base_pruning", "server_rate"),
+    *("server_momentum", "attack", "membership", "attack_every", "attack_at", "attack_clients", "iterations"),
+    *("labels", "view", "fixed_batches"),
+)
+INSTEAD = {"membership": "use attack, for example yeom", "local_steps": "use local_epochs"}
+ATTACKED_CLIENTS = "must be how many clients, all, or a list of clients such as [3] or 3,7"
 
 
-def submodel(value: Any) -> Choice:
-    """Read a channel rule; an error names the field as the flag does, submodels."""
-    try:
-        return choice("submodel", value)
-    except WrongInput as error:
-        raise WrongInput(error.field.replace("submodel", "submodels", 1), error.message) from None
+def split_rules(value: Any) -> Any:
+    """Return comma-separated rules as a list, in which `none` (FedAvg) is a rule too; refuse an empty text."""
+    rules = base.split_values(value) if isinstance(value, str) else value
+    if isinstance(value, str) and not rules:
+        raise WrongInput("submodels", "is empty; use rules such as mapp-fl, or none for FedAvg")
+    return rules
 
 
-def unless_empty(value: Any) -> Any:
-    """Return comma-separated rules as a list, in which `none` (FedAvg) is a rule too; refuse an empty one."""
-    if not isinstance(value, str):
-        return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    if not parts:
-        raise WrongInput("submodels", "nothing is given; give rules such as mapp-fl, or none for FedAvg")
-    return parts
+def split_membership(value: Any) -> Any:
+    """Return membership attacks as a list; refuse inversion attacks, which `attack` takes."""
+    attacks = base.split_unless_none(value)
+    for attack in attacks:
+        check_attack_kind("membership", "attack", str(attack))
+    return attacks
 
 
-def attacked(value: Any) -> Any:
-    """Read the attacked clients: `2` is how many of a round's clients, `2,7` or `[2]` are which of them."""
+def read_clients(value: Any) -> Any:
+    """Read the clients to attack: `2` is how many of a round's clients, `2,7` or `[2]` are which of them."""
     if isinstance(value, str) and value != "all":
-        value = plain("attack_clients", f"[{value}]" if "," in value and not value.startswith("[") else value)
-    if isinstance(value, bool) or not (isinstance(value, int | list) or value == "all"):
-        raise WrongInput(
-            "attack_clients", f"{value!r} is not allowed; give how many, all, or a list such as [3] or 3,7"
-        )
+        return yaml_value("attack_clients", f"[{value}]" if "," in value and not value.startswith("[") else value)
     return value
 
 
-OneSubmodel = Annotated[Choice, BeforeValidator(submodel), PlainSerializer(str)]
-Attacked = Annotated[int, Field(ge=1)] | Literal["all"] | Annotated[list[int], Field(min_length=1)]
+Clients = Annotated[int, Field(ge=1, strict=True)] | Literal["all"] | Annotated[list[int], Field(min_length=1)]
 
 
-class Faulty(Fields):
-    """The faults in the rounds of a federation (federated/faults.py)."""
+class FaultFields(Fields):
+    """Faults in the rounds of a federation (federated/faults.py)."""
 
-    drop_out: float = 0.0
-    nan: float = 0.0
-    shape: float = 0.0
-    deadline: float | None = None
-    step_seconds: float = 1.0
-    spread: float = 0.5
-
-
-class Submodels(Common):
-    """The fields of sub-models; without any rule they have no effect, so they are refused."""
-
-    submodels: Annotated[list[OneSubmodel], BeforeValidator(unless_empty)] = Field(default=[])
-    large_clients: Annotated[int, Field(ge=0)] = 2  # those with most data train the whole model
-    client_widths: Annotated[list[float], *MANY] = default(0.5)  # of the others: the share of channels
-    uncovered: Literal["keep", "zero"] = "keep"
-    batchnorm: Literal["static", "reestimated"] = "static"
-    scaler: bool = True
-    own_labels: bool = False
-    augment: bool = False  # crops and flips of what clients train with; the paper names none
-    test_batch: Annotated[int, Field(ge=2)] = 128
-    redraw_sizes: bool = False  # a Dirichlet draw of the clients' sizes for every seed; else the paper's for all
-    exposure: Annotated[list[OneAttack], BeforeValidator(none_or_many)] = default("none")  # membership attacks
-    shadow_clients: Annotated[int, Field(ge=2)] = 8  # the attacker's own, for lira and rmia
-    scoring: Literal["mixed", "apart", "fixed"] = "mixed"  # batches that score examples under static BatchNorm
-    knowledge: Literal["max", "min"] = "max"  # members that the attacker knows, of 3 and 1 %; the paper prints min
-    asks_known: bool = False  # the attacker is asked about known members too, as in the paper
-    advise: bool = False  # only pilots, in which every client has every size, and advice
-    pilot_rounds: Annotated[int, Field(ge=1)] = PILOTS  # at most those of the federation, unless they are given
-    pilot_draws: Annotated[int, Field(ge=1)] = 2  # deals of the sizes
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_the_paper(cls, fields: Any) -> Any:
-        """Lay the paper's values under those given, if there are sub-models."""
-        if not isinstance(fields, dict) or not fields.get("submodels"):
-            return fields
-        return _with_paper_defaults(_with_exposure(fields))
-
-    @model_validator(mode="after")
-    def _fitting(self) -> Submodels:
-        """Refuse fields of sub-models without a rule, and with one the fields that do not go with sub-models."""
-        if not self.submodels:
-            for name, field in Submodels.model_fields.items():
-                of_submodels = name not in Common.model_fields and name != "submodels"
-                usual = {"client_widths": [0.5], "exposure": []}.get(name, field.default)
-                if of_submodels and getattr(self, name) != usual:
-                    raise WrongInput("submodels", f"must be given with {name}, for example mapp-fl")
-            return self
-        if self.advise and len(self.exposure) != 1:
-            several = f"advice is by one, and {len(self.exposure)} are given; give one" if self.exposure else ""
-            raise WrongInput("attack", f"{several or 'must be given with advise'}, for example yeom")
-        if self.shadow_clients % 2:
-            raise WrongInput("shadow_clients", f"{self.shadow_clients} is not allowed; give an even number")
-        for name, usual in USUAL.items():
-            if getattr(self, name) != usual:
-                instead = INSTEAD.get(name, "leave it out")
-                raise WrongInput(name, f"does not go with submodels; {instead}")
-        return self
+    drop_out: float = field(0.0, "Probability that a client sends nothing.")
+    nan: float = field(0.0, "Probability that a client sends NaN.")
+    shape: float = field(0.0, "Probability that a client sends a tensor of the wrong shape.")
+    deadline: float | None = field(None, "Seconds after which the server no longer waits; null: it waits.")
+    step_seconds: float = field(1.0, "Seconds of a local step of the median client.")
+    spread: float = field(0.5, "Standard deviation of the logarithm of the clients' speeds.")
 
 
-class Federate(Submodels):
+class FederationFields(Common):
+    """The fields of every federation."""
+
+    model: str = flag("conv-2", base.MODEL)
+    rounds: base.Count = flag(100, "Number of rounds.")
+    clients: base.Count | None = flag(None, "Number of clients. By default 20, or one for every writer.")
+    per_round: base.Count = flag(lambda fields: min(10, fields.get("clients") or 10), "Number of clients in a round.")
+    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = flag(
+        "iid", "Data of the clients: iid, dirichlet-labels, dirichlet-sizes, writer or writer-groups."
+    )
+    alpha: base.Positive = field(0.85, "Concentration of either Dirichlet partition.")
+    method: Literal["fedavg", "fedsgd"] = flag("fedavg", "fedavg or fedsgd.")
+    local_steps: base.Count | None = flag(None, "Steps of a client in a round. By default 5, or local epochs.")
+    local_epochs: base.Count | None = flag(None, "Epochs of a client in a round, instead of steps.")
+    batch_size: base.Count = flag(20, "Examples in a step.")
+    learning_rate: base.Positive = flag(0.1, "Learning rate of the clients.")
+    momentum: base.Share = field(0.0, "Momentum of the clients.")
+    weight_decay: base.NotNegative = field(0.0, "Weight decay of the clients.")
+    loss: Literal["cross-entropy", "binary"] = field("cross-entropy", "Loss; binary is PruneFL's on one-hot labels.")
+    averaging: Literal["coverage", "weighted", "uniform"] = flag(
+        "coverage", "Average of the updates: coverage (over the clients that sent a value), weighted or uniform."
+    )
+    broadcast: Literal["masked", "dense"] = flag("masked", "Model that the server sends: masked or dense.")
+    base_pruning: Annotated[list[base.OneBasePruning], *base.MANY] = flag(
+        "none", "Base prunings, such as snip, prunefl (secateur list base-prunings).", repeat=True
+    )
+    defense: base.ClientDefenses = flag(
+        "none", "Defenses, such as priprune, dgp (secateur list defenses).", repeat=True
+    )
+    server_rate: base.Positive = field(1.0, "Learning rate of the server.")
+    server_momentum: base.Share = field(0.0, "Momentum of the server.")
+    faults: FaultFields = field(FaultFields, "Faults of clients.")
+    engine: Literal["here", "flower"] = flag("here", "here, or flower: Flower's simulation.")
+    deadline: base.Positive = flag(300.0, "Seconds that a round of flower waits for answers.")
+    evaluate_every: base.Count = flag(10, "Rounds from one evaluation to the next.")
+    attack: Annotated[list[base.OneInversion], *base.ANY] = flag(
+        "none",
+        "Inversion attacks on updates, such as sgi, gi-priprune (secateur list attacks). "
+        "With --submodels membership attacks on models, such as yeom.",
+        repeat=True,
+    )
+    membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(split_membership)] = flag(
+        "none", "Membership attacks on updates: yeom, lira. With --submodels use --attack."
+    )
+    attack_every: base.Count | None = flag(None, "Rounds from one attack to the next. By default only the last.")
+    attack_at: Annotated[list[base.Count], *base.ANY] = flag("none", "Rounds to attack, such as 5,10,20.")
+    attack_clients: Annotated[Clients, BeforeValidator(read_clients), Allowed(ATTACKED_CLIENTS)] = flag(
+        1, "Clients of a round to attack: how many (2, all), or which ([3] or 3,7)."
+    )
+    attack_history: base.Count = flag(1, "Rounds of a client that an attack uses together.")
+    fixed_batches: bool = flag(False, "Clients use the same rows in every round.")
+    view: Literal["update", "sum"] = flag("update", "Server's view: update, or sum as under secure aggregation.")
+    iterations: base.Count | None = flag(None, base.ITERATIONS)
+    labels: Literal["inferred", "oracle"] = flag("inferred", base.LABELS)
+    generator_steps: base.Count = field(2000, "Training steps of the generator of attacks such as ggl.")
+    generator_width: base.Count = field(64, "Width of this generator.")
+    images: bool = flag(True, base.IMAGES)
+    seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
+
+
+class SubmodelFields(FederationFields):
+    """The fields of sub-models, which have no effect without a rule."""
+
+    submodels: Annotated[list[base.OneSubmodel], BeforeValidator(split_rules)] = flag(
+        [], "Rules that cut sub-models, such as mapp-fl (secateur list submodels).", repeat=True
+    )
+    large_clients: base.FromZero = flag(2, "Number of clients, those with most data, that train the whole model.")
+    client_widths: Annotated[list[float], *base.MANY] = flag(0.5, "Shares of channels of the others, such as .5,.25.")
+    uncovered: Literal["keep", "zero"] = flag("keep", "Weights that no client trained: keep or zero.")
+    batchnorm: Literal["static", "reestimated"] = field("static", "BatchNorm statistics in tests.")
+    scaler: bool = field(True, "Scale the activations of narrow layers (HeteroFL).")
+    own_labels: bool = field(False, "A client trains only the classifier rows of its labels (HeteroFL).")
+    augment: bool = flag(False, "Sub-models train on random crops and flips of pictures.")
+    test_batch: Annotated[int, Field(ge=2)] = field(128, "Examples in a batch of a test.")
+    redraw_sizes: bool = field(False, "Draw the clients' sizes for every seed, not once as in the paper.")
+    exposure: Annotated[list[base.OneAttack], *base.ANY] = field("none", "Membership attacks; set by attack.")
+    shadow_clients: Annotated[int, Field(ge=2)] = field(8, "The attacker's clients for lira and rmia.")
+    scoring: Literal["mixed", "apart", "fixed"] = field("mixed", "Batches that score examples under static BatchNorm.")
+    knowledge: Literal["max", "min"] = field("max", "Known members, of 3 and 1 %; the paper prints min.")
+    asks_known: bool = field(False, "Score the known members too, as in the paper.")
+    advise: bool = flag(False, "Run pilots only, and advise which model size suits each client.")
+    pilot_rounds: base.Count = field(PILOT_ROUNDS, "Rounds of a pilot. By default at most those of the run.")
+    pilot_draws: base.Count = field(2, "Random assignments of sizes to clients.")
+
+
+@cache
+def _defaults() -> SubmodelFields:
+    return SubmodelFields.model_validate({})
+
+
+class Federate(SubmodelFields):
     """`secateur federate`: a federation that prunes, defends itself, and is attacked from inside."""
-
-    model: str = "conv-2"
-    rounds: Annotated[int, Field(ge=1)] = 100
-    clients: Annotated[int, Field(ge=1)] | None = None  # None: 20, or one a writer
-    per_round: Annotated[int, Field(ge=1)] = Field(default_factory=lambda fields: min(10, fields.get("clients") or 10))
-    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = "iid"
-    alpha: Annotated[float, Field(gt=0)] = 0.85  # of either Dirichlet
-    method: Literal["fedavg", "fedsgd"] = "fedavg"
-    local_steps: Annotated[int, Field(ge=1)] | None = None  # None: 5, or epochs
-    local_epochs: Annotated[int, Field(ge=1)] | None = None
-    batch_size: Annotated[int, Field(ge=1)] = 20
-    learning_rate: Annotated[float, Field(gt=0)] = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    loss: Literal["cross-entropy", "binary"] = "cross-entropy"  # binary: PruneFL's, on one-hot labels
-    averaging: Literal["coverage", "weighted", "uniform"] = "coverage"
-    broadcast: Literal["masked", "dense"] = "masked"
-    base_pruning: Annotated[list[OneBasePruning], *MANY] = default("none")
-    defense: Annotated[list[OneClientDefense], *MANY] = default("none")
-    server_rate: Annotated[float, Field(gt=0)] = 1.0
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    faults: Faulty = Faulty()
-    engine: Literal["here", "flower"] = "here"  # flower: its simulation; deployed as docs/deploy.md shows
-    deadline: Annotated[float, Field(gt=0)] = 300.0  # seconds that a round of flower waits for answers
-    evaluate_every: Annotated[int, Field(ge=1)] = 10
-    attack: Annotated[list[OneInversion], BeforeValidator(none_or_many)] = default("none")
-    membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(none_or_many)] = default("none")
-    attack_every: Annotated[int, Field(ge=1)] | None = None  # rounds; None: the last one
-    attack_at: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(none_or_many)] = default("none")  # or these
-    attack_clients: Annotated[Attacked, BeforeValidator(attacked)] = 1  # how many of a round's, all, or a list of them
-    attack_history: Annotated[int, Field(ge=1)] = 1  # a client's last rounds that an attack uses together
-    fixed_batches: bool = False  # a client takes the same rows in the same order in every round
-    view: Literal["update", "sum"] = "update"  # sum: all that secure aggregation shows
-    iterations: Annotated[int, Field(ge=1)] | None = None  # of each attack; None: its own
-    labels: Literal["inferred", "oracle"] = "inferred"  # oracle: the attacker is given them
-    generator_steps: Annotated[int, Field(ge=1)] = 2000  # of training the generator that an attack such as ggl needs
-    generator_width: Annotated[int, Field(ge=1)] = 64
-    images: bool = True
-    seeds: Seeds = default(1)
 
     @property
     def steps(self) -> int | None:
-        """Local steps; None if local epochs are given."""
+        """Local steps; None if local epochs are set."""
         if self.local_steps is None and self.local_epochs is None:
             return 1 if self.method == "fedsgd" else 5
         return self.local_steps
 
     @property
     def attacks(self) -> list[Choice]:
-        """The attacks, with `iterations` laid over each attack that has them."""
-        return of_all(self.attack, **({} if self.iterations is None else {"iterations": self.iterations}))
+        """The attacks, with the run's `iterations` in every attack that has them."""
+        return set_parameters(self.attack, **({} if self.iterations is None else {"iterations": self.iterations}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_submodel_defaults(cls, fields: Any) -> Any:
+        """Use the paper's values for unset fields, if there are sub-models."""
+        if not isinstance(fields, dict) or not fields.get("submodels"):
+            return fields
+        return _with_submodel_defaults(fields)
 
     @model_validator(mode="after")
-    def _checked(self) -> Federate:
+    def _check(self) -> Federate:
         """Refuse fields that contradict one another."""
+        # A run's own file sets all fields, so a field counts as set if it differs from its default.
+        changed = {name for name in SubmodelFields.model_fields if getattr(self, name) != getattr(_defaults(), name)}
+        if self.submodels:
+            self._check_submodels(changed)
+        else:
+            for name in SubmodelFields.model_fields:
+                if name in changed and name not in FederationFields.model_fields:
+                    raise WrongInput("submodels", f"must be set with {name}, for example mapp-fl")
         if {"train", "finetune"} & self.model_fields_set:
-            raise WrongInput("train", "a federation trains by its own fields; set learning_rate, batch_size and others")
+            raise WrongInput("train", "cannot be set in a federation; use learning_rate, batch_size and others")
         if self.way == "ray":
-            raise WrongInput("way", "ray is not possible here; give auto, sequential or stacked")
+            raise WrongInput("way", "ray is not possible here; allowed: auto, sequential, stacked")
         if self.local_steps is not None and self.local_epochs is not None:
-            raise WrongInput("local_steps", "give either local_steps or local_epochs, and not both")
+            raise WrongInput("local_steps", "cannot be combined with local_epochs; use one of them")
         if self.partition.startswith("writer") and self.clients is not None:
-            raise WrongInput("clients", f"partition {self.partition} makes them; leave clients out")
-        for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
-            usual = type(self).model_fields[name].get_default(call_default_factory=True)  # a run's own file gives all
-            watched = self.attack or self.membership or self.exposure
-            if getattr(self, name) not in (usual, []) and not watched:
-                raise WrongInput(
-                    "attack", f"must be given with {name}, for example ig; or membership, for example yeom"
-                )
-        if self.attack_at and self.attack_every is not None:
-            raise WrongInput("attack_at", "give either attack_at or attack_every, and not both")
-        if self.attack_every is not None and self.attack_every > self.rounds:
-            raise WrongInput("attack_every", f"{self.attack_every} is not allowed; there are {self.rounds} rounds")
+            raise WrongInput("clients", f"partition {self.partition} sets them; leave clients out")
+        self._check_schedule(changed)
         _ = self.attacks  # refuses iterations if no attack has them
         return self
 
+    def _check_submodels(self, changed: set[str]) -> None:
+        if self.advise and len(self.exposure) != 1:
+            raise WrongInput("attack", f"{len(self.exposure)} attacks are set; advise needs one, for example yeom")
+        check_whole("shadow_clients", self.shadow_clients, 2, even=True)
+        for name in NOT_WITH_SUBMODELS:
+            if name in changed:
+                instead = INSTEAD.get(name, "leave it out")
+                raise WrongInput(name, f"cannot be combined with submodels; {instead}")
 
-def _with_exposure(fields: dict[str, Any]) -> dict[str, Any]:
-    """Rename attack to exposure: with sub-models attacks are membership attacks, by default Yeom's."""
-    asked = fields.get("attack")
-    if asked not in (None, []):
-        return {key: value for key, value in fields.items() if key != "attack"} | {"exposure": asked}
-    return {"exposure": "yeom"} | fields
+    def _check_schedule(self, changed: set[str]) -> None:
+        """Refuse a schedule of attacks that has no attack, or that contradicts itself."""
+        for name in ("attack_every", "attack_at", "attack_clients", "attack_history"):
+            if name in changed and not (self.attack or self.membership or self.exposure):
+                raise WrongInput("attack", f"must be set with {name}, for example ig; or membership, for example yeom")
+        if self.attack_at and self.attack_every is not None:
+            raise WrongInput("attack_at", "cannot be combined with attack_every; use one of them")
+        if self.attack_every is not None and self.attack_every > self.rounds:
+            raise WrongInput("attack_every", f"{self.attack_every} is not allowed; there are {self.rounds} rounds")
 
 
-def _with_paper_defaults(fields: dict[str, Any]) -> dict[str, Any]:
-    """Lay the paper's values under those given; clients of a writer partition are the writers."""
-    under = dict(PAPER)
+def _with_submodel_defaults(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields over the paper's values; `attack` becomes `exposure`, by default Yeom's attack.
+
+    The clients of a writer partition are the writers, so they get no number.
+    """
+    attack = fields.get("attack")
+    if attack not in (None, []):
+        fields = {key: value for key, value in fields.items() if key != "attack"} | {"exposure": attack}
+    defaults = SUBMODEL_DEFAULTS | {"exposure": "yeom"}
     if "local_steps" in fields:
-        under.pop("local_epochs")
+        defaults.pop("local_epochs")
     if not str(fields.get("partition")).startswith("writer"):
-        under |= {"clients": CLIENTS, "per_round": fields.get("clients", CLIENTS)}
+        defaults |= {"clients": SUBMODEL_CLIENTS, "per_round": fields.get("clients", SUBMODEL_CLIENTS)}
     if isinstance(rounds := fields.get("rounds"), int):
-        under["pilot_rounds"] = max(1, min(PILOTS, rounds))
-    return under | fields
+        defaults["pilot_rounds"] = max(1, min(PILOT_ROUNDS, rounds))
+    return defaults | fields

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from secateur.config.base import Common, Fields
-from secateur.config.messages import plain, sentence
+from secateur.config.messages import explain, yaml_value
 from secateur.errors import WrongInput
 
 C = TypeVar("C", bound=Fields)
@@ -28,11 +28,11 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
         path, separator, value = text.partition("=")
         if not separator:
             raise WrongInput("set", f"{text!r} is not readable; write field=value or field.part=value")
-        put(fields, path, plain(path, value))
+        put(fields, path, yaml_value(path, value))
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise sentence(error, kind=kind) from None
+        raise explain(error, kind=kind) from None
 
 
 def put(fields: dict[str, Any], path: str, value: Any) -> None:
@@ -51,7 +51,7 @@ def dump(config: Common) -> dict[str, Any]:
     `train` and `finetune` hold only the fields that the user set. Their defaults depend on the kind of data, and those
     of fine-tuning on training.
     """
-    left_out = {"train", "finetune", *getattr(config, "meaningless", ())}
+    left_out = {"train", "finetune", *getattr(config, "unused_fields", ())}
     values = config.model_dump(mode="json", by_alias=True, exclude=left_out)
     for name in ("train", "finetune"):
         if name in config.model_fields_set:

@@ -1,4 +1,4 @@
-"""YAML values of fields, and pydantic's validation errors as one clear sentence."""
+"""YAML values of fields, and pydantic's validation errors in the sentences of `secateur.errors`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, allowed_numbers, allowed_wholes, unknown
 
-PLAIN = {bool: "give true or false", str: "give a word", Path: "give a path", dict: "give fields and values"}
-NUMBERS = {int: "give a whole number", float: "give a number"}
-ENDS = {"ge": " from {}", "gt": " above {}", "le": " up to {}", "lt": " up to, not including, {}"}
+LIMITS = ("ge", "gt", "le", "lt")
+SIMPLE = {bool: "must be true or false", str: "must be a word", Path: "must be a path", dict: "must be fields"}
 
 
-def plain(field: str, text: str) -> Any:
+class Allowed(NamedTuple):
+    """Annotation of a field: its allowed values in words, for error messages."""
+
+    words: str
+
+
+def yaml_value(field: str, text: str) -> Any:
     """Return the value of a text as YAML; `field` is named in the error."""
     try:
         return yaml.safe_load(text)
@@ -25,22 +30,24 @@ def plain(field: str, text: str) -> Any:
         raise WrongInput(field, f"{text!r} is not readable; write a number, a word or a YAML list") from None
 
 
-def sentence(error: ValidationError, prefix: str = "", kind: Any = None) -> WrongInput:
+def explain(error: ValidationError, prefix: str = "", kind: Any = None) -> WrongInput:
     """Return pydantic's first error as one sentence that names the field and the allowed values.
 
-    `kind` is the expected type: a model, or the annotation of the one value that `prefix` names.
+    Args:
+        error: The error of pydantic.
+        prefix: Name of the value that was validated; fields inside it follow after a dot.
+        kind: The expected type: a model, or the annotation of the one value that `prefix` names.
     """
     first = error.errors()[0]
-    inner, where = _at(kind, first["loc"])
-    field = ".".join([prefix, *where] if prefix else where)
+    inner, names = _locate(kind, first["loc"])
+    field = ".".join([prefix, *names] if prefix else names)
     if first["type"] == "extra_forbidden":
         extra = str(first["loc"][-1])
-        names = [f.alias or name for name, f in inner.model_fields.items()] if _is_model(inner) else []
-        return WrongInput(".".join([field, extra] if field else [extra]), unknown("field", extra, names).message)
-    if first["type"] == "missing":
-        return WrongInput(".".join([*where, str(first["loc"][-1])]), "must be given")
+        known = [f.alias or name for name, f in inner.model_fields.items()] if _is_model(inner) else []
+        return WrongInput(".".join([field, extra] if field else [extra]), unknown("field", extra, known).message)
     wanted = allowed(inner) or first["msg"][:1].lower() + first["msg"][1:]
-    return WrongInput(field, f"{first['input']!r} is not allowed; {wanted}")
+    problem = "is missing" if first["type"] == "missing" else f"{first['input']!r} is not allowed"
+    return WrongInput(field, f"{problem}; {wanted}")
 
 
 def allowed(kind: Any) -> str | None:
@@ -49,58 +56,56 @@ def allowed(kind: Any) -> str | None:
     Example:
         >>> from pydantic import Field
         >>> allowed(Annotated[float, Field(ge=0, lt=1)]), allowed(Literal["eval", "batch"])
-        ('give a number from 0 up to, not including, 1', 'allowed: eval, batch')
-        >>> allowed(Annotated[int, Field(ge=1)] | None)
-        'give a whole number from 1'
+        ('must be in [0, 1)', 'allowed: eval, batch')
+        >>> allowed(Annotated[int, Field(ge=1)] | None), allowed(float)
+        ('must be a whole number, at least 1', 'must be a number')
     """
-    bare, limits = _bare(kind)
-    if limits.words is not None:
-        return f"give {limits.words}"
+    bare, limits, words = read_annotation(kind)
+    if words is not None:
+        return words
     if get_origin(bare) is Literal:
         return f"allowed: {', '.join(map(str, get_args(bare)))}"
     if get_origin(bare) is list:
-        (item,) = get_args(bare)
-        item_words = allowed(item)
-        return f"{item_words}, or several" if item_words else "give at least one"
-    if bare in NUMBERS:
-        ends = (ENDS[name].format(f"{limits.ends[name]:g}") for name in ENDS if name in limits.ends)
-        return NUMBERS[bare] + "".join(ends)
+        return "; ".join(filter(None, ["use at least one value", allowed(get_args(bare)[0])]))
+    if bare is int:
+        return allowed_wholes(int(limits["ge"])) if "ge" in limits else "must be a whole number"
+    if bare is float:
+        return allowed_numbers(_interval(limits)) if limits else "must be a number"
     if _is_model(bare):
-        return f"give fields and values; allowed: {', '.join(bare.model_fields)}"
-    return PLAIN.get(bare)
+        return f"must be fields and values; allowed: {', '.join(bare.model_fields)}"
+    return SIMPLE.get(bare)
 
 
-class ValueLimits(NamedTuple):
-    """Limits of a type's values, from its annotation."""
-
-    ends: dict[str, float]  # ge, gt, le, lt
-    words: str | None  # the description of the field
-
-
-def _bare(kind: Any) -> tuple[Any, ValueLimits]:
-    """Return a type without None and without its annotations, and the limits from these annotations."""
-    ends: dict[str, float] = {}
+def read_annotation(kind: Any) -> tuple[Any, dict[str, float], str | None]:
+    """Return a type without None and without annotations, then its numeric limits and its words (`Allowed`)."""
+    limits: dict[str, float] = {}
     words: str | None = None
     while True:
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             for extra in extras:
-                words = words or (extra.description if isinstance(extra, FieldInfo) else None)
+                words = words or (extra.words if isinstance(extra, Allowed) else None)
                 for limit in extra.metadata if isinstance(extra, FieldInfo) else [extra]:
-                    ends |= {name: getattr(limit, name) for name in ENDS if hasattr(limit, name)}
+                    limits |= {name: getattr(limit, name) for name in LIMITS if hasattr(limit, name)}
         elif get_origin(kind) in (Union, types.UnionType):
             kind, *others = [member for member in get_args(kind) if member is not type(None)]
             if others:
-                return None, ValueLimits({}, words)  # no one sentence describes several types
+                return None, {}, words  # no one sentence describes several types
         else:
-            return kind, ValueLimits(ends, words)
+            return kind, limits, words
 
 
-def _at(kind: Any, path: tuple[int | str, ...]) -> tuple[Any, list[str]]:
+def _interval(limits: dict[str, float]) -> str:
+    """Return numeric limits as an interval, such as [0, 1)."""
+    low = f"({limits['gt']:g}" if "gt" in limits else f"[{limits.get('ge', float('-inf')):g}"
+    return f"{low}, " + (f"{limits['le']:g}]" if "le" in limits else f"{limits.get('lt', float('inf')):g})")
+
+
+def _locate(kind: Any, path: tuple[int | str, ...]) -> tuple[Any, list[str]]:
     """Return the annotation that the error at `path` is about, and the names of the fields that lead there."""
     names: list[str] = []
     for part in path:
-        bare, _ = _bare(kind)
+        bare, _, _ = read_annotation(kind)
         if _is_model(bare):
             by_alias = {field.alias or name: name for name, field in bare.model_fields.items()}
             if str(part) not in by_alias:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from secateur import catalogue
 from secateur.catalogue import Choice, Defense
-from secateur.config.messages import plain, sentence
+from secateur.config.messages import explain, yaml_value
 from secateur.errors import WrongInput, unknown
 
 UPDATES = ("upload", "residual", "inputs", "model")  # `acts_on` of defenses that act on the client's update
@@ -18,33 +19,39 @@ FEDERATED = ("client",)  # `acts_on` of defenses that only a federation has
 
 
 def choice(kind: str, value: Any) -> Choice:
-    """Read a choice from `name`, `name:key=value` or `{name: ..., key: ...}`; refuse unknown names and keys."""
+    """Read a choice from `name`, `name:key=value` or `{name: ..., key: ...}`; refuse unknown names and keys.
+
+    Errors name the kind as run files do: `attack` for an inversion attack.
+    """
     if isinstance(value, Choice):
         return value
+    field = catalogue.FIELDS.get(kind, kind)
     if isinstance(value, str):
         name, *pairs = catalogue.split(value)
         if ":" in name:
-            raise WrongInput(kind, f"{value!r} is not readable; write name or name:key=value")
-        arguments = {key: plain(f"{kind}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)}
+            raise WrongInput(field, f"{value!r} is not readable; write name or name:key=value")
+        arguments = {
+            key: yaml_value(f"{field}.{name}.{key}", text) for key, text in (pair.split("=", 1) for pair in pairs)
+        }
     elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
         name, arguments = value["name"], {str(key): item for key, item in value.items() if key != "name"}
     else:
-        raise WrongInput(kind, f"{value!r} is not readable; write name, name:key=value or {{name: ..., key: ...}}")
+        raise WrongInput(field, f"{value!r} is not readable; write name, name:key=value or {{name: ..., key: ...}}")
     entry = catalogue.find(kind, name)
     for key in arguments:
         if key not in entry.defaults:
-            raise unknown(f"{kind}.{name}", key, entry.defaults or ["(it has no hyper-parameters)"])
+            raise unknown(f"{field}.{name}", key, entry.defaults or ["(it has no hyper-parameters)"])
     hints = get_type_hints(entry.make)
     for key in arguments:  # the annotation of a hyper-parameter is its schema; `1e-4` becomes a number here
         try:
             arguments[key] = TypeAdapter(hints[key]).validate_python(arguments[key])
         except ValidationError as error:
-            raise sentence(error, f"{kind}.{name}.{key}", hints[key]) from None
+            raise explain(error, f"{field}.{name}.{key}", hints[key]) from None
     try:
         entry(**arguments)  # the method checks its hyper-parameters now
     except WrongInput as error:  # a run file may have a field of the same name, such as alpha
-        field = f"{kind}.{name}.{error.field}" if error.field in arguments else error.field
-        raise WrongInput(field, error.message) from None
+        parameter = f"{field}.{name}.{error.field}" if error.field in arguments else error.field
+        raise WrongInput(parameter, error.message) from None
     return Choice(kind, name, tuple(sorted(arguments.items())))
 
 
@@ -58,20 +65,18 @@ def defense(value: Any) -> Defense:
         for part in parts:
             if part.method.info.get("combines") is False:
                 raise WrongInput("defense", f"{part.name} {part.method.info['reason']}")
-        places = [part.method.info["acts_on"] for part in parts]
-        if len(set(places)) < len(places) or "recipe" in places:
-            names = " and ".join(f"{part.name} ({place})" for part, place in zip(parts, places, strict=True))
-            raise WrongInput("defense", f"{names} do not act together; join defenses that act on different places")
+        targets = [part.method.info["acts_on"] for part in parts]
+        if len(set(targets)) < len(targets) or "recipe" in targets:
+            names = " and ".join(f"{part.name} ({target})" for part, target in zip(parts, targets, strict=True))
+            raise WrongInput("defense", f"{names} cannot be combined; join defenses that act on different targets")
     return Defense(parts)
 
 
 def defense_of_models(value: Any) -> Defense:
     """Read a defense of a trained model; refuse one that acts on updates."""
-    parsed = _outside_federations(defense(value))
-    for part in parsed.parts:
-        if part.method.info["acts_on"] in (*UPDATES, "client"):
-            command = "federate" if part.method.info["acts_on"] == "client" else "invert"
-            raise WrongInput("defense", f"{part.name} acts on updates; use secateur {command}")
+    parsed = defense(value)
+    _refuse(parsed, FEDERATED, "acts on the clients of a federation; use secateur federate")
+    _refuse(parsed, UPDATES, "acts on updates; use secateur invert")
     return parsed
 
 
@@ -79,7 +84,8 @@ def defense_of_updates(value: Any) -> Defense:
     """Read a defense of a client's update, or `none`; refuse one that acts on training."""
     from secateur.defenses.error_feedback import upload_of
 
-    parsed = _outside_federations(defense(value))
+    parsed = defense(value)
+    _refuse(parsed, FEDERATED, "acts on the clients of a federation; use secateur federate")
     for part in parsed.parts:
         if part.method.info["acts_on"] not in UPDATES and part.name != "none":
             raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
@@ -87,11 +93,11 @@ def defense_of_updates(value: Any) -> Defense:
     return parsed
 
 
-def _outside_federations(parsed: Defense) -> Defense:
+def _refuse(parsed: Defense, targets: Sequence[str], sentence: str) -> None:
+    """Refuse a defense of which a part acts on one of the targets."""
     for part in parsed.parts:
-        if part.method.info["acts_on"] in FEDERATED:
-            raise WrongInput("defense", f"{part.name} acts on the clients of a federation; use secateur federate")
-    return parsed
+        if part.method.info["acts_on"] in targets:
+            raise WrongInput("defense", f"{part.name} {sentence}")
 
 
 def defense_of_clients(value: Any) -> Defense:
@@ -113,33 +119,28 @@ def federated(name: str) -> bool:
     from secateur.defenses.uploads import aligned
 
     entry = catalogue.find("defense", name)
-    place = entry.info["acts_on"]
-    return place in (*SENT, *FEDERATED) and not (place == "upload" and aligned(entry()))
+    target = entry.info["acts_on"]
+    return target in (*SENT, *FEDERATED) and not (target == "upload" and aligned(entry()))
 
 
-def base_pruning(value: Any) -> Choice:
-    """Read a federation's base pruning."""
-    try:
-        return choice("base-pruning", value)
-    except WrongInput as error:  # the user knows the flag's name
-        raise WrongInput(error.field.replace("base-pruning", "base_pruning", 1), error.message) from None
+base_pruning = partial(choice, "base-pruning")
 
 
-def inversion(value: Any, **over: Any) -> Choice:
-    """Read an attack on updates; `over` are hyper-parameters that replace those of `value`."""
-    try:
-        chosen = choice("inversion", value)
-        return choice("inversion", {"name": chosen.name, **dict(chosen.arguments), **over}) if over else chosen
-    except WrongInput as error:  # the user knows the field as attack
-        raise WrongInput(error.field.replace("inversion", "attack", 1), error.message) from None
+def inversion(value: Any, **parameters: Any) -> Choice:
+    """Read an attack on updates; `parameters` replace hyper-parameters of `value`."""
+    chosen = choice("inversion", value)
+    if not parameters:
+        return chosen
+    return choice("inversion", {"name": chosen.name, **dict(chosen.arguments), **parameters})
 
 
-def of_all(attacks: Sequence[Choice], **asked: Any) -> list[Choice]:
-    """Set the hyper-parameters `asked` in every attack that has them; refuse one that no attack has."""
-    for name in asked:
+def set_parameters(attacks: Sequence[Choice], **parameters: Any) -> list[Choice]:
+    """Set hyper-parameters in every attack that has them; refuse one that no attack has."""
+    for name in parameters:
         if attacks and not any(name in attack.method.defaults for attack in attacks):
-            raise WrongInput(name, f"{attacks[0].name} has none; leave it out, or choose attacks that have it")
-    per_attack = [
-        {name: value for name, value in asked.items() if name in attack.method.defaults} for attack in attacks
-    ]
-    return list(dict.fromkeys(inversion(attack, **over) for attack, over in zip(attacks, per_attack, strict=True)))
+            raise WrongInput(name, f"{attacks[0].name} does not have it; leave it out, or use attacks that have it")
+    chosen = []
+    for attack in attacks:
+        known = {name: value for name, value in parameters.items() if name in attack.method.defaults}
+        chosen.append(inversion(attack, **known))
+    return list(dict.fromkeys(chosen))

@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from secateur.catalogue import find
-from secateur.config.base import Fields, Seeds
-from secateur.config.messages import sentence
+from secateur.config import base
+from secateur.config.base import Fields, field, flag
+from secateur.config.messages import Allowed, explain
 from secateur.errors import WrongInput
 
-Cases = Annotated[
-    list[dict[str, Any]], Field(min_length=1, description="a list of fields with values, such as [{sparsity: .5}]")
-]
-Grid = Annotated[
-    dict[str, Annotated[list[Any], Field(min_length=1)]],
-    Field(min_length=1, description="a list of values for each field, such as {sparsity: [.5, .7]}"),
-]
+CASES = "must be a list of fields with values, such as [{sparsity: .5}]"
+GRID = "must be a list of values for every field, such as {sparsity: [.5, .7]}"
+NAMES = "must have names of letters, digits, dots and dashes"
+Cases = Annotated[list[dict[str, Any]], Field(min_length=1), Allowed(CASES)]
+Grid = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1), Allowed(GRID)]
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 
 
@@ -27,16 +26,22 @@ class Reproduce(Fields):
     """`secateur reproduce` as a run file; fields that are None take the scale's values."""
 
     study: str
-    scale: Literal["tiny", "small", "full"] = "small"
-    data: str | None = None
-    data_folder: Path | None = None
-    model: str | None = None
-    seeds: Seeds | None = None
-    device: str | None = None
-    set_: dict[str, Any] = Field(default={}, alias="set")  # any field of the study
+    scale: Literal["tiny", "small", "full"] = flag("small", "tiny, small, or full: the paper's setting.")
+    data: str | None = flag(None, base.DATA)
+    data_folder: Path | None = flag(None, base.DATA_FOLDER)
+    model: str | None = flag(None, base.MODEL)
+    seeds: base.Seeds | None = flag(None, base.NUMBER_OF_SEEDS)
+    device: str | None = flag(None, f"{base.DEVICES}.")
+    images: bool | None = flag(None, base.IMAGES)
+    set_: dict[str, Any] = Field({}, alias="set", description="Any field of the study.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields that replace the scale's values."""
+        return self.model_dump(exclude={"study", "scale", "set_"})
 
     @model_validator(mode="after")
-    def _known(self) -> Reproduce:
+    def _check(self) -> Reproduce:
         find("study", self.study)
         return self
 
@@ -47,11 +52,11 @@ class Work(Fields):
     model_config = ConfigDict(extra="allow")
 
     job: Literal["audit", "invert", "federate", "reproduce"]
-    cases: Cases = [{}]  # noqa: RUF012 - pydantic copies it
-    grid: Grid | None = None
-    seeds: Seeds | None = None  # one piece a seed
-    cpus: Annotated[float, Field(gt=0)] = 1  # of a piece
-    gpus: Annotated[float, Field(ge=0)] = 0  # of a piece; shares such as .25 are possible
+    cases: Cases = field([{}], "Sets of fields; every set makes pieces of its own.")
+    grid: Grid | None = field(None, "Values of fields; every combination makes a piece.")
+    seeds: base.Seeds | None = field(None, "Seeds; every seed makes a piece.")
+    cpus: base.Positive = field(1, "CPUs of a piece.")
+    gpus: base.NotNegative = field(0, "GPUs of a piece; shares such as .25 are possible.")
 
     @property
     def common(self) -> dict[str, Any]:
@@ -63,7 +68,7 @@ class Sweep(Fields):
     """`secateur sweep`: one job, or several by name; fields beside `jobs` are defaults of every job."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
-    jobs: Annotated[dict[Name, Work], Field(description="names of letters, digits, dots and dashes")]
+    jobs: Annotated[dict[Name, Work], Allowed(NAMES)]
 
     @model_validator(mode="before")
     @classmethod
@@ -85,4 +90,4 @@ def _work(fields: Mapping[str, Any], prefix: str) -> Work:
     try:
         return Work.model_validate(fields)
     except ValidationError as error:
-        raise sentence(error, prefix, Work) from None
+        raise explain(error, prefix, Work) from None

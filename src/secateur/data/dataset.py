@@ -84,18 +84,11 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def dataset_of_pixels(
-    name: str,
-    pixels: np.ndarray,
-    labels: np.ndarray,
-    classes: int,
-    train_size: int,
-    mean: Stats,
-    std: Stats,
-    **more: Any,
+    name: str, pixels: np.ndarray, labels: np.ndarray, classes: int, size: int, mean: Stats, std: Stats, **more: Any
 ) -> Dataset:
-    """Return a data set of pictures from (N, C, H, W) bytes; `more` are further fields of Dataset."""
+    """Return a data set of pictures from (N, C, H, W) bytes, with a train part of `size` rows; `more` are fields."""
     targets = torch.from_numpy(labels.astype(np.int64))
-    return Dataset(name, normalised(pixels, mean, std), targets, classes, train_size, mean=mean, std=std, **more)
+    return Dataset(name, normalised(pixels, mean, std), targets, classes, size, mean=mean, std=std, **more)
 
 
 def normalised(pixels: np.ndarray, mean: Stats, std: Stats) -> Tensor:

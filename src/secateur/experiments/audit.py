@@ -99,10 +99,11 @@ def _with_possible_attacks(config: Audit) -> Audit:
     trains in-out models on the victim's own pool: disjoint shadows would have too few rows.
     """
     if not config.trains_shadows:
-        return config.unaided(*RANKING, "blindmi")
+        return config.with_default_attacks(*RANKING, "blindmi")
     if config.weights is not None and not {"shadows", "in_out"} & config.model_fields_set:
-        return config.model_copy(update={"shadows": 0, "in_out": IN_OUT})
-    return config
+        config = config.model_copy(update={"shadows": 0, "in_out": IN_OUT})
+    able = [attack for attack in config.attack if shortage(attack, config.shadows, config.in_out) is None]
+    return config.model_copy(update={"attack": able}) if "attack" not in config.model_fields_set else config
 
 
 def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:

@@ -42,7 +42,7 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
             check_removable(job, config)
         compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
         (pruned,) = make([job], compression)
-        labels = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
+        labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
         labels |= {"sparsity": config.sparsity, "defense": str(config.defense), "seed": config.seed}
         run.add(model_rows(context, labels, pruned, {"test_accuracy": context.rows(part.test)}))
         net = context.initial("structure")

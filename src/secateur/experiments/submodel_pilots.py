@@ -94,7 +94,7 @@ def _piloted(
     federations: list[SubmodelFederation] = []
     watchers: list[ExposureObserver] = []
     for rates in group:
-        settings = {"asking": asking, "turn": exposer.turn, "device": device}
+        settings: Any = {"asking": asking, "turn": exposer.turn, "device": device}
         watching = ExposureObserver(exposer.attacks[:1], data, exposer.labels, story, rounds, **settings)
         watchers.append(watching)
         short = replace(terms, rates=rates, rounds=rounds, evaluate_every=rounds)

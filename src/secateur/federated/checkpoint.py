@@ -202,16 +202,23 @@ def federated(
 
 def depends_of(federation: FederationKey, data: Dataset) -> dict[str, Any]:
     """Return everything that a federation's result depends on, except its observers."""
-    terms, net = federation.terms, federation.net
+    terms = federation.terms
+    return terms.stated | training_key(federation.net, data, terms.shares, federation.seed, federation.device)
+
+
+def training_key(
+    net: nn.Module, data: Dataset, shares: Sequence[Tensor], seed: int, device: torch.device
+) -> dict[str, Any]:
+    """Return the parts of a stage key that all trainings of several clients have."""
     structure = hashlib.sha256(repr(net).encode()).hexdigest()
-    return terms.stated | {
+    return {
         "data": data.key,
         "train_size": data.train_size,
         "net": [structure, fingerprint(*net.state_dict().values())],
-        "shares": fingerprint(*terms.shares),
-        "sizes": [len(rows) for rows in terms.shares],
-        "seed": federation.seed,
-        "device": federation.device.type,
+        "shares": fingerprint(*shares),
+        "sizes": [len(rows) for rows in shares],
+        "seed": seed,
+        "device": device.type,
     }
 
 

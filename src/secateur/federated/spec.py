@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -17,7 +18,6 @@ from secateur.federated.averaging import AVERAGINGS
 from secateur.federated.base_pruning import BasePruning
 from secateur.federated.base_pruning.one_shot import NoPruning
 from secateur.federated.client_training import LocalTraining
-from secateur.federated.collaborative.plan import named
 from secateur.federated.faults import Faults
 from secateur.interfaces import CustomTurn, Mask, Params, Upload
 
@@ -137,7 +137,7 @@ class FederationSpec:
         local |= {name: getattr(self.local, name) for name in ("momentum", "weight_decay")}
         return plain | {
             "clients": len(self.shares),
-            "local": local | {"loss": named(self.local.loss)},
+            "local": local | {"loss": name_function(self.local.loss)},
             "base": repr(self.base),
             "defense": repr([self.withholding or self.own, self.upload]),
             "server": [self.server_rate, self.server_momentum],
@@ -146,3 +146,12 @@ class FederationSpec:
             "fixed_batches": self.fixed_batches,
             "view": self.view,
         }
+
+
+def name_function(function: Callable[..., Any] | None) -> str:
+    """Return a function by its name, a dataclass by its fields: never by an address, which differs from run to run."""
+    if function is None:
+        return "none"
+    if hasattr(function, "__qualname__"):
+        return f"{function.__module__}.{function.__qualname__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(function))

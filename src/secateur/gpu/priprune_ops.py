@@ -57,53 +57,30 @@ def descend(weight: Tensor, gradient: Tensor, keep: Tensor, rate: float) -> Tens
     return out
 
 
-def learn(
-    logits: Tensor,
-    first: Tensor,
-    second: Tensor,
-    noise: Tensor,
-    weight: Tensor,
-    pull: Tensor,
-    gradient: Tensor,
-    keep: Tensor,
-    numbers: Tensor,
-    sharing: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Make one step of Adam on a; return a and its two moments. See the kernel for `numbers` (lanes, 4)."""
-    parts = logits, first, second, noise, weight, pull, gradient, numbers
-    *inputs, numbers = _by_lane(*parts, beside=(keep,))
-    outputs = tuple(torch.empty_like(inputs[0]) for _ in range(3))
+def learn(*arguments: Any) -> tuple[Tensor, ...]:
+    """Make one step of Adam on a; return a and its two moments.
+
+    The arguments are the tensors of `_LEARN` and `sharing`. See the kernel for `numbers` (lanes, 4).
+    """
+    *parts, keep, numbers, sharing = arguments
+    *inputs, numbers = _by_lane(*parts, numbers, beside=(keep,))
     unused = inputs[0]
-    _learn(inputs, keep, numbers, unused, outputs, (unused,) * 3, (sharing, 0.0), LAST=False)
-    return outputs  # type: ignore[return-value]
+    return _learn(inputs, keep, numbers, unused, (unused,) * 3, (sharing, 0.0), LAST=False)
 
 
-def end(
-    logits: Tensor,
-    first: Tensor,
-    second: Tensor,
-    noise: Tensor,
-    weight: Tensor,
-    pull: Tensor,
-    gradient: Tensor,
-    keep: Tensor,
-    numbers: Tensor,
-    last: Tensor,
-    sharing: float,
-    rate: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def end(*arguments: Any) -> tuple[Tensor, ...]:
     """Make the last step of `learn`, and the step of the weights.
 
-    Return a, its two moments, the sent values, the withheld mask and the saved values.
+    Return a, its two moments, the sent values, the withheld mask and the saved values. The arguments are the tensors of
+    `_LEARN`, the last gradient, `sharing` and the learning rate.
     """
-    parts = logits, first, second, noise, weight, pull, gradient, numbers, last
-    *inputs, numbers, last = _by_lane(*parts, beside=(keep,))
-    outputs, like = tuple(torch.empty_like(inputs[0]) for _ in range(3)), inputs[4]
-    sent = torch.empty_like(like), torch.empty_like(like, dtype=torch.bool), torch.empty_like(like)
-    values, withheld, saved = sent
+    *parts, keep, numbers, last, sharing, rate = arguments
+    *inputs, numbers, last = _by_lane(*parts, numbers, last, beside=(keep,))
+    weight = inputs[4]
+    values, withheld, saved = (torch.empty_like(weight, dtype=dtype) for dtype in (None, torch.bool, None))
     into = values, withheld.view(torch.int8), saved
-    _learn(inputs, keep, numbers, last, outputs, into, (sharing, rate), LAST=True)
-    return *outputs, *sent  # type: ignore[return-value]
+    outputs = _learn(inputs, keep, numbers, last, into, (sharing, rate), LAST=True)
+    return *outputs, values, withheld, saved
 
 
 def _learn(
@@ -111,14 +88,16 @@ def _learn(
     keep: Tensor,
     numbers: Tensor,
     last: Tensor,
-    outputs: tuple[Tensor, ...],
     sent: tuple[Tensor, ...],
     scalars: tuple[float, float],
     LAST: bool,
-) -> None:
+) -> tuple[Tensor, ...]:
+    """Launch the kernel; return a and its two moments."""
+    outputs = tuple(torch.empty_like(inputs[0]) for _ in range(3))
     keep, adam = keep.contiguous(), {"BETA_1": BETA_1, "BETA_2": BETA_2, "EPSILON": EPSILON}
     tensors = *inputs, keep.view(torch.int8), numbers, last, *outputs, *sent
     _launch(kernels.learn, outputs[0], *tensors, scalars=scalars, OWN=_varies(keep), LAST=LAST, **adam)
+    return outputs
 
 
 def _by_lane(*tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> list[Tensor]:

@@ -78,23 +78,10 @@ def _descend(counted, bound, left, SHIFT: tl.constexpr, DIGITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["entries", "segments", "stride"])
 def count(
-    values,
-    table,
-    ranks,
-    counted,
-    bounds,
-    entries,
-    segments,
-    stride,
-    SHIFT: tl.constexpr,
-    DIGITS: tl.constexpr,
-    FIRST: tl.constexpr,
-    RANKS: tl.constexpr,
-    MAGNITUDES: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-    PART: tl.constexpr,
-):
+    values, table, ranks, counted, bounds, entries, segments, stride,
+    SHIFT: tl.constexpr, DIGITS: tl.constexpr, FIRST: tl.constexpr, RANKS: tl.constexpr,
+    MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """Find one digit of both ranks, a and b. If their bounds are equal so far, digits are counted once, for a."""
     segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
@@ -159,16 +146,9 @@ def count(
 
 @triton.jit(do_not_specialize=["entries", "segments"])
 def ties(
-    values,
-    table,
-    bounds,
-    equal,
-    entries,
-    segments,
-    MAGNITUDES: tl.constexpr,
-    WIDE: tl.constexpr,
-    PART: tl.constexpr,
-):
+    values, table, bounds, equal, entries, segments,
+    MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """Count the entries of a program that equal a bound, if not all such entries are selected."""
     segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
@@ -210,18 +190,9 @@ def _meant(keys, inside, bound, left, seen, split):
 
 @triton.jit(do_not_specialize=["entries", "segments"])
 def mark(
-    values,
-    table,
-    bounds,
-    equal,
-    result,
-    entries,
-    segments,
-    KEPT: tl.constexpr,
-    MAGNITUDES: tl.constexpr,
-    WIDE: tl.constexpr,
-    PART: tl.constexpr,
-):
+    values, table, bounds, equal, result, entries, segments,
+    KEPT: tl.constexpr, MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """Store the band of every entry: the number of ranks that it lies below. KEPT stores entries of band 1, else 0."""
     segment, start, here, slot = _place(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)

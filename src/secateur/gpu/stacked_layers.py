@@ -259,13 +259,7 @@ class Products(TorchFunctionMode):
 
 
 def takes(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> bool:
     """Return True if `convolution` can replace a call of F.conv2d, and there are kernels for it."""
     same = tuple(size // 2 for size in weight.shape[2:])
@@ -274,20 +268,14 @@ def takes(
 
 
 def _plain(
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = (1, 1),
-    padding: Any = (0, 0),
-    dilation: Any = (1, 1),
-    groups: int = 1,
+    x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> bool:
     """Return True if `product_convolution` can replace a call of F.conv2d, and its patches are not too many."""
     pairs = all(isinstance(setting, tuple) for setting in (stride, padding, dilation))
-    if not pairs or inputs.ndim != 4 or weight.shape[1] > CHANNELS or dilation != (1, 1) or groups != 1:
+    if not pairs or x.ndim != 4 or weight.shape[1] > CHANNELS or dilation != (1, 1) or groups != 1:
         return False
-    places = inputs.shape[2] * inputs.shape[3] // (stride[0] * stride[1])
-    return bool(inputs.shape[0] * places * weight[0].numel() <= MOST)
+    places = x.shape[2] * x.shape[3] // (stride[0] * stride[1])
+    return bool(x.shape[0] * places * weight[0].numel() <= MOST)
 
 
 def product_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -105,9 +105,8 @@ def _later(x: Tensor) -> tuple[Tensor, Tensor]:
 
     def trees(taps: list[float]) -> Tensor:
         even = _filter(wide, taps, stride=4, dilation=2)
-        odd = _filter(
-            wide[..., 1:], taps[::-1], stride=4, dilation=2
-        )  # reversed: a quarter-sample delay of the opposite sign
+        # reversed taps: a quarter-sample delay of the opposite sign
+        odd = _filter(wide[..., 1:], taps[::-1], stride=4, dilation=2)
         return torch.stack([even, odd], -1).flatten(-2)
 
     return trees(_QUARTER_SHIFT), trees(high)

@@ -5,192 +5,112 @@ The trade-off weighs accuracy, leakage and bytes. The tables hold a study's trai
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from secateur.catalogue import split
 from secateur.metrics.estimates import Measure, mean
-from secateur.metrics.membership import Estimate
-from secateur.report.audit import View, setting
-from secateur.report.audit_plots import DASHES
-from secateur.report.inversion import Picture, where
-from secateur.report.measures import ordered
-from secateur.report.plotting import GREY, PALETTE, Panel, Part, cycle, panel, short
-from secateur.report.summary import Key, SummaryLine, estimate, lines
+from secateur.report import plotting, summary, table
+from secateur.report.inversion import Sheet, build_sheets, name_comparison
+from secateur.report.plotting import GREY, PALETTE, Panel, View, cycle
+from secateur.report.summary import Labels, SummaryCell, SummaryLine, estimate, group_by, select_rows
+from secateur.report.table import ReportTable
 from secateur.runs.rows import Row
 
-ACROSS = 9  # truths in a sheet: one batch of the rob attack
 FEEDBACK = "+error-feedback"
+ACCURACY, LEAK, RATIO = "test_accuracy", "cw_ssim", "ratio"  # the values of the trade-off
 TITLES = {  # by the kind of measurement
-    "training": "What training under each defense came to",
-    "cost": "What each defense costs",
-    "bounds": "Theorems beside what a training came to",
-    "overheard": "What the broadcast alone tells",
+    "training": "Training under each defense",
+    "cost": "Cost of each defense",
+    "bounds": "Theorems beside a training",
+    "overheard": "Leakage of the broadcast alone",
 }
 FIRST = ("test_accuracy", "bytes", "ratio", "paper_ratio", "defense_seconds", "user_seconds")
-PLACES = {"run": "run", "model": "network", "dataset": "data", "defense": "defense"}
-Labels = Mapping[str, Any]
+VARYING = {"run": "run", "model": "network", "dataset": "data"}  # columns only if the lines differ in them
 Attacker = tuple[str, ...]  # the attack with its settings, and other labels that tell attackers apart
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """One attack's reconstructions of the same truths under every defense: a line each, as in dgp Fig. 3."""
-
-    title: str
-    lines: list[tuple[str, list[Picture | None]]]
-
-
-@dataclass(frozen=True)
-class DefensePoint:
-    """One defense on the trade-off of accuracy, leakage and bytes."""
-
-    name: str
-    accuracy: Estimate
-    leak: Estimate  # the highest mean CW-SSIM that any attacker reached
-    attacker: str
-    ratio: float  # of the bytes of dense, for an upload and a download
-
-    def worse_than(self, other: DefensePoint) -> bool:
-        """Return True if the other is as good in every value and better in one; intervals do not count."""
-        mine, theirs = self._values(), other._values()
-        return all(b <= a for a, b in zip(mine, theirs, strict=True)) and mine != theirs
-
-    def _values(self) -> tuple[float, float, float]:
-        return -self.accuracy.value, self.leak.value, self.ratio
+def list_facts(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the networks and data sets of a study's rows that belong to no attack: trainings and costs."""
+    studied = [row for row in rows if "study" in row.extra]
+    names = {"Network": [row.model for row in studied], "Data": [row.dataset for row in studied]}
+    return {name: summary.join_distinct(values) for name, values in names.items() if values}
 
 
-@dataclass(frozen=True)
-class DefenseTable:
-    """One kind of measurement, a line for each network, data set and defense."""
-
-    title: str
-    lines: list[SummaryLine]
-
-    @property
-    def places(self) -> dict[str, str]:
-        """The labels that tell the lines apart, with their headings; the defense always."""
-        several = {name for name in PLACES if len({line.labels.get(name) for line in self.lines}) > 1}
-        return {name: title for name, title in PLACES.items() if name in several | {"defense"}}
-
-    @property
-    def measures(self) -> list[str]:
-        """The metrics of the columns."""
-        return ordered((name for line in self.lines for name in line.cells), FIRST)
+def build_defense_sheets(figures: Iterable[Labels]) -> list[Sheet]:
+    """Return one sheet for each attack that met several defenses, a line each."""
+    truth = ("seed", "target", "item")
+    return build_sheets(figures, name_comparison, lambda attack: split(attack)[0], _name_line, truth)
 
 
-def studied(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of a study that belong to no attack: trainings and costs."""
-    return [row for row in rows if "study" in row.extra]
+def _name_line(figure: Labels) -> str:
+    """Return the defense, and the setting of an attacker that knows it."""
+    settings = split(str(figure["attack"]))[1:]
+    adaptive = [text.partition("=")[2] for text in settings if text.startswith("adaptive=")]
+    return ", ".join([str(figure.get("defense") or "none"), *(f"attacker: {text}" for text in adaptive)])
 
 
-def facts(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the networks and data sets of a study without attacks."""
-    names = {"Network": [row.model for row in rows], "Data": [row.dataset for row in rows]}
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in names.items() if values}
-
-
-def sheets(figures: Iterable[Labels]) -> list[Sheet]:
-    """Return one sheet for each attack that met several defenses."""
-    groups: dict[str, dict[str, dict[Key, Picture]]] = {}
-    truths: dict[str, dict[Key, Picture]] = {}
-    for figure in figures:
-        if figure["kind"] != "picture" or not figure["png"]:
-            continue
-        setting_name = where(figure)
-        key = tuple((name, figure.get(name)) for name in ("seed", "target", "item"))
-        if figure["attack"] is None:
-            truths.setdefault(setting_name, {})[key] = Picture("truth", figure["png"], [])
-            continue
-        attack, *settings = split(str(figure["attack"]))
-        knowing = [text.partition("=")[2] for text in settings if text.startswith("adaptive=")]
-        name = ", ".join([str(figure.get("defense") or "none"), *(f"attacker: {adaptive}" for adaptive in knowing)])
-        by_defense = groups.setdefault(f"{attack}: {setting_name}", {})
-        by_defense.setdefault(name, {})[key] = Picture(name, figure["png"], [])
-    result = []
-    for title, by_defense in groups.items():
-        if len(by_defense) > 1:
-            truth_row = truths.get(title.partition(": ")[2], {})
-            chosen = list(truth_row or next(iter(by_defense.values())))[:ACROSS]
-            all_rows = [*([("truth", truth_row)] if truth_row else []), *by_defense.items()]
-            result.append(Sheet(title, [(name, [pictures.get(key) for key in chosen]) for name, pictures in all_rows]))
-    return result
-
-
-def over_epochs(rows: Iterable[Row]) -> list[View]:
+def draw_epochs(rows: Iterable[Row]) -> list[View]:
     """Return one view for each network and data set: the accuracy of collaborative training, a curve a defense."""
-    groups: dict[str, dict[str, dict[int, list[float]]]] = {}
-    for row in rows:
-        if row.extra.get("study") == "training" and row.metric == "test_accuracy" and row.value is not None:
-            curves = groups.setdefault(_place(row), {})
-            points = curves.setdefault(row.defense or "none", {})
-            points.setdefault(int(row.extra["epoch"]), []).append(row.value)
-    return [View(place, [_curves(place, curves)]) for place, curves in groups.items()]
+    settings = group_by(select_rows(rows, "test_accuracy", study="training"), _name_setting)
+    return [View(setting, [_draw_epoch_panel(setting, same)]) for setting, same in settings.items()]
 
 
-def _curves(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> Panel:
-    traces = list[Part]()
-    for number, (name, points) in enumerate(curves.items()):
-        style = {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": 2}
-        means = short(sum(values) / len(values) for values in points.values())
-        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": list(points), "y": means, "line": style})
-    last = max(max(points) for points in curves.values())
-    ends = "; ".join(f"{trace['name']} {100 * trace['y'][-1]:.1f}%" for trace in traces)
-    return panel(
-        title,
-        f"{title}, test accuracy by epoch. In the end: {ends}.",
-        traces,
-        400,
-        {"title": "epoch", "zeroline": False} | ({"nticks": 10} if last > 10 else {"dtick": 1}),  # no half epochs
-        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 6},
-    )
+def _draw_epoch_panel(title: str, rows: Sequence[Row]) -> Panel:
+    curves = group_by(rows, lambda row: row.defense or "none")
+    traces = [
+        plotting.draw_curve(
+            name, summary.average_along(same, lambda row: row.extra["epoch"]), plotting.style_line(number)
+        )
+        for number, (name, same) in enumerate(curves.items())
+    ]
+    alt = f"{title}, test accuracy by epoch. In the end: {plotting.list_ends(traces, '{:.1%}')}."
+    x_axis = plotting.count_axis("epoch", max(row.extra["epoch"] for row in rows), ticks=10)
+    y_axis = plotting.share_axis("test accuracy", 6)
+    return plotting.draw_panel(title, alt, traces, 400, x_axis, y_axis)
 
 
-def _place(row: Row) -> str:
-    """Return the network and the data set of a row, with its run where there are several."""
-    return setting({"model": row.model, "dataset": row.dataset, "run": row.extra.get("run")})
+def _name_setting(row: Row) -> str:
+    return summary.name_setting(summary.read_labels(row))
 
 
-def balance(rows: Sequence[Row]) -> list[View]:
+def draw_balance(rows: Iterable[Row]) -> list[View]:
     """Return one view of all defenses for each network and data set that was trained and attacked."""
-    places: dict[str, list[Row]] = {}
-    for row in rows:
-        places.setdefault(_place(row), []).append(row)
     return [
-        View(name, [_scatter(name, points)], front_sentence(points))
-        for name, place_rows in places.items()
-        if (points := worth(place_rows))
+        View(name, [_draw_scatter(name, lines)], describe_front(lines))
+        for name, same in group_by(rows, _name_setting).items()
+        if (lines := weigh_defenses(same))
     ]
 
 
-def worth(rows: Iterable[Row]) -> list[DefensePoint]:
-    """Return the point of every defense that one network was trained with and attacked under; means over seeds."""
-    trained: dict[str, dict[str, Measure]] = {"test_accuracy": {}, "ratio": {}}
+def weigh_defenses(rows: Iterable[Row]) -> list[SummaryLine]:
+    """Return a line for every defense that one network was trained with and attacked under; means over seeds.
+
+    The leakage is the highest mean CW-SSIM of any attacker; the ratio is of the bytes of dense, up and down.
+    """
+    trained: dict[str, dict[str, Measure]] = {ACCURACY: {}, RATIO: {}}
     leaks: dict[str, dict[Attacker, Measure]] = {}
-    for row in rows:
+    for row in select_rows(rows, ACCURACY, RATIO, LEAK):
         name, extra = row.defense or "none", row.extra
-        if row.value is None:
-            continue
         if extra.get("study") == "training" and extra["epoch"] == extra["epochs"] and row.metric in trained:
             trained[row.metric].setdefault(name, {})[row.seed] = estimate(row)
         # A defense hides the raw picture, so of ATS's two comparisons the one with the raw picture counts.
-        elif row.metric == "cw_ssim" and row.attack and extra["target"] is None and extra.get("against") != "used":
+        elif row.metric == LEAK and row.attack and extra["target"] is None and extra.get("against") != "used":
             more = (str(extra.get(key)) for key in ("stage", "labels", "batch_size"))
             leaks.setdefault(name, {}).setdefault((row.attack, *more), {})[row.seed] = estimate(row)
-    points = []
-    for name, accuracies in trained["test_accuracy"].items():
-        means = ((mean(measure), who[0]) for who, measure in _met(leaks, name).items())
-        seen = [(leak, attack) for leak, attack in means if leak is not None]
-        accuracy, ratio = mean(accuracies), mean(trained["ratio"].get(name, {}))
-        if seen and accuracy is not None and ratio is not None:
-            leak, attack = max(seen, key=lambda pair: pair[0].value)
-            points.append(DefensePoint(name, accuracy, leak, split(attack)[0], ratio.value))
-    return points
+    lines = []
+    for name, accuracies in trained[ACCURACY].items():
+        means = ((mean(measure), attacker[0]) for attacker, measure in _select_attackers(leaks, name).items())
+        known = [(leak, attack) for leak, attack in means if leak is not None]
+        accuracy, ratio = mean(accuracies), mean(trained[RATIO].get(name, {}))
+        if known and accuracy is not None and ratio is not None:
+            leak, attack = max(known, key=lambda pair: pair[0].value)
+            cells = {ACCURACY: SummaryCell(*accuracy), LEAK: SummaryCell(*leak), RATIO: SummaryCell(*ratio)}
+            lines.append(SummaryLine({"defense": name, "attack": split(attack)[0]}, cells))
+    return lines
 
 
-def _met(leaks: dict[str, dict[Attacker, Measure]], name: str) -> dict[Attacker, Measure]:
+def _select_attackers(leaks: dict[str, dict[Attacker, Measure]], name: str) -> dict[Attacker, Measure]:
     """Return the attackers of a defense; with error feedback also those of the defense without it.
 
     A residual is empty in the first round, so both are the same there.
@@ -199,64 +119,50 @@ def _met(leaks: dict[str, dict[Attacker, Measure]], name: str) -> dict[Attacker,
     return {who: measure for who, measure in base.items() if who[1] != "weights given"} | leaks.get(name, {})
 
 
-def front(points: Sequence[DefensePoint]) -> list[DefensePoint]:
-    """Return the points that no other beats in accuracy, leakage and bytes."""
-    return [point for point in points if not any(point.worse_than(other) for other in points)]
+def select_front(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
+    """Return the defenses that no other beats in accuracy, leakage and bytes; intervals do not count."""
+    return summary.select_front(lines, ACCURACY, LEAK, RATIO, keep_equal=True)
 
 
-def front_sentence(points: Sequence[DefensePoint]) -> str:
+def describe_front(lines: Iterable[SummaryLine]) -> str:
     """Return the front in words, for readers who print the page or cannot see the plot."""
     defenses = "; ".join(
-        f"{x.name}: {100 * x.accuracy.value:.1f}% right, CW-SSIM {x.leak.value:.2f} under {x.attacker}, "
-        f"{x.ratio:.3f} of the bytes"
-        for x in sorted(front(points), key=lambda x: x.accuracy.value)
+        f"{line.labels['defense']}: {line.rank(ACCURACY):.1%} right, CW-SSIM {line.rank(LEAK):.2f} "
+        f"under {line.labels['attack']}, {line.rank(RATIO):.3f} of the bytes"
+        for line in select_front(lines)
     )
     return f"On the front, from least to most accurate: {defenses}."
 
 
-def _scatter(title: str, points: Sequence[DefensePoint]) -> Panel:
-    best, traces = front(points), list[Part]()
-    for number, point in enumerate(points):
-        ring = {"width": 3 if point in best else 0, "color": GREY}
-        label = f"<b>{point.name}</b><br>accuracy {100 * point.accuracy.value:.1f}%<br>CW-SSIM {point.leak.value:.3f}"
-        marker = {"color": cycle(PALETTE, number), "size": 10 + 24 * min(point.ratio, 1.2), "line": ring}
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"{point.name}{' (front)' if point in best else ''}",
-                "x": short([point.accuracy.value]),
-                "y": short([point.leak.value]),
-                "error_x": _bar(point.accuracy),
-                "error_y": _bar(point.leak),
-                "marker": marker,
-                "text": [f"{label} under {point.attacker}<br>{point.ratio:.3f} of the bytes of dense"],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
-    return panel(
-        title,
-        f"{title}: test accuracy against CW-SSIM of the strongest attacker. {front_sentence(points)}",
-        traces,
-        440,
-        {"title": "test accuracy", "tickformat": ".0%", "zeroline": False, "nticks": 8},
-        {"title": "CW-SSIM of the strongest attacker", "zeroline": False, "nticks": 8},
-    )
+def _draw_scatter(title: str, lines: Sequence[SummaryLine]) -> Panel:
+    best, traces = select_front(lines), []
+    for number, line in enumerate(lines):
+        name, (accuracy, leak, ratio) = line.labels["defense"], map(line.rank, (ACCURACY, LEAK, RATIO))
+        text = f"<b>{name}</b><br>accuracy {accuracy:.1%}<br>CW-SSIM {leak:.3f} under {line.labels['attack']}"
+        ring = {"width": 3 if line in best else 0, "color": GREY}
+        marker = {"color": cycle(PALETTE, number), "size": 10 + 24 * min(ratio, 1.2), "line": ring}
+        texts = [f"{text}<br>{ratio:.3f} of the bytes of dense"]
+        bars = {f"error_{x}": plotting.draw_intervals([line.cells[y]]) for x, y in (("x", ACCURACY), ("y", LEAK))}
+        label = f"{name}{' (front)' if line in best else ''}"
+        traces.append(plotting.draw_points(label, [(accuracy, leak)], marker, texts, **bars))
+    alt = f"{title}: test accuracy against CW-SSIM of the strongest attacker. {describe_front(lines)}"
+    x_axis = plotting.share_axis("test accuracy")
+    y_axis = plotting.number_axis("CW-SSIM of the strongest attacker")
+    return plotting.draw_panel(title, alt, traces, 440, x_axis, y_axis)
 
 
-def _bar(x: Estimate) -> Part:
-    """Return an interval as a thin bar; of no length if it is not finite."""
-    up, down = (end if math.isfinite(end) else 0.0 for end in (x.high - x.value, x.value - x.low))
-    style = {"color": "rgba(123, 134, 129, 0.55)", "thickness": 1, "width": 0}
-    return {"type": "data", "array": short([up]), "arrayminus": short([down])} | style
+def build_tables(rows: Iterable[Row]) -> dict[str, ReportTable]:
+    """Return by its title a table for each kind of measurement; of a training its last epoch."""
+    last = [row for row in rows if row.extra.get("epoch") == row.extra.get("epochs")]
+    kinds = group_by(last, lambda row: row.extra.get("study"))
+    return {title: _build_table(title, kinds[kind]) for kind, title in TITLES.items() if kind in kinds}
 
 
-def tables(rows: Iterable[Row]) -> list[DefenseTable]:
-    """Return a table for each kind of measurement; of a training its last epoch."""
-    kinds: dict[str, list[Row]] = {}
-    for row in rows:
-        kind, extra = row.extra.get("study"), row.extra
-        if kind in TITLES and extra.get("epoch") == extra.get("epochs"):
-            labels = {name: extra[name] for name in ("run",) if name in extra}
-            kinds.setdefault(kind, []).append(replace(row, extra=labels, note=None))
-    return [DefenseTable(title, lines(kinds[kind])) for kind, title in TITLES.items() if kind in kinds]
+def _build_table(title: str, rows: Sequence[Row]) -> ReportTable:
+    """Return a table with a line for each network, data set and defense."""
+    kept = [{name: row.extra[name] for name in ("run",) if name in row.extra} for row in rows]
+    lines = summary.summarise(replace(row, extra=extra, note=None) for row, extra in zip(rows, kept, strict=True))
+    labels = [line.labels for line in lines]
+    names = [table.label_column(name, heading) for name, heading in VARYING.items() if summary.differ(labels, name)]
+    metrics = table.order_measures((name for line in lines for name in line.cells), FIRST)
+    return table.build_table(title, lines, [*names, table.label_column("defense"), *map(table.measure_column, metrics)])

@@ -17,7 +17,7 @@ function draw(section) {
     figure.append(caption, plot);
     return figure;
   }));
-  section.querySelector(".told").textContent = view.text;
+  section.querySelector(".summary").textContent = view.text;
   box.querySelectorAll(".plot").forEach((plot, number) => show(plot, view.panels[number]));
 }
 

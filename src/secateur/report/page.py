@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +12,89 @@ from secateur.config import Limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
-from secateur.report import (
-    audit,
-    defenses,
-    federation,
-    federation_plots,
-    inversion,
-    measures,
-    submodels,
-    submodels_plots,
-    theory,
-)
-from secateur.report.federation import name_and_settings
-from secateur.report.measures import ATTACK, COST, MODEL
-from secateur.report.sources import Source, sources_of
-from secateur.report.summary import SummaryLine, attacks, by_setting, compression, lines, models, strongest
-from secateur.report.verdict import badge, verdict
+from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
+from secateur.report.inversion import MOST, OPEN
+from secateur.report.plotting import View
+from secateur.report.summary import Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
+from secateur.report.verdict import choose_badge, choose_update_badge, write_update_verdict, write_verdict
 from secateur.runs.artifacts import SCHEMA, write
+from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row
+
+
+@dataclass(frozen=True)
+class Source:
+    """One run of the page."""
+
+    name: str
+    rows: Sequence[Row]
+    figures: Sequence[Labels]
+    config: str
+    environment: Mapping[str, Any]
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of the runs in these folders; `out` defaults to report.html in a single folder."""
     if out is None:
         if len(folders) != 1:
-            raise WrongInput("out", "say where the page of several runs goes: --out FILE.html")
+            raise WrongInput("out", "the page of several runs needs a file; use --out FILE.html")
         out = folders[0] / "report.html"
     if out.is_dir():
-        raise WrongInput("out", f"{out} is a folder; give a file such as report.html")
-    sources = sources_of(folders)
+        raise WrongInput("out", f"{out} is a folder; use a file such as report.html")
+    sources = load_sources(folders)
     if not any(source.rows or source.figures for source in sources):
         raise WrongInput("run", f"{', '.join(map(str, folders))}: there are no results yet; finish the run first")
-    write(out, render(sources, broken(sources)).encode())
+    write(out, render(sources, list_broken_limits(sources)).encode())
     return out
 
 
-def broken(sources: Sequence[Source]) -> list[str] | None:
+def load_sources(folders: Sequence[Path]) -> list[Source]:
+    """Load the runs in these folders, each under a different name; of a sweep its runs."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    sources = []
+    for folder, name in zip(folders, names, strict=True):
+        if (folder / "pieces.jsonl").exists():
+            prefix = "" if len(folders) == 1 else f"{name}: "
+            sources += [replace(source, name=prefix + source.name) for source in _load_sweep(folder)]
+        else:
+            sources.append(_load_source(folder, name))
+    return sources
+
+
+def _load_sweep(folder: Path) -> list[Source]:
+    """Load the runs of a sweep, the seeds of each together; missing pieces come last."""
+    pieces = [json.loads(line) for line in (folder / "pieces.jsonl").read_text(encoding="utf-8").splitlines()]
+    runs = group_by((piece for piece in pieces if piece["state"] == "done"), lambda piece: piece["run"])
+    sources = [
+        _join_seeds([_load_source(folder / "pieces" / piece["name"], run) for piece in same])
+        for run, same in runs.items()
+    ]
+    for piece in pieces:
+        if piece["state"] != "done":
+            reason = json.dumps({"missing": piece["said"] or piece["state"]})
+            sources.append(Source(f"{piece['name']} (missing)", [], [], reason, {}))
+    return sources
+
+
+def _join_seeds(sources: Sequence[Source]) -> Source:
+    """Return runs that differ in their seeds alone as one."""
+    rows = [row for source in sources for row in source.rows]
+    figures = [figure for source in sources for figure in source.figures]
+    seeds = [seed for source in sources for seed in source.environment["seeds"]]
+    return replace(sources[0], rows=rows, figures=figures, environment={**sources[0].environment, "seeds": seeds})
+
+
+def _load_source(folder: Path, name: str) -> Source:
+    """Load the run in a folder."""
+    config, marker = folder / "config.yaml", folder / "run.json"
+    rows = load_rows(folder)
+    text = config.read_text(encoding="utf-8") if config.exists() else ""
+    return Source(name, rows, load_figures(folder), text, json.loads(marker.read_text(encoding="utf-8")))
+
+
+def list_broken_limits(sources: Sequence[Source]) -> list[str] | None:
     """Return sentences about the limits of the runs' configurations that do not hold; None if no limit is set."""
     import yaml
 
@@ -72,130 +120,126 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    environment.filters |= {"shown": measures.shown, "measure": measures.title, "compression": compression}
-    environment.filters |= {"named": name_and_settings, "megabytes": federation.megabytes}
-    environment.filters["caution"] = caution
-    rows, figures = _together(sources)
-    others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
-    audited = [row for row in rows if not any(of(row) for of in others)]
-    on_models = [figure for figure in figures if figure["kind"] not in ("picture", "loss", "cells")]
-    table, recovered, exposed = lines(audited), _recovered(rows, figures), submodels.parties(rows)
-    federations = federation.table(rows)
-    views = {
-        "tradeoff": audit.tradeoffs(table),
-        "roc": audit.rocs(table, on_models),
-        "histograms": audit.histograms(on_models),
-        "classes": audit.class_means(on_models),
-        "losses": inversion.losses(figures),
-        "distances": theory.by_distance(rows),
-        "balance": defenses.balance(rows),
-        "epochs": defenses.over_epochs(rows),
-        "rounds": federation.over_rounds(rows),
-        "planes": federation_plots.planes(rows),
-        "rates": federation_plots.by_rate(rows),
-        "traffic": federation_plots.traffic(rows),
-        "theory": theory.beside_measured(rows),
-        "submodel_planes": submodels_plots.planes(exposed),
-        "submodel_cells": submodels_plots.cells(figures),
-        "submodel_rounds": submodels_plots.over_rounds(rows),
-    }
+    rows, figures = _join_sources(sources)
+    parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses]
+    built = [build(rows, figures) for build in parts]
+    values = {name: value for part in built for name, value in part.items() if name not in ("tables", "views")}
+    tables = {name: table for part in built for name, table in part["tables"].items()}
+    views: dict[str, list[View]] = {name: choices for part in built for name, choices in part["views"].items()}
+    notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
-        badge=badge(table, broken),
+        badge=choose_badge(values.pop("lines"), broken),
         broken=broken or [],
-        verdicts=[(audit.setting(group[0].labels), verdict(group)) for group in by_setting(table)],
-        facts=_facts(audited),
-        federations=federations,
-        federations_apart=federation.apart(federations),
-        federations_alike=federation.common(federations),
-        federations_settings=federation.settings(rows),
-        mishaps=federation.mishaps(rows),
-        submodel_federations=submodels.federations(exposed) + submodels.not_attacked(rows),
-        submodel_parties=exposed,
-        submodel_views=submodels.asked(rows),
-        submodel_advice=from_rows(rows),
-        pruned_sheets=federation_plots.sheets(figures),
-        studied=defenses.tables(rows),
-        **_tables(table, recovered["updates"]),
-        **recovered,
+        tables=tables,
+        notes={note: number for number, note in enumerate(notes, start=1)},
         views=views,
         figures={name: [asdict(view) for view in choices] for name, choices in views.items()},
-        plotly=_plotly() if any(views.values()) else "",
+        plotly=_read_plotly() if any(views.values()) else "",
         sources=sources,
         unfinished=[source.name for source in sources if source.environment.get("finished", "") is None],
         seeds=len({row.seed for row in rows}),
+        **values,
     )
 
 
-def _recovered(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
+    """Return the template's values about audited models."""
+    others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
+    audited = [row for row in rows if not any(is_other(row) for is_other in others)]
+    lines = summarise(audited)
+    return {
+        "lines": lines,
+        "facts": audit.list_facts(audited),
+        "verdicts": [(name_setting(group[0].labels), write_verdict(group)) for group in group_by_setting(lines)],
+        "tables": audit.build_tables(lines),
+        "views": {
+            "tradeoff": audit.draw_tradeoffs(lines),
+            "roc": audit.draw_rocs(lines, figures),
+            "histograms": audit.draw_histograms(figures),
+            "classes": audit.draw_class_means(figures),
+        },
+    }
+
+
+def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
+    """Return the template's values about federations."""
+    lines = federation.summarise_federations(rows)
+    return {
+        "federations": lines,
+        "federations_shared": federation.describe_shared(lines),
+        "federations_settings": federation.list_settings(rows),
+        "mishaps": federation.list_mishaps(rows),
+        "federation_sheets": federation_plots.build_federation_sheets(figures),
+        "membership": any("auc" in line.cells for line in lines),
+        "tables": federation.build_tables(lines),
+        "views": {
+            "rounds": federation.draw_rounds(rows),
+            "planes": federation_plots.draw_planes(lines),
+            "rates": federation_plots.draw_rates(rows),
+            "traffic": federation_plots.draw_traffic(lines),
+            "theory": theory.draw_theory(rows),
+        },
+    }
+
+
+def _build_submodels(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
+    """Return the template's values about federations over sub-models."""
+    federated = [row for row in rows if submodels.is_submodel(row)]
+    networks, data = (join_distinct(getattr(row, name) for row in federated) for name in ("model", "dataset"))
+    return {
+        "submodels_subject": f"{networks} on {data}",
+        "submodel_advice": [
+            (row, caution(row) or "", submodels.build_advice_table(advice)) for row, advice in from_rows(rows)
+        ],
+        "tables": submodels.build_tables(rows),
+        "views": {
+            "submodel_planes": submodels_plots.draw_planes(rows),
+            "submodel_cells": submodels_plots.draw_cells(figures),
+            "submodel_rounds": submodels_plots.draw_rounds(rows),
+        },
+    }
+
+
+def _build_updates(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
     """Return the template's values about attacks on updates."""
-    attack_lines = inversion.attacked(rows)
+    lines = inversion.summarise_attacks(rows)
     records = [row.to_json() for row in rows if inversion.is_inversion(row)]
     records += [dict(figure) for figure in figures if figure["kind"] in ("picture", "loss")]
-    cards = inversion.gallery(figures)
+    cards = inversion.build_gallery(figures)
     return {
         "inverted": bool(records),
-        "updates": attack_lines,
-        "update_badge": inversion.badge(attack_lines),
-        "update_verdict": inversion.verdict(attack_lines),
-        "update_facts": inversion.facts(records) if records else defenses.facts(defenses.studied(rows)),
-        "sheets": defenses.sheets(figure for figure in figures if not federation_plots.is_federated(figure)),
-        "update_places": [x for x in inversion.PLACES if len({line.labels.get(x) for line in attack_lines}) > 1],
-        "update_measures": [name for name in measures.RECOVERY if any(name in line.cells for line in attack_lines)],
-        "beside_measures": [name for name in measures.BESIDE if any(name in line.cells for line in attack_lines)],
-        "threats": list(dict.fromkeys((line.labels["attack"], inversion.threat(line)) for line in attack_lines)),
-        "open_cards": inversion.OPEN,
-        "cards": cards[: inversion.MOST],
-        "more_cards": max(0, len(cards) - inversion.MOST),
-        "pictured": any(card.truth is not None and card.truth.png for card in cards),
-        "any_picture": any(x.png for card in cards for x in (card.truth, *card.guesses) if x),
+        "update_badge": choose_update_badge(lines),
+        "update_verdict": write_update_verdict(lines),
+        "update_facts": inversion.list_facts(records) if records else defenses.list_facts(rows),
+        "attackers": list(dict.fromkeys((line.labels["attack"], inversion.describe_attacker(line)) for line in lines)),
+        "open_cards": cards[:OPEN],
+        "closed_cards": cards[OPEN:MOST],
+        "more_cards": max(0, len(cards) - MOST),
+        "shows_truths": any(card.truth is not None and card.truth.png for card in cards),
+        "shows_pictures": any(x.png for card in cards for x in (card.truth, *card.guesses) if x),
+        "tables": inversion.build_tables(lines),
+        "views": {"losses": inversion.draw_losses(figures)},
     }
 
 
-def _tables(table: Sequence[SummaryLine], updates: Sequence[SummaryLine]) -> dict[str, Any]:
-    """Return the lines of the three tables, their columns, and the notes of all cells by number."""
-    attacked, model_lines = attacks(table), models(table)
-    metrics = list(dict.fromkeys(name for line in model_lines for name in line.cells))
-    noted = [line.cells.get(name) for line in updates for name in measures.RECOVERY | measures.BESIDE]
-    noted += [cell for line in [*attacked, *model_lines] for cell in line.cells.values()]
-    notes = dict.fromkeys(cell.note for cell in noted if cell and cell.note)
-    known = {"run", "model", "dataset", "pruner", "sparsity", "defense", "original", "attack", "adaptive"}
-    varying = [name for name in ("run", "model", "dataset") if len({line.labels.get(name) for line in table}) > 1]
+def _build_defenses(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
+    """Return the template's values about defenses of updates."""
+    others = [figure for figure in figures if not federation_plots.is_federation_picture(figure)]
+    studied = defenses.build_tables(rows)
     return {
-        "attacks": attacked,
-        "models": model_lines,
-        "places": varying,
-        "extras": list(dict.fromkeys(name for line in attacked for name in line.labels if name not in known)),
-        "attack_measures": ["test_accuracy", *(name for name in ATTACK if any(name in x.cells for x in attacked))],
-        "model_measures": measures.ordered((name for name in metrics if name not in COST), MODEL),
-        "cost_measures": [name for name in COST if name in metrics],
-        "strongest": [line.labels for line in strongest(table)],
-        "notes": {note: number for number, note in enumerate(notes, start=1)},
+        "defense_sheets": defenses.build_defense_sheets(others),
+        "studied": studied,
+        "tables": {},
+        "views": {
+            "distances": theory.draw_distances(rows),
+            "balance": defenses.draw_balance(rows),
+            "epochs": defenses.draw_epochs(rows),
+        },
     }
 
 
-def _facts(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the facts of the audit, in the order of the work."""
-
-    def listed(values: Iterable[Any]) -> str:
-        return ", ".join(dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in values))
-
-    pruned = [row for row in rows if row.pruner not in (None, "none")]
-    attacked = [row for row in rows if row.attack is not None]
-    facts = {
-        "Network": listed(row.model for row in rows),
-        "Data": listed(row.dataset for row in rows),
-        "Pruners": listed(row.pruner for row in pruned),
-        "Sparsities": listed(sorted({row.sparsity for row in pruned if row.sparsity is not None})),
-        "Defenses": listed(row.defense for row in pruned),
-        "Attacks": listed(row.attack for row in attacked),
-        "Attacker": listed("knows the defense" if row.adaptive else "does not know the defense" for row in attacked),
-        "Seeds": listed(sorted({row.seed for row in rows})),
-    }
-    return {name: text for name, text in facts.items() if text}
-
-
-def _together(sources: Sequence[Source]) -> tuple[list[Row], list[Mapping[str, Any]]]:
+def _join_sources(sources: Sequence[Source]) -> tuple[list[Row], list[Labels]]:
     """Return all rows and figures; with several runs each carries the name of its run, to keep them apart."""
     if len(sources) == 1:
         return list(sources[0].rows), list(sources[0].figures)
@@ -203,7 +247,7 @@ def _together(sources: Sequence[Source]) -> tuple[list[Row], list[Mapping[str, A
     return rows, [{**figure, "run": source.name} for source in sources for figure in source.figures]
 
 
-def _plotly() -> str:
+def _read_plotly() -> str:
     """Return the source of the plotting library, so that the page needs no network."""
     from plotly.offline import get_plotlyjs
 

@@ -1,9 +1,9 @@
-"""Common parts of the page's plots: colours for light and dark mode, and a plain layout for the style sheet."""
+"""Plot layer of the page: colours for light and dark mode, traces, axes, and panels for the style sheet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from typing import Any
 PALETTE = ("#2b86c5", "#cf6a22", "#26946a", "#b25cc0", "#d2505e", "#7b79d6", "#1c959b", "#8b8a2f", "#c4609a", "#8a7663")
 MEMBERS, OTHERS, GREY = PALETTE[1], PALETTE[0], "#7b8681"
 CLEAR = "rgba(0,0,0,0)"
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "hexagram")
+INTERVAL = {"color": "rgba(123, 134, 129, 0.55)", "thickness": 1, "width": 0}  # the style of an error bar
 Part = dict[str, Any]
 
 
@@ -24,11 +27,22 @@ class Panel:
     layout: Part
 
 
-def panel(title: str, alt: str, traces: Sequence[Part], height: int, xaxis: Part, yaxis: Part, **layout: Any) -> Panel:
+@dataclass(frozen=True)
+class View:
+    """Panels and text that the page shows for the choice `label`."""
+
+    label: str
+    panels: list[Panel]
+    text: str = ""
+
+
+def draw_panel(
+    title: str, alt: str, traces: Sequence[Part], height: int, xaxis: Part, yaxis: Part, **layout: Any
+) -> Panel:
     """Return a plot without plotly's colours; plotly checks it in one call (part by part takes five times as long)."""
     import plotly.graph_objects as go
 
-    axes = {name: _axis(**axis) for name, axis in (("xaxis", xaxis), ("yaxis", yaxis))}
+    axes = {name: _style_axis(**part) for name, part in (("xaxis", xaxis), ("yaxis", yaxis))}
     common = {
         "template": {},
         "height": height,
@@ -41,9 +55,40 @@ def panel(title: str, alt: str, traces: Sequence[Part], height: int, xaxis: Part
     return Panel(title, alt, figure["data"], figure["layout"])
 
 
-def _axis(title: str, **axis: Any) -> Part:
+def _style_axis(title: str, **axis: Any) -> Part:
     title_style = {"text": title, "font": {"size": 13}, "standoff": 8}
     return {"title": title_style, "ticks": "outside", "ticklen": 5, "tickcolor": CLEAR, "automargin": True} | axis
+
+
+def number_axis(title: str, ticks: int = 8, **more: Any) -> Part:
+    """Return an axis of numbers with at most this many ticks."""
+    return {"title": title, "zeroline": False, "nticks": ticks} | more
+
+
+def share_axis(title: str, ticks: int = 8, **more: Any) -> Part:
+    """Return an axis of shares, in percent."""
+    return number_axis(title, ticks, tickformat=".0%") | more
+
+
+def count_axis(title: str, last: int, ticks: int = 8) -> Part:
+    """Return an axis of whole numbers: rounds or epochs have no halves."""
+    return {"title": title, "zeroline": False} | ({"nticks": ticks} if last > ticks else {"dtick": 1})
+
+
+def fit_single(values: Iterable[float], most: float = math.inf) -> Part:
+    """Return an axis from 0 if all values are equal; plotly's default would be 2 wide around the value.
+
+    Example:
+        >>> fit_single([0.5, 0.5]), fit_single([0.95], most=1), fit_single([0.5, 0.6])
+        ({'range': [0, 0.6]}, {'range': [0, 1]}, {})
+    """
+    distinct = set(values)
+    return {"range": sorted([0, min(1.2 * max(distinct), most)])} if len(distinct) == 1 and any(distinct) else {}
+
+
+def place_legend(y: float = -0.25, **more: Any) -> Part:
+    """Return a legend below the plot."""
+    return {"orientation": "h", "y": y, "yanchor": "top"} | more
 
 
 def cycle(options: Sequence[str], number: int) -> str:
@@ -51,22 +96,68 @@ def cycle(options: Sequence[str], number: int) -> str:
     return options[number % len(options)]
 
 
-def short(values: Iterable[float]) -> list[float]:
+def style_line(number: int, width: float = 2) -> Part:
+    """Return the line of a number: colours first, then dashes."""
+    return {"color": cycle(PALETTE, number), "dash": cycle(DASHES, number // len(PALETTE)), "width": width}
+
+
+def style_marker(number: int, size: int) -> Part:
+    """Return the marker of a number: colours first, then symbols."""
+    return {"color": cycle(PALETTE, number), "symbol": cycle(SYMBOLS, number // len(PALETTE)), "size": size}
+
+
+def style_guide(dash: str) -> Part:
+    """Return the style of a thin grey line for orientation."""
+    return {"width": 1.5, "dash": dash, "color": GREY}
+
+
+def draw_curve(name: str, points: Mapping[Any, float], line: Part, hover: str = "%{y:.3g}", **more: Any) -> Part:
+    """Return a line through points; without points only its legend entry shows."""
+    x, y = (list(points), shorten(points.values())) if points else ([None], [None])
+    hover_text = f"{name}: {hover}<extra></extra>"
+    return (
+        {"type": "scatter", "mode": "lines", "name": name, "hovertemplate": hover_text}
+        | {"x": x, "y": y, "line": line}
+        | more
+    )
+
+
+def draw_points(
+    name: str, points: Sequence[tuple[float, float]], marker: Part, hover_texts: Sequence[str], **more: Any
+) -> Part:
+    """Return points, each with its hover text."""
+    data = {"x": shorten(x for x, _ in points), "y": shorten(y for _, y in points), "marker": marker}
+    hover = {"hovertext": list(hover_texts), "hovertemplate": "%{hovertext}<extra></extra>"}
+    return {"type": "scatter", "mode": "markers", "name": name} | data | hover | more
+
+
+def draw_legend_entry(name: str, symbol: str, group: Part) -> Part:
+    """Return a grey symbol that is only in the legend."""
+    marker = {"symbol": symbol, "color": GREY, "size": 9}
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "marker": marker} | group
+
+
+def group_legend(title: str) -> Part:
+    """Return the group of a legend entry, with the group's title."""
+    return {"legendgroup": title, "legendgrouptitle": {"text": title}}
+
+
+def draw_intervals(cells: Iterable[Any]) -> Part:
+    """Return the intervals of values as thin bars; a missing or infinite end has no length."""
+
+    def reach(end: float | None, value: float) -> float:
+        return abs(end - value) if end is not None and math.isfinite(end) else 0.0
+
+    cells = list(cells)
+    up, down = ([reach(end, x.value) for x, end in ((x, getattr(x, side)) for x in cells)] for side in ("high", "low"))
+    return {"type": "data", "array": shorten(up), "arrayminus": shorten(down)} | INTERVAL
+
+
+def list_ends(traces: Iterable[Part], form: str = "{:g}") -> str:
+    """Return the names of curves with their last values, for an alternative text."""
+    return ", ".join(f"{trace['name']} {form.format(trace['y'][-1])}" for trace in traces)
+
+
+def shorten(values: Iterable[float]) -> list[float]:
     """Round to four digits: more than a screen shows, and the page stays small."""
     return [float(f"{value:.4g}") for value in values]
-
-
-def alone(values: Iterable[float], most: float = math.inf) -> Part:
-    """Return an axis from 0 if all values are equal; plotly's default would be 2 wide around the value.
-
-    Example:
-        >>> alone([0.5, 0.5]), alone([0.95], most=1), alone([0.5, 0.6])
-        ({'range': [0, 0.6]}, {'range': [0, 1]}, {})
-    """
-    distinct = set(values)
-    return {"range": sorted([0, min(1.2 * max(distinct), most)])} if len(distinct) == 1 and any(distinct) else {}
-
-
-def thin(dash: str) -> Part:
-    """Return the style of a line for orientation."""
-    return {"width": 1.5, "dash": dash, "color": GREY}

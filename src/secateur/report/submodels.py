@@ -1,116 +1,40 @@
 """Federations over sub-models: accuracy and exposure of clients and servers, as means over clients and seeds.
 
-An attack may score in several ways. The tables show the way that was configured, and `asked` the others beside it.
+An attack may score in several ways. The tables show the configured way, and `compare_scorings` the others beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from secateur.metrics.estimates import SMALLEST, Correlation, average, average_on_same, exposure_correlation
+from secateur.evaluation.submodel_advice import Advice
+from secateur.metrics import estimates
+from secateur.metrics.estimates import SMALLEST, Correlation, average_on_same, exposure_correlation
 from secateur.metrics.membership import Estimate
-from secateur.report.summary import SummaryCell
+from secateur.report import summary, table
+from secateur.report.summary import SummaryCell, SummaryLine, group_by, select_rows, summarise, summarise_cell
+from secateur.report.table import Column, ReportTable, TableCell, label_column, measure_column
 from secateur.runs.rows import Row
 
-MEASURES = {"accuracy": "test_accuracy", "advantage": "advantage", "auc": "auc"}  # metrics by the fields of a party
+FEDERATION = ("run", "submodels", "large_clients", "uncovered", "augment")  # labels that tell federations apart
+Scoring = tuple[str, int]  # the other examples of a scoring batch, and the number of updates held
 
 
-class BySize(NamedTuple):
+class SizeCorrelation(NamedTuple):
     """The correlation of advantage and data size over clients of one model size."""
 
     parameters: int
-    found: Correlation
+    correlation: Correlation
     smallest: int  # number of examples of a client that counts
 
     @property
-    def whom(self) -> str:
+    def clients(self) -> str:
         """The clients that r is computed over, in words."""
         least = f" with {self.smallest} examples or more" if self.smallest else ""
-        return f"{self.found.clients} of size {self.parameters:,}{least}"
-
-
-class AttackedFederation(NamedTuple):
-    """An attack on a federation."""
-
-    labels: tuple[tuple[str, Any], ...]
-    attack: str
-
-
-class Who(NamedTuple):
-    """A federation and one of its clients; None is the server."""
-
-    labels: tuple[tuple[str, Any], ...]
-    client: int | None
-
-
-@dataclass(frozen=True)
-class Party:
-    """A client or a server, a line of the table: means over seeds, and the range of several or one seed's interval."""
-
-    labels: Mapping[str, Any]
-    client: int | None
-    data_size: str
-    parameters: int
-    attack: str
-    accuracy: SummaryCell | None
-    advantage: SummaryCell | None
-    auc: SummaryCell | None
-    rows: Mapping[str, Sequence[Row]]  # of these cells, by metric
-
-    @property
-    def rule(self) -> str:
-        """The rule and the network of the federation."""
-        return name(self.labels)
-
-    @property
-    def name(self) -> str:
-        """The name on the page."""
-        return "server" if self.client is None else f"client {self.client}"
-
-
-@dataclass(frozen=True)
-class SubmodelPoint:
-    """One federation under one attack, a point on the plane: its server, and its average client."""
-
-    labels: Mapping[str, Any]
-    server: Party | None
-    accuracy: SummaryCell | None
-    advantage: SummaryCell | None
-    clients: int
-    attack: str = ""
-    excluded: Sequence[str] = ()  # reasons of clients outside the mean advantage, one each
-    by_size: Sequence[BySize] = ()  # Pearson's r of advantage and data size, by model size
-
-    @property
-    def name(self) -> str:
-        """The rule, the network and a defense on top."""
-        return name(self.labels)
-
-
-class ScoringResult(NamedTuple):
-    """The result of one way of scoring, as means over clients and seeds."""
-
-    batches: str  # the other examples of a scoring batch
-    updates: int  # number that the attacker holds
-    server: float | None  # advantage
-    clients: float | None
-    auc: float | None  # of the clients
-
-
-@dataclass(frozen=True)
-class ScoringComparison:
-    """One attack on one federation in several ways of scoring: the one of the other tables, then the others."""
-
-    labels: Mapping[str, Any]
-    attack: str
-    found: Sequence[ScoringResult]
-
-    @property
-    def name(self) -> str:
-        """The rule and the network of the federation."""
-        return name(self.labels)
+        return f"{self.correlation.clients} of size {self.parameters:,}{least}"
 
 
 def is_submodel(row: Row) -> bool:
@@ -118,111 +42,33 @@ def is_submodel(row: Row) -> bool:
     return "submodels" in row.extra
 
 
-def parties(rows: Sequence[Row]) -> list[Party]:
-    """Return every client and server, one line for each attack that was run."""
-    groups: dict[tuple[Who, str], dict[str, list[Row]]] = {}
-    plain = plain_views(rows)
-    for row in rows:
-        if "scope" in row.extra and way_of(row) in (None, plain.get(asker_of(row))):
-            who = Who(tuple(labels_of(row).items()), row.extra["client"])
-            groups.setdefault((who, row.attack or ""), {}).setdefault(row.metric, []).append(row)
-    lines = []
-    for (who, attack), measures in groups.items():
-        if attack:
-            accuracy = groups.get((who, ""), {}).get("test_accuracy", [])
-            first = next(iter(measures.values()))[0]
-            sizes = sorted({row.extra["data_size"] for row in measures["advantage"]})
-            size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            rows_by_metric = measures | {"test_accuracy": accuracy}
-            cells = {field: over_seeds(rows_by_metric.get(metric, [])) for field, metric in MEASURES.items()}
-            labels, parameters = dict(who.labels), first.extra["parameters"]
-            lines.append(Party(labels, who.client, size, parameters, attack, **cells, rows=rows_by_metric))
-    return lines
+def read_federation(row: Row) -> dict[str, Any]:
+    """Return the labels that tell a federation from others."""
+    extra = {key: row.extra[key] for key in FEDERATION if key in row.extra}
+    return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
 
 
-def federations(lines: Sequence[Party]) -> list[SubmodelPoint]:
-    """Return one line a federation and attack, in the order they were run.
-
-    Clients share the test examples, so their accuracies are not independent. An attack uses each client's members.
-    """
-    groups: dict[AttackedFederation, list[Party]] = {}
-    for line in lines:
-        groups.setdefault(AttackedFederation(tuple(line.labels.items()), line.attack), []).append(line)
-    result = []
-    for (_, attack), group in groups.items():
-        clients = [line for line in group if line.client is not None]
-        server = next((line for line in group if line.client is None), None)
-        measured = {name: [row for line in clients for row in line.rows.get(name, ())] for name in MEASURES.values()}
-        accuracy = over_clients(measured["test_accuracy"], average_on_same)
-        advantage = over_clients(measured["advantage"], average)
-        cells = [line.advantage for line in clients]
-        excluded = [cell.note or "" for cell in cells if cell is not None and cell.value is None]
-        sized = by_size(measured["advantage"])
-        result.append(
-            SubmodelPoint(group[0].labels, server, accuracy, advantage, len(clients), attack, excluded, sized)
-        )
-    return result
+def _read_attack(row: Row) -> dict[str, Any]:
+    return read_federation(row) | {"attack": row.attack}
 
 
-def not_attacked(rows: Sequence[Row]) -> list[SubmodelPoint]:
-    """Return federations with known accuracy only, by the last round that was evaluated."""
-    groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
-    attacked = {tuple(labels_of(row).items()) for row in rows if "scope" in row.extra and row.attack}
-    for row in rows:
-        key = tuple(labels_of(row).items())
-        if is_submodel(row) and "round" in row.extra and not row.extra.get("advice") and key not in attacked:
-            groups.setdefault(key, []).append(row)
-    result = []
-    for key, group in groups.items():
-        last = max(row.extra["round"] for row in group)
-        end = [row for row in group if row.extra["round"] == last and row.extra.get("client") is None]
-        server, clients = (
-            over_seeds([row for row in end if row.metric == metric]) for metric in ("test_accuracy", "client_accuracy")
-        )
-        labels = dict(key)
-        party = Party(labels, None, "", 0, "", server, None, None, {})
-        result.append(SubmodelPoint(labels, party, clients, None, 0))
-    return result
+def _read_party(row: Row) -> dict[str, Any]:
+    return read_federation(row) | {"client": row.extra["client"], "attack": row.attack}
 
 
-def asked(rows: Sequence[Row]) -> list[ScoringComparison]:
-    """Return every attack that scored in several ways."""
-    plain = plain_views(rows)
-    groups: dict[AttackedFederation, dict[tuple[str, int], list[Row]]] = {
-        asker: {view: []} for asker, view in plain.items()
-    }
-    for row in rows:
-        if (view := way_of(row)) is not None:
-            groups[asker_of(row)].setdefault(view, []).append(row)
-    return [
-        ScoringComparison(
-            dict(asker.labels), asker.attack, [_found(*view, view_rows) for view, view_rows in views.items()]
-        )
-        for asker, views in groups.items()
-        if len(views) > 1
-    ]
+def _read_scoring(row: Row) -> Scoring | None:
+    """Return the other examples of a scoring batch and the number of updates held; None if a row has neither."""
+    batches = row.extra.get("batches") if "scope" in row.extra else None
+    return None if batches is None else (batches, row.extra.get("updates", 1))
 
 
-def _found(batches: str, updates: int, rows: Sequence[Row]) -> ScoringResult:
-    def mean(metric: str, scope: str) -> float | None:
-        measured = [row.value for row in rows if row.metric == metric and row.extra["scope"] == scope]
-        values = [value for value in measured if value is not None]
-        return sum(values) / len(values) if values else None
-
-    return ScoringResult(
-        batches, updates, mean("advantage", "server"), mean("advantage", "client"), mean("auc", "client")
-    )
-
-
-def name(labels: Mapping[str, Any]) -> str:
+def name_federation(labels: summary.Labels) -> str:
     """Return the name of a federation: a channel rule on the server's network, augmentation, and the defense on top.
 
     Without large clients the name also says if uncovered cells are kept.
 
-    Without large clients, whether cells are kept.
-
     Example:
-        >>> name({"submodels": "none", "model": "mapp-cnn-8", "defense": "none"})
+        >>> name_federation({"submodels": "none", "model": "mapp-cnn-8", "defense": "none"})
         'fedavg, mapp-cnn-8'
     """
     rule = "fedavg" if labels["submodels"] == "none" else str(labels["submodels"])
@@ -233,81 +79,196 @@ def name(labels: Mapping[str, Any]) -> str:
     return text if labels["defense"] in ("none", None) else f"{text}, {labels['defense']}"
 
 
-def labels_of(row: Row) -> dict[str, Any]:
-    """Return the labels that tell a federation from others."""
-    names = ("run", "submodels", "large_clients", "uncovered", "augment")
-    extra = {key: row.extra[key] for key in names if key in row.extra}
-    return {"model": row.model, "dataset": row.dataset, "defense": row.defense} | extra
-
-
-def plain_views(rows: Iterable[Row]) -> dict[AttackedFederation, tuple[str, int]]:
-    """Return each attack's configured way of scoring: its first row has it, and comparisons come later."""
-    views: dict[AttackedFederation, tuple[str, int]] = {}
+def summarise_parties(rows: Sequence[Row]) -> list[SummaryLine]:
+    """Return every client and server (client None), one line for each attack, scored in the configured way."""
+    configured: dict[str, Scoring] = {}  # an attack's first row has it; comparisons come later
     for row in rows:
-        if (view := way_of(row)) is not None:
-            views.setdefault(asker_of(row), view)
-    return views
+        if (scoring := _read_scoring(row)) is not None:
+            configured.setdefault(str(_read_attack(row)), scoring)
+    scoped = [
+        row
+        for row in rows
+        if "scope" in row.extra and _read_scoring(row) in (None, configured.get(str(_read_attack(row))))
+    ]
+    lines = summarise(scoped, _read_party)
+    unattacked = {str(line.labels): line for line in lines if not line.labels["attack"]}
+    parties = []
+    for line in lines:
+        if line.labels["attack"]:
+            before = unattacked.get(str(line.labels | {"attack": None}), SummaryLine({}))
+            accuracy = {name: cell for name, cell in before.cells.items() if name == "test_accuracy"}
+            cells = line.cells | accuracy | {"client_advantage": line.cells["advantage"]}
+            parties.append(SummaryLine(line.labels, cells, [*before.rows, *line.rows]))
+    return parties
 
 
-def way_of(row: Row) -> tuple[str, int] | None:
-    """Return the other examples of a scoring batch and the number of updates held; None if a row has neither."""
-    batches = row.extra.get("batches") if "scope" in row.extra else None
-    return None if batches is None else (batches, row.extra.get("updates", 1))
+def summarise_federations(rows: Sequence[Row]) -> list[SummaryLine]:
+    """Return one line a federation and attack, in the order they were run: its server, and its average client.
+
+    Clients share the test examples, so their accuracies are not independent. An attack uses each client's members.
+    Federations that were not attacked come last, with the accuracy of the last evaluated round.
+    """
+    parties = summarise_parties(rows)
+    lines = []
+    for group in group_by(parties, lambda line: str(line.labels | {"client": None})).values():
+        clients = [row for line in group if line.labels["client"] is not None for row in line.rows]
+        cells = {
+            "client_accuracy": average_clients(select_rows(clients, "test_accuracy"), average_on_same),
+            "client_advantage": average_clients(select_rows(clients, "advantage"), estimates.average),
+        }
+        for server in (line.cells for line in group if line.labels["client"] is None):
+            cells |= {"server_accuracy": server.get("test_accuracy"), "server_advantage": server["advantage"]}
+        known = {name: cell for name, cell in cells.items() if cell is not None}
+        lines.append(SummaryLine(group[0].labels, known, clients))
+    return lines + _summarise_unattacked(rows)
 
 
-def asker_of(row: Row) -> AttackedFederation:
-    """Return the attack that a row is of."""
-    return AttackedFederation(tuple(labels_of(row).items()), row.attack or "")
+def _summarise_unattacked(rows: Sequence[Row]) -> list[SummaryLine]:
+    attacked = {str(read_federation(row)) for row in rows if "scope" in row.extra and row.attack}
+    evaluated = (row for row in rows if is_submodel(row) and "round" in row.extra and not row.extra.get("advice"))
+    lines = []
+    for line in summarise(evaluated, read_federation):
+        if str(line.labels) not in attacked:
+            last = max(row.extra["round"] for row in line.rows)
+            server, clients = (
+                select_rows(line.rows, name, round=last, client=None) for name in ("test_accuracy", "client_accuracy")
+            )
+            cells = {"server_accuracy": summarise_cell(server), "client_accuracy": summarise_cell(clients)}
+            lines.append(SummaryLine(line.labels | {"attack": None}, cells))
+    return lines
 
 
-def over_seeds(rows: Sequence[Row]) -> SummaryCell | None:
-    """Return the mean over seeds; its interval is that of a single seed, or the range of several."""
-    known = _estimates(rows)
-    note = next((row.note for row in rows if row.note), None)
-    if not known:
-        return SummaryCell(None, None, None, note) if rows else None
-    if len(known) == 1:
-        (row,) = (row for row in rows if row.value is not None)
-        return SummaryCell(row.value, row.low, row.high, note)
-    return _cell([estimate.value for estimate in known], note)
+def compare_scorings(rows: Sequence[Row]) -> list[SummaryLine]:
+    """Return the ways of scoring of every attack that has several: the configured one, then the others."""
+    scored = [row for row in rows if _read_scoring(row) is not None]
+    results = []
+    for attack in summarise(scored, _read_attack):
+        scorings = group_by(attack.rows, _read_scoring)
+        for scoring, same in scorings.items() if len(scorings) > 1 else ():
+            measures = {"server_advantage": ("advantage", "server"), "client_advantage": ("advantage", "client")}
+            cells = {
+                name: summary.average_cell(row.value for row in select_rows(same, metric, scope=scope))
+                for name, (metric, scope) in (measures | {"auc": ("auc", "client")}).items()
+            }
+            labels = dict(zip(("batches", "updates"), scoring or (), strict=True))
+            results.append(SummaryLine(attack.labels | labels, cells, same))
+    return results
 
 
-def over_clients(rows: Iterable[Row], average: Callable[[Sequence[Estimate]], Estimate]) -> SummaryCell | None:
+def list_excluded(line: SummaryLine) -> tuple[int, list[str]]:
+    """Return the number of clients of a federation, and the reason of each client that could not be attacked."""
+    advantages = [row for row in line.rows if row.metric == "advantage"]
+    clients = [summarise_cell(same) for same in group_by(advantages, lambda row: row.extra["client"]).values()]
+    return len(clients), [cell.note or "" for cell in clients if cell.value is None]
+
+
+def average_clients(rows: Iterable[Row], combine: Callable[[Sequence[Estimate]], Estimate]) -> SummaryCell | None:
     """Return the average client: one seed has the clients' joint interval, several the range of their means."""
-    seeds: dict[int, list[Row]] = {}
-    for row in rows:
-        seeds.setdefault(row.seed, []).append(row)
-    means = [average(known) for known in map(_estimates, seeds.values()) if known]
-    if not means:
-        return None
-    return SummaryCell(*means[0][:3]) if len(means) == 1 else _cell([mean.value for mean in means])
+    seeds = group_by(rows, lambda row: row.seed).values()
+    means = [combine([_estimate(row.value, row) for row in same if row.value is not None]) for same in seeds]
+    if len(means) == 1:
+        return SummaryCell(*means[0][:3])
+    values = [mean.value for mean in means]
+    return replace(summary.average_cell(values), low=min(values), high=max(values)) if values else None
 
 
-def by_size(rows: Iterable[Row]) -> list[BySize]:
+def _estimate(value: float, row: Row) -> Estimate:
+    """Return a row's value; a missing end of its interval is the value."""
+    return Estimate(value, value if row.low is None else row.low, value if row.high is None else row.high)
+
+
+def correlate_by_size(rows: Iterable[Row]) -> list[SizeCorrelation]:
     """Return Pearson's r by model size: of clients with at least the paper's number of examples, or of all.
 
     All clients count where too few are that large.
     """
-    points: dict[int, list[tuple[int, float]]] = {}
-    for row in rows:
-        if row.value is not None:
-            points.setdefault(row.extra["parameters"], []).append((row.extra["data_size"], row.value))
-    tried = [
-        (size, exposure_correlation(clients, least), least)
-        for size, clients in points.items()
-        for least in (SMALLEST, 0)
+    correlations = []
+    sizes = group_by(select_rows(rows, "advantage"), lambda row: row.extra["parameters"])
+    for parameters, same in sizes.items():
+        points = [(row.extra["data_size"], row.value) for row in same if row.value is not None]
+        tried = ((exposure_correlation(points, least), least) for least in (SMALLEST, 0))
+        correlations += [SizeCorrelation(parameters, r, least) for r, least in tried if r is not None][:1]
+    return correlations
+
+
+def build_tables(rows: Sequence[Row]) -> dict[str, ReportTable]:
+    """Return the tables of federations, of ways of scoring, and of clients; only those that have lines."""
+    names = [
+        Column("rule", lambda line: name_federation(line.labels)),
+        label_column("large_clients", "large clients", number=True),
+        Column("attack", lambda line: line.labels["attack"] or "-"),
     ]
-    correlations = [BySize(size, r, least) for size, r, least in tried if r is not None]
-    return list({x.parameters: x for x in reversed(correlations)}.values())[::-1]
-
-
-def _cell(values: Sequence[float], note: str | None = None) -> SummaryCell:
-    return SummaryCell(sum(values) / len(values), min(values), max(values), note)
-
-
-def _estimates(rows: Iterable[Row]) -> list[Estimate]:
-    return [
-        Estimate(row.value, row.value if row.low is None else row.low, row.value if row.high is None else row.high)
-        for row in rows
-        if row.value is not None
+    federations = [
+        *(label_column("dataset", "data"), measure_column("server_accuracy"), measure_column("server_advantage")),
+        *(measure_column("client_accuracy"), Column(table.name_measure("client_advantage"), _build_advantage, True)),
+        Column("r with data size", _build_correlation, number=True),
     ]
+    scorings = [
+        *(label_column("batches", "scoring batches"), label_column("updates", number=True)),
+        *(measure_column("server_advantage"), measure_column("client_advantage", "client advantage")),
+        measure_column("auc", "client AUC"),
+    ]
+    parties = [
+        Column("party", lambda line: name_party(line.labels["client"])),
+        Column("data size", _describe_size, number=True),
+        Column("model size", lambda line: f"{line.rows[-1].extra['parameters']:,}", number=True),
+        *(measure_column("test_accuracy"), measure_column("client_advantage", "advantage"), measure_column("auc")),
+    ]
+    plans = {
+        "submodel-federations": ("Federations over sub-models", summarise_federations(rows), federations),
+        "submodel-scorings": ("Ways of scoring", compare_scorings(rows), scorings),
+        "submodel-clients": ("Clients and servers", summarise_parties(rows), parties),
+    }
+    return {
+        key: table.build_table(caption, lines, names + columns, id=key, wide=True)
+        for key, (caption, lines, columns) in plans.items()
+        if lines
+    }
+
+
+def name_party(client: int | None) -> str:
+    """Return the name of a client, or of the server if there is none."""
+    return "server" if client is None else f"client {client}"
+
+
+def _describe_size(line: SummaryLine) -> str:
+    """Return the number of examples; of several seeds the least and the most."""
+    sizes = sorted({row.extra["data_size"] for row in line.rows if row.attack})
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+
+def _build_advantage(line: SummaryLine) -> TableCell:
+    """Return the average client's advantage, with the number of clients if some could not be attacked."""
+    cell = table.build_measure(line, "client_advantage")
+    clients, excluded = list_excluded(line)
+    counted = (f"{clients - len(excluded)} of {clients} clients",) if excluded else ()
+    return replace(cell, small=cell.small + counted)
+
+
+def _build_correlation(line: SummaryLine) -> TableCell:
+    """Return r of each model size with its interval and its clients, the first as the cell's value."""
+    sized = [(x.correlation.r, x.clients) for x in correlate_by_size(line.rows)]
+    texts = [text for r, clients in sized for text in (f"{r.value:.2f}", f"[{r.low:.2f}, {r.high:.2f}]", clients)]
+    return TableCell(texts[0] if texts else "-", tuple(texts[1:]), sized[0][0].value if sized else None, measured=True)
+
+
+def build_advice_table(advice: Sequence[Advice]) -> ReportTable:
+    """Return the table of the expected values of each client at each model size, with the advised size."""
+    columns = [
+        Column("client", lambda one: str(one.client), number=True),
+        Column("data size", lambda one: str(one.data_size), number=True),
+    ]
+    for number, option in enumerate(advice[0].options):
+        size = "whole model" if option.rate == 1 else f"{option.rate:g} of the channels"
+        columns.append(Column(f"accuracy, {size}", partial(_build_option, number, "accuracy"), number=True))
+        columns.append(Column(f"advantage, {size}", partial(_build_option, number, "advantage"), number=True))
+    columns.append(Column("advice", lambda one: one.words))
+    return table.build_table("Advice for every client", advice, columns, wide=True)
+
+
+def _build_option(number: int, field: str, one: Advice) -> TableCell:
+    """Return the expected accuracy or advantage of one model size for a client."""
+    estimate = getattr(one.options[number], field)
+    metric = f"client_{field}"
+    cell = SummaryCell(None, None, None) if estimate is None else SummaryCell(*estimate)
+    return table.build_measure(SummaryLine({}, {metric: cell}), metric)

@@ -1,18 +1,25 @@
-"""Lines of a table, gathered from the rows of one or many seeds."""
+"""Row query of the report: rows and figures by their labels, groups, means over seeds, and the lines of tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
 NAMES = ("model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack")
 MODEL = ("run", "model", "dataset", "pruner", "sparsity", "defense", "original")  # other labels describe the attacker
+CONTENT = ("kind", "quantity", "fpr", "tpr", "edges", "members", "nonmembers", "member_mean", "nonmember_mean")
+GRID = 120  # points of a mean curve
 Key = tuple[tuple[str, Any], ...]
+Labels = Mapping[str, Any]
+Item = TypeVar("Item")
+GroupKey = TypeVar("GroupKey", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -27,16 +34,16 @@ class SummaryCell:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """Measures of one model, or of one attack on it."""
+    """A line of a table: measures of one model, of one attack, of a client or of a federation."""
 
     labels: dict[str, Any]
     cells: dict[str, SummaryCell] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
+    rows: Sequence[Row] = ()  # the rows that were summarised
 
     @property
     def title(self) -> str:
         """The name of the model, without its defense."""
-        return compression(self.labels)
+        return name_compression(self.labels)
 
     @property
     def pruned(self) -> bool:
@@ -47,17 +54,100 @@ class SummaryLine:
         """Return a measure's mean; None if it was not measured."""
         return self.cells[metric].value if metric in self.cells else None
 
+    def rank(self, metric: str) -> float:
+        """Return a measure's mean for comparisons; a missing value is below every other."""
+        value = self.value(metric)
+        return -math.inf if value is None else value
 
-def is_pruned(labels: Mapping[str, Any]) -> bool:
+
+@dataclass(frozen=True)
+class Record:
+    """One curve, histogram or set of class means, with the labels of its row."""
+
+    kind: str
+    quantity: str | None
+    labels: dict[str, Any]
+    content: dict[str, Any]
+
+
+def read_labels(row: Row) -> dict[str, Any]:
+    """Return all labels of a row, those in `extra` included, without its seed."""
+    return {name: getattr(row, name) for name in NAMES} | row.extra
+
+
+def select_rows(rows: Iterable[Row], *metrics: str, **labels: Any) -> list[Row]:
+    """Return the rows that have a value, one of the metrics and all of the labels.
+
+    Args:
+        rows: the rows to select from.
+        metrics: names of metrics; any metric if there are none.
+        labels: the value of each label; None also selects rows without the label.
+
+    Example:
+        >>> row = Row(model="m", dataset="d", seed=0, metric="auc", value=0.5, extra={"round": 3})
+        >>> len(select_rows([row], "auc", model="m", round=3)), len(select_rows([row], round=4))
+        (1, 0)
+    """
+    return [
+        row
+        for row in rows
+        if row.value is not None
+        and (not metrics or row.metric in metrics)
+        and all((getattr(row, name) if name in NAMES else row.extra.get(name)) == x for name, x in labels.items())
+    ]
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], GroupKey]) -> dict[GroupKey, list[Item]]:
+    """Group items by a key; groups and their items keep their order."""
+    groups: dict[GroupKey, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def average(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def average_cell(values: Iterable[float | None]) -> SummaryCell:
+    """Return a mean without an interval."""
+    return SummaryCell(average(values), None, None)
+
+
+def average_along(rows: Iterable[Row], read: Callable[[Row], Any]) -> dict[Any, float]:
+    """Return the mean value of rows at each point that `read` returns, in rising order; seeds and clients alike."""
+    means = {at: average(row.value for row in same) for at, same in group_by(rows, read).items()}
+    return {at: mean for at, mean in sorted(means.items()) if mean is not None}
+
+
+def differ(labelled: Iterable[Labels], name: str) -> bool:
+    """Return True if a label has several values."""
+    return len({labels.get(name) for labels in labelled}) > 1
+
+
+def join_distinct(values: Iterable[Any]) -> str:
+    """Return the different values in their order, separated by commas; None is left out."""
+    return ", ".join(dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in values if x is not None))
+
+
+def is_pruned(labels: Labels) -> bool:
     """Return True if the labels are of a pruned model, not of an original."""
     return labels["pruner"] not in (None, "none")
 
 
-def compression(labels: Mapping[str, Any]) -> str:
+def name_setting(labels: Labels) -> str:
+    """Name a network and its data, and the run if the page has several."""
+    name = f"{labels['model']} on {labels['dataset']}"
+    return f"{labels['run']}: {name}" if labels.get("run") else name
+
+
+def name_compression(labels: Labels) -> str:
     """Name a model by its pruner and sparsity, or as the original.
 
     Example:
-        >>> compression({"pruner": "snip", "sparsity": 0.70})
+        >>> name_compression({"pruner": "snip", "sparsity": 0.70})
         'snip 0.7'
     """
     if not is_pruned(labels):
@@ -66,109 +156,115 @@ def compression(labels: Mapping[str, Any]) -> str:
     return f"{labels['pruner']} {labels['sparsity']:g}" if labels["sparsity"] else str(labels["pruner"])
 
 
-def full_title(labels: Mapping[str, Any]) -> str:
+def name_model(labels: Labels) -> str:
     """Name a model with its defense; an original has one only if trained with the defense from the start."""
     defense = labels["defense"]
     plain = defense in (None, labels["pruner"]) or (defense == "basic" and not is_pruned(labels))
-    return compression(labels) if plain else f"{compression(labels)}, {labels['defense']}"
+    return name_compression(labels) if plain else f"{name_compression(labels)}, {labels['defense']}"
 
 
-def model_key(labels: Mapping[str, Any]) -> Key:
+def model_key(labels: Labels) -> Key:
     """Return the key of a model, without the attack."""
     return tuple((name, labels.get(name)) for name in MODEL)
 
 
-def attack_key(labels: Mapping[str, Any]) -> Key:
+def attack_key(labels: Labels) -> Key:
     """Return the key of one attack on one model."""
     return tuple(sorted((k, v) for k, v in labels.items() if v is not None))
 
 
-def setting_key(labels: Mapping[str, Any]) -> Key:
+def setting_key(labels: Labels) -> Key:
     """Return the key of run, network and data; models of different settings are never compared."""
     return model_key(labels)[:3]
 
 
-def lines(rows: Iterable[Row]) -> list[SummaryLine]:
-    """Return one line per model and attack over all seeds, in the order of the rows."""
-    groups: dict[Key, dict[str, list[Row]]] = {}
-    for row in rows:
-        labels = {name: getattr(row, name) for name in NAMES} | row.extra
-        groups.setdefault(tuple(labels.items()), {}).setdefault(row.metric, []).append(row)
-    return [
-        SummaryLine(
-            dict(labels),
-            {metric: _cell(measured) for metric, measured in metrics.items()},
-            tuple(sorted({row.seed for measured in metrics.values() for row in measured})),
-        )
-        for labels, metrics in groups.items()
-    ]
+def summarise(rows: Iterable[Row], label: Callable[[Row], dict[str, Any]] = read_labels) -> list[SummaryLine]:
+    """Return one line for each combination of labels over all seeds, in the order of the rows.
+
+    Args:
+        rows: the rows to summarise.
+        label: returns the labels of a row; by default all of them, which gives a line per model and attack.
+    """
+    groups = group_by(rows, lambda row: tuple(label(row).items()))
+    return [SummaryLine(dict(labels), _summarise_cells(group), group) for labels, group in groups.items()]
 
 
-def models(table: Sequence[SummaryLine]) -> list[SummaryLine]:
+def _summarise_cells(rows: Iterable[Row]) -> dict[str, SummaryCell]:
+    return {metric: summarise_cell(same) for metric, same in group_by(rows, lambda row: row.metric).items()}
+
+
+def summarise_cell(rows: Sequence[Row]) -> SummaryCell:
+    """Return the mean of one measure over the seeds; rows without a value add their note only."""
+    notes = "; ".join(sorted({row.note for row in rows if row.note})) or None
+    known = [row for row in rows if row.value is not None]
+    if len(known) == 1:
+        return SummaryCell(known[0].value, known[0].low, known[0].high, notes)
+    values = [row.value for row in known if row.value is not None]
+    return SummaryCell(average(values), min(values, default=None), max(values, default=None), notes)
+
+
+def select_models(lines: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the lines of models: utility, cost and gaps."""
-    return [line for line in table if line.labels["attack"] is None]
+    return [line for line in lines if line.labels["attack"] is None]
 
 
-def attacks(table: Sequence[SummaryLine]) -> list[SummaryLine]:
+def select_attacks(lines: Sequence[SummaryLine]) -> list[SummaryLine]:
     """Return the lines of attacks, each with the utility and cost of its model beside the attack's measures."""
-    beside = {model_key(line.labels): line.cells for line in models(table)}
+    beside = {model_key(line.labels): line.cells for line in select_models(lines)}
     return [
-        SummaryLine(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.seeds)
-        for line in table
+        SummaryLine(line.labels, beside.get(model_key(line.labels), {}) | line.cells, line.rows)
+        for line in lines
         if line.labels["attack"] is not None
     ]
 
 
-def strongest(table: Sequence[SummaryLine], metric: str = "auc") -> list[SummaryLine]:
-    """Return for each model the line of its strongest attack, under any knowledge of the attacker."""
-    best: dict[Key, SummaryLine] = {}
-    for line in attacks(table):
-        score, key = line.value(metric), model_key(line.labels)
-        if score is not None and (key not in best or score > (best[key].value(metric) or 0)):
-            best[key] = line
-    return list(best.values())
+def select_strongest(lines: Sequence[SummaryLine], metric: str = "auc") -> list[SummaryLine]:
+    """Return for each model the line of its strongest attack, under any knowledge of the attacker.
 
-
-def front(results: Sequence[SummaryLine]) -> list[SummaryLine]:
-    """Return the Pareto front, in order of rising accuracy.
-
-    For a line of the front, no other line is at least as accurate and leaks no more.
+    An attack without a value is never the strongest.
     """
-    points = [line for line in results if line.value("test_accuracy") is not None and line.value("auc") is not None]
-    best: list[SummaryLine] = []
-    for line in sorted(points, key=lambda line: (-(line.value("test_accuracy") or 0), line.value("auc") or 0)):
-        if not best or (line.value("auc") or 0) < (best[-1].value("auc") or 0):
-            best.append(line)
-    return best[::-1]
+    measured = [line for line in select_attacks(lines) if line.value(metric) is not None]
+    by_model = group_by(measured, lambda line: model_key(line.labels))
+    return [max(group, key=lambda line: line.rank(metric)) for group in by_model.values()]
 
 
-def by_setting(table: Iterable[SummaryLine]) -> list[list[SummaryLine]]:
+def select_front(
+    lines: Iterable[SummaryLine], accuracy: str, *leaks: str, keep_equal: bool = False
+) -> list[SummaryLine]:
+    """Return the Pareto front, in order of rising accuracy; lines without one of the measures are left out.
+
+    For a line of the front, no other line is at least as accurate, leaks no more, and is better in one measure.
+
+    Args:
+        lines: the lines to compare.
+        accuracy: the measure that is better if higher.
+        leaks: the measures that are better if lower.
+        keep_equal: True if lines with equal values are all on the front, else the first one is.
+    """
+    known = [line for line in lines if all(line.value(metric) is not None for metric in (accuracy, *leaks))]
+    values = [(-line.rank(accuracy), *(line.rank(metric) for metric in leaks)) for line in known]
+    front = []
+    for number, (line, mine) in enumerate(zip(known, values, strict=True)):
+        beaten = any(x != mine and all(b <= a for a, b in zip(mine, x, strict=True)) for x in values)
+        if not beaten and (keep_equal or mine not in values[:number]):
+            front.append(line)
+    return sorted(front, key=lambda line: line.rank(accuracy))
+
+
+def group_by_setting(lines: Iterable[SummaryLine]) -> list[list[SummaryLine]]:
     """Group the lines by run, network and data set."""
-    groups: dict[Key, list[SummaryLine]] = {}
-    for line in table:
-        groups.setdefault(setting_key(line.labels), []).append(line)
-    return list(groups.values())
+    return list(group_by(lines, lambda line: setting_key(line.labels)).values())
 
 
-def original_of(labels: Mapping[str, Any], originals: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def find_original(labels: Labels, originals: Iterable[Labels]) -> Labels | None:
     """Return the original of a pruned model: the one that its pruner trained if there is one, else the common one."""
     same = [model for model in originals if setting_key(model) == setting_key(labels) and not is_pruned(model)]
 
-    def nearness(model: Mapping[str, Any]) -> tuple[int, bool]:
+    def rank(model: Labels) -> tuple[int, bool]:
         by_training = {labels["pruner"]: 2, None: 1}.get(model.get("original"), 0)
         return by_training, model["defense"] == labels["defense"]
 
-    return max(same, key=nearness, default=None)
-
-
-def _cell(rows: Sequence[Row]) -> SummaryCell:
-    notes = "; ".join(sorted({row.note for row in rows if row.note})) or None
-    values = [row.value for row in rows if row.value is not None]
-    if not values:
-        return SummaryCell(None, None, None, notes)
-    if len(rows) == 1:
-        return SummaryCell(rows[0].value, rows[0].low, rows[0].high, notes)
-    return SummaryCell(sum(values) / len(values), min(values), max(values), notes)
+    return max(same, key=rank, default=None)
 
 
 def estimate(row: Row) -> Estimate:
@@ -176,3 +272,42 @@ def estimate(row: Row) -> Estimate:
     assert row.value is not None
     low = -math.inf if row.low is None else row.low
     return Estimate(row.value, low, math.inf if row.high is None else row.high, row.note)
+
+
+def gather_figures(figures: Iterable[Labels]) -> list[Record]:
+    """Return one record for each kind, quantity and label. Seeds are averaged; of histograms the first is shown.
+
+    Histograms of different seeds have different bins, which a mean would blur.
+    """
+    groups = group_by(
+        figures, lambda figure: (figure["kind"], figure.get("quantity"), attack_key(_figure_labels(figure)))
+    )
+    means = {"roc": _average_curves, "histogram": lambda same: dict(same[0]), "classes": _average_classes}
+    return [
+        Record(kind, quantity, _figure_labels(same[0]), means[kind](same))
+        for (kind, quantity, _), same in groups.items()
+    ]
+
+
+def _figure_labels(figure: Labels) -> dict[str, Any]:
+    """Return the labels of a figure, without its content and its seed."""
+    return {k: v for k, v in figure.items() if k not in (*CONTENT, "schema", "seed")}
+
+
+def _average_curves(figures: Sequence[Labels]) -> dict[str, Any]:
+    """Return the mean over seeds of the TPR at each FPR, on a grid that is even in the logarithm."""
+    if len(figures) == 1:
+        return {"fpr": figures[0]["fpr"], "tpr": figures[0]["tpr"]}
+    least = min((x for figure in figures for x in figure["fpr"] if x > 0), default=1e-3)
+    grid = np.concatenate([[0.0], np.logspace(math.log10(least), 0, GRID)])
+    allowed = (np.searchsorted(figure["fpr"], grid + 1e-12, side="right") - 1 for figure in figures)
+    rates = np.mean([np.take(figure["tpr"], last) for figure, last in zip(figures, allowed, strict=True)], axis=0)
+    return {"fpr": grid.tolist(), "tpr": rates.tolist()}
+
+
+def _average_classes(figures: Sequence[Labels]) -> dict[str, Any]:
+    """Return the mean of each class over seeds, for members and non-members."""
+    return {
+        side: [average(values) for values in zip(*(figure[side] for figure in figures), strict=True)]
+        for side in ("members", "nonmembers")
+    }

@@ -7,23 +7,23 @@ in both forms, along each varied setting.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from secateur.evaluation.theory_curves import AXES, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
-from secateur.report.audit import View, setting
-from secateur.report.plotting import GREY, PALETTE, Panel, Part, alone, cycle, panel, short, thin
+from secateur.report import plotting
+from secateur.report.plotting import GREY, PALETTE, Panel, Part, View, cycle
+from secateur.report.summary import group_by, name_setting, read_labels, select_rows
 from secateur.runs.rows import Row
 
-STUDY = "theory"  # the `study` of rows from studies/dgp/distance.py
+STUDY = "theory"  # the `study` of rows from studies/dgp/theory.py
 MEASURES = ("relative_distance", "error", "bound", "bound_by_sent")
 NMI, CHANCE = "nmi_256", "nmi_256_chance"
 BOUNDS: dict[str, tuple[Callable[[BoundPoint], float], str]] = {  # each with its mark
-    "at least, by Eq. 2": (lambda point: point.bound, "line-ew-open"),
-    "at least, by what was sent": (lambda point: point.by_sent, "triangle-up-open"),
+    "bound by Eq. 2": (lambda point: point.bound, "line-ew-open"),
+    "bound by the sent update": (lambda point: point.by_sent, "triangle-up-open"),
 }
-Values = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -38,40 +38,34 @@ class BoundPoint:
     by_sent: float  # Eq. 2 with the sent update in place of the reconstruction's gradient
 
 
-def by_distance(rows: Iterable[Row]) -> list[View]:
+def draw_distances(rows: Iterable[Row]) -> list[View]:
     """Return one view for each network and data set: a point for every target and defense, and its two bounds."""
-    places: dict[str, dict[tuple[str, int, int], Values]] = {}
-    for row in rows:
-        if row.extra.get("study") == STUDY and row.value is not None:
-            place = setting({"model": row.model, "dataset": row.dataset, "run": row.extra.get("run")})
-            key = (row.defense or "none", row.seed, row.extra["number"])
-            places.setdefault(place, {}).setdefault(key, {})[row.metric] = row.value
+    settings = group_by(select_rows(rows, study=STUDY), lambda row: name_setting(read_labels(row)))
     return [
-        View(place, [_scatter(place, points)], sentence(points))
-        for place, values in places.items()
-        if (points := _distance_points(values))
+        View(setting, [_draw_scatter(setting, points)], describe_distances(points))
+        for setting, same in settings.items()
+        if (points := _list_points(same))
     ]
 
 
-def _distance_points(measured: dict[tuple[str, int, int], Values]) -> list[BoundPoint]:
+def _list_points(rows: Sequence[Row]) -> list[BoundPoint]:
     """Return the reconstructed targets with finite values: a gradient of zeros has no relative distance."""
-    several = len({seed for _, seed, _ in measured}) > 1
-    return [
-        BoundPoint(
-            defense,
-            f"target {number}" + (f", seed {seed}" if several else ""),
-            *(values[name] for name in MEASURES),
-        )
-        for (defense, seed, number), values in measured.items()
-        if all(math.isfinite(values.get(name, math.nan)) for name in MEASURES)
-    ]
+    several = len({row.seed for row in rows}) > 1
+    points = []
+    targets = group_by(rows, lambda row: (row.defense or "none", row.seed, row.extra["number"]))
+    for (defense, seed, number), same in targets.items():
+        measured = {row.metric: row.value for row in same if row.value is not None}
+        values = [measured.get(name, math.nan) for name in MEASURES]
+        if all(map(math.isfinite, values)):
+            points.append(BoundPoint(defense, f"target {number}" + (f", seed {seed}" if several else ""), *values))
+    return points
 
 
-def sentence(points: Sequence[BoundPoint]) -> str:
+def describe_distances(points: Sequence[BoundPoint]) -> str:
     """Return the plot in words: the ends, and the number of broken bounds."""
     means = {
         name: (fmean(x.distance for x in group), fmean(x.error for x in group))
-        for name, group in _groups(points).items()
+        for name, group in group_by(points, lambda point: point.defense).items()
     }
     ends = [pick(means, key=lambda name: means[name][0]) for pick in (min, max)]
     texts = [f"{name} (distance {means[name][0]:.3g}, mean error {means[name][1]:.3g})" for name in dict.fromkeys(ends)]
@@ -79,57 +73,37 @@ def sentence(points: Sequence[BoundPoint]) -> str:
     return (
         f"From the nearest update to the furthest: {' to '.join(texts)}. "
         f"Nearer to the truth than Proposition 1 allows: {broken[0]} of {len(points)} reconstructions "
-        f"by Eq. 2, {broken[1]} by what was sent."
+        f"by Eq. 2, {broken[1]} by the sent update."
     )
 
 
-def _groups(points: Iterable[BoundPoint]) -> dict[str, list[BoundPoint]]:
-    """Return the points of each defense."""
-    groups: dict[str, list[BoundPoint]] = {}
-    for point in points:
-        groups.setdefault(point.defense, []).append(point)
-    return groups
-
-
-def _scatter(title: str, points: Sequence[BoundPoint]) -> Panel:
-    groups = _groups(points)
+def _draw_scatter(title: str, points: Sequence[BoundPoint]) -> Panel:
+    groups = group_by(points, lambda point: point.defense)
     traces = [
-        _distance_trace(name, group, lambda x: x.error, {"color": cycle(PALETTE, number), "size": 9})
+        _draw_marks(name, group, lambda x: x.error, {"color": cycle(PALETTE, number), "size": 9})
         for number, (name, group) in enumerate(groups.items())
     ]
     for name, (bound, symbol) in BOUNDS.items():
         marker = {"color": GREY, "size": 8, "symbol": symbol, "line": {"width": 2, "color": GREY}}
-        traces.append(_distance_trace(name, points, bound, marker))
-    return panel(
-        title,
-        f"{title}: the error of each reconstruction by the distance of the update. {sentence(points)}",
-        traces,
-        440,
-        {"title": "relative distance from the gradient", "zeroline": False, "nticks": 8}
-        | alone(x.distance for x in points),
-        {"title": "error of the reconstruction (norm)", "rangemode": "tozero", "zeroline": False, "nticks": 8},
+        traces.append(_draw_marks(name, points, bound, marker))
+    alt = f"{title}: the error of each reconstruction by the distance of the update. {describe_distances(points)}"
+    x_axis = plotting.number_axis("relative distance from the gradient") | plotting.fit_single(
+        x.distance for x in points
     )
+    y_axis = plotting.number_axis("error of the reconstruction (norm)", rangemode="tozero")
+    return plotting.draw_panel(title, alt, traces, 440, x_axis, y_axis)
 
 
-def _distance_trace(
-    name: str, points: Sequence[BoundPoint], value: Callable[[BoundPoint], float], marker: Part
-) -> Part:
-    texts = [f"<b>{x.defense}</b>, {x.target}<br>distance {x.distance:.3g}, error {x.error:.3g}" for x in points]
-    bounds = [f"<br>at least {x.bound:.3g} by Eq. 2, {x.by_sent:.3g} by what was sent" for x in points]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": short(x.distance for x in points),
-        "y": short(value(x) for x in points),
-        "marker": marker,
-        "cliponaxis": False,
-        "text": [first + second for first, second in zip(texts, bounds, strict=True)],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+def _draw_marks(name: str, points: Sequence[BoundPoint], read: Callable[[BoundPoint], float], marker: Part) -> Part:
+    texts = [
+        f"<b>{x.defense}</b>, {x.target}<br>distance {x.distance:.3g}, error {x.error:.3g}"
+        f"<br>at least {x.bound:.3g} by Eq. 2, {x.by_sent:.3g} by the sent update"
+        for x in points
+    ]
+    return plotting.draw_points(name, [(x.distance, read(x)) for x in points], marker, texts, cliponaxis=False)
 
 
-def beside_measured(rows: Iterable[Row]) -> list[View]:
+def draw_theory(rows: Iterable[Row]) -> list[View]:
     """Return one view for each varied setting: NMI and its chance level, then both forms of the theorem.
 
     A colour is a base pruning. Empty if no theory was asked for. Curves over two rounds are not drawn.
@@ -139,16 +113,13 @@ def beside_measured(rows: Iterable[Row]) -> list[View]:
         return []
     known, views = updates(rows), []
     for axis in AXES:
-        groups: dict[str, list[LeakageCurve]] = {}
-        for curve in curves(known, axis):
-            if axis is not ROUNDS or len(curve.points) > 2:
-                groups.setdefault(_place(curve), []).append(curve)
-        for place, group in groups.items():
-            views.append(View(f"{axis.title}, {place}", _panels(axis, group)))
+        drawn = [curve for curve in curves(known, axis) if axis is not ROUNDS or len(curve.points) > 2]
+        for setting, group in group_by(drawn, _name_shared).items():
+            views.append(View(f"{axis.title}, {setting}", _draw_panels(axis, group)))
     return views
 
 
-def _place(curve: LeakageCurve) -> str:
+def _name_shared(curve: LeakageCurve) -> str:
     """Return the labels that the curves of one view share: all but the base pruning and the attack."""
     labels = {name: value for name, value in curve.labels.items() if name not in ("base", "attack")}
     network = f"{labels.pop('model')} on " if "model" in labels else ""
@@ -156,45 +127,45 @@ def _place(curve: LeakageCurve) -> str:
     return ", ".join([f"{network}{labels['data']}", *rest])
 
 
-def _panels(axis: Axis, group: Sequence[LeakageCurve]) -> list[Panel]:
-    theory = "rounds" if axis is ROUNDS else "total"
-    name = "Corollary 4.2" if axis is ROUNDS else "Theorem 4.1"
-    measures = {NMI: "NMI of SGI, 256 levels", f"printed_{theory}": f"{name} as printed, bits"}
-    measures |= {f"corrected_{theory}": f"{name} corrected, bits"}
+def _draw_panels(axis: Axis, group: Sequence[LeakageCurve]) -> list[Panel]:
+    theory, name = ("rounds", "Corollary 4.2") if axis is ROUNDS else ("total", "Theorem 4.1")
+    measures = {
+        NMI: "NMI of SGI, 256 levels",
+        f"printed_{theory}": f"{name} as printed, bits",
+        f"corrected_{theory}": f"{name} corrected, bits",
+    }
     measures |= {} if axis is ROUNDS else {"corrected_gradient": "of it the gradient's part, bits"}
-    return [plot for metric, title in measures.items() if (plot := _panel(axis, group, metric, title)) is not None]
+    drawn = (_draw_measure(axis, group, metric, title) for metric, title in measures.items())
+    return [panel for panel in drawn if panel is not None]
 
 
-def _panel(axis: Axis, group: Sequence[LeakageCurve], metric: str, title: str) -> Panel | None:
+def _draw_measure(axis: Axis, group: Sequence[LeakageCurve], metric: str, title: str) -> Panel | None:
     traces, ends = list[Part](), []
     for number, curve in enumerate(group):
-        points = _points(curve, metric)
+        points = _read_points(curve, metric)
         if not points:
             continue
         colour, name = cycle(PALETTE, number), str(curve.labels["base"])
-        traces.append(_trace(name, points, {"color": colour, "width": 2}))
+        traces.append(_draw_line(name, points, {"color": colour, "width": 2}))
         ends.append(f"{name} {points[min(points)]:.4g} to {points[max(points)]:.4g}")
         if metric == NMI:
-            traces.append(_trace(f"{name}, by chance", _points(curve, CHANCE), thin("dot") | {"color": colour}))
+            guide = plotting.style_guide("dot") | {"color": colour}
+            traces.append(_draw_line(f"{name}, by chance", _read_points(curve, CHANCE), guide))
     if not traces:
         return None
-    return panel(
-        f"{title} by {axis.title}",
-        f"{title} by {axis.title}; from the least to the most: {', '.join(ends)}.",
-        traces,
-        340 + 22 * len(group),
-        {"title": axis.title, "zeroline": False, "nticks": 8} | ({"type": "log"} if axis is SIZE else {}),
-        {"title": title, "zeroline": False, "nticks": 6},
-        legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
+    alt = f"{title} by {axis.title}; from the least to the most: {', '.join(ends)}."
+    x_axis = plotting.number_axis(axis.title) | ({"type": "log"} if axis is SIZE else {})
+    y_axis = plotting.number_axis(title, 6)
+    return plotting.draw_panel(
+        f"{title} by {axis.title}", alt, traces, 340 + 22 * len(group), x_axis, y_axis, legend=plotting.place_legend()
     )
 
 
-def _points(curve: LeakageCurve, metric: str) -> dict[float, float]:
+def _draw_line(name: str, points: dict[float, float], line: Part) -> Part:
+    more = {"mode": "lines+markers", "marker": {"size": 5}}
+    return plotting.draw_curve(name, points, line, "%{y:.4g} at %{x}", **more)
+
+
+def _read_points(curve: LeakageCurve, metric: str) -> dict[float, float]:
     estimates = {x: curve.at(x, metric) for x in curve.points}
     return {x: estimate.value for x, estimate in estimates.items() if estimate is not None}
-
-
-def _trace(name: str, points: Mapping[float, float], line: Part) -> Part:
-    hover = f"{name}, %{{x}}: %{{y:.4g}}<extra></extra>"
-    data = {"name": name, "x": list(points), "y": short(points.values()), "line": line, "hovertemplate": hover}
-    return {"type": "scatter", "mode": "lines+markers", "marker": {"size": 5}} | data

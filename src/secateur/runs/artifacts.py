@@ -1,7 +1,7 @@
-"""Artifacts of stages: one file of tensors and data each, named by the hash of what they depend on.
+"""Artifacts of stages: files of tensors and data, named by the hash of their dependencies.
 
-An artifact is a safetensors file that any reader opens. Its metadata holds the data, and a sha256 of the whole file
-taken with zeros in the checksum's own place. Files appear under their names whole or not at all.
+An artifact is a safetensors file that any reader opens. Its metadata has the data, and a sha256 of the file in which
+the checksum's bytes are zeros. A file appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 2  # of a run's folder; 1 had flat rows and no groups.jsonl
-TEMPORARY = ".*.tmp"  # what `write` may leave behind when it is killed
+TEMPORARY = ".*.tmp"  # files that `write` may leave when it is killed
 
 _MARK = b'\\"checksum\\":\\"'  # JSON inside a JSON string; the metadata comes first in the file, so the first is ours
 _ZEROS = b"0" * 64
@@ -35,38 +35,41 @@ _TYPES |= {"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Result of a stage. Its tensors are on the CPU and its data is what JSON makes of it once a run returns it."""
+    """Result of a stage. A run returns it with tensors on the CPU, and with data as JSON reads them back."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    key: str = ""  # given by the run: what later stages depend on
+    key: str = ""  # set by the run; later stages depend on it
 
 
 @functools.cache
 def version() -> str:
-    """Secateur's version."""
+    """Return Secateur's version."""
     import importlib.metadata
 
     return importlib.metadata.version("secateur-audit")
 
 
 def key_of(name: str, depends: dict[str, Any]) -> str:
-    """The sha256 of all that a stage's result depends on: its name, what it is given, and the code's version."""
+    """Return the sha256 of a stage's name, its dependencies and the version of Secateur."""
     whole = {"schema": SCHEMA, "secateur": version(), "name": name, "depends": depends}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def encode(result: Result, key: str) -> bytes:
-    """A result as the bytes of a safetensors file, with its checksum."""
+    """Return a result as the bytes of a safetensors file, with its checksum."""
     file = io.BytesIO()
     _store(file, result, key)
     return file.getvalue()
 
 
 def decode(content: bytes, key: str) -> Result | None:
-    """The result that was encoded under this key, or None when even one byte is not as it was."""
-    start, end = _checksum_place(content)
-    if content[start:end] != _checksum(content):
+    """Return the result that was encoded under this key, or None if any byte has changed."""
+    start, end = _checksum_span(content)
+    whole = hashlib.sha256()
+    for part in (memoryview(content)[:start], _ZEROS, memoryview(content)[end:]):
+        whole.update(part)
+    if content[start:end] != whole.hexdigest().encode():
         return None
     begin = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:begin])
@@ -78,7 +81,7 @@ def decode(content: bytes, key: str) -> Result | None:
 
 
 def save(path: Path, result: Result, key: str) -> None:
-    """Put a result in its place, tensor by tensor: a federation's state may fill half of the memory."""
+    """Write a result to a file, tensor by tensor: a federation's state may fill half of the memory."""
     _write_by(path, lambda file: _store(file, result, key))
 
 
@@ -90,17 +93,17 @@ def _store(file: BinaryIO, result: Result, key: str) -> None:
         content = _content(value)
         file.write(content)
         whole.update(content)
-    file.seek(_checksum_place(header)[0])
+    file.seek(_checksum_span(header)[0])
     file.write(whole.hexdigest().encode())
 
 
 def _in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the order of a safetensors file: the widest numbers first, so that all lie aligned."""
+    """Return tensors in the order of a safetensors file: the widest numbers first, so that all are aligned."""
     return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
 
 
 def _header(result: Result, key: str) -> bytes:
-    """The metadata, its checksum still of zeros, and where every tensor lies after it."""
+    """Return the header: the metadata, with a checksum of zeros, and the offsets of the tensors."""
     metadata = {"checksum": _ZEROS.decode(), "schema": SCHEMA, "key": key}
     metadata |= {"names": list(result.tensors), "data": result.data}
     header: dict[str, Any] = {"__metadata__": {"secateur": json.dumps(metadata, separators=(",", ":"))}}
@@ -120,32 +123,24 @@ def _content(value: Tensor) -> memoryview:
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _tensor(content: memoryview, place: dict[str, Any]) -> Tensor:
-    """In memory of its own: kernels may round by alignment, so torch allocates it."""
+def _tensor(content: memoryview, entry: dict[str, Any]) -> Tensor:
+    """Return a tensor in memory that torch allocates: kernels may round by alignment."""
     import torch
 
     names = {kind: name for name, kind in _TYPES.items()}
-    dtype, (start, end) = getattr(torch, names[place["dtype"]]), place["data_offsets"]
-    tensor = torch.empty(place["shape"], dtype=dtype)
+    dtype, (start, end) = getattr(torch, names[entry["dtype"]]), entry["data_offsets"]
+    tensor = torch.empty(entry["shape"], dtype=dtype)
     tensor.reshape(-1).view(torch.uint8).numpy().data[:] = content[start:end]
     return tensor
 
 
-def _checksum_place(content: bytes) -> tuple[int, int]:
+def _checksum_span(content: bytes) -> tuple[int, int]:
     start = content.find(_MARK) + len(_MARK)
     return start, start + len(_ZEROS)
 
 
-def _checksum(content: bytes) -> bytes:
-    start, end = _checksum_place(content)
-    whole = hashlib.sha256()
-    for part in (memoryview(content)[:start], _ZEROS, memoryview(content)[end:]):
-        whole.update(part)
-    return whole.hexdigest().encode()
-
-
 def write(path: Path, content: bytes) -> None:
-    """Put a file in its place, whole or not at all, whatever happens meanwhile."""
+    """Write a file, completely or not at all, whatever happens meanwhile."""
     _write_by(path, lambda file: file.write(content))
 
 
@@ -169,18 +164,16 @@ def _write_by(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 
 
 class NoSpace(WrongInput):
-    """The disk is full, or the user's part of it."""
+    """Error of a full disk, or of a user's quota."""
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Tell the user in one sentence what keeps a run from using this place."""
+    """Turn an error of the file system into one sentence about this path."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"no space left to write {path}; what was finished is kept: free some space and start again"
-            raise NoSpace("out", message) from error
-        raise WrongInput(
-            "out", f"{path} cannot be used ({error.strerror}); give a folder that can be written"
-        ) from error
+            advice = "finished stages are saved: free some space and rerun the same command"
+            raise NoSpace("out", f"no space left to write {path}; {advice}") from error
+        raise WrongInput("out", f"{path} cannot be used ({error.strerror}); use a writable folder") from error

@@ -1,15 +1,15 @@
-"""A run is a folder that survives: killed at any moment and started again, it ends with the same rows.
+"""Folder of a run. A run that is killed at any moment and started again ends with the same rows.
 
-run.json        whose folder this is: schema, kind, versions, device, threads, seeds, when it started and finished.
-config.yaml     everything needed to run it again.
+run.json        schema, kind, versions, device, threads, seeds, and the times of start and end.
+config.yaml     all settings: a run file that repeats the run.
 results.jsonl   one row per measurement, rebuilt from the stages by every start.
-groups.jsonl    what many rows share, once; a row names its group (rows.py).
-figures.jsonl   one curve or histogram a line, for the page; rebuilt likewise.
-artifacts/      one file per stage, named by the hash of what it depends on; a changed setting recomputes the rest.
-unfinished/     what a long stage goes on from when it is killed, and the figures it had; gone when it is done.
-pictures/       training pictures and what attacks made of them, of runs that show any.
+groups.jsonl    the fields that many rows share; a row names its group (rows.py).
+figures.jsonl   one curve or histogram per line, for the page; rebuilt likewise.
+artifacts/      one file per stage, named by the hash of its dependencies.
+unfinished/     the saved state and figures of a long stage that is not done.
+pictures/       training pictures and their reconstructions, if the run shows them.
 report.html     the page.
-.lock           held while a run writes here; the kernel lets it go when the process dies.
+.lock           held while a run writes here; the kernel releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -25,32 +25,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from secateur.errors import WrongInput
 from secateur.runs.artifacts import SCHEMA, TEMPORARY, Result, decode, encode, explained, key_of, version, write
 from secateur.runs.rows import Groups, Row
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 
 def load_rows(folder: Path | str) -> list[Row]:
-    """The rows of a run, finished or not."""
-    results = Path(folder) / "results.jsonl"
+    """Return the rows of a run, finished or not."""
+    folder = Path(folder)
     try:
-        if _marker(Path(folder), "run") is None:
-            raise WrongInput("run", f"{folder} is not the folder of a run; give one that has a run.json")
-        lines = results.read_bytes().splitlines() if results.exists() else []
+        if _marker(folder, "run") is None:
+            raise WrongInput("run", f"{folder} is not the folder of a run; use one that has a run.json")
     except OSError as error:
         raise WrongInput("run", f"{folder} cannot be read ({error.strerror})") from error
-    rows = []
-    groups = _load_groups(Path(folder))
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(groups.expand(json.loads(line)))
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise WrongInput("run", f"{results} is damaged at line {number}; start the run again") from error
-    return rows
+    return _read_lines(folder / "results.jsonl", _load_groups(folder).expand)
 
 
 def load_finished(folder: Path | str) -> list[Row]:
@@ -63,26 +57,32 @@ def load_finished(folder: Path | str) -> list[Row]:
 
 def _load_groups(folder: Path) -> Groups:
     """Return the groups of a run's rows; none where schema 1 wrote the folder."""
-    path = folder / "groups.jsonl"
-    try:
-        return Groups(json.loads(line) for line in path.read_bytes().splitlines()) if path.exists() else Groups()
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
+    return Groups(_read_lines(folder / "groups.jsonl", dict))
 
 
 def load_figures(folder: Path | str) -> list[dict[str, Any]]:
-    """The curves, histograms and pictures of a run, also those of a stage that was interrupted."""
-    figures = []
-    for path in (Path(folder) / "figures.jsonl", *sorted(Path(folder).glob("unfinished/*.jsonl"))):
+    """Return the curves, histograms and pictures of a run, also those of a stage that was interrupted."""
+    paths = (Path(folder) / "figures.jsonl", *sorted(Path(folder).glob("unfinished/*.jsonl")))
+    return [figure for path in paths for figure in _read_lines(path, dict)]
+
+
+def _read_lines(path: Path, read: Callable[[Any], T]) -> list[T]:
+    """Return the lines of a JSONL file, each as `read` returns it; none if there is no file."""
+    results = []
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise WrongInput("run", f"{path} cannot be read ({error.strerror})") from error
+    for number, line in enumerate(lines, start=1):
         try:
-            figures += [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-        except (OSError, ValueError) as error:
-            raise WrongInput("run", f"{path} is damaged ({error}); start the run again") from error
-    return figures
+            results.append(read(json.loads(line)))
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise WrongInput("run", f"{path} is damaged at line {number}; rerun the command") from error
+    return results
 
 
 class Run:
-    """An open run: computes what is missing, keeps what is done, collects the rows and the figures."""
+    """Open run: computes missing stages, saves finished ones, collects rows and figures."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class Run:
         self._saved_at = -math.inf
 
     def stage(self, name: str, depends: dict[str, Any], compute: Callable[[], Result]) -> Result:
-        """The result of one stage: loaded if it was computed before from the same `depends`, else computed and kept."""
+        """Return the result of a stage: loaded if it was computed from the same `depends`, else computed and saved."""
         return self.stages(name, [depends], lambda missing: [(0, compute())])[0]
 
     def stages(
@@ -103,11 +103,11 @@ class Run:
         depends: Sequence[dict[str, Any]],
         compute_many: Callable[[list[int]], Iterable[tuple[int, Result]]],
     ) -> list[Result]:
-        """The results of many stages at once, in the order of `depends`.
+        """Return the results of many stages, in the order of `depends`.
 
-        `compute_many` gets the indices that are missing and yields each with its result, in any order. Each is kept
-        as it comes, so that a kill loses only what was in flight. What comes back was read from the bytes that were
-        saved: a run that goes on sees exactly what one that was never killed saw.
+        `compute_many` gets the missing indices and yields each with its result, in any order. A result is saved
+        at once, so that a kill loses only unfinished ones. Results are read back from the saved bytes: a resumed
+        run has exactly the results of one that was never killed.
         """
         keys = [key_of(name, inputs) for inputs in depends]
         done = {key: result for key in keys if (result := self._load(name, key)) is not None}
@@ -119,11 +119,11 @@ class Run:
         return [done[key] for key in keys]
 
     def keep_groups(self) -> None:
-        """Go on with the groups of an earlier start, so that the rows it left can be read at any moment."""
+        """Keep the groups of an earlier start, so that its rows can be read at any moment."""
         try:
             self._groups = _load_groups(self.folder)
         except WrongInput:
-            log.warning("%s is damaged and is written again", self.folder / "groups.jsonl")
+            log.warning("rewriting %s: it is damaged", self.folder / "groups.jsonl")
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows to results.jsonl, which is rewritten at most once a second and when the run is left."""
@@ -140,7 +140,7 @@ class Run:
             self.figures.append(figure)
 
     def write(self, name: str, text: str) -> None:
-        """Put a file such as report.html into the folder, whole or not at all."""
+        """Write a file such as report.html into the folder, completely or not at all."""
         write(self.folder / name, text.encode())
 
     def flush(self) -> None:
@@ -154,7 +154,7 @@ class Run:
 
     def _path(self, name: str, key: str) -> Path:
         if not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(f"a stage's name is part of a file's name: {name!r}")
+            raise ValueError(f"the name of a stage must be valid in a file name: {name!r}")
         return self.folder / "artifacts" / f"{name}-{key[:16]}.safetensors"
 
     def _load(self, name: str, key: str) -> Result | None:
@@ -165,7 +165,7 @@ class Run:
             content = path.read_bytes()
         result = decode(content, key)
         if result is None:
-            log.warning("%s is damaged and is computed again", path)
+            log.warning("recomputing a stage: %s is damaged", path)
         return result
 
     def _save(self, name: str, key: str, result: Result) -> Result:
@@ -209,7 +209,7 @@ def _line(content: dict[str, Any]) -> str:
 def open_run(
     folder: Path | str, kind: str, config: Mapping[str, Any], *, device: str = "cpu", seeds: Sequence[int] = ()
 ) -> Iterator[Run]:
-    """Open a folder for one run, new or to go on with; leaving it without an error finishes the run."""
+    """Open a folder for a new run or to resume one; leaving the context without an error finishes the run."""
     folder = Path(folder)
     environment = _environment(device)  # first: it may start a process, which would inherit the lock
     with _locked(folder, kind):
@@ -233,7 +233,7 @@ def open_run(
 
 
 def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
-    """Write the configuration; what another one measured goes first, so that the rows are always of this one."""
+    """Write the configuration; first delete the rows of another one."""
     import yaml
 
     text = yaml.safe_dump({"schema": 1} | dict(config), sort_keys=False)  # of run files
@@ -251,16 +251,15 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
 def _locked(folder: Path, kind: str) -> Iterator[None]:
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _check_ours(folder, kind)  # before a lock is put into a folder that isn't ours
+        _check_ours(folder, kind)  # before a lock is written into a folder of other files
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(lock, 32).decode() or "just started"
-            raise WrongInput(
-                "out", f"{folder} is in use by another run (process {owner}); give another folder"
-            ) from None
+            problem = f"{folder} is in use by another run (process {owner})"
+            raise WrongInput("out", f"{problem}; use another folder") from None
         with explained(folder):
             os.ftruncate(lock, 0)
             os.write(lock, str(os.getpid()).encode())
@@ -275,13 +274,13 @@ def _check_ours(folder: Path, kind: str) -> None:
     marker = _marker(folder, "out")
     if marker is None:
         if {path.name for path in folder.iterdir()} - {".lock", ".run.json.tmp"}:
-            raise WrongInput("out", f"{folder} is not empty and not the folder of a run; give a new or an empty folder")
+            raise WrongInput("out", f"{folder} is not empty and not the folder of a run; use a new or an empty folder")
     elif marker.get("kind") != kind:
-        raise WrongInput("out", f"{folder} holds a run of kind {marker.get('kind')}, not {kind}; give another folder")
+        raise WrongInput("out", f"{folder} holds a run of kind {marker.get('kind')}, not {kind}; use another folder")
 
 
 def _marker(folder: Path, field: str) -> dict[str, Any] | None:
-    """Return the content of run.json, or None where there is none of ours."""
+    """Return the content of run.json, or None if there is none of Secateur."""
     try:
         marker = json.loads((folder / "run.json").read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):

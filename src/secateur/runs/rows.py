@@ -1,7 +1,7 @@
 """One measurement of a run: a typed row, its flat JSON object, and its short line in results.jsonl.
 
 A flat object repeats the settings of its experiment in every row. So results.jsonl holds short lines that name a
-group, and groups.jsonl holds each group once: the fields that its rows share. Notes are kept there too.
+group, and groups.jsonl holds each group once: the fields that its rows share. Notes are there too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from secateur.runs.artifacts import SCHEMA
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement. `low` and `high` bound its interval; `extra` holds what only some kinds of run measure by."""
+    """One measurement. `low` and `high` bound its interval; `extra` has the labels that only some kinds of run have."""
 
     model: str
     dataset: str
@@ -37,19 +37,19 @@ class Row:
 
     def __post_init__(self) -> None:
         if taken := self.extra.keys() & (_FIELDS | {"schema", "group", "extra"}):
-            raise ValueError(f"extra may not rename a row's own fields: {sorted(taken)}")
+            raise ValueError(f"extra has names of fields: {sorted(taken)}")
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object; JSON has no infinity, so numbers that aren't finite become strings that float() reads."""
+        """Return one flat object; JSON has no infinity, so infinite numbers become text that float() reads."""
         values = {name: getattr(self, name) for name in _FIELDS_IN_ORDER}
-        numbers = {
-            name: str(values[name]) for name in _NUMBERS if values[name] is not None and not math.isfinite(values[name])
-        }
-        return {"schema": SCHEMA} | values | numbers | self.extra
+        for name in _NUMBERS:
+            if values[name] is not None and not math.isfinite(values[name]):
+                values[name] = str(values[name])
+        return {"schema": SCHEMA} | values | self.extra
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Row:
-        """The inverse of `to_json`; names that aren't a row's own go to `extra`."""
+        """Return the row of a flat object; names that are no fields of a row go to `extra`."""
         values = {name: value for name, value in row.items() if name in _FIELDS}
         numbers = {name: float(values[name]) for name in _NUMBERS if isinstance(values.get(name), str)}
         extra = {name: value for name, value in row.items() if name not in _FIELDS and name != "schema"}
@@ -59,21 +59,11 @@ class Row:
 _FIELDS_IN_ORDER = [f.name for f in fields(Row) if f.name != "extra"]
 _FIELDS = frozenset(_FIELDS_IN_ORDER)
 _NUMBERS = ("value", "low", "high")
-_PER_ROW = (
-    "metric",
-    *_NUMBERS,
-    "round",
-    "stage",
-    "epoch",
-    "client",
-    "target",
-    "trial",
-    "item",
-)  # the rest is a group's
+_PER_ROW = ("metric", *_NUMBERS, *("round", "stage", "epoch", "client", "target", "trial", "item"))  # not of the group
 
 
 def comparable(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return all that must be equal between two runs of one configuration: every row that isn't a time, as JSON."""
+    """Return the rows that two runs of one configuration must share, as JSON: all that are not times."""
     return [row.to_json() for row in rows if not row.timing]
 
 
@@ -143,7 +133,7 @@ def pack(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[Row]:
-    """Return the rows that `pack` was given."""
+    """Return the rows of a result of `pack`."""
     groups = Groups(packed["groups"])
     return [groups.expand(line) for line in packed["rows"]]
 

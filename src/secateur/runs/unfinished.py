@@ -65,12 +65,12 @@ class StageWatcher:
         """Return the last saved state, on the CPU; None if there is none or the file is damaged."""
         with explained(self._state):
             content = self._state.read_bytes() if self._state.exists() else None
-        kept = None if content is None else decode(content, self._key)
-        if kept is None:
+        saved = None if content is None else decode(content, self._key)
+        if saved is None:
             return None
-        self._earlier = kept.data["seconds"]
-        self.advance(kept.data["iterations"])
-        return dict(kept.tensors)
+        self._earlier = saved.data["seconds"]
+        self.advance(saved.data["iterations"])
+        return dict(saved.tensors)
 
     def save(self, state: Params, pictures: Sequence[Reconstruction]) -> None:
         """Save the state and the pictures, at most once every EVERY seconds."""

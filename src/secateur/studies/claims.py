@@ -11,6 +11,7 @@ from secateur.metrics.membership import Estimate
 
 SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
 Need = Literal["most", "every", "some"]
+Cases = dict[str, Estimate | None]  # by the name of a case; None: not measured
 
 
 @dataclass(frozen=True)

@@ -1,213 +1,192 @@
-"""Studies: one figure or table of a paper, run at a scale as one audit, then tabulated beside the paper's claims.
+"""The engine of all studies: read a scale, plan, run into one folder, tabulate beside the paper's numbers.
 
-A study's folder is that of its audit: an interrupted study resumes, and `secateur report` and `secateur audit
-config.yaml` read it. A study adds table.md and table.jsonl. A scale is a name, with `--set field=value` laid over it.
+A study is one figure or table of a paper. Its folder is a run: an interrupted study resumes, and `secateur report`
+reads it. A study adds table.md and table.jsonl. Each paper's package has its data: titles of studies (titles.json),
+scales (scales.json), whose fields `--set field=value` changes, and printed numbers (printed.json).
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
 
-from secateur.catalogue import Method, find, methods
-from secateur.config.messages import plain as yaml_value
-from secateur.errors import WrongInput, unknown
+import torch
+
+from secateur.catalogue import find, method
+from secateur.config.messages import yaml_value
+from secateur.errors import WrongInput, check_number, check_whole, unknown
 from secateur.runs.artifacts import write
-from secateur.studies.claims import Finding
-from secateur.studies.results import AuditResults
-from secateur.studies.table import StudyTable, TableLine
+from secateur.runs.folder import Run, open_run
+from secateur.runs.rows import Row
+from secateur.studies.table import StudyTable, Tabulated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-FOUR = ("l1-unstructured", "l1-structured", "l2-structured", "slimming")  # pruners
-ONE = ("l1-unstructured",)  # pruner of the paper's MLP
-NETWORKS = ("nn", "top3-nn", "nn-cls", "samia")  # attacks that are trained
-Tabulate = Callable[[AuditResults], tuple[list[TableLine], list[Finding]]]
+SIZES = ("tiny", "small", "full")
 S = TypeVar("S", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
-class Study:
-    """A figure or table of the paper: the settings of an audit, and the function from its rows to the table."""
+class Request:
+    """A user's request: a study at a scale, with options and `field=value` overrides, into a folder."""
 
-    tabulate: Tabulate
-    model: str = "resnet18-pool"  # the paper's, of its scale
-    pruner: tuple[str, ...] = FOUR
-    sparsity: float | None = None  # None: all of the scale's
-    attack: tuple[str, ...] = ("conf", "samia")
-    defense: tuple[str, ...] = ("basic",)  # a bare ppb, adv or dp-sgd stands for all of the scale's arguments
-    adaptive: bool = False
-    protocol: str = "known"
-    shadows: int | None = None  # None: the scale's
-
-    def conduct(
-        self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> StudyTable:
-        """Run the audit into `out`, and return the table."""
-        from secateur.config import Audit, read
-        from secateur.experiments.audit import run_audit
-        from secateur.runs.folder import load_figures
-
-        for text in overrides or []:
-            if text.partition("=")[0] in ("protocol", "adaptive"):
-                raise WrongInput("set", f"{text!r} would make this another study; {entry.name} has its own protocol")
-        changes = {field: value for field, value in options.items() if value is not None and field != "images"}
-        config = read(Audit, None, settings(self, scale, options) | changes, overrides)  # an audit has no pictures
-        rows = run_audit(config, out)
-        lines, findings = self.tabulate(AuditResults(rows, load_figures(out)))
-        facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": config.data, "model": config.model}
-        facts |= {"shadows": config.shadows}
-        facts |= {} if config.examples is None else {"examples": config.examples}
-        facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
-        return StudyTable(entry.summary, facts, lines, findings)
+    study: str
+    scale: str
+    options: Mapping[str, Any]  # data, data_folder, model, seeds, device and images; None or absent: the study's
+    overrides: Sequence[str]
+    out: Path
 
 
 @dataclass(frozen=True)
-class AuditScale:
-    """The size of a study."""
+class StudyPlan:
+    """A checked study that is ready to run."""
 
-    shadows: int
-    seeds: int
-    sparsity: tuple[float, ...]
-    ppb: tuple[float, ...]  # lambda
-    adv: tuple[float, ...]  # alpha
-    dp: tuple[float, ...]  # sigma
-    experiments: int  # of an attacker that knows neither pruner nor sparsity
-    epochs: tuple[int, int] | None = None  # of training and fine-tuning; None: the paper's
-    schedule: str = ""  # of the attacks that are trained
-    pruners: tuple[str, ...] = FOUR  # at most these
-    examples: int | None = None  # at most so many of the data set's rows
-    threads: int = 1
-
-    def defenses(self, name: str) -> list[str]:
-        """Return a defense with each of its arguments."""
-        arguments = {"ppb": ("strength", self.ppb), "adv": ("alpha", self.adv), "dp-sgd": ("noise_multiplier", self.dp)}
-        if name not in arguments:
-            return [name]
-        field, values = arguments[name]
-        return [f"{name}:{field}={value:g}" for value in values]
+    run: Callable[[], Sequence[Row]]
+    tabulate: Callable[[Sequence[Row]], Tabulated]
+    facts: Callable[[Sequence[Row]], dict[str, Any]]  # the settings that the numbers hold for, for the table's reader
+    intervals: str = ""  # describes the table's intervals; empty: they are over examples or seeds
 
 
-TINY = AuditScale(
-    shadows=1,
-    seeds=1,
-    sparsity=(0.5, 0.7),
-    ppb=(4,),
-    adv=(1,),
-    dp=(0.1,),
-    experiments=4,
-    epochs=(30, 10),
-    schedule=":epochs=5",
-    pruners=("l1-unstructured", "l1-structured"),
-)
-SMALL_TABLES = AuditScale(2, 3, (0.5, 0.7, 0.9), (4, 16), (1,), (0.1,), experiments=20, examples=5010)
-SMALL_IMAGES = AuditScale(
-    shadows=1,
-    seeds=1,
-    sparsity=(0.5, 0.9),
-    ppb=(4,),
-    adv=(1,),
-    dp=(0.1,),
-    experiments=6,
-    epochs=(15, 8),
-    schedule=":epochs=20",
-    examples=3000,
-    threads=2,
-)
-FULL = AuditScale(
-    shadows=5,
-    seeds=1,
-    sparsity=(0.5, 0.6, 0.7, 0.8, 0.9),
-    ppb=(1, 2, 4, 8, 16),
-    adv=(0.5, 1, 2, 4, 8, 16),
-    dp=(0.01, 0.1, 1, 10, 100),
-    experiments=20,
-    schedule=":early_stopping=false",
-)
-SCALES = {"tiny": (TINY, TINY), "small": (SMALL_TABLES, SMALL_IMAGES), "full": (FULL, FULL)}  # of tables, of images
+class Study(Protocol):
+    """A figure or table of a paper."""
+
+    def plan(self, request: Request) -> StudyPlan:
+        """Return the plan of the study; raise for wrong input before any work."""
+        ...
+
+
+def register(paper: str, package: str, studies: Mapping[str, Study]) -> None:
+    """Add the studies of a paper to the catalogue by name, each with its title from titles.json."""
+    titles = json.loads((Path(__file__).parent / package / "titles.json").read_text(encoding="utf-8"))
+    for name, study in studies.items():
+        make = _factory(study)
+        make.__doc__ = titles[name]
+        method("study", name, paper, scales=SIZES)(make)
+
+
+def _factory(study: Study) -> Callable[[], Study]:
+    return lambda: study
 
 
 def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> StudyTable:
     """Run a study into `out`, write its table there, and return the table; `options` and `overrides` change fields."""
     entry = find("study", name)
-    table: StudyTable = entry.make().conduct(entry, scale, options, overrides, out)
+    study: Study = entry.make()
+    plan = study.plan(Request(name, scale, options, overrides or [], out))
+    rows = plan.run()
+    lines, findings = plan.tabulate(rows)
+    facts = {"study": name, "scale": scale} | plan.facts(rows)
+    table = StudyTable(entry.summary, facts, lines, findings, plan.intervals)
     write(out / "table.md", table.markdown().encode())
     write(out / "table.jsonl", table.jsonl().encode())
     return table
 
 
-def settings(study: Study, scale: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a study's audit at a scale, on the data and model given, or else the scale's."""
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
-    data = options.get("data") or {"tiny": "digits", "small": "location", "full": "cifar10"}[scale]
-    table = _is_table(data)
-    images = {"tiny": "digits-cnn", "small": "resnet18-w16", "full": study.model}[scale]
-    model = options.get("model") or ("mlp" if table else images)
-    size = SCALES[scale][0 if table else 1]
-    values: dict[str, Any] = {
-        "data": data,
-        "model": model,
-        # The paper's MLP has one pruner: the others need convolutions and BatchNorm.
-        "pruner": list(ONE if model == "mlp" else (name for name in study.pruner if name in size.pruners)),
-        "sparsity": list(size.sparsity) if study.sparsity is None else [study.sparsity],
-        "attack": [name + size.schedule if name in NETWORKS else name for name in study.attack],
-        "defense": [text for name in study.defense for text in size.defenses(name)],
-        "adaptive": study.adaptive,
-        "protocol": study.protocol,
-        "experiments": size.experiments,
-        "shadows": study.shadows or size.shadows,
-        "seeds": size.seeds,
-        "examples": size.examples,
-        "threads": size.threads,
+def run_steps(
+    request: Request,
+    scale: DataclassInstance,
+    device: torch.device,
+    seeds: list[int],
+    measure: Callable[[Run], None],
+    **more: Any,
+) -> Sequence[Row]:
+    """Run all measurements of a study into its folder, and return the rows.
+
+    The page is written afterwards, also after an error. Unfinished work is kept unless all is done.
+
+    Args:
+        request: The user's request.
+        scale: The scale with the user's changes, saved in config.yaml.
+        device: Device of the run.
+        seeds: Seeds of the run.
+        measure: Adds all rows to the run.
+        more: Further fields of config.yaml.
+    """
+    from secateur.report.page import write_page
+
+    settings = {"study": request.study, "scale": request.scale} | asdict(scale) | more
+    settings |= {
+        name: str(value) for name in ("data", "model", "images") if (value := request.options.get(name)) is not None
     }
-    if size.epochs is not None:
-        values |= {"train": {"epochs": size.epochs[0]}, "finetune": {"epochs": size.epochs[1]}}
-    return values
+    try:
+        with open_run(request.out, "study", plain(settings | {"seeds": seeds}), device=str(device), seeds=seeds) as run:
+            measure(run)
+    finally:
+        with suppress(WrongInput):  # there may be no rows yet
+            write_page([request.out])
+    shutil.rmtree(request.out / "unfinished", ignore_errors=True)
+    return run.rows
 
 
-def _is_table(data: str) -> bool:
-    """Return True if a data set is known to have rows of numbers, not images."""
-    known = methods("dataset")
-    return data in known and len(known[data].info["input_shape"]) == 1
+def read_scales(kind: type[S], paper: str) -> dict[str, S]:
+    """Read the scales of a paper's studies; `full` has the defaults of the class unless the file says otherwise."""
+    from pydantic import TypeAdapter
+
+    values = json.loads((Path(__file__).parent / paper / "scales.json").read_text(encoding="utf-8"))
+    adapter: TypeAdapter[S] = TypeAdapter(kind)
+    return {name: adapter.validate_python(values.get(name, {})) for name in SIZES}
 
 
-def laid_over(
-    scales: Mapping[str, S], name: str, overrides: Sequence[str] | None, fixed: Sequence[str], zero: Sequence[str] = ()
-) -> S:
-    """Return a scale with numbers laid over its fields, except the `fixed` ones; only those of `zero` may be 0."""
+def scale_of(scales: Mapping[str, S], name: str, overrides: Sequence[str] = ()) -> S:
+    """Return a scale by its name, with `field=value` overrides.
+
+    Fields of numbers and truth values can be set: numbers from 1 or above 0, unless the field's metadata say otherwise.
+    They may hold `least`, `even`, or `among`; several values of `among` are joined by +.
+    """
     if name not in scales:
         raise unknown("scale", name, scales)
-    full = scales["full"]
-    known = {field.name: getattr(full, field.name) for field in fields(full) if field.name not in fixed}
+    scale = scales[name]
+    settable = {field.name: (field, kind) for field, kind in _settable(scale)}
     changes: dict[str, Any] = {}
-    for text in overrides or []:
+    for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals or key not in known:
-            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
-        changes[key] = _read(text, value, known[key], 0 if key in zero else 1)
-    return replace(scales[name], **changes)
+        if not equals or key not in settable:
+            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(settable)}")
+        changes[key] = _read(*settable[key], value)
+    return replace(scale, **changes)
 
 
-def _read(text: str, value: str, like: Any, least: int) -> bool | int | float:
-    """Read a value of the type of `like`: true or false, a number above 0, or a whole number from `least`."""
-    if isinstance(like, float):
+def _settable(scale: DataclassInstance) -> Iterator[tuple[Field[Any], type]]:
+    """Yield the fields that can be set, each with its type: bool, int, float or tuple."""
+    hints = get_type_hints(type(scale))
+    for field in fields(scale):
+        kinds = [kind for kind in get_args(hints[field.name]) or (hints[field.name],) if kind in (bool, int, float)]
+        if "among" in field.metadata:
+            yield field, tuple
+        elif kinds and hints[field.name] in (kinds[0], kinds[0] | None):
+            yield field, kinds[0]
+
+
+def _read(field: Field[Any], kind: type, text: str) -> bool | int | float | tuple[int, ...]:
+    """Read the value of a field, and check it."""
+    name, rules = field.name, field.metadata
+    if kind is float:
+        number = math.nan
         with suppress(ValueError):
-            if 0 < (number := float(value)) < math.inf:  # YAML takes 1e-2 for a word
-                return number
-        raise WrongInput("set", f"{text!r} is not allowed; give a number above 0")
-    parsed = yaml_value("set", value)
-    if isinstance(like, bool) and isinstance(parsed, bool):
-        return parsed
-    if not isinstance(like, bool) and type(parsed) is int and parsed >= least:
-        return parsed
-    wanted = "true or false" if isinstance(like, bool) else f"a whole number from {least}"
-    raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
+            number = float(text)  # YAML takes 1e-2 for a word
+        check_number(name, number, "(0, inf)")
+        return number
+    if kind is tuple:
+        numbers = tuple(yaml_value("set", part) for part in text.split("+"))
+        if not all(type(number) is int and number in rules["among"] for number in numbers):
+            allowed = ", ".join(map(str, rules["among"]))
+            raise WrongInput(name, f"{text!r} is not allowed; use {allowed}, several joined by +")
+        return numbers
+    value = yaml_value("set", text)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise WrongInput(name, f"{text!r} is not allowed; must be true or false")
+        return value
+    whole: Any = text if isinstance(value, bool) else value
+    check_whole(name, whole, rules.get("least", 1), even=rules.get("even", False))
+    return int(whole)
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from secateur.metrics.membership import Estimate
@@ -76,6 +78,27 @@ class StudyTable:
     def jsonl(self) -> str:
         """Return the rows as JSON lines."""
         return "".join(json.dumps(row, allow_nan=False) + "\n" for row in self.rows())
+
+
+Tabulated = tuple[list[TableLine], list[Finding]]
+
+
+def printed(paper: str, *labels: str | float) -> Any:
+    """Return what a paper prints at these labels, such as a table, a row and a column; None if it prints nothing.
+
+    Example:
+        >>> printed("dgp", "table_3", "resnet18", "dgp"), printed("dgp", "table_2_accuracy", 0.05, 0.75)
+        (52.216, 0.934)
+    """
+    value = _all_printed(paper)
+    for label in labels:
+        value = value.get(label if isinstance(label, str) else f"{label:g}") if isinstance(value, dict) else None
+    return value
+
+
+@cache
+def _all_printed(paper: str) -> Any:
+    return json.loads((Path(__file__).parent / paper / "printed.json").read_text(encoding="utf-8"))
 
 
 def sparkline(shares: Sequence[float]) -> str:

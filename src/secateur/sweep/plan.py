@@ -39,14 +39,14 @@ class Piece:
     gpus: float
 
     @property
-    def told(self) -> str:
-        """The piece in one line: its name and resources."""
+    def label(self) -> str:
+        """Name and resources of the piece, in one line."""
         return f"{self.name} ({self.cpus:g} CPUs{f', {self.gpus:g} GPUs' if self.gpus else ''})"
 
     @cached_property
     def key(self) -> str:
         """The hash of the piece's settings and of the files that they name."""
-        values = plain(self.config)
+        values = as_json(self.config)
         return key_of("piece", {"kind": type(self.config).__name__, "config": values, "files": _files(values)})
 
 
@@ -72,7 +72,7 @@ def plan_at(sweep: Sweep, address: str | None) -> list[Piece]:
     return pieces
 
 
-def plain(config: Audit | Invert | Federate | Reproduce) -> dict[str, Any]:
+def as_json(config: Audit | Invert | Federate | Reproduce) -> dict[str, Any]:
     """Return a configuration as JSON values."""
     if isinstance(config, Reproduce):
         return config.model_dump(mode="json", by_alias=True)
@@ -96,7 +96,7 @@ def _pieces(name: str, work: Work) -> Iterator[Piece]:
 
 def _piece(name: str, work: Work, piece_fields: Mapping[str, Any], seed: int | None) -> Piece:
     fields = copy.deepcopy(work.common)
-    run = short("-".join([name, *(f"{field}={worded(value)}" for field, value in piece_fields.items())]))
+    run = folder_name("-".join([name, *(f"{field}={value_name(value)}" for field, value in piece_fields.items())]))
     try:
         for field, value in piece_fields.items():
             put(fields, field, copy.deepcopy(value))
@@ -116,10 +116,10 @@ def _read(work: Work, fields: dict[str, Any]) -> Audit | Invert | Federate | Rep
     config = read(kind, None, fields | {"device": _device(fields.get("device"), work.gpus)})
     threads = getattr(config, "threads", 1)
     if threads > work.cpus:
-        raise WrongInput("cpus", f"{work.cpus:g} is not allowed: the piece has {threads} threads; give as many")
+        raise WrongInput("cpus", f"{work.cpus:g} is not allowed; must be at least {threads}, the number of threads")
     for field, value in (("way", "ray"), ("engine", "flower")):
         if getattr(config, field, None) == value:
-            raise WrongInput(field, f"{value} is not possible in a sweep, whose pieces are spread by Ray already")
+            raise WrongInput(field, f"{value} is not possible in a sweep; Ray spreads its pieces already")
     return config
 
 
@@ -128,20 +128,22 @@ def _device(asked: str | None, gpus: float) -> str:
     if asked in (None, "auto"):
         return "cuda" if gpus else "cpu"
     if asked not in ("cpu", "cuda"):
-        raise WrongInput("device", f"{asked!r} is not allowed in a sweep, where Ray deals out the GPUs; cpu or cuda")
+        raise WrongInput(
+            "device", f"{asked!r} is not allowed in a sweep, where Ray assigns the GPUs; allowed: cpu, cuda"
+        )
     if asked == "cuda" and not gpus:
-        raise WrongInput("device", "cuda needs gpus: how much of a GPU a piece has, such as 1 or .25")
+        raise WrongInput("device", "cuda needs gpus; set how much of a GPU a piece has, such as 1 or .25")
     return asked
 
 
-def worded(value: Any) -> str:
+def value_name(value: Any) -> str:
     """Return a value as part of a name."""
     if isinstance(value, Mapping):
-        return "+".join(f"{key}={worded(item)}" for key, item in value.items())
-    return "+".join(map(worded, value)) if isinstance(value, list | tuple) else str(value)
+        return "+".join(f"{key}={value_name(item)}" for key, item in value.items())
+    return "+".join(map(value_name, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def short(name: str) -> str:
+def folder_name(name: str) -> str:
     """Return the name as a valid folder name of at most LONGEST characters."""
     readable = re.sub(r"[^\w.=+,-]+", "_", name)
     if len(readable) <= LONGEST:

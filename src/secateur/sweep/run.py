@@ -1,9 +1,9 @@
 """The job of `secateur sweep`: pieces of work over Ray workers, into one folder, one file of rows and one page.
 
-Read `run_sweep` first. plan.py makes the pieces, and workers.py runs them on workers. `SweepLog` keeps the state of
-every piece: on disk, for a sweep that is started again, and on the terminal.
+Read `run_sweep` first. plan.py lists the pieces, and workers.py runs them on workers. `SweepLog` has the state of
+every piece: on disk, so that a sweep can resume, and on the terminal.
 
-pieces/NAME     the run folder of each piece; its piece.json says that it is finished, and of which settings.
+pieces/NAME     the run folder of each piece; its piece.json marks its end, with the hash of its settings.
 pieces.jsonl    the state of every piece, rewritten with every change.
 results.jsonl   the rows of all finished pieces in the plan's order, each with its `run`; figures.jsonl likewise.
 """
@@ -48,58 +48,56 @@ class PieceStatus:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """The result of a sweep."""
+class SweepResult:
+    """Rows and pieces of a sweep."""
 
     rows: list[Row]
     entries: list[PieceStatus]
-    broken: list[str]  # limits of audits that do not hold
+    passed_limits: list[str]  # sentences on limits of audits that do not hold
 
     @property
     def failed(self) -> list[str]:
         """Sentences on the pieces that failed."""
         return [f"{entry.name} failed: {entry.said}" for entry in self.entries if entry.state != "done"]
 
-    @property
-    def wrong(self) -> list[str]:
-        """Sentences on the pieces that failed and the limits that were passed."""
-        return self.failed + self.broken
 
-
-def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int | None = None) -> Swept:
+def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int | None = None) -> SweepResult:
     """Run every piece that is not finished, at `address` or on this machine, and gather all into the folder `out`."""
+    from secateur.report.page import write_page
+
     pieces = plan_at(config, address)
     require("ray", "ray")
     seeds = sorted({seed for piece in pieces for seed in piece.config.seeds or ()})
     settings = config.model_dump(mode="json", by_alias=True)
     with open_run(out, "sweep", settings, seeds=seeds) as run:
-        home = at_home(out)
-        book = SweepLog(run, pieces, home.pieces)
+        folder = create_folder(out)
+        log = SweepLog(run, pieces, folder.pieces)
         try:
-            if left := [piece for piece in pieces if not book.finished(piece)]:
-                with progress(book.told(), len(pieces)) as book.advance:
-                    book.advance(len(pieces) - len(left))
-                    spread(left, home, book, address, workers)
-        finally:  # gather the finished pieces also of a sweep that was stopped
-            (home.pieces / ".home").unlink(missing_ok=True)
-            done = [piece for piece in pieces if book.finished(piece)]
-            gather(run, done, home.pieces)
+            if left := [piece for piece in pieces if not log.finished(piece)]:
+                with progress(log.summary(), len(pieces)) as log.advance:
+                    log.advance(len(pieces) - len(left))
+                    spread(left, folder, log, address, workers)
+        finally:  # gather the finished pieces also of a sweep that was interrupted
+            (folder.pieces / ".home").unlink(missing_ok=True)
+            done = [piece for piece in pieces if log.finished(piece)]
+            gather(run, done, folder.pieces)
             run.flush()
-            _write_page(out)
-    return Swept(run.rows, book.entries, broken(done, home.pieces))
+            with suppress(WrongInput):  # no piece may be finished yet
+                write_page([out])
+    return SweepResult(run.rows, log.entries, passed_limits(done, folder.pieces))
 
 
-def at_home(out: Path) -> SweepFolder:
+def create_folder(out: Path) -> SweepFolder:
     """Create the folder of the pieces, with a token by which workers recognise a shared disk."""
     pieces = out.resolve() / "pieces"
     pieces.mkdir(exist_ok=True)
-    home = SweepFolder(pieces, uuid.uuid4().hex, Path.cwd())
-    write(pieces / ".home", home.token.encode())
-    return home
+    folder = SweepFolder(pieces, uuid.uuid4().hex, Path.cwd())
+    write(pieces / ".home", folder.token.encode())
+    return folder
 
 
 class SweepLog:
-    """The state of all pieces: it is kept in pieces.jsonl and printed, and the outcomes of pieces are stored."""
+    """State of all pieces, in pieces.jsonl and on the terminal; it also stores the outcomes of pieces."""
 
     def __init__(self, run: Run, pieces: Sequence[Piece], folder: Path) -> None:
         self.advance: Advance = lambda steps, said=None: None
@@ -122,56 +120,56 @@ class SweepLog:
         return Counter(entry.state for entry in self.entries)[state]
 
     def finished(self, piece: Piece) -> bool:
-        """Return True if a piece was finished with these very settings, now or by an earlier start."""
+        """Return True if a piece was finished with the same settings, now or by an earlier start."""
         return self._marker(piece) is not None
 
     def began(self, piece: Piece) -> None:
-        """Note that a piece was given to a worker."""
+        """Note that a worker started a piece."""
         entry = self._entries[piece.name]
         entry.state, entry.starts = "running", entry.starts + 1
         self._save()
-        self.advance(0, self.told())
+        self.advance(0, self.summary())
 
     def died(self, piece: Piece, starts: int, reason: str) -> None:
         """Note that a worker died, and that its piece waits again."""
         self._entries[piece.name].state = "waiting"
         why = reason.partition(". ")[0][:200]
-        self._tell(f"{piece.name}: its worker died, so it is started again ({why}; start {starts + 1} of {STARTS})")
+        self._print(f"{piece.name}: worker died, restarting ({why}; start {starts + 1} of {STARTS})")
 
     def ended(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Note that a piece is done, or has failed for good."""
         entry = self._entries[piece.name]
-        entry.said, entry.trace = outcome.wrong, outcome.trace
+        entry.said, entry.trace = outcome.error, outcome.trace
         entry.seconds, entry.machine = round(outcome.seconds, 3), outcome.machine
-        if outcome.wrong is None:
-            self._put(piece, outcome)
-        entry.state = "failed" if outcome.wrong else "done"
+        if outcome.error is None:
+            self._store(piece, outcome)
+        entry.state = "failed" if outcome.error else "done"
         self._save()
-        how = "done" if outcome.wrong is None else f"failed: {outcome.wrong}"
-        self._tell(f"{piece.name}: {how} ({self.told()}{self._left()})")
-        self.advance(1, self.told())
+        how = "done" if outcome.error is None else f"failed: {outcome.error}"
+        self._print(f"{piece.name}: {how} ({self.summary()}{self._time_left()})")
+        self.advance(1, self.summary())
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the progress of the sweep in one line."""
         done, failed, running = map(self.count, ("done", "failed", "running"))
         return f"sweep: {done} of {len(self._entries)} done, {running} running, {failed} failed"
 
-    def _left(self) -> str:
-        """Return the time left, if the other pieces take as long; progress bars have their own."""
+    def _time_left(self) -> str:
+        """Return the time left, if the other pieces take as long; progress bars show it themselves."""
         ended = self.count("done") + self.count("failed")
         left, here = len(self._entries) - ended, ended - self._before
         return f", about {(time.monotonic() - self._begun) / here * left:.0f} s left" if left and here else ""
 
     def _marker(self, piece: Piece) -> dict[str, Any] | None:
-        """Return the content of piece.json, if it is of these very settings."""
+        """Return the content of piece.json, if it is of the same settings."""
         try:
             marker = json.loads((self._folder / piece.name / "piece.json").read_text())
         except (OSError, ValueError):
             return None
         return marker if isinstance(marker, dict) and marker.get("key") == piece.key else None
 
-    def _put(self, piece: Piece, outcome: PieceOutcome) -> None:
-        """Write the files that came back into the piece's folder, and last of all the marker of its end, piece.json."""
+    def _store(self, piece: Piece, outcome: PieceOutcome) -> None:
+        """Write the files of a worker into the piece's folder, and last the marker of its end, piece.json."""
         folder = self._folder / piece.name
         if outcome.files is not None:
             with explained(folder):
@@ -183,7 +181,7 @@ class SweepLog:
         marker = {"schema": SCHEMA, "key": piece.key, "seconds": outcome.seconds, "machine": outcome.machine}
         write(folder / "piece.json", json.dumps(marker).encode())
 
-    def _tell(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     def _save(self) -> None:
@@ -198,7 +196,7 @@ def gather(run: Run, pieces: Sequence[Piece], folder: Path) -> None:
         run.show({**figure, "run": piece.run} for figure in load_figures(folder / piece.name))
 
 
-def broken(pieces: Sequence[Piece], folder: Path) -> list[str]:
+def passed_limits(pieces: Sequence[Piece], folder: Path) -> list[str]:
     """Return a sentence for each limit that does not hold, with its piece."""
     sentences = []
     for piece in pieces:
@@ -206,10 +204,3 @@ def broken(pieces: Sequence[Piece], folder: Path) -> list[str]:
         checks = limits.check(load_rows(folder / piece.name), policy) if policy else []
         sentences += [f"{piece.name}: {check.sentence}" for check in checks if not check.passed]
     return sentences
-
-
-def _write_page(out: Path) -> None:
-    from secateur.report.page import write_page
-
-    with suppress(WrongInput):  # no piece may be finished yet
-        write_page([out])

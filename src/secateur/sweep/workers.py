@@ -1,7 +1,7 @@
 """Ray workers of a sweep: as many pieces at once as there is room for, each started again if its worker dies.
 
-A worker runs a piece in the sweep's folder, or if that is not on its disk in a folder of its own. A folder of its own
-comes back file by file in the outcome. It is named by the piece's key, so a piece that was killed there resumes there.
+A worker runs a piece in the sweep's folder, or in a local folder if the sweep's folder is not on its disk. The files
+of a local folder come back in the outcome. Its name is the piece's key, so that a killed piece resumes there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROWTH = 10.0  # seconds between questions if a cluster has more room
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The folder in which the sweep was started; a worker that reads the token there shares its disk."""
+    """Folder of the sweep; a worker that reads the token there shares its disk."""
 
     pieces: Path
     token: str
@@ -43,7 +43,7 @@ class SweepFolder:
 
     @property
     def shared(self) -> bool:
-        """True if this process sees the sweep's own folder."""
+        """True if this process sees the sweep's folder."""
         try:
             return (self.pieces / ".home").read_text() == self.token
         except OSError:
@@ -52,12 +52,12 @@ class SweepFolder:
 
 @dataclass(frozen=True)
 class PieceOutcome:
-    """The end of a piece on a worker."""
+    """End of a piece on a worker."""
 
     machine: str
     seconds: float
-    wrong: str | None = None  # one sentence on why it failed
-    trace: str | None = None  # of a failure that the user cannot mend
+    error: str | None = None  # one sentence on why it failed
+    trace: str | None = None  # of an internal error
     files: dict[str, bytes] | None = None  # of a folder that only the worker has
 
 
@@ -65,7 +65,7 @@ class PieceCallbacks(Protocol):
     """Callbacks on the state of the pieces."""
 
     def began(self, piece: Piece) -> None:
-        """Note that a piece was given to a worker."""
+        """Note that a worker started a piece."""
 
     def died(self, piece: Piece, starts: int, reason: str) -> None:
         """Note that a worker died after so many starts of the piece, which waits for the next."""
@@ -75,21 +75,21 @@ class PieceCallbacks(Protocol):
 
 
 def spread(
-    pieces: Sequence[Piece], home: SweepFolder, watch: PieceCallbacks, address: str | None, workers: int | None
+    pieces: Sequence[Piece], folder: SweepFolder, callbacks: PieceCallbacks, address: str | None, workers: int | None
 ) -> None:
     """Run the pieces in their order on a cluster, or on this machine, at most `workers` at once."""
     most = None if workers is None else math.ceil(workers * max(piece.cpus for piece in pieces))
     with connected(address, most) as ray:
         if not (address or os.environ.get("RAY_ADDRESS")):
             _check_room(pieces, ray.cluster_resources())
-        job: Any = ray.remote(max_retries=0)(conduct)  # the starts are counted here, for the watch
+        job: Any = ray.remote(max_retries=0)(run_piece)  # starts are counted here, for the callbacks
         waiting, running, starts = deque(pieces), dict[Any, Piece](), Counter[str]()
         while waiting or running:
             while waiting and _fits(waiting[0], running.values(), ray.cluster_resources(), workers):
                 piece = waiting.popleft()
                 starts[piece.name] += 1
-                running[job.options(num_cpus=piece.cpus, num_gpus=piece.gpus).remote(piece, home)] = piece
-                watch.began(piece)
+                running[job.options(num_cpus=piece.cpus, num_gpus=piece.gpus).remote(piece, folder)] = piece
+                callbacks.began(piece)
             for ended in ray.wait(list(running), timeout=GROWTH)[0]:
                 piece = running.pop(ended)
                 try:
@@ -100,10 +100,10 @@ def spread(
                     reason = " ".join(str(error).split())
                     if starts[piece.name] < STARTS:
                         waiting.append(piece)  # last, as what killed it (too little memory) may have passed by then
-                        watch.died(piece, starts[piece.name], reason)
+                        callbacks.died(piece, starts[piece.name], reason)
                         continue
                     outcome = PieceOutcome("?", 0.0, f"its worker died {STARTS} times", reason)
-                watch.ended(piece, outcome)
+                callbacks.ended(piece, outcome)
 
 
 def _check_room(pieces: Sequence[Piece], resources: Mapping[str, float]) -> None:
@@ -127,29 +127,29 @@ def _fits(piece: Piece, running: Collection[Piece], resources: Mapping[str, floa
     )
 
 
-def conduct(piece: Piece, home: SweepFolder) -> PieceOutcome:
-    """Run a piece to its end; a failure is an outcome too, so that the other pieces go on."""
-    start, wrong, trace, files = time.monotonic(), None, None, None
+def run_piece(piece: Piece, sweep: SweepFolder) -> PieceOutcome:
+    """Run a piece to its end; a failure is an outcome too, so that the other pieces continue."""
+    start, failure, trace, files = time.monotonic(), None, None, None
     torch.set_num_threads(1)
     try:
-        shared = home.shared
+        shared = sweep.shared
         if shared:
-            os.chdir(home.current)
-        folder = home.pieces / piece.name if shared else own_folder(piece)
+            os.chdir(sweep.current)
+        folder = sweep.pieces / piece.name if shared else local_folder(piece)
         wait_until_free(folder)
-        run(piece, folder)
+        run_job(piece, folder)
         if not shared:
-            files = packed(folder)
+            files = read_files(folder)
             shutil.rmtree(folder)
     except WrongInput as error:
-        wrong = str(error)
+        failure = str(error)
     except Exception as error:
-        wrong, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
-    return PieceOutcome(platform.node(), time.monotonic() - start, wrong, trace, files)
+        failure, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+    return PieceOutcome(platform.node(), time.monotonic() - start, failure, trace, files)
 
 
-def own_folder(piece: Piece) -> Path:
-    """Return the folder of this piece on the worker's own disk, in which other users cannot write."""
+def local_folder(piece: Piece) -> Path:
+    """Return the folder of this piece on the worker's disk, in which other users cannot write."""
     base = Path(tempfile.gettempdir()) / f"secateur-{os.getuid()}"
     base.mkdir(mode=0o700, exist_ok=True)
     if base.is_symlink() or base.stat().st_uid != os.getuid():
@@ -170,7 +170,7 @@ def wait_until_free(folder: Path, patience: float = PATIENCE) -> None:
                 return  # closing the file releases the lock
 
 
-def run(piece: Piece, out: Path) -> None:
+def run_job(piece: Piece, out: Path) -> None:
     """Run the piece's job into the folder `out`."""
     config = piece.config
     if isinstance(config, Invert):
@@ -184,9 +184,8 @@ def run(piece: Piece, out: Path) -> None:
     elif isinstance(config, Reproduce):
         from secateur.studies.study import reproduce
 
-        options = {name: getattr(config, name) for name in ("data", "data_folder", "model", "seeds", "device")}
         overrides = [f"{field}={x if isinstance(x, str) else json.dumps(x)}" for field, x in config.set_.items()]
-        reproduce(config.study, config.scale, options, overrides, out)
+        reproduce(config.study, config.scale, config.options, overrides, out)
     else:
         _audit(config, out)
 
@@ -201,7 +200,7 @@ def _audit(config: Audit, out: Path) -> None:
         run_predictions(config, config.predictions, out)
 
 
-def packed(folder: Path) -> dict[str, bytes]:
-    """Return every file of a run, except its lock, by its path inside the folder."""
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file of a run, except its lock, by its path inside the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -61,7 +61,7 @@ class Lanes:
         self._groups = [_stack(lanes)] if self._stacked else [Lane(*map(tree.clone, lane)) for lane in lanes]
         device = next(iter(self._groups[0].params.values())).device
         graphs = way != "eager" and device.type == "cuda"
-        step = _Step(vmap(objective) if self._stacked else objective, self._groups, optimiser, graphs)
+        step = _LaneStep(vmap(objective) if self._stacked else objective, self._groups, optimiser, graphs)
         self._step = Captured(partial(_run_quietly, step), device, required=True) if graphs else step
 
     def step(self, inputs: Sequence[Tensors]) -> Tensor:
@@ -79,7 +79,7 @@ class Lanes:
         return [{name: value[i] for name, value in merged[0].items()} for i in range(count)]
 
 
-class _Step:
+class _LaneStep:
     """Optimiser step of all groups of lanes.
 
     It does not refer to its `Lanes`: a reference back would keep the memory of a graph until garbage is collected.
@@ -118,7 +118,7 @@ class _Step:
             leaf.masked_fill_(dropped, 0)
 
 
-def _run_quietly(step: _Step, inputs: Sequence[Tensors]) -> Tensor:
+def _run_quietly(step: _LaneStep, inputs: Sequence[Tensors]) -> Tensor:
     """Run a step without Adam's warning that no graph captures it: the first steps run before the capture."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*capturable=True")

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,19 +46,9 @@ class Stepper(Protocol):
         ...
 
 
-def fit(
-    net: nn.Module,
-    task: Task,
-    recipe: Recipe,
-    *,
-    loss: Loss = cross_entropy,
-    transform: Transform | None = None,
-    penalty: Penalty | None = None,
-    progress: Progress | None = None,
-) -> Fitted:
-    """Train one model; `net` gives the structure, `task` the tensors."""
-    extras = {"loss": loss, "transform": transform, "penalty": penalty, "progress": progress}
-    return next(fit_many(net, [task], recipe, **extras))[1]  # type: ignore[arg-type]
+def fit(net: nn.Module, task: Task, recipe: Recipe, **options: Any) -> Fitted:
+    """Train one model; `net` gives the structure, `task` the tensors. The options are those of `fit_many`."""
+    return next(fit_many(net, [task], recipe, **options))[1]
 
 
 def fit_many(
@@ -269,7 +259,7 @@ class TaskTraining:
         if not self.lane.params:
             raise WrongInput("model", "has no parameters to train")
         if not self.train.size or not (self.validation.size or self.recipe.patience is None):
-            raise WrongInput("data", "training and validation need at least one example each")
+            raise WrongInput("data", "must have at least one example for training and one for validation")
         logits = outputs(self.trainer.judge, self.lane.params | self.lane.buffers, self.train.inputs[:2])
         labels = torch.cat([self.train.labels, self.validation.labels])
         low, high = int(labels.min()), int(labels.max())

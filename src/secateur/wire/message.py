@@ -119,19 +119,21 @@ def decode(data: bytes, shapes: Shapes, *, inside: Mask | None = None) -> Params
 
 def encode_mask(mask: Mask) -> bytes:
     """Return a mask as bytes: bits, coded as the positions of an update are."""
-    for name, where in mask.items():
-        if where.dtype != torch.bool:
-            raise WrongInput("mask", f"{name} is {where.dtype}; a mask is bool")
+    _check_bool("mask", mask)
     return encode(mask)
 
 
 def decode_mask(data: bytes, shapes: Shapes) -> Mask:
     """Return the mask in a message; it may lack tensors of `shapes`, which are then kept whole."""
     mask = _decode(data, shapes, None)
+    _check_bool("message", mask)
+    return {name: mask[name] for name in shapes if name in mask}
+
+
+def _check_bool(field: str, mask: Mask) -> None:
     for name, where in mask.items():
         if where.dtype != torch.bool:
-            raise WrongInput("message", f"{name} is {where.dtype}; a mask is bool")
-    return {name: mask[name] for name in shapes if name in mask}
+            raise WrongInput(field, f"{name} is {where.dtype}; must be bool")
 
 
 def within(name: str, value: Tensor, inside: Mask | None) -> Tensor:
@@ -159,10 +161,9 @@ def mask_of(name: str, shape: tuple[int, ...], inside: Mask | None) -> Tensor | 
 
 def fingerprint(inside: Mask) -> int:
     """Return the CRC-32 of a mask, so that no message is read with another mask."""
+    _check_bool("inside", inside)
     checksum = 0
     for name in sorted(inside):
-        if inside[name].dtype != torch.bool:
-            raise WrongInput("inside", f"{name} is {inside[name].dtype}; a mask is bool")
         bits = np.packbits(inside[name].detach().cpu().reshape(-1).numpy()).tobytes()
         checksum = zlib.crc32(bits, zlib.crc32(f"{name}{tuple(inside[name].shape)}".encode(), checksum))
     return checksum

@@ -11,8 +11,7 @@ from secateur.defenses.error_feedback import RESIDUAL, upload_of
 from secateur.errors import WrongInput
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.collaborative.plan import Plan, schedule_of
-from secateur.federated.collaborative.stage import STAGE, collaborate, depends_of
-from secateur.federated.collaborative.training import TIMES, CollaborativeTraining
+from secateur.federated.collaborative.training import STAGE, TIMES, CollaborativeTraining, collaborate, depends_of
 from secateur.runs.artifacts import key_of
 from secateur.runs.folder import open_run
 

@@ -37,7 +37,7 @@ def test_what_is_joined_is_found_again_and_gaps_are_zero():
 def test_every_tensor_of_every_row_by_itself():
     tensors = drawn((3,))
     flat = Flat(drawn())
-    each = flat.each(flat.join(tensors))
+    each = flat.split_rows(flat.join(tensors))
     wanted = [value[user] for user in range(3) for value in tensors.values()]
     assert all(map(torch.equal, each, wanted))
 

@@ -208,7 +208,7 @@ def test_rows_page_and_plan_say_it(tmp_path, capsys):
             ["--submodels", "mapp-fl", "--data", "breast_cancer", "--model", "mlp"],
             "augment: breast_cancer has no pictures",
         ),
-        ([], "submodels: must be given with augment"),
+        ([], "submodels: must be set with augment"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(flags, sentence, capsys):

@@ -130,9 +130,7 @@ class BatchNormInputs:
 
     def __init__(self, net: nn.Module, wanted: bool = True) -> None:
         modules = net.named_modules() if wanted else ()
-        self.modules: dict[nn.Module, str] = {
-            module: name for name, module in modules if isinstance(module, _BatchNorm)
-        }
+        self.modules: dict[nn.Module, str] = {m: name for name, m in modules if isinstance(m, _BatchNorm)}
         self.names: list[str] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
 

@@ -72,9 +72,8 @@ class LinearMap:
         """Return the derivative of the activation at z."""
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
-            return torch.autograd.grad(self.activation(leaf.clone()).sum(), leaf)[
-                0
-            ]  # a copy: the activation may work in place
+            output = self.activation(leaf.clone())  # a copy: the activation may work in place
+            return torch.autograd.grad(output.sum(), leaf)[0]
 
 
 class ModuleCall(NamedTuple):

@@ -83,9 +83,7 @@ class Rob:
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
         """Refuse an update that was not made with the model of `tamper`."""
         if "imprint.weight" not in view.sent or "imprint.weight" not in view.update.values:
-            raise WrongInput(
-                "attack rob", "needs an update of the model that it tampered with; this one has no imprint"
-            )
+            raise WrongInput("attack rob", "needs an update of its tampered model; this one has no imprint")
 
     def tamper(self, net: nn.Module, state: Params, knowledge: Knowledge, rng: Generator) -> tuple[nn.Module, Params]:
         """Return the network behind an imprint block, its tensors under `net.`; draw the row from `rng`."""

@@ -54,9 +54,8 @@ class Dropout:
         dropped = round(self.rate * BYTE)
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
         drawn = words.random_(-(2**63), None, generator=self.rng).view(torch.uint8)[: x.numel()]
-        mask = torch.ge(
-            drawn.view(x.shape), dropped, out=torch.empty_like(x)
-        )  # twice as fast as a conversion from bool
+        # twice as fast as a conversion from bool
+        mask = torch.ge(drawn.view(x.shape), dropped, out=torch.empty_like(x))
         return x * mask.mul_(BYTE / (BYTE - dropped))
 
 
@@ -196,9 +195,8 @@ def train(network: nn.Module, rows: Batch, schedule: NeuralSchedule, rng: Genera
     if held_out.size:
         network.load_state_dict(plateau.best)
     if not all(bool(value.isfinite().all()) for value in network.parameters()):
-        raise WrongInput(
-            "attack learning_rate", f"{schedule.learning_rate} makes the attack's network diverge; lower it"
-        )
+        rate = schedule.learning_rate
+        raise WrongInput("attack learning_rate", f"{rate} makes the attack's network diverge; use a lower one")
     return epoch
 
 

@@ -47,9 +47,8 @@ def dominance(ratios: Tensor, population: Tensor, gamma: float) -> Tensor:
         >>> dominance(torch.tensor([4.0, 1.0]), torch.tensor([0.5, 1.0, 2.0]), 2.0).tolist()
         [0.6666666666666666, 0.0]
     """
-    below = torch.searchsorted(
-        population.sort().values, ratios / gamma, side="left"
-    )  # strictly below: ties do not count
+    # strictly below: ties do not count
+    below = torch.searchsorted(population.sort().values, ratios / gamma, side="left")
     return below.double() / population.numel()
 
 

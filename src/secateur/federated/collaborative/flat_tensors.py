@@ -64,7 +64,7 @@ class Flat:
         rest = plain[..., self.tail :], turned[..., self.tail :]
         return [*((to[name], of[name]) for name in self.filters), rest]
 
-    def each(self, rows: Tensor) -> list[Tensor]:
+    def split_rows(self, rows: Tensor) -> list[Tensor]:
         """Return every tensor of every row, row by row."""
         named = self.views(rows).values()
         return [value[user] for user in range(len(rows)) for value in named]

@@ -5,7 +5,6 @@ Learning rates depend on the epoch: the paper's, those of its authors' code, or 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from secateur.defenses.uploads import SendAll, aligned, makes_anew
 from secateur.errors import WrongInput, check_number, check_wholes, unknown
+from secateur.federated.spec import name_function
 from secateur.interfaces import Batch, Loss, Mask, Params, Transform, Upload
 
 Liar = Callable[[int, Mask], Mask]  # (user that broadcasts, its honest positions) -> positions that it broadcasts
@@ -97,11 +97,11 @@ class Plan:
             "batch_size": self.batch_size,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
-            "augmentation": named(self.transform),
+            "augmentation": name_function(self.transform),
             "partition": "equal shares, shuffled" if self.shares is None else "given",
             "batchnorm": f"normalises by {statistics}{kept}",
-            "liar": named(self.liar),
-            "loss": named(self.loss),
+            "liar": name_function(self.liar),
+            "loss": name_function(self.loss),
         }
 
 
@@ -151,12 +151,3 @@ def schedule_of(schedule: str | Schedule | Sequence[float]) -> Schedule:
         return SCHEDULES[schedule]
     changes = [(i, rate) for i, rate in enumerate(schedule, start=1) if i == 1 or rate != schedule[i - 2]]
     return Schedule(len(schedule), tuple(changes))
-
-
-def named(function: Callable[..., Any] | None) -> str:
-    """Return a function by its name, a dataclass by its fields: never by an address, which differs from run to run."""
-    if function is None:
-        return "none"
-    if hasattr(function, "__qualname__"):
-        return f"{function.__module__}.{function.__qualname__}"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(function))

@@ -162,7 +162,7 @@ class StackedUploads:
 
     def _squares(self, rows: Tensor) -> Tensor:
         """Return (users, tensors) squared norms ||.||^2."""
-        return torch.stack(torch._foreach_norm(self.flat.each(rows))).view(self.plan.users, -1).square()
+        return torch.stack(torch._foreach_norm(self.flat.split_rows(rows))).view(self.plan.users, -1).square()
 
     def _noise(self) -> Params:
         """Return memory for the noise of an upload other than GaussianNoise."""

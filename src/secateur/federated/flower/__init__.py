@@ -26,16 +26,9 @@ QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": 
 for _name, _value in QUIET.items():  # flwr reads them at import
     os.environ.setdefault(_name, _value)
 
-_MODULES = {
-    "AuditedStrategy": "strategies",
-    "Auditor": "strategies",
-    "DecodingStrategy": "strategies",
-    "upload_mod": "mod",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Import lazily, because a deployed client is a new process for every message."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{'mod' if name == 'upload_mod' else 'strategies'}"), name)

@@ -7,8 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import sub
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator
@@ -27,16 +26,14 @@ from secateur.functional import noise_of
 from secateur.interfaces import Batch, Params, Transform, UploadContext
 from secateur.metrics.cost import communication, paper_accounting
 from secateur.metrics.estimates import combine, mean
-from secateur.metrics.membership import Estimate
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Finding, judge
-from secateur.studies.dgp.paper_numbers import TABLE_3, TABLE_4
+from secateur.studies.claims import judge
 from secateur.studies.dgp.results import DgpResults, TrainingKey, base
 from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.dgp.training_step import structure
-from secateur.studies.table import Cells, TableLine
+from secateur.studies.dgp.steps import build_structure
+from secateur.studies.table import Cells, TableLine, Tabulated, printed
 
 BATCH = 32
 MEGABYTE = 2**20
@@ -46,12 +43,13 @@ TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradie
 
 
 @dataclass(frozen=True)
-class Costed:
+class CostStep:
     """A step that measures bytes and seconds of one network's update under every defense."""
 
     defenses: tuple[str, ...]
     model: str = "resnet18"
     data: str = CIFAR10
+    name: ClassVar[str] = "costed"
     exact: bool = False  # measure the paper's network in addition to its stand-in, if the images are 3x32x32
 
     def __call__(self, setting: DgpSetting) -> None:
@@ -77,12 +75,12 @@ class Costed:
 
 def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Result:
     """Measure one user's update; under ADGP it uses the positions broadcast by another user."""
-    net = structure(setting, model, data, defense).to(setting.device)
+    net = build_structure(setting, model, data, defense).to(setting.device)
     state = tree.state_of(net)
     chosen = defense_of_updates(defense)
     upload = upload_of(chosen) or SendAll()
     transform = transform_of(chosen, *pixel_scale(data.mean, data.std, data.inputs[: data.train_size]))
-    first, other = (_turning(setting, net, state, data, user) for user in range(2))
+    first, other = (_context(setting, net, state, data, user) for user in range(2))
     broadcast: dict[str, Any] = {}
     if isinstance(upload, AlignedDualGradientPruning):
         broadcast["inside"] = upload.positions(_gradient(other))
@@ -91,11 +89,11 @@ def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Re
     begin = time.perf_counter()
     while len(total_seconds) < setting.scale.repeats and (not total_seconds or time.perf_counter() - begin < PATIENCE):
         start = _now(setting.device)
-        turning = first if transform is None else _transformed(first, transform)
+        context = first if transform is None else _transformed(first, transform)
         transformed = _now(setting.device)
-        grads = _gradient(turning)
+        grads = _gradient(context)
         differentiated = _now(setting.device)
-        sent, _ = upload(grads, upload.init(grads), turning, **broadcast)
+        sent, _ = upload(grads, upload.init(grads), context, **broadcast)
         end = _now(setting.device)
         defending.append(transformed - start + end - differentiated)
         total_seconds.append(end - start)
@@ -104,25 +102,25 @@ def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Re
     return Result(data=sizes | dict(zip(TIMES, map(_spread, (defending, total_seconds)), strict=True)))
 
 
-def _gradient(turning: UploadContext) -> Params:
-    return gradient_update(turning.net, turning.sent, turning.batch, "batch").values
+def _gradient(context: UploadContext) -> Params:
+    return gradient_update(context.net, context.sent, context.batch, "batch").values
 
 
-def _transformed(turning: UploadContext, transform: Transform) -> UploadContext:
-    inputs = transform(turning.batch.inputs, turning.rng)
-    return replace(turning, batch=turning.batch._replace(inputs=inputs))
+def _transformed(context: UploadContext, transform: Transform) -> UploadContext:
+    inputs = transform(context.batch.inputs, context.rng)
+    return replace(context, batch=context.batch._replace(inputs=inputs))
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:
     return {"value": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
 
 
-def _turning(setting: DgpSetting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> UploadContext:
+def _context(setting: DgpSetting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> UploadContext:
     rng = derive(setting.seed, "cost", user)
     rows = torch.randperm(data.train_size, generator=rng)[:BATCH]
     batch: Batch = data.batch.take(rows).to(setting.device)
-    held = state | noise_of(net, batch.size, rng)
-    return UploadContext(net, held, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
+    params = state | noise_of(net, batch.size, rng)
+    return UploadContext(net, params, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
 
 
 def _now(device: torch.device) -> float:
@@ -131,52 +129,47 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def table3(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
+def table3(results: DgpResults) -> Tabulated:
     """Return Table 3: MB of one upload and one download, as encoded and as the paper counts."""
-    costs = results.courses.get("cost", {})
+    costs = results.trainings("cost")
     lines = []
-    for course, measures in costs.items():
+    for key, measures in costs.items():
         size = mean(measures["bytes"])
-        cells: Cells = {
-            "MB": combine(lambda x: x / MEGABYTE, measures["bytes"]),
-            "bytes": f"{size.value:,.0f}" if size else "",
-        }
-        cells |= {"of dense": mean(measures["ratio"]), "as the paper counts": mean(measures["paper_ratio"])}
-        paper = TABLE_3.get(course.model, {}).get(base(course.defense))
-        lines.append(TableLine(_labels(course), cells, "" if paper is None else f"{paper:g} MB"))
+        cells: Cells = {"MB": combine(lambda x: x / MEGABYTE, measures["bytes"])}
+        cells |= {"bytes": f"{size.value:,.0f}" if size else "", "of dense": mean(measures["ratio"])}
+        cells |= {"as the paper counts": mean(measures["paper_ratio"])}
+        lines.append(TableLine(_labels(key), cells, _paper("table_3", key, "MB")))
     ratios = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
     room = {name: combine(lambda x, most=most: most - x, ratios.get(name, {})) for name, most in DENSE_SHARE.items()}
-    saved = {x.model: _less(costs, x._replace(defense="dgp"), x, "ratio") for x in costs if x.defense == "adgp"}
+    aligned = [key for key in costs if key.defense == "adgp"]
+    saved = {x.model: results.change(x._replace(defense="dgp"), x, "ratio", "cost") for x in aligned}
     limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
+    claim = f"on ResNet18 an upload and a download take at most this share of dense: {limits}"
     return lines, [
-        judge(
-            f"on ResNet18 an upload and a download take at most this share of dense: {limits}", room, "every", unit=""
-        ),
+        judge(claim, room, "every", unit=""),
         judge("ADGP sends less than DGP (share of dense)", saved, "every", unit=""),
     ]
 
 
-def table4(results: DgpResults) -> tuple[list[TableLine], list[Finding]]:
+def table4(results: DgpResults) -> Tabulated:
     """Return Table 4: seconds of one user's steps in an epoch, of the defense alone and with the gradients.
 
     PRECODE acts on the model, so that its cost is in the gradients, which take longer.
     """
-    costs = results.courses.get("cost", {})
+    costs = results.trainings("cost")
     lines = []
-    for course, measures in costs.items():
-        paper = TABLE_4.get(course.model, {}).get(base(course.defense))
+    for key, measures in costs.items():
         cells: Cells = {title: mean(measures.get(name, {})) for name, title in TIMES.items()}
-        lines.append(TableLine(_labels(course), cells, "" if paper is None else f"{paper:g} s"))
-    dgp_courses = [course for course in costs if course.defense == "dgp"]
-    slower = {x.model: _less(costs, x._replace(defense="soteria"), x, "defense_seconds") for x in dgp_courses}
+        lines.append(TableLine(_labels(key), cells, _paper("table_4", key, "s")))
+    pruned = [key for key in costs if key.defense == "dgp"]
+    slower = {x.model: results.change(x._replace(defense="soteria"), x, "defense_seconds", "cost") for x in pruned}
     return lines, [judge("Soteria takes longer than DGP (seconds)", slower, "every", unit="")]
 
 
-def _labels(course: TrainingKey) -> dict[str, str]:
-    return {"model": course.model, "defense": course.defense}
+def _labels(key: TrainingKey) -> dict[str, str]:
+    return {"model": key.model, "defense": key.defense}
 
 
-def _less(costs: dict[TrainingKey, Any], course: TrainingKey, other: TrainingKey, metric: str) -> Estimate | None:
-    if course not in costs or other not in costs:
-        return None
-    return combine(sub, costs[course][metric], costs[other][metric])
+def _paper(table: str, key: TrainingKey, unit: str) -> str:
+    number = printed("dgp", table, key.model, base(key.defense))
+    return "" if number is None else f"{number:g} {unit}"

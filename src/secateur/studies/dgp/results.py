@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import Measure, combine, mean, mean_of
+from secateur.metrics.estimates import Measure, combine, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
-from secateur.studies.dgp.attack_step import NAMES
+from secateur.studies.dgp.steps import NAMES
+from secateur.studies.results import Results
 
 PAIRED = ("lpips", "cw_ssim")
 Picture = tuple[int, int, int]  # seed, target, item
@@ -37,7 +38,7 @@ class AttackKey(NamedTuple):
     stage: str  # the training stage of the attacked model
 
     @property
-    def place(self) -> AttackKey:
+    def client(self) -> AttackKey:
         """The attacked client: the fields that all its attackers share."""
         return self._replace(adaptive="none")
 
@@ -50,66 +51,77 @@ class TrainingKey(NamedTuple):
     data: str
 
 
+Trainings = dict[TrainingKey, dict[str, Measure]]
+
+
 @dataclass(frozen=True)
-class DgpResults:
-    """The rows of one study."""
+class DgpResults(Results[AttackKey]):
+    """The rows of one study: those of all targets of an attacker by attacker, and those of trainings."""
 
-    rows: Sequence[Row]
+    def key_of(self, row: Row) -> AttackKey | None:
+        """Return the attacker of a row about all its targets; None for other rows."""
+        overall = "target" in row.extra and row.extra["target"] is None
+        return attack_key(row) if overall and row.attack and row.value is not None else None
+
+    def attack_of(self, row: Row) -> None:
+        """Return None: the attack is in the key."""
+
+    def label(self, key: AttackKey, name: str) -> Any:
+        """Return a label of an attacker; a defense without settings and error feedback."""
+        return base(key.defense) if name == "defense" else getattr(key, name)
 
     @cached_property
-    def cells(self) -> dict[AttackKey, dict[str, Measure]]:
-        """Measures of each attacker over all its targets, by seed, in the order of measurement."""
-        cells: dict[AttackKey, dict[str, Measure]] = {}
-        for row in self.rows:
-            if "target" in row.extra and row.extra["target"] is None and row.attack and row.value is not None:
-                cells.setdefault(cell_of(row), {}).setdefault(row.metric, {})[row.seed] = estimate(row)
-        return cells
-
-    @cached_property
-    def places(self) -> list[AttackKey]:
+    def clients(self) -> list[AttackKey]:
         """All clients that were attacked plainly."""
-        return [cell for cell in self.cells if cell.adaptive == "none"]
+        return [key for key in self.cells if key.adaptive == "none"]
+
+    def select(self, **labels: Any) -> Iterator[AttackKey]:
+        """Yield the plainly attacked clients with these labels."""
+        return super().select(**labels, adaptive="none")
 
     @cached_property
-    def courses(self) -> dict[str, dict[TrainingKey, dict[str, Measure]]]:
-        """Measures without an attack, by kind (training, cost, ...); of a training those of the last epoch."""
-        courses: dict[str, dict[TrainingKey, dict[str, Measure]]] = {}
+    def _kinds(self) -> dict[str, Trainings]:
+        kinds: dict[str, Trainings] = {}
         for row in self.rows:
             if "study" in row.extra and row.value is not None and row.extra.get("epoch") == row.extra.get("epochs"):
-                course = TrainingKey(row.defense or "none", row.model, row.dataset)
-                of_kind = courses.setdefault(row.extra["study"], {})
-                of_kind.setdefault(course, {}).setdefault(row.metric, {})[row.seed] = estimate(row)
-        return courses
+                key = TrainingKey(row.defense or "none", row.model, row.dataset)
+                measures = kinds.setdefault(row.extra["study"], {}).setdefault(key, {})
+                measures.setdefault(row.metric, {})[row.seed] = estimate(row)
+        return kinds
+
+    def trainings(self, kind: str = "training") -> Trainings:
+        """Return measures of one kind (training, cost, ...) without an attack; of trainings those of the last epoch."""
+        return self._kinds.get(kind, {})
+
+    def change(
+        self, one: TrainingKey | None, other: TrainingKey | None, metric: str = "test_accuracy", kind: str = "training"
+    ) -> Estimate | None:
+        """Return a metric of one training minus that of another; None if one was not measured."""
+        measures = self.trainings(kind)
+        return combine(sub, *(measures.get(key, {}).get(metric, {}) if key else {} for key in (one, other)))
 
     @cached_property
     def left_out(self) -> list[Row]:
         """Rows of measurements that could not be made, with the reason."""
         return [row for row in self.rows if row.metric == "left_out"]
 
-    def of(self, cell: AttackKey, metric: str) -> Measure:
-        """Return one measure of one attacker, by seed."""
-        return self.cells.get(cell, {}).get(metric, {})
-
-    def accuracy(self, course: TrainingKey) -> Measure:
-        """Return the accuracy at the end of a training, by seed."""
-        return self.courses.get("training", {}).get(course, {}).get("test_accuracy", {})
-
-    def knowing(self, place: AttackKey) -> AttackKey | None:
+    def best_adaptive(self, client: AttackKey) -> AttackKey | None:
         """Return the adaptive attacker with the highest mean PSNR; None if there is no adaptive attacker."""
-        adaptive_cells = [cell for cell in self.cells if cell.place == place and cell.adaptive != "none"]
-        return max(adaptive_cells, key=lambda cell: _value(mean(self.of(cell, "psnr"))), default=None)
+        attackers = [key for key in self.cells if key.client == client and key.adaptive != "none"]
+        psnr = {key: self.mean(key, "psnr") for key in attackers}
+        return max(attackers, key=lambda key: -math.inf if (x := psnr[key]) is None else x.value, default=None)
 
     @cached_property
-    def pictures(self) -> dict[tuple[AttackKey, str], dict[Picture, float]]:
+    def _pictures(self) -> dict[tuple[AttackKey, str], dict[Picture, float]]:
         """Scores of every reconstructed picture, by attacker and metric, for paired comparisons."""
         scores: dict[tuple[AttackKey, str], dict[Picture, float]] = {}
         for row in self.rows:
             if row.metric in PAIRED and row.extra.get("item") is not None and row.value is not None:
                 picture = (row.seed, row.extra["target"], row.extra["item"])
-                scores.setdefault((cell_of(row), row.metric), {})[picture] = row.value
+                scores.setdefault((attack_key(row), row.metric), {})[picture] = row.value
         return scores
 
-    def less(self, one: AttackKey | None, other: AttackKey | None, metric: str) -> Estimate | None:
+    def less(self, one: AttackKey | None, other: AttackKey | None, metric: str, attack: Any = None) -> Estimate | None:
         """Return the measure of one attacker minus that of another.
 
         With one seed the attackers are compared target by target, with several seed by seed. A target counts once, by
@@ -117,25 +129,17 @@ class DgpResults:
         """
         if one is None or other is None:
             return None
-        first, second = (self.pictures.get((cell, metric), {}) for cell in (one, other))
+        first, second = (self._pictures.get((key, metric), {}) for key in (one, other))
         shared = [key for key in first if key in second and math.isfinite(first[key] - second[key])]
         targets: dict[int, list[float]] = {}
         for key in shared:
             targets.setdefault(key[1], []).append(first[key] - second[key])
         if len(targets) > 1 and len({seed for seed, _, _ in shared}) == 1:
             return mean_of([fmean(gaps) for gaps in targets.values()])
-        return combine(sub, self.of(one, metric), self.of(other, metric))
-
-    def select(self, **wanted: object) -> Iterator[AttackKey]:
-        """Yield the plainly attacked clients with these fields; `defense` is the bare name without settings."""
-        for cell in self.places:
-            if all(
-                wanted[name] == (base(cell.defense) if name == "defense" else getattr(cell, name)) for name in wanted
-            ):
-                yield cell
+        return super().less(one, other, metric)
 
 
-def cell_of(row: Row) -> AttackKey:
+def attack_key(row: Row) -> AttackKey:
     """Return the attacker and client of a row."""
     extra, attack = row.extra, row.attack or ""
     name = name_of(attack)
@@ -161,7 +165,3 @@ def base(defense: str) -> str:
         'dgp'
     """
     return name_of(defense.partition("+")[0])
-
-
-def _value(average: Estimate | None) -> float:
-    return -math.inf if average is None else average.value

@@ -18,11 +18,10 @@ from secateur.models.create import check, create
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.study import laid_over
+from secateur.studies.study import read_scales
 
 NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
 CIFAR10, CIFAR100 = "cifar10", "cifar100"
-FIXED = ("data", "models", "untrained")  # fields of a scale that `--set` cannot change
 TESTED = 0.2  # test share of a data set without a test part
 
 
@@ -43,53 +42,27 @@ class DgpScale:
     epochs: int | None = None  # of collaborative training; None: the paper's 100, with its learning rates
     learning_rate: float = 0.05  # where the paper's schedule does not apply
     augment: bool = True  # crops and flips: dgp does not mention them, but its 93 % need them
-    in_out: int = 0  # models of lira and rmia per defense; 0: no such attacks
+    in_out: int = field(default=0, metadata={"least": 0})  # models of lira and rmia per defense; 0: no such attacks
     repeats: int = 20  # of a timed call
-    untrained: tuple[str, ...] = ()  # defenses under which training takes too long for this scale
+    untrained: tuple[str, ...] = ()  # defenses under which training takes too long, such as soteria with its Jacobians
     threads: int = 1
 
-
-TINY = DgpScale(
-    data={CIFAR10: "digits", CIFAR100: "digits"},
-    models={"resnet18": "digits-cnn", "lenet-zhu": "lenet-zhu", "cnn6": "cnn6"},
-    examples=400,
-    targets=2,
-    iterations=12,
-    rounds=4,
-    population=6,
-    generator_steps=4,
-    generator_width=4,
-    users=2,
-    epochs=2,
-    augment=False,
-    in_out=4,
-    repeats=2,
-)
-SMALL = DgpScale(
-    models={"resnet18": "resnet18-w16", "lenet-zhu": "lenet-zhu", "cnn6": "cnn6"},
-    examples=6000,
-    targets=3,
-    iterations=300,
-    rounds=40,
-    population=20,
-    generator_steps=400,
-    generator_width=16,
-    users=4,
-    epochs=5,
-    augment=False,
-    repeats=5,
-    untrained=("soteria",),  # a Jacobian for every step of every user
-)
-SCALES = {"tiny": TINY, "small": SMALL, "full": DgpScale()}
+    @property
+    def augmentation(self) -> str:
+        """The augmentation of training pictures, for readers."""
+        return "crop and flip" if self.augment else "none"
 
 
-def scale_of(name: str, overrides: list[str] | None) -> DgpScale:
-    """Return a scale by its name, with `field=value` overrides."""
-    return laid_over(SCALES, name, overrides, FIXED, zero=("in_out",))
+SCALES = read_scales(DgpScale, "dgp")
 
 
 class Step(Protocol):
     """A measurement of one network on one data set that adds its rows to the run."""
+
+    @property
+    def name(self) -> str:
+        """The name by which `--set steps=` selects the step."""
+        ...
 
     @property
     def model(self) -> str:
@@ -112,13 +85,13 @@ class DgpSetting:
 
     run: Run
     scale: DgpScale
-    given: Mapping[str, Any]  # the user's model, data_folder, device and images, if set
+    options: Mapping[str, Any]  # the user's model, data_folder, device and images, if set
     datasets: Mapping[str, Dataset]  # by the paper's data set that they stand in for
     seed: int
 
     def model(self, step: Step) -> str | None:
         """Return the stand-in for a step's network; None if the scale skips the network."""
-        return stand_in(step.model, self.scale, self.given)
+        return stand_in(step.model, self.scale, self.options)
 
     def data(self, step: Step) -> Dataset:
         """Return the stand-in for a step's data set."""
@@ -132,8 +105,7 @@ class DgpSetting:
     def invert(self, model: str, **more: Any) -> Invert:
         """Return the configuration of `secateur invert` for a step."""
         scale = self.scale
-        common = {"model": model, "device": self.given.get("device"), "data_folder": self.given.get("data_folder")}
-        common |= {"images": self.given.get("images")}
+        common = {name: self.options.get(name) for name in ("device", "data_folder", "images")} | {"model": model}
         common |= {"targets": scale.targets, "threads": scale.threads, "seeds": [self.seed]}
         common |= {"generator_steps": scale.generator_steps, "generator_width": scale.generator_width}
         return read(Invert, None, common | more)
@@ -154,7 +126,7 @@ def stand_in(paper: str, scale: DgpScale, options: Mapping[str, Any]) -> str | N
     return options.get("model") or scale.models.get(paper)
 
 
-def load_all(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
+def load_datasets(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
     """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
 
     A data set without a test part gets a fifth of its rows as test part.

@@ -7,16 +7,15 @@ with the effect of scoring batches and of more updates on Yeom's attack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from secateur.catalogue import Choice, Method
+from secateur.catalogue import Choice
 from secateur.config import Federate, read
 from secateur.config.methods import choice
 from secateur.data.dataset import Dataset
@@ -35,16 +34,16 @@ from secateur.federated.submodels.structure import static
 from secateur.federated.traffic import Measure
 from secateur.models.create import create
 from secateur.progress import progress
-from secateur.report import page_afterwards
 from secateur.runs.artifacts import Result, key_of
-from secateur.runs.folder import Run, open_run
+from secateur.runs.folder import Run
+from secateur.runs.rows import Row
 from secateur.runs.unfinished import forget
 from secateur.seeding import derive
-from secateur.studies.mapp.exposure_tables import asked
-from secateur.studies.mapp.results import MappResults, Tabulated
-from secateur.studies.mapp.scale import CLIENTS, Case, MappScale, loaded, scale_of, settled, terms_of
-from secateur.studies.study import plain
-from secateur.studies.table import StudyTable
+from secateur.studies.mapp.results import MappResults
+from secateur.studies.mapp.scale import CLIENTS, SCALES, Case, MappScale, load_data, terms_of, with_augmentation
+from secateur.studies.mapp.tables import by_query
+from secateur.studies.study import Request, StudyPlan, run_steps, scale_of
+from secateur.studies.table import Tabulated
 from secateur.training.recipe import Recipe
 
 ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."
@@ -59,33 +58,36 @@ class MappStudy:
     tabulate: Callable[[MappResults, MappScale], Tabulated]
     attacks: tuple[str, ...] = ("yeom",)
 
-    def conduct(
-        self, entry: Method, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path
-    ) -> StudyTable:
-        """Run all federations for every seed into `out`, and return the table."""
-        size = scale_of(scale, overrides)
+    def plan(self, request: Request) -> StudyPlan:
+        """Return the plan of all federations for every seed."""
+        scale, options = scale_of(SCALES, request.scale, request.overrides), request.options
         if options.get("model") is not None:
             raise WrongInput("model", "studies of mapp_fl have networks of their own widths; leave it out")
-        cases = self.cases(size)
-        repeats = size.draws if cases[0].fresh else size.repeats
-        fields = {"seeds": options.get("seeds") or repeats, "device": options.get("device")}
-        settings = read(Federate, None, {name: value for name, value in fields.items() if value is not None})
-        device, data = device_of(settings), loaded(size, options)
-        size = settled(size, data)
-        torch.set_num_threads(size.threads)
-        facts: dict[str, Any] = {"study": entry.name, "scale": scale, "data": data.name, "rounds": size.rounds}
-        facts |= {} if size.examples is None else {"examples": size.examples}
-        kept = plain(facts | asdict(size) | {"attacks": self.attacks, "seeds": settings.seeds})
-        with page_afterwards(out), open_run(out, "study", kept, device=str(device), seeds=settings.seeds) as run:
-            MappRunner(run, size, data, device, [choice("attack", name) for name in self.attacks]).hold(
-                cases, settings.seeds
-            )
-        results = MappResults(run.rows)
-        lines, findings = self.tabulate(results, size)
-        facts |= {"augmentation": "crop and flip" if size.augment else "none"}
-        facts |= {"attacks": list(self.attacks), "seeds": settings.seeds}
-        return StudyTable(
-            entry.summary, facts, [*lines, *asked(results)], findings, ONE if len(settings.seeds) == 1 else MANY
+        cases = self.cases(scale)
+        fields = {"seeds": options.get("seeds") or (scale.draws if cases[0].fresh else scale.repeats)}
+        fields |= {} if options.get("device") is None else {"device": options["device"]}
+        config = read(Federate, None, fields)
+        device, data = device_of(config), load_data(scale, options)
+        scale = with_augmentation(scale, data)
+        attacks = [choice("attack", name) for name in self.attacks]
+        facts: dict[str, Any] = {"data": data.name, "rounds": scale.rounds}
+        facts |= {} if scale.examples is None else {"examples": scale.examples}
+        facts |= {"augmentation": "crop and flip" if scale.augment else "none"}
+        facts |= {"attacks": list(self.attacks), "seeds": config.seeds}
+
+        def measure(run: Run) -> None:
+            MappRunner(run, scale, data, device, attacks).run_all(cases, config.seeds)
+
+        def tabulate(rows: Sequence[Row]) -> Tabulated:
+            results = MappResults(rows)
+            lines, findings = self.tabulate(results, scale)
+            return [*lines, *by_query(results)], findings
+
+        return StudyPlan(
+            run=lambda: run_steps(request, scale, device, config.seeds, measure, attacks=self.attacks),
+            tabulate=tabulate,
+            facts=lambda rows: facts,
+            intervals=ONE if len(config.seeds) == 1 else MANY,
         )
 
 
@@ -115,7 +117,7 @@ class MappRunner:
     attacks: Sequence[Choice]
 
     @cached_property
-    def near(self) -> Dataset:
+    def attacked_data(self) -> Dataset:
         """The data on the device of the attacks, copied once."""
         inputs, labels = self.data.batch.to(self.device)
         return replace(self.data, inputs=inputs, labels=labels)
@@ -130,7 +132,7 @@ class MappRunner:
         """The settings of the attacks' queries."""
         return Asking(updates=self.scale.updates, shadows=self.scale.shadows, shuffles=self.scale.shuffles)
 
-    def hold(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
+    def run_all(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
         """Run every federation that the run does not have, for every seed; add all rows in the order of the jobs."""
         jobs = [self._job(case, seed) for seed in seeds for case in cases]
         depends = [self._depends(job) for job in jobs]
@@ -144,10 +146,10 @@ class MappRunner:
             added = until
 
         def compute(missing: Sequence[int]) -> Iterator[tuple[int, Result]]:
-            for some in self._groups(jobs, missing):
-                add(some[0])  # groups begin in the order of the jobs, so all before this one are done
-                key = key_of(STAGE, {"each": [depends[i] for i in some]})
-                yield from zip(some, self._measured(key, [jobs[i] for i in some]), strict=True)
+            for group in self._groups(jobs, missing):
+                add(group[0])  # groups begin in the order of the jobs, so all before this one are done
+                key = key_of(STAGE, {"each": [depends[i] for i in group]})
+                yield from zip(group, self._measured(key, [jobs[i] for i in group]), strict=True)
                 forget(self.run.folder, STAGE, key)
 
         self.run.stages(STAGE, depends, compute)
@@ -182,19 +184,20 @@ class MappRunner:
                 )
             )
         trainings: list[Any] = [LocalBaseline(federations[0])] if jobs[0].alone else federations
-        whole = trainings[0] if len(jobs) == 1 else StackedFederations(federations)
-        stories = [exposer.story for exposer in exposers]
+        training = trainings[0] if len(jobs) == 1 else StackedFederations(federations)
+        logs = [exposer.story for exposer in exposers]
         with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
-            follow(self.run.folder, key, whole, FederationLogs(stories), self._teller(federations, exposers, advance))
-        return [Result(one.model(), story.plain()) for one, story in zip(trainings, stories, strict=True)]
+            add_round = self._round_adder(federations, exposers, advance)
+            follow(self.run.folder, key, training, FederationLogs(logs), add_round)
+        return [Result(one.model(), log.plain()) for one, log in zip(trainings, logs, strict=True)]
 
     def _add(self, job: FederationJob, result: Result) -> None:
         """Add the rows and figures of a federation to the run, and a row of its seconds."""
-        story = FederationLog()
-        story.load(result.data)
-        timed = Measure("seconds", story.seconds, self.scale.rounds)
-        self.run.show(story.figures)
-        self.run.add([*story.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
+        log = FederationLog()
+        log.load(result.data)
+        timed = Measure("seconds", log.seconds, self.scale.rounds)
+        self.run.show(log.figures)
+        self.run.add([*log.rows, row_of(labels_of(job, self.data, self.scale), timed, timing=True)])
 
     def _exposer(self, job: FederationJob) -> ExposureObserver:
         """Return the attacks on one federation."""
@@ -202,7 +205,7 @@ class MappRunner:
         turn = Recipe(epochs=1, batch_size=scale.batch_size, weight_decay=0.0, patience=None)
         return ExposureObserver(
             self.attacks,
-            self.near,
+            self.attacked_data,
             labels,
             FederationLog(),
             scale.rounds,
@@ -211,16 +214,16 @@ class MappRunner:
             device=self.device,
         )
 
-    def _teller(
+    def _round_adder(
         self,
         federations: Sequence[SubmodelFederation],
         exposers: Sequence[ExposureObserver],
         advance: Callable[..., None],
     ) -> Callable[[Any], None]:
-        """Return a callback that adds a round's measures to each story, and attacks in the last round."""
+        """Return a callback that adds a round's measures to each log, and attacks in the last round."""
         shown = 0
 
-        def tell(done: Round | FinishedRounds) -> None:
+        def add_round(done: Round | FinishedRounds) -> None:
             nonlocal shown
             rounds = done.each if isinstance(done, FinishedRounds) else [done]
             for federation, exposer, one in zip(federations, exposers, rounds, strict=True):
@@ -230,7 +233,7 @@ class MappRunner:
             advance(done.number - shown, f"round {done.number}")
             shown = done.number
 
-        return tell
+        return add_round
 
 
 def labels_of(job: FederationJob, data: Dataset, scale: MappScale) -> dict[str, Any]:

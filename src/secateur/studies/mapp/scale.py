@@ -10,23 +10,22 @@ Repeats share the dataset sizes and redistribute the images; those of Fig. 1 and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-import yaml
 from torch import Tensor
 
 from secateur.config.methods import choice, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_groups
-from secateur.errors import WrongInput, unknown
 from secateur.evaluation.client import check_pictures
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.spec import Adam, SubmodelSpec, joined_of, rates_of
 from secateur.seeding import derive
+from secateur.studies.study import read_scales
 
 SIZES_SEED = 41  # with this seed ten clients of CIFAR-10 have the sizes of Table 2
 CLIENTS = 10
@@ -56,16 +55,16 @@ class MappScale:
     """The size of a study; the defaults are the paper's setting."""
 
     data: str = "cifar10"
-    units: tuple[int, ...] = UNITS  # network sizes of Fig. 1 and Table 3
-    large: tuple[int, ...] = tuple(range(10))  # numbers of large clients in Fig. 3 and Table 4
+    units: tuple[int, ...] = field(default=UNITS, metadata={"among": UNITS})  # network sizes of Fig. 1 and Table 3
+    large: tuple[int, ...] = field(default=tuple(range(10)), metadata={"among": range(CLIENTS + 1)})  # large clients
     examples: int | None = None  # upper limit on the rows of the data set
     rounds: int = 150
     repeats: int = 3
     draws: int = 5  # repeats of Fig. 1 and Table 3
-    batch_size: int = 128
+    batch_size: int = 128  # small: 32, or a client with a tenth of the data would take a single step
     updates: int = 3  # held by the stateful attacker
     shuffles: int = 2  # of the batches in which examples are scored
-    shadows: int = 16  # shadow clients of LiRA and RMIA
+    shadows: int = field(default=16, metadata={"least": 2, "even": True})  # shadow clients of LiRA and RMIA
     smallest: int = 400  # least number of examples of a client that counts in a correlation
     patience: int = 5  # early stopping of clients that train alone, in epochs
     at_once: int = 12  # federations stacked on a GPU
@@ -73,70 +72,10 @@ class MappScale:
     augment: bool | None = None  # crops and flips of training pictures; None: on CIFAR-10, as in the public code
 
 
-TINY = MappScale(
-    data="digits",
-    units=(8, 16),
-    large=(0, 2),
-    rounds=2,
-    repeats=1,
-    draws=1,
-    examples=1000,
-    batch_size=32,
-    updates=2,
-    shuffles=1,
-    shadows=4,
-    smallest=20,
-    patience=1,
-)
-SMALL = MappScale(
-    units=(8, 16, 32),
-    large=(0, 2, 5, 9),
-    examples=6000,
-    rounds=30,
-    repeats=1,
-    draws=2,
-    batch_size=32,  # with a tenth of the data, a client of 49 examples would else take a single step
-    shadows=8,
-    smallest=40,
-    threads=2,
-)
-SCALES = {"tiny": TINY, "small": SMALL, "full": MappScale()}
+SCALES = read_scales(MappScale, "mapp")
 
 
-def scale_of(name: str, overrides: list[str] | None) -> MappScale:
-    """Return a scale by its name with `field=value` overrides; `large=0+1+2` sets numbers of large clients."""
-    if name not in SCALES:
-        raise unknown("scale", name, SCALES)
-    known = [field.name for field in fields(MappScale) if field.name != "data"]
-    changes: dict[str, Any] = {}
-    for text in overrides or []:
-        key, separator, value = text.partition("=")
-        if not separator or key not in known:
-            raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(known)}")
-        numbers = [yaml.safe_load(part) for part in value.split("+")]
-        fits, wanted = _allowed(key)
-        several = key in ("units", "large")
-        if not all(map(fits, numbers)) or (len(numbers) > 1 and not several):
-            raise WrongInput("set", f"{text!r} is not allowed; give {wanted}")
-        changes[key] = tuple(numbers) if several else numbers[0]
-    return replace(SCALES[name], **changes)
-
-
-def _allowed(key: str) -> tuple[Callable[[Any], bool], str]:
-    """Return a test for values of a field of a scale, and the allowed values in words."""
-    if key == "augment":
-        return lambda value: isinstance(value, bool), "true or false"
-    if key == "units":
-        return lambda value: type(value) is int and value in UNITS, "8, 16, 32 or 64, several joined by +"
-    if key == "large":
-        wanted = f"whole numbers from 0 to {CLIENTS}, several joined by +"
-        return lambda value: type(value) is int and 0 <= value <= CLIENTS, wanted
-    if key == "shadows":
-        return lambda value: type(value) is int and value >= 2 and value % 2 == 0, "an even number from 2"
-    return lambda value: type(value) is int and value >= 1, "a whole number from 1"
-
-
-def loaded(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
+def load_data(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
     """Load the data of a study; a data set without a test part gets a fifth of its rows as test part."""
     data = load(options.get("data") or scale.data, options.get("data_folder"), True)
     check_pictures(data)
@@ -149,7 +88,7 @@ def loaded(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
     return replace(mixed, train_size=int((1 - TESTED) * len(order)))
 
 
-def settled(scale: MappScale, data: Dataset) -> MappScale:
+def with_augmentation(scale: MappScale, data: Dataset) -> MappScale:
     """Return the scale with `augment` set: by default True for CIFAR-10, as in the public code.
 
     The paper does not mention crops and flips.

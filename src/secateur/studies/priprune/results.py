@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import sub
 from typing import Any, NamedTuple
 
@@ -14,11 +13,16 @@ from secateur.metrics.estimates import Measure, combine, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
 from secateur.runs.rows import Row
+from secateur.studies.results import Results
 from secateur.studies.table import Cells, TableLine, sparkline
 
 NMI, PSNR, LOSS, CHANCE = "nmi_256", "psnr", "attack_loss", "nmi_256_chance"
 WITHHELD, ACCURACY = "withheld_of_all", "test_accuracy"
-PLACES = ("data", "model", "batch", "broadcast", "view", "base", "rate", "defense")
+GI, SGI = "gi-priprune", "sgi"
+LITTLE = 0.02  # of accuracy or NMI: a smaller difference is none
+TITLES = {"data": "data", "model": "model", "batch": "batch size", "broadcast": "broadcast", "view": "view"}
+TITLES |= {"base": "base pruning", "rate": "base rate", "defense": "defense"}
+ALWAYS = ("base", "rate", "defense")  # labels of every line
 CURVE = 20  # points of a curve in a line of text
 Course = dict[tuple[int, int, int], float]  # a value by seed, round and client; client -1: the whole federation
 
@@ -36,202 +40,153 @@ class PripruneFederation(NamedTuple):
     view: str = "update"  # the server sees the update of every client, or with "sum" only the average
 
 
-Paper = Callable[[PripruneFederation], str]
-
-
 @dataclass(frozen=True)
-class PripruneResults:
+class PripruneResults(Results[PripruneFederation]):
     """The rows of one study."""
 
-    rows: Sequence[Row]
     tested: Mapping[str, int]  # test examples of each data set
     stands: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by model and data: the paper's data set
 
-    @cached_property
-    def courses(self) -> dict[PripruneFederation, dict[tuple[str, str | None], Course]]:
-        """Every measure of every federation, and of every attack on it, over the rounds; in the order of the runs."""
-        courses: dict[PripruneFederation, dict[tuple[str, str | None], Course]] = {}
-        for row in self.rows:
-            if not is_federated(row) or row.value is None or not math.isfinite(row.value):
-                continue
-            client = row.extra["client"]
-            if row.extra.get("view") == "sum" and row.attack is not None:
-                client = -1  # all of a round's clients as one
-            if (row.attack is None) != (client is None):  # bytes of one client; several attacked ones pooled
-                continue
-            attack = None if row.attack is None else attack_of(row.attack)
-            course = courses.setdefault(federation_of(row), {}).setdefault((row.metric, attack), {})
-            course[row.seed, row.extra["round"], -1 if client is None else client] = row.value
-        return courses
+    def key_of(self, row: Row) -> PripruneFederation | None:
+        """Return the federation of a row; None for the bytes of one client and for several attacked clients pooled."""
+        if not is_federated(row) or row.value is None or not math.isfinite(row.value):
+            return None
+        extra, whole = row.extra, row.extra["client"] is None and not _of_sum(row)
+        if (row.attack is None) != whole:
+            return None
+        base, view = name_of(extra["base_pruning"]), extra.get("view", "update")
+        setting = extra["broadcast"], row.model, row.dataset, extra["local_batch"], view
+        return PripruneFederation(base, row.sparsity or 0.0, row.defense or "none", *setting)
 
-    def course(self, federation: PripruneFederation, metric: str, attack: str | None = None) -> Course:
+    def attack_of(self, row: Row) -> str | None:
+        """Return the attack of a row without its iterations and learning rate."""
+        return None if row.attack is None else short_attack(row.attack)
+
+    def course(self, federation: PripruneFederation | None, metric: str, attack: str | None = None) -> Course:
         """Return one measure over the rounds."""
-        return self.courses.get(federation, {}).get((metric, attack), {})
+        course = {}
+        for row in self.rows_of(federation, metric, attack):
+            client = row.extra["client"]
+            course[row.seed, row.extra["round"], -1 if client is None or _of_sum(row) else client] = row.value or 0.0
+        return course
 
-    def attacks(self, federation: PripruneFederation) -> list[str]:
-        """Return the attacks on a federation."""
-        return list(dict.fromkeys(attack for _, attack in self.courses[federation] if attack is not None))
-
-    def strongest(self, federation: PripruneFederation, metric: str = NMI) -> str | None:
+    def strongest(self, federation: PripruneFederation | None, metric: str = NMI) -> str | None:
         """Return the attack with the highest mean."""
-        means = {name: _mean(self.course(federation, metric, name)) for name in self.attacks(federation)}
+        attacks = [] if federation is None else self.attacks_on(federation)
+        means = {name: _mean(self.course(federation, metric, name)) for name in attacks}
         return max(means, key=lambda name: means[name], default=None)
 
     def over(self, federation: PripruneFederation | None, metric: str, attack: str | None) -> Measure:
         """Return the mean over the attacked updates of each seed, with Student's interval."""
-        course = {} if federation is None else self.course(federation, metric, attack)
-        return {
-            seed: mean_of([value for key, value in course.items() if key[0] == seed])
-            for seed in dict.fromkeys(key[0] for key in course)
-        }
+        by_seed: dict[int, list[float]] = {}
+        for (seed, _, _), value in self.course(federation, metric, attack).items():
+            by_seed.setdefault(seed, []).append(value)
+        return {seed: mean_of(values) for seed, values in by_seed.items()}
 
     def last(self, federation: PripruneFederation | None, metric: str) -> Measure:
         """Return the value in the last round; of accuracies with Wilson's interval."""
-        course = {} if federation is None else self.course(federation, metric)
-        ends = {key[0]: value for key, value in sorted(course.items())}
+        ends = {key[0]: value for key, value in sorted(self.course(federation, metric).items())}
         if federation is None or metric != ACCURACY:
             return {seed: Estimate(value, -math.inf, math.inf) for seed, value in ends.items()}
         return {seed: share_of(value, self.tested[federation.data]) for seed, value in ends.items()}
 
     def less(
-        self, one: PripruneFederation | None, other: PripruneFederation | None, metric: str, attack: str
+        self, one: PripruneFederation | None, other: PripruneFederation | None, metric: str = NMI, attack: Any = SGI
     ) -> Estimate | None:
         """Return one federation's leakage less the other's: for one seed by update, for several by seed."""
-        if one is None or other is None:
-            return None
-        return self.apart(self.course(one, metric, attack), self.course(other, metric, attack))
-
-    def apart(self, one: Course, other: Course) -> Estimate | None:
-        """Return the mean of one course less the other; both attack the same examples in the same rounds."""
-        shared = [key for key in one if key in other]
-        by_seed: dict[int, list[float]] = {}
-        for key in shared:
-            by_seed.setdefault(key[0], []).append(one[key] - other[key])
-        if not by_seed:
-            return None
-        if len(by_seed) == 1:
-            return mean_of(*by_seed.values())
-        return mean_of([sum(values) / len(values) for values in by_seed.values()])
+        return paired_difference(*(self.course(federation, metric, attack) for federation in (one, other)))
 
     def gain(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
         """Return the last accuracy of one less that of the other."""
         return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
 
-    def saved(
-        self, one: PripruneFederation | None, other: PripruneFederation | None, attack: str = "sgi"
-    ) -> Estimate | None:
+    def saved(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
         """Return the share of one's NMI by which the other's is lower."""
-        measures = self.over(one, NMI, attack), self.over(other, NMI, attack)
+        measures = self.over(one, NMI, SGI), self.over(other, NMI, SGI)
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
-
-    def select(self, **wanted: Any) -> Iterator[PripruneFederation]:
-        """Yield the federations with these settings; a defense is given by its name, or names (priprune+dp)."""
-        for federation in self.courses:
-            if all(
-                value == (names_of(federation.defense) if name == "defense" else getattr(federation, name))
-                for name, value in wanted.items()
-            ):
-                yield federation
-
-    def one(self, **wanted: Any) -> PripruneFederation | None:
-        """Return the first federation with these settings."""
-        return next(self.select(**wanted), None)
 
     def with_defense(self, federation: PripruneFederation, name: str) -> PripruneFederation | None:
         """Return the same federation with another defense."""
         return self.one(**federation._replace(defense=name)._asdict())
 
 
-def silent(federation: PripruneFederation) -> str:
-    """Return nothing: the paper prints no number."""
-    return ""
+def paired_difference(one: Course, other: Course) -> Estimate | None:
+    """Return the mean of one course less the other; both attack the same examples in the same rounds."""
+    by_seed: dict[int, list[float]] = {}
+    for key in one:
+        if key in other:
+            by_seed.setdefault(key[0], []).append(one[key] - other[key])
+    if not by_seed:
+        return None
+    if len(by_seed) == 1:
+        return mean_of(*by_seed.values())
+    return mean_of([sum(values) / len(values) for values in by_seed.values()])
+
+
+def _of_sum(row: Row) -> bool:
+    """Return True if an attack sees all of a round's clients as one."""
+    return row.extra.get("view") == "sum" and row.attack is not None
 
 
 def lines(
-    results: PripruneResults, paper: Paper = silent, chosen: Sequence[PripruneFederation] | None = None, part: str = ""
+    results: PripruneResults, paper: Callable[[PripruneFederation], str] = lambda federation: ""
 ) -> list[TableLine]:
     """Return a line for each federation and attack: the last accuracy, and the leakage of the attacked updates."""
-    wanted = list(results.courses if chosen is None else chosen)
-    attacks = dict.fromkeys(attack for federation in wanted for attack in results.attacks(federation))
+    several = len(results.attacks_on()) > 1
     table = []
-    for federation in wanted:
+    for federation in results.cells:
         for attack in attackers(results, federation):
-            labels = told(federation, wanted) | ({"attack": str(attack)} if len(attacks) > 1 else {})
-            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation), part=part))
+            labels = labels_of(federation, results.cells) | ({"attack": str(attack)} if several else {})
+            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation)))
     return table
 
 
 def attackers(results: PripruneResults, federation: PripruneFederation) -> list[str | None]:
     """Return the attacks that have a line: None, for one line, if the federation was not attacked."""
-    return [*results.attacks(federation)] or [None]
+    return [*results.attacks_on(federation)] or [None]
 
 
-def told(federation: PripruneFederation, among: Sequence[PripruneFederation]) -> dict[str, str]:
+def labels_of(federation: PripruneFederation, among: Iterable[PripruneFederation]) -> dict[str, str]:
     """Return the labels in which a federation differs from others, and always base pruning, rate and defense."""
-    names = [
-        name
-        for name in PLACES
-        if name in ("base", "defense") or len({getattr(other, name) for other in among}) > 1 or name == "rate"
-    ]
-    titles = {"base": "base pruning", "rate": "base rate", "batch": "batch size"}
-    return {
-        titles.get(name, name): f"{getattr(federation, name):g}"
-        if name in ("rate", "batch")
-        else str(getattr(federation, name))
-        for name in names
-    }
+    labels = {}
+    for name, title in TITLES.items():
+        value = getattr(federation, name)
+        if name in ALWAYS or any(getattr(other, name) != value for other in among):
+            labels[title] = f"{value:g}" if name in ("rate", "batch") else str(value)
+    return labels
 
 
 def _cells(results: PripruneResults, federation: PripruneFederation, attack: str | None) -> Cells:
     cells: Cells = {"test_accuracy": mean(results.last(federation, ACCURACY))}
-    cells |= {"accuracy over rounds": curve(results.course(federation, ACCURACY))}
+    cells |= {"accuracy over rounds": _curve(results.course(federation, ACCURACY))}
     for title, metric in {"NMI": NMI, "NMI by chance": CHANCE, "PSNR": PSNR, "loss of the attack": LOSS}.items():
         cells[title] = mean(results.over(federation, metric, attack)) if attack else None
-    cells |= {"NMI over rounds": curve(results.course(federation, NMI, attack)) if attack else None}
+    cells |= {"NMI over rounds": _curve(results.course(federation, NMI, attack)) if attack else None}
     if withheld := results.course(federation, WITHHELD):
-        cells |= {"withheld": mean(results.last(federation, WITHHELD)), "withheld over rounds": curve(withheld)}
+        cells |= {"withheld": mean(results.last(federation, WITHHELD)), "withheld over rounds": _curve(withheld)}
     return cells | {
-        "MB up": megabytes(results, federation, "bytes_up"),
-        "MB down": megabytes(results, federation, "bytes_down"),
+        f"MB {direction}": _megabytes(results, federation, f"bytes_{direction}") for direction in ("up", "down")
     }
 
 
-def curve(course: Course) -> str:
+def _curve(course: Course) -> str:
     """Return a measure of the first seed over the rounds, as one line of text."""
     first = min((key[0] for key in course), default=0)
     values = [value for key, value in sorted(course.items()) if key[0] == first]
     return sparkline(values[:: max(1, len(values) // CURVE)])
 
 
-def megabytes(results: PripruneResults, federation: PripruneFederation, metric: str) -> Estimate | None:
+def _megabytes(results: PripruneResults, federation: PripruneFederation, metric: str) -> Estimate | None:
     """Return the megabytes that all clients sent or received."""
     sums = mean(results.last(federation, metric))
     return None if sums is None else Estimate(sums.value / 1e6, sums.low / 1e6, sums.high / 1e6)
 
 
-def federation_of(row: Row) -> PripruneFederation:
-    """Return the federation of a row."""
-    base, broadcast = name_of(row.extra["base_pruning"]), row.extra["broadcast"]
-    setting = row.model, row.dataset, row.extra["local_batch"]
-    view = row.extra.get("view", "update")
-    return PripruneFederation(base, row.sparsity or 0.0, row.defense or "none", broadcast, *setting, view)
-
-
-def names_of(defense: str) -> str:
-    """Return a defense without its settings, also of several that act together.
-
-    Example:
-        >>> names_of("priprune:accuracy=10.0:privacy=1.0+dp:delta=0.1"), names_of("none")
-        ('priprune+dp', 'none')
-    """
-    return "+".join(map(name_of, defense.split("+")))
-
-
-def attack_of(attack: str) -> str:
+def short_attack(attack: str) -> str:
     """Return an attack without its iterations and learning rate.
 
     Example:
-        >>> attack_of("sgi:follows=true:iterations=9:learning_rate=0.1"), attack_of("sgi:iterations=9")
+        >>> short_attack("sgi:follows=true:iterations=9:learning_rate=0.1"), short_attack("sgi:iterations=9")
         ('sgi:follows=true', 'sgi')
     """
     name, *settings = attack.split(":")

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from secateur import tree
-from secateur.catalogue import Choice, method
+from secateur.catalogue import Choice
 from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
+from secateur.evaluation.theory_curves import RATE, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
 from secateur.federated.build import network_of, terms_of
 from secateur.federated.checkpoint import depends_of
 from secateur.federated.federation import Federation
@@ -26,12 +26,9 @@ from secateur.runs.artifacts import Result
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.claims import Finding, judge
-from secateur.studies.priprune.paper_numbers import TABLE_2
 from secateur.studies.priprune.results import PripruneResults
-from secateur.studies.priprune.runner import FederatedStudy
-from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, SCALES, PripruneScale
-from secateur.studies.priprune.settings import Federations
-from secateur.studies.table import Cells, TableLine
+from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, Federations, PripruneScale
+from secateur.studies.table import Cells, TableLine, Tabulated, printed
 from secateur.theory.mutual_information import Forms, gradient_spectrum, over_rounds, single_round, single_round_prunefl
 
 STANDS_FOR = {"femnist": FEMNIST, "qmnist": FEMNIST, "mnist": FEMNIST, "cifar10": CIFAR10}
@@ -50,47 +47,15 @@ COLUMNS = {
 }
 OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
 RANKS = "(rank correlation over updates)"
-SIZES, PAPER = tuple(SCALES), "priprune"
-FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2 and 4
-SIX = (*FIVE, "grasp")  # Fig. 5
+FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2, 3 and 4
 
 
-@method("study", "priprune-fig2", PAPER, scales=SIZES)
-def fig2() -> FederatedStudy:
-    """NMI and PSNR of SGI by pruning rate, FEMNIST, beside Theorem 4.1 (priprune, Fig. 2)."""
-    return FederatedStudy(tabulate(RATE), lambda scale: [_by_rate(FEMNIST, scale)], bound)
-
-
-@method("study", "priprune-fig4", PAPER, scales=SIZES)
-def fig4() -> FederatedStudy:
-    """NMI of SGI by pruning rate and by batch size, both data sets, beside Theorem 4.1 (priprune, Fig. 4)."""
-
-    def steps(scale: PripruneScale) -> list[Federations]:
-        batches = [(data, size) for data, sizes in scale.leaking.batches.items() for size in sizes]
-        by_batch = [_at_base_rate(FIVE, data, scale, batch_size=size) for data, size in batches]
-        return [*(_by_rate(data, scale) for data in (FEMNIST, CIFAR10)), *by_batch]
-
-    return FederatedStudy(tabulate(RATE, BATCH), steps, bound)
-
-
-@method("study", "priprune-fig5", PAPER, scales=SIZES)
-def fig5() -> FederatedStudy:
-    """NMI of SGI by model size and by round, both data sets, beside Corollary 4.2 (priprune, Fig. 5)."""
-
-    def steps(scale: PripruneScale) -> list[Federations]:
-        networks = [(data, model) for data, models in scale.leaking.networks.items() for model in models]
-        by_size = [_at_base_rate(SIX, data, scale, model=model) for data, model in networks]
-        return [*by_size, *(_at_base_rate(SIX, data, scale, brief=False) for data in (FEMNIST, CIFAR10))]
-
-    return FederatedStudy(tabulate(SIZE, ROUNDS), steps, bound)
-
-
-def _by_rate(data: str, scale: PripruneScale) -> Federations:
+def by_rate(data: str, scale: PripruneScale) -> Federations:
     """Return the federations of one data set by base pruning and rate."""
     return _federations(FIVE, scale.leaking.rates[data], data, scale)
 
 
-def _at_base_rate(bases: Sequence[str], data: str, scale: PripruneScale, **setting: Any) -> Federations:
+def at_base_rate(bases: Sequence[str], data: str, scale: PripruneScale, **setting: Any) -> Federations:
     """Return the federations of one data set at the base rate, with another network or batch size."""
     return _federations(bases, [BASE_RATE], data, scale, **setting)
 
@@ -98,15 +63,16 @@ def _at_base_rate(bases: Sequence[str], data: str, scale: PripruneScale, **setti
 def _federations(
     bases: Sequence[str], rates: Sequence[float], data: str, scale: PripruneScale, brief: bool = True, **setting: Any
 ) -> Federations:
-    values: dict[str, Any] = dict(zip(("model", "batch_size"), scale.leaking.places[data], strict=True)) | setting
+    model, batch_size = scale.leaking.networks_and_batches[data]
+    values: dict[str, Any] = {"model": model, "batch_size": batch_size} | setting
     chosen = tuple(f"{base}:rate={rate:g}" for base in bases if base in scale.leaking.bases for rate in rates)
     return Federations(chosen, data=data, brief=brief, **values)
 
 
-def tabulate(*axes: Axis) -> Callable[[PripruneResults], tuple[list[TableLine], list[Finding]]]:
+def tabulate(*axes: Axis) -> Callable[[PripruneResults], Tabulated]:
     """Return the function from a figure's rows to a part for each of its axes, and its findings."""
 
-    def table(results: PripruneResults) -> tuple[list[TableLine], list[Finding]]:
+    def table(results: PripruneResults) -> Tabulated:
         known = updates(results.rows)
         drawn = {axis: list(curves(known, axis)) for axis in axes}
         lines = [line for along in drawn.values() for curve in along for line in _lines(curve)]
@@ -130,8 +96,9 @@ def _paper(curve: LeakageCurve, x: float) -> str:
     """Return Table 2's number of a base pruning at the paper's rate; the figures print no numbers."""
     if curve.axis is not RATE or x != BASE_RATE:
         return ""
-    printed = TABLE_2.get((STANDS_FOR.get(curve.labels["data"], ""), curve.labels["base"]))
-    return f"NMI {printed[0][0]:g} after 20 000 rounds" if printed else ""
+    data = STANDS_FOR.get(curve.labels["data"], "")
+    numbers = printed("priprune", "table_2", data, curve.labels["base"], "none")
+    return f"NMI {numbers[0]:g} after 20 000 rounds" if numbers else ""
 
 
 def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
@@ -166,26 +133,26 @@ def bound(
     terms = terms_of(config, data, seed, base, defense_of_clients("none"))
     federation = Federation(network_of(config, data, seed).to(device), data, terms, seed, device, way=config.way)
     every = config.attack_every or config.rounds
-    looks = range(every, config.rounds + 1, every)
+    attacked = range(every, config.rounds + 1, every)
     examples = scale.leaking.examples
-    depends = depends_of(federation, data) | {"looks": list(looks), "examples": examples}
+    depends = depends_of(federation, data) | {"looks": list(attacked), "examples": examples}
     result = run.stage(
-        THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, looks, base, examples))})
+        THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, attacked, base, examples))})
     )
     labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "defense": "none", "seed": seed}
     labels |= {"pruner": str(base), "sparsity": terms.base.rate}
     extra = {"study": THEORY, "clients": len(terms.shares), "local_batch": config.batch_size}
     extra |= {"parameters": tree.count(federation.server.weights)}
-    for number, one in zip(looks, result.data["rounds"], strict=True):
+    for number, one in zip(attacked, result.data["rounds"], strict=True):
         here = labels | {"extra": extra | {"at_round": number, "client": one["client"]}}
         run.add(Row(**here, metric=name, value=value, note=one["note"]) for name, value in one["values"].items())
 
 
-def _bounds(federation: Federation, looks: range, base: Choice, examples: int) -> Iterator[dict[str, Any]]:
+def _bounds(federation: Federation, attacked: range, base: Choice, examples: int) -> Iterator[dict[str, Any]]:
     """Yield the terms at each attacked round, for the first client drawn and the model that it received."""
     rounds = federation.rounds()
-    with progress(f"theory of {base}, seed {federation.seed}", looks[-1], rate=True) as advance:
-        for number in looks:
+    with progress(f"theory of {base}, seed {federation.seed}", attacked[-1], rate=True) as advance:
+        for number in attacked:
             while federation.number < number - 1:
                 next(rounds)
                 advance(1)

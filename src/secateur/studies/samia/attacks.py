@@ -10,11 +10,10 @@ from operator import sub
 
 from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Finding, equals, judge
+from secateur.studies.claims import Cases, Finding, equals, judge
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.behaviour import CLOSE
-from secateur.studies.samia.paper_numbers import AUTHORS_CODE, TABLE_1
-from secateur.studies.table import Cells, TableLine
+from secateur.studies.table import Cells, TableLine, Tabulated, printed
 
 ATTACKS = ("samia", "conf")
 PAIRINGS = (  # the attack on the pruned model and on the original, and the measure
@@ -27,15 +26,11 @@ PAIRINGS = (  # the attack on the pruned model and on the original, and the meas
 GAPS = ("confidence_gap", "sensitivity_gap_size", "generalisation_gap")
 STRONG = 0.5  # a correlation that the paper may call strong
 LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too much
-Cases = dict[str, Estimate | None]
 
 
-def risk_by_accuracy(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def risk_by_accuracy(results: AuditResults) -> Tabulated:
     """Return Fig. 7: attack accuracy against prediction accuracy."""
-    drop = {
-        model: combine(sub, *(results.of(m, "test_accuracy") for m in (model.source, model)))
-        for model in results.pruned
-    }
+    drop = {model: results.less(model.source, model, "test_accuracy") for model in results.pruned}
     near = [model for model, change in drop.items() if change is not None and change.value <= CLOSE]
     worse = [model for model, change in drop.items() if change is not None and change.value > 0]
     lines = sorted(_risk_lines(results), key=lambda line: -line.cells["test_accuracy"].value)  # type: ignore[union-attr]
@@ -50,7 +45,7 @@ def risk_by_accuracy(results: AuditResults) -> tuple[list[TableLine], list[Findi
     return lines, findings
 
 
-def risk_by_sparsity(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def risk_by_sparsity(results: AuditResults) -> Tabulated:
     """Return Fig. 8: attack accuracy against sparsity."""
     least = min((model.sparsity for model in results.pruned), default=0.0)
     low = [model for model in results.pruned if model.sparsity == least]
@@ -58,16 +53,16 @@ def risk_by_sparsity(results: AuditResults) -> tuple[list[TableLine], list[Findi
     return _risk_lines(results), _paired(results, claim, low, every=True)
 
 
-def gaps(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def gaps(results: AuditResults) -> Tabulated:
     """Return Fig. 9: the gaps against attack accuracy."""
     lines = []
     for model in results.models:
-        cells: Cells = {name: mean(results.of(model, name)) for name in (*GAPS, "sensitivity_gap")}
-        cells |= {f"samia {name}": mean(results.of(model, name, "samia")) for name in ("attack_accuracy", "auc")}
+        cells: Cells = {name: results.mean(model, name) for name in (*GAPS, "sensitivity_gap")}
+        cells |= {f"samia {name}": results.mean(model, name, "samia") for name in ("attack_accuracy", "auc")}
         lines.append(TableLine({"model": model.title}, cells))
     findings = []
     for name in GAPS:
-        rises = {m.title: combine(sub, results.of(m, name), results.of(m.source, name)) for m in results.pruned}
+        rises = {m.title: results.less(m, m.source, name) for m in results.pruned}
         findings.append(judge(f"pruning increases the {_words(name)} in most settings", rises, unit=""))
     for name in GAPS:
         for measure in ("attack_accuracy", "auc"):
@@ -78,22 +73,19 @@ def gaps(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     return lines, findings
 
 
-def compared(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def compared(results: AuditResults) -> Tabulated:
     """Return Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
     lines = []
     for model in results.models:
         for attack in results.attacks:
-            accuracy = results.of(model, "attack_accuracy", attack)
-            cells: Cells = {"attack_accuracy": mean(accuracy)}
-            cells |= {name: mean(results.of(model, name, attack)) for name in ("auc", "tpr_at_fpr_0.01")}
+            names = ("attack_accuracy", "auc", "tpr_at_fpr_0.01")
+            cells: Cells = {name: results.mean(model, name, attack) for name in names}
             if model in results.pruned:
                 for title, before in (("this attack", attack), ("Conf", "conf")):
-                    original = results.of(model.source, "attack_accuracy", before)
-                    cells[f"change from {title} on the original"] = combine(sub, accuracy, original)
-            numbers = ("attack_accuracy", "auc")
-            lines.append(
-                TableLine({"model": model.title, "attack": attack}, cells, _authors(results, model, attack, numbers))
-            )
+                    change = _pairing(results, model, attack, before, "attack_accuracy")
+                    cells[f"change from {title} on the original"] = change
+            labels = {"model": model.title, "attack": attack}
+            lines.append(TableLine(labels, cells, _authors(results, model, attack)))
     findings = []
     for measure in ("attack_accuracy", "auc"):
         leads = {model.title: _lead(results, model, measure) for model in results.pruned}
@@ -102,18 +94,17 @@ def compared(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     return lines, findings + _paired(results, "pruned models leak more than the original", results.pruned)
 
 
-def unknown_sparsity(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def unknown_sparsity(results: AuditResults) -> Tabulated:
     """Return Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
     lines: list[TableLine] = []
     kept: Cases = {}
     gained: Cases = {}
     for models in _families(results):
         for target in models:
-            row = {shadow: _knowing(results, target, shadow) for shadow in models}
-            cells = {f"shadows {m.sparsity:g}, attack_accuracy": mean(row[m]) for m in models}
-            lines.append(
-                TableLine({"pruner": models[-1].pruner, "target's sparsity": f"{target.sparsity:g}"}, {**cells})
-            )
+            row = {shadow: _by_shadows(results, target, shadow) for shadow in models}
+            cells: Cells = {f"shadows {m.sparsity:g}, attack_accuracy": mean(row[m]) for m in models}
+            labels = {"pruner": models[-1].pruner, "target's sparsity": f"{target.sparsity:g}"}
+            lines.append(TableLine(labels, cells))
             for shadow in models:
                 if shadow != target:
                     case = f"{models[-1].pruner} {target.sparsity:g} by shadows {shadow.sparsity:g}"
@@ -126,7 +117,7 @@ def unknown_sparsity(results: AuditResults) -> tuple[list[TableLine], list[Findi
     ]
 
 
-def unknown(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def unknown(results: AuditResults) -> Tabulated:
     """Return Table 1: the attack accuracy lost in random experiments."""
     lines, losses, left = [], [], []
     for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in results.rows if row.attack}):
@@ -136,13 +127,12 @@ def unknown(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
         losses.append(loss.value)
         left.append(guessed[1][seed].value)
         labels = {"experiment": f"{seed}.{number}", "target": known[0], "shadows": guessed[0]}
-        cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1]), "loss": loss}
-        lines.append(TableLine(labels, {**cells}))
-    average, setting = mean_of(losses), (results.rows[0].dataset, results.rows[0].model)
-    paper = TABLE_1.get(setting)
-    printed = "" if paper is None else f"{100 * paper:.2f}%"
-    all_cells: Cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
-    lines.append(TableLine({"experiment": "mean", "target": "", "shadows": ""}, all_cells, printed))
+        cells: Cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1])}
+        lines.append(TableLine(labels, cells | {"loss": loss}))
+    average, paper = mean_of(losses), printed("samia", "table_1", results.rows[0].dataset, results.rows[0].model)
+    cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
+    labels = {"experiment": "mean", "target": "", "shadows": ""}
+    lines.append(TableLine(labels, cells, "" if paper is None else f"{100 * paper:.2f}%"))
     above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
     findings = [judge("without knowing pruner and sparsity the attack is still effective", above)]
     if paper is not None:
@@ -154,15 +144,15 @@ def _risk_lines(results: AuditResults) -> list[TableLine]:
     """Return a line for each model: its accuracy, the attacks, and their change from the original."""
     lines = []
     for model in results.models:
-        cells: Cells = {"test_accuracy": mean(results.of(model, "test_accuracy"))}
+        cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
         for attack in ATTACKS:
-            cells |= {f"{attack} {name}": mean(results.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
+            cells |= {f"{attack} {name}": results.mean(model, name, attack) for name in ("attack_accuracy", "auc")}
         if model in results.pruned:
             pairs = {"SAMIA from Conf on the original": ("samia", "conf")}
             pairs |= {f"{attack} on both": (attack, attack) for attack in ATTACKS}
             for title, pair in pairs.items():
                 cells[f"change, {title}"] = _pairing(results, model, *pair, "attack_accuracy")
-        paper = "; ".join(filter(None, (_authors(results, model, a, ("attack_accuracy", "auc")) for a in ATTACKS)))
+        paper = "; ".join(filter(None, (_authors(results, model, attack) for attack in ATTACKS)))
         lines.append(TableLine({"model": model.title}, cells, paper))
     return lines
 
@@ -188,14 +178,12 @@ def _paired(results: AuditResults, claim: str, models: Iterable[VictimKey], ever
 
 def _against(results: AuditResults, leaky: Iterable[str], other: Iterable[str]) -> Cases:
     """Return SAMIA's accuracy on models of some pruners less that of others of about equal prediction accuracy."""
-    accuracy = {model: results.of(model, "test_accuracy") for model in results.pruned}
     cases: Cases = {}
     for one in (model for model in results.pruned if model.pruner in leaky):
         for two in (model for model in results.pruned if model.pruner in other):
-            apart = combine(sub, accuracy[one], accuracy[two])
+            apart = results.less(one, two, "test_accuracy")
             if apart is not None and abs(apart.value) <= CLOSE:
-                pair = (results.of(model, "attack_accuracy", "samia") for model in (one, two))
-                cases[f"{one.title} over {two.title}"] = combine(sub, *pair)
+                cases[f"{one.title} over {two.title}"] = results.less(one, two, "attack_accuracy", "samia")
     return cases
 
 
@@ -210,11 +198,11 @@ def _lead(results: AuditResults, model: VictimKey, measure: str) -> Estimate | N
     return combine(sub, results.of(model, measure, "samia"), best)
 
 
-def _authors(results: AuditResults, model: VictimKey, attack: str, metrics: Iterable[str]) -> str:
+def _authors(results: AuditResults, model: VictimKey, attack: str) -> str:
     """Return the numbers of the authors' code in the same setting, of one seed, if known."""
-    setting = (results.rows[0].dataset, model.pruner, model.sparsity, model.defense)
-    known = [(metric, AUTHORS_CODE.get((*setting, attack, metric))) for metric in metrics]
-    numbers = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known if value is not None]
+    setting = (results.rows[0].dataset, model.pruner, model.sparsity, model.defense, attack)
+    known = {metric: printed("samia", "authors_code", *setting, metric) for metric in ("attack_accuracy", "auc")}
+    numbers = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known.items() if value is not None]
     return f"authors' code: {', '.join(numbers)}" if numbers else ""
 
 
@@ -225,7 +213,7 @@ def _families(results: AuditResults) -> list[list[VictimKey]]:
     return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in families]
 
 
-def _knowing(results: AuditResults, target: VictimKey, shadow: VictimKey) -> Measure:
+def _by_shadows(results: AuditResults, target: VictimKey, shadow: VictimKey) -> Measure:
     """Return SAMIA's accuracy on a target, learnt from shadows of another compression."""
     guess = {"attacker_pruner": shadow.pruner, "attacker_sparsity": shadow.sparsity}
     return results.of(target, "attack_accuracy", "samia", **guess)

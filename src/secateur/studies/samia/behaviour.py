@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import sub
+from collections.abc import Iterable, Sequence
 
-from secateur.metrics.estimates import combine, mean, mean_of
+from secateur.metrics.estimates import mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Finding, judge
+from secateur.studies.claims import judge
 from secateur.studies.results import AuditResults, VictimKey
-from secateur.studies.table import Cells, TableLine, sparkline
+from secateur.studies.table import Cells, TableLine, Tabulated, sparkline
 
 QUANTITIES = ("confidence", "sensitivity")
-GAPS = {
-    "confidence": "confidence_gap",
-    "sensitivity": "sensitivity_gap_size",
-}  # the sign of sensitivity's gap has no meaning
+GAPS = {"confidence": "confidence_gap", "sensitivity": "sensitivity_gap_size"}  # the sign of the latter has no meaning
 UNITS = {"confidence": "points", "sensitivity": ""}
 CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the paper gives no number
 
 
-def histograms(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def histograms(results: AuditResults) -> Tabulated:
     """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
     findings = [
         judge(
@@ -33,7 +29,7 @@ def histograms(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     return _histogram_lines(results), findings
 
 
-def histograms_defended(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def histograms_defended(results: AuditResults) -> Tabulated:
     """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
     findings = []
     for name in QUANTITIES:
@@ -43,7 +39,7 @@ def histograms_defended(results: AuditResults) -> tuple[list[TableLine], list[Fi
     return _histogram_lines(results), findings
 
 
-def by_class(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def by_class(results: AuditResults) -> Tabulated:
     """Return Fig. 4: the means of members and non-members by class."""
     findings = []
     for name in QUANTITIES:
@@ -57,7 +53,7 @@ def by_class(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
     return _class_lines(results), findings
 
 
-def by_class_defended(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def by_class_defended(results: AuditResults) -> Tabulated:
     """Return Fig. 15: the means of members and non-members by class, with PPB."""
     findings = []
     for name in QUANTITIES:
@@ -73,38 +69,30 @@ def by_class_defended(results: AuditResults) -> tuple[list[TableLine], list[Find
     return _class_lines(results), findings
 
 
-def utility(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def utility(results: AuditResults) -> Tabulated:
     """Return Fig. 6: prediction accuracy by pruner and sparsity."""
-    accuracy = {model: results.of(model, "test_accuracy") for model in results.models}
-    lines, changes = [], {}
-    for model, measure in accuracy.items():
-        cells: Cells = {"test_accuracy": mean(measure)}
-        if model in results.pruned:
-            changes[model] = combine(sub, measure, accuracy[model.source])
-            cells["change from the original"] = changes[model]
+    changes = {model.title: results.less(model, model.source, "test_accuracy") for model in results.pruned}
+    lines = []
+    for model in results.models:
+        cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
+        cells |= {"change from the original": changes[model.title]} if model in results.pruned else {}
         lines.append(TableLine({"model": model.title}, cells))
     ends = _ends(results.pruned)
-    low = {model.title: changes[model] for model, _ in ends}
-    falls = {model.pruner: combine(sub, accuracy[model], accuracy[high]) for model, high in ends if model != high}
+    low = {model.title: changes[model.title] for model, _ in ends}
+    falls = {model.pruner: results.less(model, high, "test_accuracy") for model, high in ends if model != high}
     loose = {
-        f"{model.title} over {other.title}": combine(sub, accuracy[model], accuracy[other])
+        f"{model.title} over {other.title}": results.less(model, other, "test_accuracy")
         for model in results.pruned
         for other in results.pruned
         if model.pruner == "l1-unstructured" != other.pruner and model.sparsity == other.sparsity
     }
-    claim = (
-        f"at a sparsity that is not high, pruned models are close to the original (at most {100 * CLOSE:g} points less)"
-    )
+    claim = "at a sparsity that is not high, pruned models are close to the original"
     return lines, [
-        judge(claim, low, bound=-CLOSE),
+        judge(f"{claim} (at most {100 * CLOSE:g} points less)", low, bound=-CLOSE),
         judge("accuracy falls as the sparsity rises", falls),
-        judge("sometimes a pruned model is more accurate than the original", _titled(changes), "some"),
+        judge("sometimes a pruned model is more accurate than the original", changes, "some"),
         judge("unstructured pruning is usually more accurate than structured", loose),
     ]
-
-
-def _titled(changes: Mapping[VictimKey, Estimate | None]) -> dict[str, Estimate | None]:
-    return {model.title: change for model, change in changes.items()}
 
 
 def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
@@ -112,11 +100,8 @@ def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
     pruners: dict[str, list[VictimKey]] = {}
     for model in models:
         pruners.setdefault(model.pruner, []).append(model)
-    return [(min(group, key=_sparsity), max(group, key=_sparsity)) for group in pruners.values()]
-
-
-def _sparsity(model: VictimKey) -> float:
-    return model.sparsity
+    by_sparsity = [sorted(group, key=lambda model: model.sparsity) for group in pruners.values()]
+    return [(group[0], group[-1]) for group in by_sparsity]
 
 
 def _defended(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
@@ -125,7 +110,7 @@ def _defended(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
 
 
 def _gap_change(results: AuditResults, name: str, larger: VictimKey, smaller: VictimKey) -> Estimate | None:
-    return combine(sub, results.of(larger, GAPS[name]), results.of(smaller, GAPS[name]))
+    return results.less(larger, smaller, GAPS[name])
 
 
 def _histogram_lines(results: AuditResults) -> list[TableLine]:
@@ -137,7 +122,7 @@ def _histogram_lines(results: AuditResults) -> list[TableLine]:
                 side: mean_of([figure[field] for figure in drawn.values()])
                 for side, field in (("members' mean", "member_mean"), ("non-members' mean", "nonmember_mean"))
             }
-            cells["gap"] = mean(results.of(model, f"{name}_gap"))
+            cells["gap"] = results.mean(model, f"{name}_gap")
             first = next(iter(drawn.values()))
             cells |= {f"{side}, histogram": sparkline(first[side]) for side in ("members", "nonmembers")}
             lines.append(TableLine({"model": model.title, "quantity": name}, cells))

@@ -8,14 +8,13 @@ prediction accuracy. Points above Basic's attack accuracy count too: without the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import sub
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import combine, mean
+from secateur.metrics.estimates import combine
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Finding, judge
-from secateur.studies.results import AuditResults, VictimKey, lowest
-from secateur.studies.table import Cells, TableLine
+from secateur.studies.claims import Cases, judge
+from secateur.studies.results import AuditResults, VictimKey
+from secateur.studies.table import Cells, TableLine, Tabulated
 
 USEFUL = 0.75  # of Basic's prediction accuracy
 TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
@@ -24,10 +23,9 @@ AROUND = 0.03  # "around 50 %": at most this much above
 LITTLE = 0.05  # an acceptable loss of prediction accuracy
 ATTACK = ("attack_accuracy", "samia")
 LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
-Cases = dict[str, Estimate | None]
 
 
-def non_adaptive(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def non_adaptive(results: AuditResults) -> Tabulated:
     """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
     ppb = {pruner: _best(results, pruner, "ppb") for pruner in _pruners(results)}
     near: Cases = {pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()}
@@ -52,7 +50,7 @@ def non_adaptive(results: AuditResults) -> tuple[list[TableLine], list[Finding]]
     ]
 
 
-def adaptive(results: AuditResults) -> tuple[list[TableLine], list[Finding]]:
+def adaptive(results: AuditResults) -> Tabulated:
     """Return Figs. 18 and 19: the attacker's shadow models are fine-tuned with the victim's defense."""
     claim = "PPB lowers the {} of adaptive attacks below Basic's"
     best = [
@@ -88,7 +86,7 @@ def marks(results: AuditResults, model: VictimKey) -> list[str]:
     """Return the reasons why the paper omits a point from its figure."""
     basic = model._replace(defense="basic")
     useful, leaks = (
-        [mean(results.of(victim, *metric)) for victim in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
+        [results.mean(victim, *metric) for victim in (model, basic)] for metric in (("test_accuracy", None), ATTACK)
     )
     reasons = []
     if useful[0] and useful[1] and useful[0].value < USEFUL * useful[1].value:
@@ -101,10 +99,10 @@ def marks(results: AuditResults, model: VictimKey) -> list[str]:
 def _lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for model in results.models:
-        cells: Cells = {"test_accuracy": mean(results.of(model, "test_accuracy"))}
+        cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
         for attack in results.attacks:
-            cells |= {f"{attack} {name}": mean(results.of(model, name, attack)) for name in ("attack_accuracy", "auc")}
-        if (epsilon := mean(results.of(model, "epsilon"))) is not None:
+            cells |= {f"{attack} {name}": results.mean(model, name, attack) for name in ("attack_accuracy", "auc")}
+        if (epsilon := results.mean(model, "epsilon")) is not None:
             cells["epsilon of fine-tuning"] = f"{epsilon.value:.3g}"
         left_out = "; ".join(marks(results, model)) if model in results.pruned else ""
         lines.append(
@@ -121,8 +119,8 @@ def _best(results: AuditResults, pruner: str, defense: str) -> VictimKey:
     """Return a defense's useful model of least attack accuracy; Basic's model if none is useful."""
     defended = [model for model in results.pruned if model.pruner == pruner and name_of(model.defense) == defense]
     useful = [model for model in defended if TOO_INACCURATE not in marks(results, model)]
-    best = lowest((model, results.of(model, *ATTACK)) for model in useful)
-    return best[0] if best else _basic(results, pruner)
+    known = [(estimate.value, model) for model in useful if (estimate := results.mean(model, *ATTACK)) is not None]
+    return min(known, key=lambda scored: scored[0])[1] if known else _basic(results, pruner)
 
 
 def _basic(results: AuditResults, pruner: str) -> VictimKey:
@@ -140,7 +138,7 @@ def _less(
     """Return the measure of one model minus that of another."""
     if model == other:
         return Estimate(0.0, 0.0, 0.0)
-    return combine(sub, results.of(model, metric, attack), results.of(other, metric, attack))
+    return results.less(model, other, metric, attack)
 
 
 def _protects(results: AuditResults, defense: str, pruners: Iterable[str], metric: str = "attack_accuracy") -> Cases:

@@ -1,0 +1,365 @@
+"""Steps and tables that go beyond dgp: ADGP under attack, clients in mid-training, and membership inference.
+
+ADGP's broadcast shows every user where the chosen user's gradient is large, and so reveals its labels. A client in
+mid-training has a residual. Membership inference attacks the models trained under defenses of updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from secateur.attacks.inversion.label_inference import labels_right
+from secateur.attacks.inversion.updates import gradient_update
+from secateur.catalogue import Choice
+from secateur.config import choice, defense_of_updates
+from secateur.data.dataset import Dataset, fingerprint
+from secateur.data.partition import Part, in_out, victim_shadow
+from secateur.defenses.adgp import AlignedDualGradientPruning
+from secateur.defenses.error_feedback import upload_of
+from secateur.errors import WrongInput
+from secateur.evaluation.membership import attack_rows, cache_answers, evaluate_guesses, flat_labels
+from secateur.federated.collaborative.training import CollaborativeResult
+from secateur.functional import classifier
+from secateur.inference import answering
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Mask, Params, Shadow
+from secateur.metrics.estimates import combine, mean
+from secateur.metrics.membership import Estimate, share, share_of
+from secateur.runs.artifacts import Result, explained, write
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.dgp.results import DgpResults
+from secateur.studies.dgp.scale import CIFAR10, DgpSetting
+from secateur.studies.dgp.steps import ADAPTIVE, AttackStep, TrainingStep, build_structure, train, with_parts
+from secateur.studies.dgp.tables import FEEDBACK, SAME, accuracy_lines, adaptive_claims, case, hidden, privacy_lines
+from secateur.studies.results import AuditResults, VictimKey
+from secateur.studies.table import Cells, TableLine, Tabulated
+from secateur.theory.convergence import lemma_1
+
+LISTENED = "What the broadcast alone tells"
+HELD = "What error feedback holds back"
+SHADOWED, IN_OUT = ("conf", "mentr"), ("lira", "rmia")
+VICTIM, SHADOW = "victim", "shadow"
+GUESSING = 0.5  # the AUC of random guessing
+
+
+@dataclass(frozen=True)
+class BroadcastStep:
+    """The step in which any other user guesses the labels of the user that broadcasts, from its positions alone."""
+
+    defense: str  # adgp
+    model: str = "resnet18"
+    data: str = CIFAR10
+    name: ClassVar[str] = "overheard"
+
+    def __call__(self, setting: DgpSetting) -> None:
+        """Guess each example's label: the class with the most positions of the classifier's weight in I."""
+        model = setting.model(self)
+        if model is None:
+            return
+        exposure = AttackStep("ig", (self.defense,), self.model, self.data).exposure(setting, model, self.defense)
+        upload, client = upload_of(defense_of_updates(self.defense)), exposure.client
+        assert isinstance(upload, AlignedDualGradientPruning)
+
+        def listen() -> Result:
+            name, right = classifier(client.net, exposure.context.data.classes), 0
+            for target in exposure.targets:
+                assert isinstance(target, Batch)
+                gradient = gradient_update(client.net, client.state, target).values
+                right += labels_right(guess_label(upload.positions(gradient), name), target.labels)
+            return Result({}, {"right": right / len(exposure.targets)})
+
+        numbers = range(len(exposure.targets))
+        depends = exposure.depends(exposure.config.attacks[0], numbers) | {"attack": "overheard"}
+        right = setting.run.stage("overheard", depends, listen).data["right"]
+        labels = setting.labels(model, exposure.context.data, self.defense, "overheard")
+        classes = exposure.context.data.classes
+        setting.run.add(
+            [
+                Row(**labels, metric="label_accuracy", **share_of(right, len(numbers))._asdict()),
+                Row(**labels, metric="label_chance", value=1 / classes),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class ResidualStep:
+    """The step in which IG attacks the trained model: a client without a residual yet, and one with its own."""
+
+    defenses: tuple[str, ...]  # with error feedback
+    model: str = "resnet18"
+    data: str = CIFAR10
+    adaptive: tuple[str, ...] = ADAPTIVE
+    name: ClassVar[str] = "midway"
+
+    def __call__(self, setting: DgpSetting) -> None:
+        """Train, then attack the model and the first user as the training left them."""
+        TrainingStep(self.defenses, self.model, self.data)(setting)
+        model, data = setting.model(self), setting.data(self)
+        for number, defense in enumerate(self.defenses):
+            if model is None:
+                return
+            try:
+                trained = train(setting, model, data, defense)
+            except WrongInput:  # the training has a row that says so
+                continue
+            weights = _write_tensors(
+                setting.run.folder / "models" / f"seed{setting.seed}-{number}.safetensors", trained.state
+            )
+            residual = _write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
+            defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
+            step = AttackStep("ig", defenses, self.model, self.data, adaptive=self.adaptive)
+            replace(step, weights=weights, residual=residual)(setting)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The lie of an ADGP user that broadcasts no position when it is drawn: no user sends anything in that round."""
+
+    user: int = 0
+
+    def __call__(self, user: int, inside: Mask) -> Mask:
+        """Return the positions that the user broadcasts."""
+        return {name: torch.zeros_like(where) for name, where in inside.items()} if user == self.user else inside
+
+    def __str__(self) -> str:
+        return f"user {self.user} broadcasts nothing"
+
+
+def aligned(results: DgpResults) -> Tabulated:
+    """Return the table of ADGP against attackers, which the paper leaves to future work."""
+    cases: Cases = {}
+    for cell in results.select(defense="adgp"):
+        other = cell._replace(defense="dgp")
+        cases |= hidden(results, cell, other, case(results, cell))
+    trainings = {training.defense: training for training in results.trainings()}
+    honest, dgp = trainings.get(f"adgp{FEEDBACK}"), trainings.get(f"dgp{FEEDBACK}")
+    lied = next((training for name, training in trainings.items() if str(Silence()) in name), None)
+    cost, harm = {"accuracy": results.change(honest, dgp)}, {"accuracy": results.change(lied, honest)}
+    claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
+    return privacy_lines(results) + broadcast_lines(results) + accuracy_lines(results), [
+        *broadcast_claims(results),
+        judge(claim, cases, "every", -SAME, unit=""),
+        judge("ADGP is as accurate as DGP (at most 1 point less)", cost, "every", -0.01),
+        judge("one user that lies does no harm (at most 1 point; not in the paper)", harm, "every", -0.01),
+        *adaptive_claims(results),
+    ]
+
+
+def residual(results: DgpResults) -> Tabulated:
+    """Return the table of an empty against a trained residual, with the entries that error feedback holds back."""
+    cases: Cases = {}
+    for cell in results.clients:
+        if cell.defense.endswith(FEEDBACK):
+            empty = cell._replace(defense=cell.defense.removesuffix(FEEDBACK))
+            cases |= hidden(results, cell, empty, empty.defense)
+    trainings = {training.defense: training for training in results.trainings()}
+    dgp, top_k = trainings.get(f"dgp{FEEDBACK}"), trainings.get(f"top-k{FEEDBACK}")
+    released = next((training for name, training in trainings.items() if "release=" in name), None)
+    starved = {"residual": results.change(dgp, top_k, "residual_mean")}
+    fewer = {"never sent": results.change(dgp, released, "never_sent")}
+    gain = {"accuracy": results.change(released, dgp)}
+    mine = "(not in the paper)"
+    lines = privacy_lines(results) + accuracy_lines(results) + _held(results)
+    return lines, [
+        judge(f"a residual from training hides more than an empty one {mine}", cases, "every", unit=""),
+        judge(f"error feedback holds back more under DGP than under Top-k {mine}", starved, "every", unit=""),
+        judge(f"releasing starved entries leaves fewer that were never sent {mine}", fewer, "every", unit=""),
+        judge(f"and costs no accuracy (at most 1 point less) {mine}", gain, "every", -0.01),
+    ]
+
+
+def guess_label(inside: Mask, layer: str) -> Tensor:
+    """Return (1,) the guessed label of one example: dL/dz is largest there (dgp Section 4.1), and so is its row of dW.
+
+    Example:
+        >>> import torch
+        >>> guess_label({"4.weight": torch.tensor([[True, False], [True, True], [False, False]])}, "4").tolist()
+        [1]
+    """
+    name = f"{layer}.weight" if layer else "weight"
+    return inside[name].sum(1).argmax().view(1)
+
+
+def _write_tensors(path: Path, tensors: Params) -> Path:
+    """Write tensors to a file that `secateur invert --weights` and `--residual` read too."""
+    from safetensors.torch import save
+
+    with explained(path):
+        path.parent.mkdir(exist_ok=True)
+    write(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+    return path
+
+
+def broadcast_lines(results: DgpResults) -> list[TableLine]:
+    """Return a line for each run: the accuracy of labels guessed from the broadcast."""
+    lines = []
+    for key, measures in results.trainings("overheard").items():
+        cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
+        lines.append(TableLine({"defense": key.defense, "model": key.model}, cells, part=LISTENED))
+    return lines
+
+
+def broadcast_claims(results: DgpResults) -> list[Finding]:
+    """Judge if the broadcast hides the labels."""
+    cases: Cases = {}
+    for key, measures in results.trainings("overheard").items():
+        right, chance = mean(measures["label_accuracy"]), mean(measures["label_chance"])
+        if right is not None and chance is not None:
+            least, most = chance.value - right.high, chance.value - right.low
+            cases[key.model] = Estimate(chance.value - right.value, least, most)
+    claim = "who only listens to ADGP's broadcast guesses labels no better than by chance (not in the paper)"
+    return [judge(claim, cases, "every", -0.05)] if cases else []
+
+
+def _held(results: DgpResults) -> list[TableLine]:
+    """Return lines of the residual's norm beside Lemma 1's bound, and of the entries that were never sent."""
+    lines = []
+    for training, measures in results.trainings().items():
+        if FEEDBACK not in training.defense:
+            continue
+        never = combine(lambda part, whole: part / whole, measures["never_sent"], measures["entries"])
+        bound = combine(lemma_1, measures["gamma_1_whole"], measures["gradient_square"])
+        cells: Cells = {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
+        cells |= {"mean residual, squared norm": combine(lambda norm: norm * abs(norm), measures["error_norm"])}
+        cells |= {"Lemma 1 says at most": "" if bound is None else f"{bound.value:.3g}", "share never sent": never}
+        lines.append(TableLine({"defense": training.defense, "model": training.model}, cells, part=HELD))
+    return lines
+
+
+@dataclass(frozen=True)
+class MembershipStep:
+    """A step that attacks membership in collaborative training under every defense.
+
+    The attacker's models are trained under the same defense.
+    """
+
+    defenses: tuple[str, ...]
+    model: str = "resnet18"
+    data: str = CIFAR10
+    name: ClassVar[str] = "members"
+
+    def __call__(self, setting: DgpSetting) -> None:
+        """Train a victim and the attacker's models, and attack the victim's predictions.
+
+        The shadow model has disjoint data; models of LiRA and RMIA have random subsets of the victim's data.
+        """
+        model, data = setting.model(self), setting.data(self)
+        if model is None:
+            return
+        split = victim_shadow(len(data.inputs), 1, derive(setting.seed, "membership"))
+        for defense in self.defenses:
+            match = MembershipMatch(setting, model, data, defense, split.victim, split.shadows[0])
+            try:
+                match.measure()
+            except WrongInput as error:
+                setting.leave_out(setting.labels(model, data, defense, "left out"), f"not attacked: {error.message}")
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipMatch:
+    """The victim and the attackers under one defense."""
+
+    setting: DgpSetting
+    model: str
+    data: Dataset
+    defense: str
+    victim: Part
+    shadow: Part
+
+    def measure(self) -> None:
+        """Measure the victim's accuracy on members and non-members, and run every attack."""
+        setting, members, outside = self.setting, self._rows(self.victim.train), self._rows(self.victim.test)
+        victim = self._train(self.victim.train, self.victim.test, VICTIM)
+        box, labels = self._box(victim), self._labels()
+        for name, side in (("train_accuracy", members), ("test_accuracy", outside)):
+            right = share(box.predict(side.inputs).argmax(1) == side.labels)
+            setting.run.add([Row(**labels, attack=None, metric=name, **right._asdict())])
+        shadow = self._train(self.shadow.train, self.shadow.test, SHADOW)
+        disjoint = [Shadow(self._box(shadow), self._rows(self.shadow.train), self._rows(self.shadow.test))]
+        for name in SHADOWED:
+            self._attack(name, victim, box, disjoint, [shadow])
+        if setting.scale.in_out:
+            pool = torch.cat([self.victim.train, self.victim.test])
+            design = in_out(len(pool), setting.scale.in_out, derive(setting.seed, "in-out"))
+            models = [self._train(pool[row], pool[~row], f"in-out-{i}") for i, row in enumerate(design)]
+            known = InOut([self._box(model) for model in models], self._rows(pool), design)
+            for name in IN_OUT:
+                self._attack(name, victim, box, known, models)
+
+    def _attack(
+        self,
+        name: str,
+        victim: CollaborativeResult,
+        box: BlackBox,
+        known: Sequence[Shadow] | InOut,
+        models: Sequence[CollaborativeResult],
+    ) -> None:
+        """Run one attack as a stage of the run, and add its rows."""
+        attack: Choice = choice("attack", name)
+        labels = self._labels() | {"attack": str(attack)}
+        both = self._rows(torch.cat([self.victim.train, self.victim.test]))
+        is_member = torch.arange(both.size) < len(self.victim.train)
+
+        def compute() -> Result:
+            fitted = attack.make().fit(known, derive(self.setting.seed, "attack", str(attack)))
+            ids = torch.arange(both.size) if isinstance(known, InOut) else None
+            return Result(data=evaluate_guesses(fitted.score(box, Candidates(both, ids)), is_member, self.setting.seed))
+
+        keys = [fingerprint(*trained.state.values()) for trained in (victim, *models)]
+        scores = self.setting.run.stage("membership", {"attack": str(attack), "models": keys}, compute).data
+        self.setting.run.add(attack_rows(labels, scores))
+        self.setting.run.show([flat_labels(labels) | scores["figure"]])
+
+    def _train(self, members: Tensor, outside: Tensor, role: str) -> CollaborativeResult:
+        return train(self.setting, self.model, with_parts(self.data, members, outside), self.defense, role)
+
+    def _box(self, trained: CollaborativeResult) -> BlackBox:
+        net = build_structure(self.setting, self.model, self.data, self.defense)
+        answer = answering(net, trained.state, self.setting.device)
+        return cache_answers(lambda inputs: answer(inputs).softmax(1))
+
+    def _rows(self, rows: Tensor) -> Batch:
+        return self.data.batch.take(rows).to(self.setting.device)
+
+    def _labels(self) -> dict[str, Any]:
+        labels = {"model": self.model, "dataset": self.data.name, "pruner": "none", "sparsity": 0.0}
+        return labels | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
+
+
+def membership(results: DgpResults) -> Tabulated:
+    """Return one line per defense and attack, and per defense the verdict that it hides members."""
+    audit = AuditResults([row for row in results.rows if not row.extra])
+    lines, findings = [], []
+    bare = VictimKey("none", 0.0, "none", None)
+    for model in audit.models:
+        for attack in audit.attacks:
+            names = ("auc", "attack_accuracy", "tpr_at_fpr_0.01")
+            cells: Cells = {name: audit.mean(model, name, attack) for name in names}
+            cells |= {name: audit.mean(model, name) for name in ("test_accuracy", "train_accuracy")}
+            lines.append(TableLine({"defense": model.defense, "attack": attack}, cells))
+        if model != bare:
+            findings.append(_hides(audit, bare, model))
+    return lines, findings
+
+
+def _hides(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
+    """Judge that a defense lowers the AUC of every attack that beats guessing on the undefended model.
+
+    The undefended model alone selects the attacks, so that no defense selects its own test.
+    """
+    plain = {attack: audit.mean(bare, "auc", attack) for attack in audit.attacks}
+    blind = [attack for attack, auc in plain.items() if auc is not None and auc.low <= GUESSING]
+    cases = {attack: audit.less(bare, model, "auc", attack) for attack in plain if attack not in blind}
+    claim = f"{model.defense} hides members too: a lower AUC than without a defense (not in the paper)"
+    finding = judge(claim, cases, "every", unit="")
+    if not blind:
+        return finding
+    left_out = f"left out, not clearly above {GUESSING:g} without a defense: {', '.join(blind)}"
+    return replace(finding, measured=f"{finding.measured}; {left_out}" if cases else left_out)

@@ -1,0 +1,324 @@
+"""Tables of dgp: reconstructions (Tables 1, 2, 5 and 6, Fig. 3, galleries of Figs. 5 to 9), and training accuracy.
+
+Each line of reconstructions has the plain attacker, and beside it the best of the attackers that know of the defense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import pairwise
+
+from secateur.config import defense_of_updates
+from secateur.metrics.estimates import combine, mean
+from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.dgp.results import AttackKey, DgpResults, TrainingKey, base
+from secateur.studies.table import Cells, TableLine, Tabulated, printed, sparkline
+
+MEASURES = ("lpips", "cw_ssim")
+EXTREMES = ("lpips_min", "cw_ssim_max")  # of Rob's pictures
+PRINTED = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
+OPEN = 0.5  # a CW-SSIM above this: the picture is recognised
+HIDDEN = 0.1  # a distance from the baseline's LPIPS and CW-SSIM: the picture is not recognised
+SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
+LITTLE = 0.01  # a loss of accuracy that still counts as similar to the baseline
+MUCH = 0.05  # a large loss of accuracy
+FAR = f": LPIPS and CW-SSIM at least {HIDDEN:g} away from the baseline's"
+WITHIN = f"(at most {100 * LITTLE:g} point less)"
+RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
+PLAIN_ONLY = "stands only against the plain attacker"
+FEEDBACK = "+error-feedback"
+TRAFFIC = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "gamma_1": "gamma_1"}
+TRAFFIC |= {"residual_mean": "residual"}
+
+
+def fig3(results: DgpResults) -> Tabulated:
+    """Return Fig. 3, and the reconstructions of Table 1, with the claims of Section 6.2."""
+    return privacy_lines(results, _table1), [*_claims(results), *adaptive_claims(results)]
+
+
+def table1(results: DgpResults) -> Tabulated:
+    """Return Table 1: the quality of the reconstructions, and the final accuracy."""
+    lines, findings = fig3(results)
+    similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
+    known = _by_name(results)
+    cost = {name: results.change(known.get(name), known.get("none")) for name in similar}
+    noise = {"noise": results.change(known.get("none"), known.get("noise"))}
+    return lines + accuracy_lines(results, _table1_accuracy), [
+        *findings,
+        judge(f"all but noise train as well as the baseline {WITHIN}", cost, "every", -LITTLE),
+        judge(f"noise performs worst: at least {100 * MUCH:g} points less", noise, "every", MUCH),
+    ]
+
+
+def table2(results: DgpResults) -> Tabulated:
+    """Return Table 2: DGP by k1 and k2, reconstructions and accuracy."""
+
+    def paper(client: AttackKey) -> str:
+        return of_network(_pair(printed("dgp", "table_2", client.attack, *shares(client.defense))), client.model)
+
+    def paper_accuracy(training: TrainingKey) -> str:
+        return _percent(printed("dgp", "table_2_accuracy", *shares(training.defense)), training)
+
+    by_shares = {shares(training.defense): training for training in results.trainings()}
+    usual = by_shares.get((0.05, 0.75))
+    cost = {f"{k1:g}, {k2:g}": results.change(usual, by_shares.get((k1, k2))) for k1, k2 in ((0.06, 0.9), (0.2, 0.6))}
+    lines = privacy_lines(results, paper) + accuracy_lines(results, paper_accuracy)
+    claim = "the strongest settings (k1 + k2 = 96 %, p = 1/3) cost accuracy"
+    return lines, [*table2_claims(results), judge(claim, cost, "every")]
+
+
+def table2_claims(results: DgpResults) -> list[Finding]:
+    """Judge that Rob depends on k1 + k2, and IG on p = k1 / k2."""
+    by_total, by_ratio = _rising(results, "rob", sum), _rising(results, "ig", lambda k: k[0] / k[1])
+    return [
+        judge("a larger k1 + k2 protects better against Rob, at every step", by_total, "every", unit=""),
+        judge("a larger p = k1 / k2 protects better against IG, at every step", by_ratio, "every", unit=""),
+    ]
+
+
+def _networks(data: str, results: DgpResults) -> Tabulated:
+    """Return Table 5 or 6: IG and Rob on more networks."""
+
+    def paper(client: AttackKey) -> str:
+        return _pair(printed("dgp", "table_5_6", data, client.attack, client.defense, client.model))
+
+    cases: Cases = {}
+    for client in results.select(defense="dgp"):
+        cases |= hidden(results, client, client._replace(defense="none"), case(results, client))
+    protects = judge(f"DGP protects every network under Rob and IG{FAR}", cases, "every", HIDDEN, unit="")
+    return privacy_lines(results, paper), [protects, *adaptive_claims(results)]
+
+
+table5, table6 = partial(_networks, "cifar10"), partial(_networks, "cifar100")
+
+
+def table7(results: DgpResults) -> Tabulated:
+    """Return Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
+    cases = {
+        x.model: results.change(x, _other(results, x, "top-k")) for x in results.trainings() if base(x.defense) == "dgp"
+    }
+    lines = accuracy_lines(results, lambda x: _percent(printed("dgp", "table_7", base(x.defense), x.model), x, x.model))
+    return lines, [judge("DGP at 80 % is more accurate than Top-k at 95 %", cases, "every")]
+
+
+def fig2(results: DgpResults) -> Tabulated:
+    """Return Fig. 2: Top-k against DGP, the quality of IG's reconstructions and the accuracy over the epochs."""
+    lines, _ = fig3(results)
+    by_defense = {base(client.defense): client for client in results.clients}
+    known = _by_name(results)
+    apart = hidden(results, by_defense.get("dgp"), by_defense.get("top-k"), "ig")
+    gap = {"accuracy": results.change(known.get("dgp"), known.get("top-k"))}
+    return lines + accuracy_lines(results, _table1_accuracy), [
+        judge("IG recovers less under DGP than under Top-k of the same share", apart, "every", unit=""),
+        judge(f"DGP is as accurate as Top-k {WITHIN}", gap, "every", -LITTLE),
+    ]
+
+
+def fig4(results: DgpResults) -> Tabulated:
+    """Return Fig. 4: accuracy with and without error feedback, on several networks and data sets."""
+    several = len({x.data for x in results.trainings()}) > 1
+    near, gain, aligned = Cases(), Cases(), Cases()
+    for x in results.trainings():
+        if x.defense == "dgp" + FEEDBACK:
+            name, bare = f"{x.model}, {x.data}" if several else x.model, _other(results, x, "none")
+            near[name] = results.change(x, bare)
+            gain[name] = results.change(x, x._replace(defense="dgp"))
+            aligned[name] = results.change(_other(results, x, "adgp"), bare)
+    return accuracy_lines(results), [
+        judge(f"DGP with error feedback is close to the baseline {WITHIN}", near, "every", -LITTLE),
+        judge("DGP without error feedback performs poorly: with it, it is more accurate", gain, "every"),
+        judge(f"ADGP keeps the accuracy too {WITHIN}", aligned, "every", -LITTLE),
+    ]
+
+
+def gallery(results: DgpResults) -> Tabulated:
+    """Return the scores of the pictures of Figs. 5 to 9, which the page shows; judge if DGP hides most."""
+    cases: Cases = {}
+    for client in results.select(defense="dgp"):
+        for other in results.clients:
+            if other._replace(defense=client.defense) == client and other != client:
+                cases |= hidden(results, client, other, f"{case(results, client)}, {other.defense}")
+    labels = [_labels_claim(results)] if any(client.attack == "ggl" for client in results.clients) else []
+    best = judge("DGP protects better than every other defense", cases, "every", unit="")
+    return privacy_lines(results), [best, *labels, *adaptive_claims(results)]
+
+
+def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambda client: "") -> list[TableLine]:
+    """Return a line for each client: scores of the plain attacker, and of the best one that knows of the defense."""
+    lines = []
+    for client in results.clients:
+        title = f"{client.defense} ({client.against} pictures)" if client.against else client.defense
+        labels = {"attack": client.attack, "defense": title} | differing_labels(results, client)
+        adaptive = results.best_adaptive(client)
+        names = (*MEASURES, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
+        cells: Cells = {name: results.mean(client, name) for name in names}
+        cells["adaptive"] = adaptive.adaptive if adaptive else ""
+        if adaptive is not None:
+            cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in MEASURES}
+        lost = hidden(results, client, adaptive, "").values()
+        mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
+        lines.append(TableLine(labels, cells, paper(client), mark, RECOVERED))
+    return lines
+
+
+def accuracy_lines(results: DgpResults, paper: Callable[[TrainingKey], str] = lambda training: "") -> list[TableLine]:
+    """Return one line per training: final accuracy, accuracy over the epochs, traffic and residual."""
+    lines, trainings = [], results.trainings()
+    for training, measures in trainings.items():
+        varied = [name for name in ("model", "data") if len({getattr(other, name) for other in trainings}) > 1]
+        labels = {"defense": training.defense} | {name: getattr(training, name) for name in varied}
+        cells: Cells = {"test_accuracy": mean(measures["test_accuracy"]), "over_epochs": _curve(results, training)}
+        cells |= {title: mean(measures.get(name, {})) for name, title in TRAFFIC.items()}
+        lines.append(TableLine(labels, cells, paper(training), part=TRAINED))
+    return lines
+
+
+def left_out_lines(results: DgpResults) -> list[TableLine]:
+    """Return a line for each setting that could not be measured."""
+    lines = []
+    for row in results.left_out:
+        labels = {"defense": row.defense or "none", "model": row.model, "reason": row.note or ""}
+        lines.append(TableLine(labels, {}, part=LEFT_OUT))
+    return lines
+
+
+def _curve(results: DgpResults, training: TrainingKey) -> str:
+    """Return the first seed's accuracy over the epochs as one line of text, scaled to its maximum."""
+    rows = [
+        row
+        for row in results.rows
+        if row.metric == "test_accuracy"
+        and row.extra.get("study") == "training"
+        and TrainingKey(row.defense or "none", row.model, row.dataset) == training
+    ]
+    values = [row.value or 0.0 for row in rows if row.seed == rows[0].seed]
+    return sparkline(values[:: max(1, len(values) // 20)])
+
+
+def differing_labels(results: DgpResults, client: AttackKey) -> dict[str, str]:
+    """Return the labels in which the clients of a study differ, beside attack and defense."""
+    names = ("model", "data", "batch_size", "labels", "stage")
+    return {name: str(getattr(client, name)) for name in names if len({getattr(x, name) for x in results.clients}) > 1}
+
+
+def case(results: DgpResults, client: AttackKey) -> str:
+    """Return the client's name among the cases of a claim."""
+    settings = [client.defense] if ":" in client.defense else []
+    return ", ".join([client.attack, *differing_labels(results, client).values(), *settings])
+
+
+def hidden(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:
+    """Return how much less is seen of one client than of another: LPIPS is higher, CW-SSIM lower."""
+    lpips, cw_ssim = results.less(one, other, "lpips"), results.less(other, one, "cw_ssim")
+    return {f"{name}, LPIPS": lpips, f"{name}, CW-SSIM": cw_ssim}
+
+
+def _table1(client: AttackKey) -> str:
+    """Return Table 1's numbers for the client, with the paper's network if another stands for it."""
+    column = " ".join(filter(None, (base(client.defense), client.against)))
+    values = {text: printed("dgp", "table_1", client.attack, name, column) for name, text in PRINTED.items()}
+    numbers = ", ".join(f"{text} {value:.3g}" for text, value in values.items() if value is not None)
+    return of_network(numbers, client.model, "cnn6" if client.attack == "r-gap" else "resnet18")
+
+
+def _table1_accuracy(training: TrainingKey) -> str:
+    return _percent(printed("dgp", "table_1_accuracy", base(training.defense)), training)
+
+
+def of_network(numbers: str, model: str, paper: str = "resnet18") -> str:
+    """Return numbers of the paper, with its network if that is another one."""
+    return numbers if model == paper or not numbers else f"{numbers} ({paper})"
+
+
+def _pair(numbers: list[float] | None) -> str:
+    return "" if numbers is None else "LPIPS {}, SSIM {}".format(*numbers)
+
+
+def _percent(value: float | None, training: TrainingKey, network: str = "resnet18") -> str:
+    """Format an accuracy of the paper, with the paper's network if ours is another one."""
+    return "" if value is None else of_network(f"{100 * value:.2f}%", training.model, network)
+
+
+def shares(defense: str) -> tuple[float, float]:
+    """Return k1 and k2 of a DGP by its text with settings; zeros for another defense."""
+    part = defense_of_updates(defense).acting_on("upload")
+    return part.make().shares if part is not None and part.name == "dgp" else (0.0, 0.0)
+
+
+def _by_name(results: DgpResults) -> dict[str, TrainingKey]:
+    """Return the trainings by the name of their defense."""
+    return {base(training.defense): training for training in results.trainings()}
+
+
+def _other(results: DgpResults, training: TrainingKey, defense: str) -> TrainingKey | None:
+    """Return the training of the same network on the same data under another defense; None if there is none."""
+    candidates = (x for x in results.trainings() if (x.model, x.data) == (training.model, training.data))
+    return next((x for x in candidates if base(x.defense) == defense), None)
+
+
+def _claims(results: DgpResults) -> list[Finding]:
+    """Judge the claims of Section 6.2 about plain attackers."""
+    every, passive, shut = ("r-gap", "ig", "gi", "rob"), ("ig", "gi"), ("soteria", "noise", "top-k", "outpost", "dgp")
+    open_to_rob = [("ats", "used"), ("soteria", ""), ("precode", ""), ("noise", "")]
+    ssim = {
+        defense: results.mean(client, "cw_ssim")
+        for defense, against in open_to_rob
+        if (client := _client(results, "rob", defense, against))
+    }
+    return [
+        _hides("DGP protects under every attack", results, [(attack, "dgp", "none") for attack in every], HIDDEN),
+        judge(f"ATS, Soteria, PRECODE and noise fail under Rob: CW-SSIM above {OPEN:g}", ssim, "every", OPEN, ""),
+        _hides("Top-k and Outpost withstand Rob", results, [("rob", d, "none") for d in ("top-k", "outpost")], HIDDEN),
+        _hides(
+            "Top-k and Outpost are vulnerable to IG and GI, where DGP protects better",
+            results,
+            [(attack, "dgp", d) for attack in passive for d in ("top-k", "outpost")],
+        ),
+        _hides("all defenses but ATS withstand R-GAP", results, [("r-gap", d, "none") for d in shut], HIDDEN),
+    ]
+
+
+def _hides(claim: str, results: DgpResults, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
+    """Judge if one defense hides more than the other, by at least `bound`; `pairs` are (attack, one, other)."""
+    cases: Cases = {}
+    for attack, one, other in pairs:
+        first, second = (_client(results, attack, defense) for defense in (one, other))
+        cases |= hidden(results, first, second, f"{attack}, {one}, {other}")
+    return judge(claim + (FAR if bound else ""), cases, "every", bound, unit="")
+
+
+def _client(results: DgpResults, attack: str, defense: str, against: str = "") -> AttackKey | None:
+    """Return the client of the untrained model whose labels are inferred, if it was attacked."""
+    return results.one(attack=attack, defense=defense, against=against, labels="inferred", stage="untrained")
+
+
+def _rising(results: DgpResults, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
+    """Return how much more each setting of DGP hides than the one before it."""
+    ranks = [(order(shares(client.defense)), client) for client in results.select(attack=attack, defense="dgp")]
+    cases: Cases = {}
+    for (low, one), (high, two) in pairwise(sorted(ranks, key=lambda pair: pair[0])):
+        cases |= hidden(results, two, one, f"{low:.3g} to {high:.3g}")
+    return cases
+
+
+def _labels_claim(results: DgpResults) -> Finding:
+    """Judge the second reason of Section 4.1: pruning the largest entries hides the label."""
+    right: Cases = {
+        case(results, client): combine(lambda share: 0.5 - share, results.of(client, "label_accuracy"))
+        for client in results.select(defense="dgp")
+    }
+    return judge("DGP hides the label: less than half of the labels are found", right, "every")
+
+
+def adaptive_claims(results: DgpResults) -> list[Finding]:
+    """Judge if each defense hides as much from an attacker that knows of it; the paper does not ask this."""
+    findings = []
+    for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
+        cases: Cases = {}
+        for client in results.select(defense=defense):
+            cases |= hidden(results, results.best_adaptive(client), client, case(results, client))
+        if any(case is not None for case in cases.values()):
+            claim = f"{defense} hides as much from an attacker who knows of it, within {SAME:g} (not in the paper)"
+            findings.append(judge(claim, cases, "every", -SAME, unit=""))
+    return findings

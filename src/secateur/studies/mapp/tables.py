@@ -1,0 +1,355 @@
+"""Tables of mapp_fl with the paper's claims, judged against intervals.
+
+They are about exposure by dataset and model size (Fig. 1, Table 3) and about channel rules (Tables 2, 4, 5 and 6,
+Figs. 3 and 4). Two are not in the paper: stronger attackers, and further defenses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from secateur.catalogue import name_of
+from secateur.metrics.estimates import Measure, average_on_same, combine, exposure_correlation, mean
+from secateur.metrics.membership import Estimate
+from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Measured, Query
+from secateur.studies.table import Cells, TableLine, Tabulated, printed
+
+NEAR = 0.02  # of accuracy, for "similar" or "competitive", of which the paper gives no number
+LITTLE = 0.01  # of advantage
+INDEPENDENT = ":coupling=independent"
+QUERIES = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
+EXPOSURE, ACCURACY, SMALL = MappResults.exposure, MappResults.accuracy, MappResults.small_accuracy
+SERVER, SERVER_EXPOSURE = MappResults.server_accuracy, MappResults.server_exposure
+
+
+class Claim(NamedTuple):
+    """A claim that a measure of one federation is above that of another; both are named by rule."""
+
+    text: str
+    higher: str
+    lower: str
+    measure: Measured
+    case: str = "average client"
+    bound: float = 0.0
+
+
+PRIVATE = "MaPP-FL's clients are less exposed than HeteroFL's"
+AS_ACCURATE = f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)"
+AS_PRIVATE = f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)"
+GAIN = "small clients gain 13.5 points over training alone (at least 10 here)"
+RULE_CLAIMS = (
+    Claim(PRIVATE, "heterofl", "mapp-fl", EXPOSURE),
+    Claim(AS_ACCURATE, "mapp-fl", "heterofl", ACCURACY, bound=-NEAR),
+    Claim(AS_PRIVATE, "fdropout", "mapp-fl", EXPOSURE, bound=-LITTLE),
+    Claim("FDropout's clients are less accurate than MaPP-FL's", "mapp-fl", "fdropout", ACCURACY),
+)
+BASELINE_CLAIMS = (
+    Claim("FedAvg with the small model exposes clients less", "large", "small", EXPOSURE),
+    Claim("FedAvg with the small model costs the server accuracy", "large", "small", SERVER, "server"),
+    Claim("MaPP-FL's small clients are more accurate than alone", "mapp-fl", "local", SMALL),
+)
+CLIENT_CLAIMS = (
+    Claim(GAIN, "mapp-fl", "local", SMALL, "average", 0.10),
+    Claim("FedAvg's server is exposed most with the large model", "large", "small", SERVER_EXPOSURE, "server"),
+    Claim("MaPP-FL exposes the server less than FedAvg does", "large", "mapp-fl", SERVER_EXPOSURE, "server"),
+    Claim("MaPP-FL's server is more accurate than FedAvg's with the small model", "mapp-fl", "small", SERVER, "server"),
+)
+
+
+def rules(results: MappResults) -> Tabulated:
+    """Return Table 5 and Fig. 4: every channel rule with two large clients."""
+    lines = [_rule_line(results, federation, "table_5") for federation in results.federations]
+    known, named = _rules(results), _by_name(results)
+    resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
+    fixed = {f"{f} over {new}": results.compare(known.get(f), known.get(new), ACCURACY) for new, f in resampled}
+    served = {name: results.compare(rule, named.get("large"), SERVER) for name, rule in known.items()}
+    claim = "every rule's server is about as accurate as FedAvg with the large model"
+    findings = [
+        *_judged(results, RULE_CLAIMS),
+        judge("fixed channel sets make more accurate clients than resampled ones", fixed, "every"),
+        judge(f"{claim} (at most {100 * NEAR:g} less)", served, bound=-NEAR),
+        *_judged(results, BASELINE_CLAIMS),
+    ]
+    return lines, [finding for finding in findings if finding.measured != "not measured here"]
+
+
+def rules_and_clients(results: MappResults) -> Tabulated:
+    """Return Table 5 as `rules` does, and Table 2 of the rules that it shows."""
+    shown = ("none", "local", "mapp-fl")
+    lines, findings = rules(results)
+    more, others = by_client(MappResults([row for row in results.rows if row.extra.get("submodels") in shown]))
+    clients = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
+    return [*lines, *clients], [*findings, *others]
+
+
+def by_client(results: MappResults) -> Tabulated:
+    """Return Table 2: client by client, two of them large."""
+    lines = []
+    sizes = results.sizes(results.federations[0])
+    first = sizes[min(sizes)]
+    for client in sorted(first):
+        cells: Cells = {}
+        for federation in results.federations:
+            name = f"{federation.title} ({federation.unit})"
+            cells[f"{name} accuracy"] = mean(results.client(federation, client, "test_accuracy"))
+            cells[f"{name} advantage"] = mean(results.client(federation, client, "advantage", YEOM))
+        labels = {"client": str(client), "data size": str(first[client])}
+        lines.append(TableLine(labels, cells, _table2(first[client], client)))
+    lines += [
+        replace(_rule_line(results, federation, "table_2_server"), part="Server and average client")
+        for federation in results.federations
+    ]
+    mapp, local = (results.one(submodels=name) for name in ("mapp-fl", "local"))
+    gains: Cases = {}
+    if mapp is not None and local is not None:
+        alone = results.clients(local, "test_accuracy", small=True)
+        for client in sorted(next(iter(alone.values()), {})):
+            accuracy = [results.client(federation, client, "test_accuracy") for federation in (mapp, local)]
+            gains[f"client {client}"] = combine(lambda one, other: one - other, *accuracy)
+    together = judge("every small client does better with MaPP-FL than alone", gains, "every")
+    return lines, [together, *_judged(results, CLIENT_CLAIMS)]
+
+
+def by_large(results: MappResults) -> Tabulated:
+    """Return Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
+
+    The paper's numbers and claims are those of zeroed cells; federations that keep them have lines of their own.
+    """
+    lines = []
+    for federation in sorted(results.federations, key=lambda federation: federation.large):
+        labels = {"large clients": str(federation.large), "rule": federation.title}
+        numbers = printed("mapp", "table_4", results.rows[0].dataset, str(federation.large), federation.submodels)
+        paper = _paper(numbers) if federation.uncovered == "zero" else ""
+        lines.append(TableLine(labels, summary(results, federation), paper))
+    mapp = {f"{x.large} large": x for x in results.select(submodels="mapp-fl", uncovered="zero")}
+
+    def cases(higher: str, lower: str, measure: Measured) -> Cases:
+        """Return one rule's measure less another's, by the number of large clients."""
+        return {
+            name: results.compare(results.other(x, submodels=higher), results.other(x, submodels=lower), measure)
+            for name, x in mapp.items()
+        }
+
+    small = mapp.get("0 large")
+    hetero = None if small is None else results.other(small, submodels="heterofl")
+    worse = {"average client": _gap(results, small, ACCURACY, SERVER)}
+    as_good = {"average client": _gap(results, hetero, SERVER, ACCURACY)}
+    order = (RULE_CLAIMS[0], RULE_CLAIMS[3]._replace(text="MaPP-FL's clients are more accurate than FDropout's"))
+    claim = "without large clients HeteroFL's server is as good as its clients"
+    return lines, [
+        *(
+            judge(text, cases(higher, lower, measure), bound=bound)
+            for text, higher, lower, measure, _, bound in (*order, RULE_CLAIMS[2], RULE_CLAIMS[1])
+        ),
+        judge("without large clients MaPP-FL's server is worse than its clients", worse),
+        judge(f"{claim} (at most {100 * NEAR:g} points less)", as_good, bound=-NEAR),
+    ]
+
+
+def coupled(results: MappResults) -> Tabulated:
+    """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
+    lines, cases = [], Cases()
+    for federation in results.federations:
+        rule = federation.submodels.removesuffix(INDEPENDENT)
+        coupling = "layer by layer" if rule == federation.submodels else "independent"
+        labels = {"rule": rule, "inputs and outputs": coupling}
+        paper = _paper(printed("mapp", "table_6", rule, coupling))
+        lines.append(TableLine(labels, summary(results, federation), paper))
+        if rule != federation.submodels:
+            cases[rule] = results.compare(results.other(federation, submodels=rule), federation, ACCURACY)
+    return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]
+
+
+def correlations(results: MappResults, smallest: int) -> Tabulated:
+    """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
+    lines, cases = [], Cases()
+    for federation in results.federations:
+        result = exposure_correlation(results.points(federation), smallest)
+        cells: Cells = {"r": "too few clients", "p": "", "clients": "", "excluded": ""}
+        if result is not None:
+            cells = {"r": result.r, "p": f"{result.p:.2g}"}
+            cells |= {"clients": str(result.clients), "excluded": str(result.excluded)}
+        r = None if result is None else result.r
+        cases[federation.model] = None if r is None else Estimate(-r.value, -r.high, -r.low)
+        paper = printed("mapp", "table_3", results.rows[0].dataset, federation.model)
+        parameters = printed("mapp", "parameters", federation.model) or ""
+        labels = {"network": federation.model, "parameters": parameters}
+        lines.append(TableLine(labels, cells, "" if paper is None else f"{paper:.2f}"))
+    claim = "clients with less data are exposed more: r of log10 dataset size and advantage is negative (-r is shown)"
+    return lines, [judge(claim, cases, "every", unit="")]
+
+
+def complexity(results: MappResults, smallest: int) -> Tabulated:
+    """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
+    lines, findings = correlations(results, smallest)
+    for line, federation in zip(lines, results.federations, strict=True):
+        line.cells.update(summary(results, federation))
+    pairs = list(pairwise(sorted(results.federations, key=lambda federation: federation.unit)))
+    for name, measure in (("advantage", EXPOSURE), ("clients' accuracy", ACCURACY)):
+        cases = {f"{b.model} over {a.model}": results.compare(b, a, measure) for a, b in pairs}
+        findings.append(judge(f"the {name} rises with the model's size (Fig. 1b)", cases))
+    return lines, findings
+
+
+def attackers(results: MappResults) -> Tabulated:
+    """Return a table of the methods under stronger attackers, to test their ranking (not in the paper)."""
+    lines = []
+    queries = [query for query in results.queries if query.batches == YEOM.batches and query.updates == 1]
+    for federation in results.federations:
+        for query in queries:
+            names = {"client_advantage": "advantage", "auc": "auc", "tpr_at_fpr_0.01": "tpr_at_fpr_0.01"}
+            cells: Cells = {title: mean(results.average(federation, name, query)) for title, name in names.items()}
+            cells["client_accuracy"] = mean(results.accuracy(federation))
+            labels = {"rule": federation.title, "network": federation.model, "attack": query.attack}
+            lines.append(TableLine(labels, cells))
+    mapp = results.one(submodels="mapp-fl")
+    others = [x for x in results.federations if x != mapp and x.submodels in ("heterofl", "none")]
+
+    def over(metric: str, compared: Iterable[Query]) -> Cases:
+        """Return the metric of the other rules minus that of MaPP-FL."""
+        return {
+            f"{query.attack}: {other.title} {other.unit}": results.compare(other, mapp, _metric(metric, query))
+            for query in (compared if mapp else ())
+            for other in others
+        }
+
+    thresholds = [query for query in queries if name_of(query.attack) == YEOM.attack]
+    # A threshold does not change the scores: all of Yeom's thresholds share one AUC.
+    ranked = [query for query in queries if query == YEOM or query not in thresholds]
+    lira = next((query for query in queries if query.attack == "lira"), None)
+    stronger: Cases = {
+        f"{x.title} {x.unit}": _gap(results, x, _metric("auc", lira), _metric("auc", YEOM)) if lira else None
+        for x in results.federations
+    }
+    less_exposed = "MaPP-FL's clients are less exposed than FedAvg's and HeteroFL's, whoever attacks"
+    anywhere = "and wherever Yeom's threshold lies (advantage; not in the paper)"
+    return lines, [
+        judge(less_exposed, over("auc", ranked), "every", unit=""),
+        judge(anywhere, over("advantage", thresholds), "every"),
+        judge("Yeom finds less than LiRA does (not in the paper)", stronger, unit=""),
+    ]
+
+
+def joined(results: MappResults) -> Tabulated:
+    """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
+    lines = [
+        TableLine({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
+        for federation in results.federations
+    ]
+    private, costly = Cases(), Cases()
+    for federation in results.federations:
+        if federation.defense != "none":
+            bare = results.other(federation, defense="none")
+            private[federation.title] = results.compare(bare, federation, EXPOSURE)
+            costly[federation.title] = results.compare(bare, federation, SERVER)
+    return lines, [
+        judge("a defense on top exposes sub-model clients less (not in the paper)", private),
+        judge("and it costs the server accuracy (not in the paper)", costly),
+    ]
+
+
+def by_query(results: MappResults) -> list[TableLine]:
+    """Return one line per mode of Yeom's attack: batches in which examples are scored, and number of updates."""
+    queries = [query for query in results.queries if query.attack == "yeom"]
+    # Clients that send updates are attacked in all modes.
+    senders = [federation for federation in results.federations if federation.submodels != "local"]
+    lines = []
+    for query in queries if len(queries) > 1 else []:
+        cells: Cells = {
+            "client_advantage": overall([results.average(sender, "advantage", query) for sender in senders]),
+            "server_advantage": overall([results.server(sender, "advantage", query) for sender in senders]),
+            "client_auc": overall([results.average(sender, "auc", query) for sender in senders]),
+        }
+        labels = {"scoring batches": query.batches, "updates": str(query.updates)}
+        lines.append(TableLine(labels, cells, mark="as above" if query == YEOM else "", part=QUERIES))
+    return lines
+
+
+def overall(measures: list[Measure]) -> Estimate | None:
+    """Return the mean over federations, whose clients hold the same examples, then over seeds."""
+    known = [measure for measure in measures if measure]
+    seeds = set[int].intersection(*map(set, known)) if known else set()
+    return mean({seed: average_on_same([measure[seed] for measure in known]) for seed in sorted(seeds)})
+
+
+def summary(results: MappResults, federation: MappFederation) -> Cells:
+    """Return the accuracy and advantage of the server and of the average client."""
+    return {
+        "server_accuracy": None if federation.alone else mean(results.server_accuracy(federation)),
+        "server_advantage": None if federation.alone else mean(results.server_exposure(federation)),
+        "client_accuracy": mean(results.accuracy(federation)),
+        "client_advantage": mean(results.exposure(federation)),
+    }
+
+
+def _rule_line(results: MappResults, federation: MappFederation, table: str) -> TableLine:
+    """Return the line of a rule, marked if its average client is not the average of all clients."""
+    paper = _paper(printed("mapp", table, federation.submodels, federation.model))
+    mark = "the average of its small clients" if federation.alone else ""
+    labels = {"rule": federation.title, "network": federation.model}
+    return TableLine(labels, summary(results, federation), paper, mark)
+
+
+def _rules(results: MappResults) -> dict[str, MappFederation]:
+    """Return the federations with a channel rule and without a defense, by rule."""
+    return {x.submodels: x for x in results.select(defense="none") if x.submodels not in ("none", "local")}
+
+
+def _by_name(results: MappResults) -> dict[str, MappFederation | None]:
+    """Return the federations by the names that claims have for them."""
+    small, large = results.fedavg()
+    return {**_rules(results), "small": small, "large": large, "local": results.one(submodels="local")}
+
+
+def _judged(results: MappResults, claims: Iterable[Claim]) -> list[Finding]:
+    """Judge claims about two federations each."""
+    named = _by_name(results)
+    return [
+        judge(text, {case: results.compare(named.get(higher), named.get(lower), measure)}, bound=bound)
+        for text, higher, lower, measure, case, bound in claims
+    ]
+
+
+def _metric(metric: str, query: Query) -> Measured:
+    return lambda results, federation: results.average(federation, metric, query)
+
+
+def _gap(results: MappResults, federation: MappFederation | None, one: Measured, other: Measured) -> Estimate | None:
+    """Return one measure of a federation minus another."""
+    if federation is None:
+        return None
+    return combine(lambda a, b: a - b, one(results, federation), other(results, federation))
+
+
+def _table2(size: int, client: int) -> str:
+    """Return the paper's numbers of the client, if its size is that of Table 2's federation."""
+    table = printed("mapp", "table_2")
+    if client >= len(table["sizes"]) or table["sizes"][client] != size:
+        return ""
+    alone, mapp = table["local"]["accuracy"][client], table["MaPP-FL"]
+    numbers: dict[str, tuple[float, ...]] = {
+        name: (table[name]["accuracy"], table[name]["advantage"][client]) for name in ("large", "small")
+    }
+    numbers |= {} if alone is None else {"local": (alone,)}
+    numbers |= {"MaPP-FL": (mapp["accuracy"][client], mapp["advantage"][client])}
+    return ", ".join(f"{name} {' / '.join(f'{value:.2f}' for value in pair)}" for name, pair in numbers.items())
+
+
+def _paper(numbers: list[float | None] | None) -> str:
+    """Format accuracy and advantage of the server, then of the average client; a side without numbers is left out.
+
+    Example:
+        >>> _paper([78.17, 2.03, 76.64, 4.53]), _paper([None, None, 52.52, None])
+        ('server 78.17 / 2.03, clients 76.64 / 4.53', 'clients 52.52 / -')
+    """
+    sides = {"server": (numbers or [])[:2], "clients": (numbers or [])[2:]}
+    parts = [
+        f"{name} {' / '.join('-' if value is None else f'{value:.2f}' for value in pair)}"
+        for name, pair in sides.items()
+        if any(value is not None for value in pair)
+    ]
+    return ", ".join(parts)
