@@ -37,6 +37,7 @@ from secateur.inference import answering, predict
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
+from secateur.metrics.membership import auc_change
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
@@ -232,7 +233,28 @@ class AuditEvaluation:
             labels["extra"] = labels["extra"] | recipe
         keys = {role: model.key for role, model in self._attackers_models(attacker, attack).items()}
         fit, key = partial(self._fitted, attacker, attack), self._model(matchup.victim).key
-        self._exposure(matchup.victim).measure_attack(labels, fit, victim=key, models=keys)
+        exposure = self._exposure(matchup.victim)
+        exposure.measure_attack(labels, fit, victim=key, models=keys)
+        if matchup.victim.pruner is not None:
+            self._measure_change(matchup.victim.original, exposure, labels, victim=key, models=keys)
+
+    def _measure_change(
+        self, original: Compression, exposure: MembershipExposure, labels: dict[str, Any], **depends: Any
+    ) -> None:
+        """Measure how pruning changed an attack's AUC, paired over the same rows."""
+        attack, run, seed = labels["attack"], self.context.run, self.context.seed
+        before = next(
+            (r.scores[attack] for r in self.records if r.model == original.title and attack in r.scores), None
+        )
+        if before is None:
+            return
+
+        def compute() -> Result:
+            after, rng = exposure.record.scores[attack], derive(seed, "change")
+            return Result(data=auc_change(before, after, exposure.is_member, rng)._asdict())
+
+        done = run.stage("auc_change", depends | {"attack": attack, "original": self._model(original).key}, compute)
+        run.add([Row(**labels, metric="auc_change", **done.data)])
 
     def _select(self, attack: Choice) -> Compression:
         """Return the recipe by which the attack does best on a held-out shadow that is pruned by every recipe."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from secateur.catalogue import Choice
 from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
-from secateur.evaluation.records import ModelRecords, worst_groups
+from secateur.evaluation.records import ModelRecords, most_exposed, worst_groups
 from secateur.evaluation.validity import Validity, check_rows, validity_rows
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL, epsilon_bound
@@ -105,7 +105,8 @@ class MembershipExposure:
         done = self.run.stage("attack", depends, compute)
         self.record.scores[labels["attack"]] = done.tensors["scores"]
         self.run.add(attack_rows(labels, done.data))
-        self.run.show([flat_labels(labels) | done.data["figure"]])
+        exposed = {"kind": "exposed", "records": most_exposed(self.record, labels["attack"])}
+        self.run.show([flat_labels(labels) | done.data["figure"], flat_labels(labels) | exposed])
 
     def _exposure_of(self, attack: str, scores: Tensor) -> dict[str, Any]:
         """Return the worst groups of an attack, and the epsilon that it shows."""

@@ -99,6 +99,30 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     }
 
 
+def auc_change(before: Tensor, after: Tensor, is_member: Tensor, rng: Generator, resamples: int = 500) -> Estimate:
+    """Return the AUC of scores `after` less that of scores `before`, over the same rows, with a paired interval.
+
+    Both scores of a row are resampled together, so that rows which are hard for both models cancel.
+    """
+    member = is_member.bool().cpu()
+    levels = [_levels(scores.double().cpu()) for scores in (before, after)]
+    inside, outside = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
+
+    def measure(rows: tuple[Tensor, Tensor]) -> Tensor:
+        first, second = (
+            auc(_curve(_counts(level[rows[0]], count), _counts(level[rows[1]], count))) for level, count in levels
+        )
+        return second - first
+
+    draws = []
+    for start in range(0, resamples, AT_ONCE):
+        number = min(AT_ONCE, resamples - start)
+        drawn = [side[torch.randint(len(side), (number, len(side)), generator=rng)] for side in (inside, outside)]
+        draws.append(measure((drawn[0], drawn[1])))
+    low, high = torch.quantile(torch.cat(draws), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Estimate(float(measure((inside, outside))), low, high)
+
+
 def share(hits: Tensor) -> Estimate:
     """Return the share of successes, such as an accuracy, with Wilson's 95 % interval."""
     return share_of(float(hits.double().mean()), hits.numel())

@@ -97,6 +97,17 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
     ]
 
 
+def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the members that the strongest attack on each pruned model is surest of; the first seed is shown."""
+    records = [figure for figure in figures if figure["kind"] == "exposed"]
+    exposed = []
+    for line in summary.select_strongest(lines):
+        same = [x for x in records if all(x.get(name) == line.labels.get(name) for name in (*summary.MODEL, "attack"))]
+        if same and (line.pruned or not any(other.pruned for other in lines)):
+            exposed.append((f"{name_model(line.labels)} under {line.labels['attack']}", list(same[0]["records"])))
+    return exposed
+
+
 def draw_tradeoffs(lines: Sequence[SummaryLine]) -> list[View]:
     """Return one trade-off view for each run, network and data set."""
     views = []
