@@ -17,7 +17,7 @@ from secateur.catalogue import methods, name_of
 from secateur.config.policy import Limits
 from secateur.evaluation.validity import failures
 from secateur.metrics.estimates import average, holm, mean_of, p_above
-from secateur.metrics.membership import UNSUPPORTED, Estimate
+from secateur.metrics.membership import TOO_FEW, UNSUPPORTED, Estimate
 from secateur.runs.rows import Row
 
 Decider = Literal["high", "value", "low"]
@@ -66,7 +66,12 @@ class Evidence:
 
     @property
     def supported(self) -> bool:
-        """True if sample and score are fine enough for the measure."""
+        """True if there are enough rows for the measure; of a score that ties it is then at least the value."""
+        return self.estimate is not None and not self.note.startswith(TOO_FEW)
+
+    @property
+    def exact(self) -> bool:
+        """True if the score is fine enough too, so that the measure may be shown to be within a limit."""
         return self.estimate is not None and not self.note.startswith(UNSUPPORTED)
 
 
@@ -199,7 +204,7 @@ def junit(checks: Sequence[Check]) -> str:
 def _decide(subject: str, measure: str, items: Sequence[Evidence], policy: Policy, surpassed: set[int]) -> Check:
     """Return the check of one measure by its strongest evidence."""
     limit = policy.limits[measure]
-    supported = [item for item in items if item.supported]
+    supported, exact = [item for item in items if item.supported], [item for item in items if item.exact]
     certain = [item for item in items if item.estimate is not None and item.estimate.low > limit]
     if not supported and not certain:
         reason = next((item.note for item in items if item.note), "it was not measured")
@@ -212,7 +217,9 @@ def _decide(subject: str, measure: str, items: Sequence[Evidence], policy: Polic
         above = certain + [item for item in supported if _value(item) > limit]
     if above:
         return Check(subject, measure, limit, Outcome.ABOVE, max(above, key=_value))
-    widest = max(supported, key=_high)
+    if not exact:
+        return Check(subject, measure, limit, Outcome.INCONCLUSIVE, strongest, strongest.note)
+    widest = max(exact, key=_high)
     if policy.decide == "high" and _high(widest) > limit:
         return Check(subject, measure, limit, Outcome.INCONCLUSIVE, widest, _advice(widest, limit))
     return Check(subject, measure, limit, Outcome.WITHIN, widest if policy.decide == "high" else strongest)

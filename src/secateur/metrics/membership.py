@@ -13,6 +13,7 @@ from secateur.seeding import spawn
 FPRS = (0.1, 0.01, 0.001)
 UNSUPPORTED = "not supported"  # begins the note of a measure for which sample or score are too coarse
 Z = 1.959964  # of a normal 95 % interval
+TOO_FEW = f"{UNSUPPORTED} by the sample"
 AT_ONCE = 50  # bootstrap draws at a time; bounds the memory at CIFAR size
 POINTS = 200  # points of a plotted curve: enough for a screen
 
@@ -184,7 +185,7 @@ def _unsupported(name: str, curve: RocCurve, nonmembers: int) -> str | None:
         return None
     fpr = float(name.removeprefix("tpr_at_fpr_"))
     if fpr * nonmembers < 1:
-        return f"{UNSUPPORTED} by the sample: {nonmembers} non-members, at least {round(1 / fpr)} needed"
+        return f"{TOO_FEW}: {nonmembers} non-members, at least {round(1 / fpr)} needed"
     last = int((curve.fpr <= fpr + 1e-12).sum()) - 1
     if last + 1 == len(curve.fpr):
         return None
