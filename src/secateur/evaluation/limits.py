@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from secateur.catalogue import methods, name_of
@@ -26,7 +26,7 @@ LEVEL = 0.025  # one side of a 95 % interval
 SHARES = (0.0, 1.0)  # range of AUC, TPR, accuracies and shares
 NO_SHADOWS = "no attack with shadow models was run; give it shadows, or state `attacker: no-shadows` in the policy"
 UTILITY = ("accuracy_drop", "epsilon")  # measures of the model itself, without an attack
-BELOW_ZERO = ("advantage", "accuracy_drop")  # differences of shares
+BELOW_ZERO = ("advantage", "accuracy_drop", "auc_change")  # differences of shares
 UNBOUNDED = ("psnr", "epsilon")
 
 
@@ -155,9 +155,9 @@ def outcome(checks: Iterable[Check]) -> Outcome:
 
 
 def collect(rows: Sequence[Row], measures: Iterable[str]) -> list[Evidence]:
-    """Return the evidence of the run's rows on these measures, by subject, measure and attack."""
+    """Return the evidence of the run's rows on these measures, by subject, measure, attack and the attacker's guess."""
     wanted, only_originals = set(measures), all(row.pruner == "none" for row in rows if row.attack)
-    groups: dict[tuple[str, str, str | None], _Group] = {}
+    groups: dict[tuple[str, str, str | None, tuple[Any, ...]], _Group] = {}
     asked: dict[str, int] = {}
     for row in rows:
         if row.pruner == "none" and "round" not in row.extra and not only_originals:
@@ -165,8 +165,8 @@ def collect(rows: Sequence[Row], measures: Iterable[str]) -> list[Evidence]:
         if row.metric in ("members", "nonmembers") and row.attack is None and row.seed == rows[0].seed:
             asked[_subject(row)] = asked.get(_subject(row), 0) + int(row.value or 0)
         if row.metric in wanted and _sums_up(row) and (row.attack is not None or row.metric in UTILITY):
-            groups.setdefault((_subject(row), row.metric, row.attack), _Group()).add(row)
-    return [_evidence(*key, group, asked.get(key[0])) for key, group in groups.items()]
+            groups.setdefault((_subject(row), row.metric, row.attack, _attacker(row)), _Group()).add(row)
+    return [_evidence(*key[:3], group, asked.get(key[0])) for key, group in groups.items()]
 
 
 def uses_shadows(attack: str) -> bool:
@@ -263,6 +263,16 @@ def _sums_up(row: Row) -> bool:
 def _told(items: Sequence[Evidence]) -> bool:
     """Return True if the attacks are membership attacks."""
     return any(item.attack is not None and name_of(item.attack) in methods("attack") for item in items)
+
+
+def _attacker(row: Row) -> tuple[Any, ...]:
+    """Return the attacker's knowledge of the compression: a weak attacker must not average a strong one away.
+
+    The recipe that an attacker selects for itself differs by seed, and tells no attackers apart.
+    """
+    protocol = row.extra.get("protocol")
+    guess = [] if protocol == "select" else [row.extra.get(f"attacker_{name}") for name in ("pruner", "sparsity")]
+    return row.adaptive, protocol, *guess
 
 
 def _subject(row: Row) -> str:

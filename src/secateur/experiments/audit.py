@@ -235,7 +235,7 @@ class AuditEvaluation:
         fit, key = partial(self._fitted, attacker, attack), self._model(matchup.victim).key
         exposure = self._exposure(matchup.victim)
         exposure.measure_attack(labels, fit, victim=key, models=keys)
-        if matchup.victim.pruner is not None:
+        if matchup.victim.pruner is not None and attacker == guess(self.config, matchup.victim):
             self._measure_change(matchup.victim.original, exposure, labels, victim=key, models=keys)
 
     def _measure_change(

@@ -6,7 +6,7 @@ The answer is that a model leaks, that it is within limits, or that the evidence
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from secateur.evaluation.limits import LEVEL, Check, Evidence, Outcome, collect, outcome, uses_shadows
 from secateur.evaluation.validity import METRIC, failures
@@ -39,12 +39,12 @@ class Headline:
 
 def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> Headline:
     """Return the first screen of an audit's rows; `limits` are the checks of its limits, None if there are none."""
-    shipped = [item for item in collect(rows, MEASURES) if item.estimate is not None]
+    shipped = [item for item in _collect(rows, MEASURES) if item.estimate is not None]
     if not shipped:
         return Headline(
             Badge("INCONCLUSIVE: no attack was run", "doubtful"), ["Nothing is known of these models' leakage."]
         )
-    originals = collect([row for row in rows if row.pruner == "none"], MEASURES)
+    originals = _collect([row for row in rows if row.pruner == "none"], MEASURES)
     before = originals if any(item.subject not in {o.subject for o in originals} for item in shipped) else []
     leaking = select_leaking(shipped)
     badge = ANSWERS[outcome(limits)] if limits else _choose_badge(shipped, leaking, rows)
@@ -71,6 +71,16 @@ def strongest(items: Sequence[Evidence]) -> Evidence | None:
     """Return the evidence with the highest value that sample and score support."""
     known = [item for item in items if item.supported and item.estimate is not None]
     return max(known, key=lambda item: item.estimate.value if item.estimate else 0.0, default=None)
+
+
+def _collect(rows: Sequence[Row], measures: Sequence[str]) -> list[Evidence]:
+    """Return the evidence on these measures; on a page of several runs each run's models carry its name."""
+    runs = group_by(rows, lambda row: row.extra.get("run"))
+    return [
+        item if run is None else replace(item, subject=f"{run}: {item.subject}")
+        for run, same in runs.items()
+        for item in collect(same, measures)
+    ]
 
 
 def _split(items: Sequence[Evidence]) -> Mapping[str, list[Evidence]]:
@@ -106,7 +116,7 @@ def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence],
 
 def _describe_change(rows: Sequence[Row]) -> str:
     """Return whether pruning changed the strongest attack, paired over the same rows."""
-    changes = [item for item in collect(rows, ["auc_change"]) if item.estimate is not None]
+    changes = [item for item in _collect(rows, ["auc_change"]) if item.estimate is not None]
     if not changes:
         return ""
     most = max(changes, key=lambda item: abs(item.estimate.value) if item.estimate else 0.0)
