@@ -108,7 +108,7 @@ def test_a_piece_that_fails_is_named_and_the_others_go_on(tmp_path, here, capsys
     assert sweep(tmp_path, {"jobs": jobs}) == 1  # done, and a limit is passed
     assert here[3:] == ["wrong", "torn"]
     assert "secateur: wrong: " in (said := capsys.readouterr().err) and "is above the limit 0" in said
-    assert "is above the limit 0" in (tmp_path / "out" / "report.html").read_text()
+    assert "wrong: the original, basic: above the limit: AUC" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_where_no_piece_is_done_there_is_no_page(tmp_path, here):
@@ -261,7 +261,7 @@ def test_a_piece_that_never_fits_is_refused(monkeypatch, field):
     ("address", "sentence"),
     [
         ("127.0.0.1:1", "address: no Ray cluster answers at 127.0.0.1:1"),
-        ("head", "address: 'head' is not readable; give host:port, or auto"),
+        ("head", "address: 'head' is not readable; use host:port, or auto"),
         ("127.0.0.1:99999999", "address: no Ray cluster answers"),
     ],
 )
