@@ -23,7 +23,9 @@ def finished(tmp_path_factory):
 
 
 def test_an_audit_writes_its_folder(finished):
-    assert {"config.yaml", "results.jsonl", "records.csv", "report.html", "run.json"} <= {p.name for p in finished.iterdir()}
+    assert {"config.yaml", "results.jsonl", "records.csv", "report.html", "run.json"} <= {
+        p.name for p in finished.iterdir()
+    }
     rows = [row.to_json() for row in load_rows(finished)]
     needed = {"schema", "model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack", "seed", "metric"}
     assert all(needed | {"value", "low", "high"} <= row.keys() for row in rows)

@@ -128,18 +128,21 @@ def test_a_model_that_is_already_trained(trained, tmp_path):
 
 def test_the_attacker_of_a_given_model_trains_in_out_models_unless_the_user_chose(trained, tmp_path, capsys):
     flags = ["--data", trained / "own.npz", "--weights", trained / "model.safetensors", "--pruner", "none"]
-    assert audit(tmp_path / "a", *flags) == 0
+    assert audit(tmp_path / "a", *flags, "--attack", "conf,lira") == 0
     in_out = {path.name for path in (tmp_path / "a" / "artifacts").glob("train-*")}
     assert len(in_out) == 8
-    assert [row.attack for row in found(tmp_path / "a", "auc")] == ["conf", "lira", "rmia", "samia"]
     assert "offline" not in (found(tmp_path / "a", "auc", attack="lira")[0].note or "")
     (shadows,) = found(tmp_path / "a", "valid", check="shadows")
     assert shadows.note.count("8 shadow models, each trained on ") == 1
     (asked,) = found(tmp_path / "a", "nonmembers")
     assert asked.value == 1078  # a tenth of 1197 stops the training, and no row is given to disjoint shadows
     capsys.readouterr()
-    assert audit(tmp_path / "b", *flags, "--shadows", 2, "--dry-run") == 0
-    assert "with 2 shadow models\n" in capsys.readouterr().out
+    assert audit(tmp_path / "b", *flags, "--dry-run") == 0
+    planned = capsys.readouterr().out
+    assert "with 0 shadow models and 8 in-out models\n" in planned and "with conf, lira, rmia, samia\n" in planned
+    assert audit(tmp_path / "b", *flags, "--shadows", 1, "--dry-run") == 0
+    chosen = capsys.readouterr().out
+    assert "with 1 shadow models\n" in chosen and "with conf, lira, samia\n" in chosen  # one is too few for rmia
 
 
 def test_a_limit_that_is_passed_gives_exit_code_1_and_says_so(tmp_path, capsys):

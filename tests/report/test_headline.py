@@ -113,7 +113,9 @@ def test_the_change_by_pruning_is_paired_and_keeps_its_sign_over_seeds(change, v
 
 
 def test_the_attacker_and_the_rows_are_named():
-    counts = [replace(LEAK[0], attack=None, metric=name, value=n) for name, n in (("members", 1200), ("nonmembers", 900))]
+    counts = [
+        replace(LEAK[0], attack=None, metric=name, value=n) for name, n in (("members", 1200), ("nonmembers", 900))
+    ]
     sentence = build_headline([*LEAK, *counts]).sentences[-1]
     assert sentence.startswith("1,200 members and 900 non-members were asked about.")
     assert "has shadow models of its own" in sentence and "the rows of one training; another may differ" in sentence

@@ -165,7 +165,7 @@ def trained_split(n: int, members: int, shadows: int, rng: Generator) -> Split:
     outside = members + torch.randperm(n - members, generator=rng)
     tenth = len(outside) // 10
     if not shadows:
-        if len(outside) - tenth < SMALLEST:
+        if len(outside) < SMALLEST + 2:  # with fewer, no row is left for early stopping
             raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {SMALLEST + 2}")
         return Split(Part(torch.arange(members), outside[:tenth], outside[tenth:]), ())
     nonmembers, attacker_rows = outside[tenth:].tensor_split(2)
