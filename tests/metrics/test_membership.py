@@ -97,7 +97,7 @@ def test_pairing_narrows_the_drop_of_models_that_agree():
     after = before & (torch.rand(1000, generator=generator) < 0.97)
     paired, apart = paired_drop(before, after), difference(share(before), share(after))
     assert paired.value == pytest.approx(apart.value)
-    assert 0 < paired.low and paired.high - paired.low < (apart.high - apart.low) / 2
+    assert paired.low > 0 and paired.high - paired.low < (apart.high - apart.low) / 2
 
 
 def scored(seed, rows=400):

@@ -131,8 +131,9 @@ def test_a_strong_attacker_is_not_averaged_with_a_weak_one():
 
 
 def test_models_of_several_runs_are_not_mixed_up():
-    one, two = ([replace(row, extra={"run": name}) for row in (LEAK if name == "b" else [measured("auc", 0.52)])] for name in "ab")  # fmt: skip
-    headline = build_headline([*one, *two])
+    weak = [replace(measured("auc", 0.52), extra={"run": "a"})]
+    strong = [replace(row, extra={"run": "b"}) for row in LEAK]
+    headline = build_headline([*weak, *strong])
     assert headline.numbers[0] == ("AUC", "0.720 [0.700, 0.740]", "lira on b: snip 0.5, ppb")
 
 

@@ -3,8 +3,8 @@
 An .npz file holds `probabilities` (N, K), `labels` (N,) and `membership` (N,), and if known `groups` (N,). Shadow
 models come in one of two forms. With `shadow_probabilities` (S, N, K) and `shadow_membership` (S, N), S models answer
 the same N rows. With `shadow_probabilities` (M, K), `shadow_labels` (M,) and `shadow_membership` (M,), one model
-answers rows of its own. A .csv or .parquet file has the columns p0, p1, ..., label, membership, and if known group,
-and for each shadow model s of the same rows shadow0_p0, shadow0_p1, ..., shadow0_membership.
+answers rows of its own. A .csv or .parquet file has the columns p0, p1, ..., label, membership, and if known group.
+Each shadow model of the same rows adds columns: the first shadow0_p0, shadow0_p1, ..., shadow0_membership.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def worst_groups(part: ModelRecords, attack: str, rng: Generator) -> tuple[list[
 
 def _groups(part: ModelRecords) -> dict[str, Tensor]:
     """Return the rows (n,) of every class and of every group of the user's own."""
-    groups = {f"class {label}": part.labels == label for label in part.labels.unique().tolist()}
+    groups = {f"class {label}": part.labels == label for label in sorted(set(part.labels.tolist()))}
     for name in dict.fromkeys(part.groups or ()):
         groups[f"group {name}"] = torch.tensor([group == name for group in part.groups or ()])
     return {name: inside.nonzero().squeeze(1) for name, inside in groups.items()}

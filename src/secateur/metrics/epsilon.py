@@ -75,8 +75,8 @@ def one_run_bound(canaries: int, guesses: int, correct: int, delta: float = 0.0)
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """Return the largest chance of so many correct guesses under (epsilon, delta)-privacy (Theorem 5.2).
 
-    It is P[B >= v] + 2 m delta max over i of P[v > B >= v - i] / i, where B is binomial over r guesses that each are
-    right with the chance e^epsilon / (1 + e^epsilon).
+    It is `P[B >= v] + 2 m delta max over i of P[v > B >= v - i] / i`. B is binomial over r guesses, each right with the
+    chance e^epsilon / (1 + e^epsilon).
     """
     from scipy.stats import binom
 

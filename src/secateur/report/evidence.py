@@ -44,7 +44,7 @@ UNCOVERED = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLeak:
     """A measure of one model under its strongest attack, with the ends of its 95 % interval."""
 
     measure: str
@@ -98,9 +98,9 @@ class EvidencePack:
     policy: dict[str, Any] | None
     checks: list[Decided]
     subject: dict[str, Any]  # model and data with their hashes, and the rows that were asked about
-    worst: list[Measured]
-    before: list[Measured]  # the same measures of the model before compression
-    groups: list[Measured]
+    worst: list[MeasuredLeak]
+    before: list[MeasuredLeak]  # the same measures of the model before compression
+    groups: list[MeasuredLeak]
     adversaries: list[Adversary]
     hours: float | None
     validity: list[ValidityCheck]
@@ -232,7 +232,7 @@ def _decided(gate: Gate) -> list[Decided]:
     return [Decided(c.subject, c.measure, c.limit, str(c.outcome), c.sentence) for c in checks]
 
 
-def _strongest(items: Sequence[Evidence]) -> list[Measured]:
+def _strongest(items: Sequence[Evidence]) -> list[MeasuredLeak]:
     """Return each measure under the attack and on the model where it is highest."""
     strongest = []
     for measure in dict.fromkeys(item.measure for item in items):
@@ -241,7 +241,7 @@ def _strongest(items: Sequence[Evidence]) -> list[Measured]:
             top = max(known, key=lambda item: item.estimate.value if item.estimate else 0.0)
             assert top.estimate is not None
             covers = f"rows and {top.trainings} trainings" if top.trainings > 1 else "rows of one training"
-            strongest.append(Measured(measure, top.subject, top.attack, *top.estimate[:3], covers))
+            strongest.append(MeasuredLeak(measure, top.subject, top.attack, *top.estimate[:3], covers))
     return strongest
 
 
@@ -309,7 +309,7 @@ def _hours(marker: dict[str, Any]) -> float | None:
     return (end - start).total_seconds() / 3600
 
 
-def _measured(items: Sequence[Measured]) -> list[list[str]]:
+def _measured(items: Sequence[MeasuredLeak]) -> list[list[str]]:
     return [
         [
             TITLES.get(item.measure, item.measure.replace("_", " ")),
@@ -343,7 +343,7 @@ def _plain(value: Any) -> str:
 
 def _write_pdf(path: Path, page: str) -> Path:
     """Print the page with a browser, or with WeasyPrint where there is none."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is not None:
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder) / "evidence.html", Path(folder) / "evidence.pdf"
