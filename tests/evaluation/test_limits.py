@@ -1,3 +1,4 @@
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -64,6 +65,20 @@ def test_a_weak_attack_more_changes_nothing():
     strong = auc(0.78, 0.76, 0.80)
     noise = [auc(0.52, 0.40, 0.64, attack=name) for name in ("blindmi", "correctness", "conf")]
     assert outcome(decided([strong])) is outcome(decided([*noise, strong])) is ABOVE
+
+
+def test_a_weak_attacker_is_not_averaged_with_a_strong_one():
+    strong = auc(0.78, 0.76, 0.80)
+    for knowledge in ({"adaptive": True}, {"extra": {"protocol": "unknown-sparsity", "attacker_sparsity": 0.5}}):
+        for rows in ([strong, auc(0.52, 0.5, 0.54, **knowledge)], [auc(0.52, 0.5, 0.54), replace(strong, **knowledge)]):
+            (only,) = decided(rows)
+            assert only.outcome is ABOVE and only.evidence.estimate.value == 0.78
+    selected = [
+        auc(value, value - 0.02, value + 0.02, seed=seed, extra={"protocol": "select", "attacker_sparsity": sparsity})
+        for seed, (value, sparsity) in enumerate([(0.7, 0.5), (0.72, 0.9)])
+    ]
+    (only,) = decided(selected)  # an attacker may select another recipe for every seed
+    assert only.evidence.trainings == 2 and only.evidence.estimate.value == pytest.approx(0.71)
 
 
 def test_a_measure_that_the_sample_does_not_support_is_inconclusive():
