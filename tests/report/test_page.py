@@ -26,6 +26,10 @@ def written(folder, rows, figures=()):
     return folder
 
 
+def without_seed(labels):
+    return {name: value for name, value in labels.items() if name != "seed"}
+
+
 def embedded(page):
     return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
 
@@ -111,6 +115,21 @@ def test_the_most_exposed_records_are_those_of_the_strongest_attack_on_pruned_mo
     grouped = [figure | {"records": [records[0] | {"group": "ward 3"}]} for figure in figures]
     assert "<td>ward 3</td>" in render([source(rows, figures=grouped)])
     assert "Most exposed records" not in render([source(rows)])
+    both = render([source(rows, name, figures=figures) for name in "ab"])
+    titles = re.findall(r"<summary>(.*?) under samia</summary>", both)
+    assert len(titles) == len(set(titles)) == 16  # the run is part of the name
+
+
+def test_the_most_exposed_records_are_those_of_the_strongest_attacker():
+    labels = labels_of("snip", 0.5, "ppb", attack="samia", seed=0)
+    strong = labels | {"adaptive": True}
+    rows = [*attack_rows(without_seed(labels), 0, 0.55), *attack_rows(without_seed(strong), 0, 0.7)]
+    figures = [
+        flat | {"kind": "exposed", "records": [{"id": row, "label": 0, "score": 1.0, "fpr": 0.0}]}
+        for row, flat in ((41, labels), (97, strong))
+    ]
+    section = render([source(rows, figures=figures)]).split("<h2>Most exposed records</h2>")[1].split("</section>")[0]
+    assert ">97<" in section and ">41<" not in section
 
 
 def test_the_runs_own_limits_decide():

@@ -101,11 +101,12 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
 def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the members that the strongest attack on each pruned model is surest of; the first seed is shown."""
     records = [figure for figure in figures if figure["kind"] == "exposed"]
-    exposed = []
+    several, exposed = len(summary.group_by_setting(lines)) > 1, []
     for line in summary.select_strongest(lines):
-        same = [x for x in records if all(x.get(name) == line.labels.get(name) for name in (*summary.MODEL, "attack"))]
+        same = [x for x in records if all(x.get(name) == value for name, value in line.labels.items())]
         if same and (line.pruned or not any(other.pruned for other in lines)):
-            exposed.append((f"{name_model(line.labels)} under {line.labels['attack']}", list(same[0]["records"])))
+            title = f"{_name_view(line.labels, several)} under {line.labels['attack']}"
+            exposed.append((title, list(same[0]["records"])))
     return exposed
 
 
