@@ -178,5 +178,5 @@ def test_commands_that_do_not_make_updates_refuse_it(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_its_call_begins_as_the_interface_says(name):
     parameters = list(inspect.signature(catalogue.find("defense", name)().__call__).parameters.values())
-    assert [p.name for p in parameters[:3]] == ["grads", "state", "turning"]
+    assert [p.name for p in parameters[:3]] == ["grads", "state", "context"]
     assert all(p.default is None for p in parameters[3:])
