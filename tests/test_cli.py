@@ -23,7 +23,9 @@ def finished(tmp_path_factory):
 
 
 def test_an_audit_writes_its_folder(finished):
-    assert {"config.yaml", "results.jsonl", "report.html", "run.json"} <= {p.name for p in finished.iterdir()}
+    assert {"config.yaml", "results.jsonl", "records.csv", "report.html", "run.json"} <= {
+        p.name for p in finished.iterdir()
+    }
     rows = [row.to_json() for row in load_rows(finished)]
     needed = {"schema", "model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack", "seed", "metric"}
     assert all(needed | {"value", "low", "high"} <= row.keys() for row in rows)
@@ -48,7 +50,7 @@ def test_a_changed_setting_recomputes_only_what_it_must(finished):
     assert audit("--out", finished, "--pruner", "l1-unstructured", "--attack", "conf,mentr") == 0
     after = {p.name: p.stat().st_mtime_ns for p in (finished / "artifacts").iterdir()}
     assert all(after[name] == time for name, time in before.items())
-    assert {name.split("-")[0] for name in after.keys() - before.keys()} == {"attack"}
+    assert {name.split("-")[0] for name in after.keys() - before.keys()} == {"attack", "auc_change"}
 
 
 def test_a_report_can_be_written_again_and_of_several(finished, tmp_path, capsys):

@@ -22,7 +22,7 @@ from secateur.errors import WrongInput, unknown
 from secateur.exits import Exit, Fault, UsageError, guard
 
 if TYPE_CHECKING:
-    from secateur.config import Audit, Federate, Fields, Invert, Prune, Reproduce, Sweep
+    from secateur.config import Audit, Federate, Fields, Invert, Limits, Prune, Reproduce, Sweep
     from secateur.runs.rows import Row
 
 # The command's docstring describes its argument: some versions of typer and click drop the help of arguments.
@@ -162,23 +162,19 @@ def audit(
 
     FILE.yaml is a run file; flags override its fields.
     """
-    from secateur.evaluation import limits
     from secateur.experiments.audit import plan, run_audit
     from secateur.experiments.predictions import run_predictions
     from secateur.report.terminal import print_audit
-    from secateur.runs.artifacts import write
 
     settings: Audit = ctx.obj
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
+    _check_writable(junit)
     saved = settings.predictions
     rows = run_audit(settings, out) if saved is None else run_predictions(settings, saved, out)
     _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
-    checks = limits.check(rows, settings.limits.by_measure())
-    if junit is not None:
-        write(junit, limits.junit(checks).encode())
-    _fail([check.sentence for check in checks if not check.passed], Exit.LIMIT)
+    _hold(rows, settings.limits, junit)
 
 
 @run_command()
@@ -213,6 +209,42 @@ def federate(
         typer.echo("\n".join(plan(settings)))
         return
     _print(run_federate(settings, out), json_, print_federation, f"the page: {out / 'report.html'}")
+
+
+@command()
+def gate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    policy: Annotated[Path, typer.Option(help="Policy file (YAML): limits, who set them, and until when they hold.")],
+    baseline: Annotated[Path | None, typer.Option(help="Run of the last release; worse than it fails.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Markdown file for a pull request.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="SARIF file of the checks, for a code host.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="JUnit file of the checks, for a CI server.")] = None,
+) -> None:
+    """Decide from finished runs: do they hold a policy, and are they no worse than the last release?
+
+    RUN is the folder of a finished run. Exit code 0: within the limits, 1: above one, 3: inconclusive.
+    """
+    from datetime import date
+
+    from secateur.config import PolicyFile, read
+    from secateur.evaluation import gate as gates
+    from secateur.evaluation import limits
+    from secateur.runs.artifacts import version, write
+    from secateur.runs.folder import load_finished
+
+    for file in (summary, sarif, junit):
+        _check_writable(file)
+    rules = read(PolicyFile, policy, {})
+    rows = {str(run): load_finished(run) for run in runs}
+    before = None if baseline is None else load_finished(baseline)
+    decision = gates.decide(rows, rules, before, date.today())
+    checks = [check for checked in decision.checks.values() for check in checked]
+    contents = {summary: gates.markdown(decision), sarif: gates.sarif(decision, version()), junit: limits.junit(checks)}
+    for file, text in contents.items():
+        if file is not None:
+            write(file, text.encode())
+    typer.echo(gates.markdown(decision), nl=False)
+    _end(decision.outcome)
 
 
 @run_command()
@@ -308,11 +340,23 @@ def list_(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,
+    formats: Annotated[
+        str, typer.Option("--format", help="Evidence pack of an audit: html, pdf, md, json, model-card.")
+    ] = "",
+    policy: Annotated[Path | None, typer.Option(help="Policy file (YAML) that the evidence is held against.")] = None,
 ) -> None:
-    """Write the page of one run, or one page of several.
+    """Write the page of one run, or one page of several; with --format the evidence pack of an audit.
 
     DIR... are the folders of the runs.
     """
+    if formats:
+        from secateur.config import PolicyFile, read
+        from secateur.report.evidence import write_pack
+
+        rules = None if policy is None else read(PolicyFile, policy, {})
+        for file in (file for folder in folders for file in write_pack(folder, formats.split(","), rules)):
+            typer.echo(file)
+        return
     from secateur.report.page import write_page
 
     typer.echo(write_page(folders, out))
@@ -331,6 +375,35 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
         return
     show(rows)
     typer.echo(last)
+
+
+def _hold(rows: Sequence[Row], bounds: Limits, junit: Path | None) -> None:
+    """Hold rows against the limits of their run, if there are any; end with the exit code of the answer."""
+    from secateur.evaluation import limits
+    from secateur.runs.artifacts import write
+
+    checks = limits.check(rows, limits.policy_of(bounds))
+    if junit is not None:
+        write(junit, limits.junit(checks).encode())
+    for check in checks:
+        if not check.passed:
+            typer.echo(f"secateur: {check.sentence}", err=True)
+    _end(limits.outcome(checks))
+
+
+def _end(outcome: str) -> None:
+    """End with the exit code of an answer to limits."""
+    code = {"within": Exit.DONE, "above": Exit.LIMIT, "inconclusive": Exit.INCONCLUSIVE}[outcome]
+    if code is not Exit.DONE:
+        raise typer.Exit(code)
+
+
+def _check_writable(file: Path | None) -> None:
+    """Refuse an output file that cannot be written, before any work."""
+    if file is None:
+        return
+    if not file.parent.is_dir() or file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise WrongInput("out", f"{file} cannot be written; name a file in a folder that exists and is yours")
 
 
 def _fail(sentences: Sequence[str], code: Exit) -> None:

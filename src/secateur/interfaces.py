@@ -108,7 +108,7 @@ class Guesses(NamedTuple):
     """Result of a membership attack for each candidate."""
 
     scores: Tensor  # (N,) high = member: the ranking for AUC and for TPR at a fixed FPR
-    members: Tensor  # (N,) bool: the decision at the threshold learnt from the shadows
+    members: Tensor | None  # (N,) bool: the decision at a threshold; None: the attack had no shadows to learn one
     note: str | None = None  # a remark on how the attack ran, for readers of the result; added to every row
 
 
@@ -120,7 +120,7 @@ class MembershipAttack(Protocol):
         ...
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
-        """Score and decide every candidate. Ranking and decision differ: thresholds may differ by class."""
+        """Score every candidate, and decide it. Ranking and decision differ: thresholds may differ by class."""
         ...
 
 

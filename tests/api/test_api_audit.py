@@ -39,8 +39,50 @@ def test_any_module_and_tensors_with_shadows_of_ones_own(models, tmp_path):
 
 def test_without_shadows_the_attacks_that_need_none_run(models):
     report = secateur.audit(*models[0])
-    assert {row.attack for row in report.rows} >= {None, "correctness", "blindmi"}
-    assert "conf" not in {row.attack for row in report.rows}
+    attacks = {row.attack for row in report.rows}
+    assert attacks >= {None, "conf", "entropy", "mentr", "top1-conf", "correctness", "blindmi"}
+    assert not attacks & {"lira", "rmia", "samia", "nn"}
+    assert report.value("auc", "conf") > 0.8 and report.value("balanced_accuracy", "conf") is None
+
+
+def test_with_shadows_all_attacks_that_can_run_do(models):
+    from secateur.catalogue import methods
+
+    report = secateur.audit(*models[0], shadows=models[1:])
+    assert {row.attack for row in report.rows} == {None, *methods("attack")}
+    assert report.value("balanced_accuracy", "conf") > 0.7
+
+
+def checks(report):
+    return {row.extra["check"]: row.value for row in report.rows if row.metric == "valid"}
+
+
+def test_the_examples_and_models_are_checked_as_by_the_command(models):
+    report = secateur.audit(*models[0], shadows=models[1:], attacks=["conf"])
+    assert checks(report) == dict.fromkeys(("duplicates", "blind", "labels", "members", "shadows"), 1.0)
+    assert (report.value("members"), report.value("nonmembers")) == (80, 80)
+    net, inside, outside = models[0]
+    shifted = secateur.audit(net, inside, (outside[0] + 1, outside[1]), attacks=["conf"])
+    assert checks(shifted)["blind"] == 0
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        untrained = nn.Sequential(nn.Linear(30, 2))
+    assert checks(secateur.audit(untrained, inside, outside, attacks=["conf"]))["members"] == 0
+    apart = secateur.audit(*models[0], shadows=[(untrained, *models[1][1:])], attacks=["conf"])
+    assert checks(apart)["shadows"] == 0
+
+
+def test_the_report_has_the_scores_of_every_example(models):
+    net, inside, outside = models[0]
+    report = secateur.audit(net, inside, outside, attacks=["conf"], name="mine")
+    assert report.records.model == "mine" and report.records.ids.tolist() == list(range(160))
+    assert report.records.is_member.sum() == 80 and torch.equal(report.records.labels[80:], outside[1])
+    own = net(torch.cat([inside[0], outside[0]])).softmax(1)[torch.arange(160), report.records.labels]
+    assert torch.equal(report.records.scores["conf"].argsort()[:5], own.argsort()[:5])
+    fast = {"pruner": "l1-unstructured", "recipe": Recipe(epochs=1)}
+    pruned = secateur.audit(net, inside, outside, attacks=["conf"], **fast).records
+    assert pruned.ids.tolist() == [*range(80), *range(88, 160)]  # eight non-members stopped the fine-tuning
+    assert torch.equal(pruned.labels[80:], outside[1][8:])
 
 
 def test_a_model_can_be_pruned_first(models):
@@ -67,7 +109,7 @@ def test_a_box_that_answers_with_labels_only(models):
     net, inside, outside = models[0]
     box = BlackBox(lambda x: nn.functional.one_hot(net(x).argmax(1), 2).float(), labels_only=True)
     report = secateur.audit(box, inside, outside)
-    assert report.value("auc", "correctness") > 0.6
+    assert report.value("auc", "correctness") > 0.6 and checks(report) == {}
     with pytest.raises(secateur.WrongInput, match="labels only"):
         secateur.audit(box, inside, outside, shadows=models[1:], attacks=["conf"])
 

@@ -116,7 +116,7 @@ FROM_ONE = "must be a whole number, at least 1"
             "pruner: {'kind': 'snip'} is not readable; write name, name:key=value or",
         ),
         (Audit, {"sparsities": ".5"}, "sparsities: 'sparsities' is not known; did you mean 'sparsity'?"),
-        (Audit, {"shadows": 0}, f"shadows: 0 is not allowed; {FROM_ONE}"),
+        (Audit, {"shadows": -1}, "shadows: -1 is not allowed; must be a whole number, at least 0"),
         (Audit, {"schema": 2}, "schema: 2 is not allowed; allowed: 1"),
         (Audit, {"train": {"epochs": 0}}, f"train.epochs: 0 is not allowed; {FROM_ONE}"),
         (Audit, {"train": {"momentum": 1}}, f"train.momentum: 1 is not allowed; {SHARE}"),

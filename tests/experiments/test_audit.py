@@ -115,10 +115,34 @@ def test_a_model_that_is_already_trained(trained, tmp_path):
     assert found(tmp_path / "a", "train_accuracy")[0].value > 0.5
     assert audit(tmp_path / "b", *given, "--pruner", "none", "--attack", "conf,correctness", tiny=[]) == 0
     assert found(tmp_path / "b", "auc", attack="correctness")[0].value is not None
-    silent = found(tmp_path / "b", "auc", attack="conf")[0]
-    assert silent.value is None and "train" in silent.note
+    assert found(tmp_path / "b", "auc", attack="conf")[0].value > 0.5  # a ranking needs no shadows
+    undecided = found(tmp_path / "b", "balanced_accuracy", attack="conf")[0]
+    assert undecided.value is None and "shadow" in undecided.note
     assert audit(tmp_path / "c", *given, "--pruner", "none", tiny=[]) == 0  # nothing chosen: what needs no shadows
-    assert [row.attack for row in found(tmp_path / "c", "auc") if row.value is not None] == ["correctness", "blindmi"]
+    ranked = [row.attack for row in found(tmp_path / "c", "auc") if row.value is not None]
+    assert ranked == ["conf", "entropy", "mentr", "top1-conf", "correctness", "blindmi"]
+    assert audit(tmp_path / "d", *given, "--pruner", "none", "--attack", "samia,conf", tiny=[]) == 0
+    silent = found(tmp_path / "d", "auc", attack="samia")[0]
+    assert silent.value is None and "train" in silent.note
+
+
+def test_the_attacker_of_a_given_model_trains_in_out_models_unless_the_user_chose(trained, tmp_path, capsys):
+    flags = ["--data", trained / "own.npz", "--weights", trained / "model.safetensors", "--pruner", "none"]
+    assert audit(tmp_path / "a", *flags, "--attack", "conf,lira") == 0
+    in_out = {path.name for path in (tmp_path / "a" / "artifacts").glob("train-*")}
+    assert len(in_out) == 8
+    assert "offline" not in (found(tmp_path / "a", "auc", attack="lira")[0].note or "")
+    (shadows,) = found(tmp_path / "a", "valid", check="shadows")
+    assert shadows.note.count("8 shadow models, each trained on ") == 1
+    (asked,) = found(tmp_path / "a", "nonmembers")
+    assert asked.value == 1078  # a tenth of 1197 stops the training, and no row is given to disjoint shadows
+    capsys.readouterr()
+    assert audit(tmp_path / "b", *flags, "--dry-run") == 0
+    planned = capsys.readouterr().out
+    assert "with 0 shadow models and 8 in-out models\n" in planned and "with conf, lira, rmia, samia\n" in planned
+    assert audit(tmp_path / "b", *flags, "--shadows", 1, "--dry-run") == 0
+    chosen = capsys.readouterr().out
+    assert "with 1 shadow models\n" in chosen and "with conf, samia\n" in chosen  # one is too few for lira
 
 
 def test_a_limit_that_is_passed_gives_exit_code_1_and_says_so(tmp_path, capsys):
@@ -127,8 +151,29 @@ def test_a_limit_that_is_passed_gives_exit_code_1_and_says_so(tmp_path, capsys):
     assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.1", "--junit", report) == 1
     assert "is above the limit 0.1" in capsys.readouterr().err
     assert 'failures="1"' in report.read_text()
-    assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.99", "--junit", report) == 0
-    assert 'failures="0"' in report.read_text()
+    assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.99", "--junit", report) == 3
+    assert "shadows do not resemble the victim" in capsys.readouterr().err
+    assert 'failures="0" errors="1"' in report.read_text()
+
+
+def test_a_limit_that_is_shown_to_hold_gives_exit_code_0(tmp_path):
+    flags = ["--pruner", "none", "--attack", "conf,lira", "--shadows", 2, "--set", "train.epochs=12", "--seeds", 1]
+    report = tmp_path / "junit.xml"
+    assert audit(tmp_path / "run", *flags, "--set", "limits.auc=0.9", "--junit", report) == 0
+    assert 'failures="0" errors="0"' in report.read_text()
+
+
+def test_the_paired_drop_and_change_are_those_of_the_models(tmp_path):
+    flags = ["--pruner", "l1-unstructured", "--sparsity", 0.9, "--attack", "conf", "--shadows", 1, *FEW]
+    assert audit(tmp_path, *flags) == 0
+    before, after = (found(tmp_path, "test_accuracy", pruner=name)[0].value for name in ("none", "l1-unstructured"))
+    (drop,) = found(tmp_path, "accuracy_drop")
+    assert drop.value == pytest.approx(before - after, abs=1e-9) and drop.low < drop.value < drop.high
+    before, after = (found(tmp_path, "auc", pruner=name)[0].value for name in ("none", "l1-unstructured"))
+    (change,) = found(tmp_path, "auc_change")
+    assert change.value == pytest.approx(after - before, abs=1e-9) and change.pruner == "l1-unstructured"
+    head, *lines = (tmp_path / "records.csv").read_text().splitlines()
+    assert head.startswith("model,seed,id,label,group,member,conf score,") and len(lines) == 2 * 180
 
 
 def test_a_dry_run_does_nothing(tmp_path, capsys):
@@ -154,7 +199,10 @@ def test_saved_predictions_are_audited_without_a_model(tmp_path, capsys):
     assert audit(tmp_path / "b", *flags, tmp_path / "p.csv") == 0
     same = [found(tmp_path / x, "auc", attack="correctness")[0].value for x in "ab"]
     assert same[0] == pytest.approx(same[1])
-    assert "shadow" in found(tmp_path / "b", "auc", attack="conf")[0].note
+    ranks = [found(tmp_path / x, "auc", attack="conf")[0].value for x in "ab"]
+    assert ranks[0] == pytest.approx(ranks[1])  # a shadow adds a threshold and does not change the ranking
+    decided, undecided = (found(tmp_path / x, "balanced_accuracy", attack="conf")[0] for x in "ab")
+    assert decided.value > 0.7 and undecided.value is None and "shadow" in undecided.note
     capsys.readouterr()
     np.savez(tmp_path / "bad.npz", probabilities=table * 2, labels=labels, membership=membership)
     assert audit(tmp_path / "c", *flags, tmp_path / "bad.npz") == 2

@@ -107,13 +107,15 @@ def test_a_dry_run_refuses_data_that_is_too_small_to_be_split(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("secateur: data: 4 rows cannot be split")
 
 
-NAMES = ("correctness", "conf", "rmia", "lira:variance=per-example")
+NAMES = ("correctness", "conf", "nn", "rmia", "lira:variance=per-example")
 
 
 def test_every_attack_says_whether_so_many_models_are_enough():
     enough = {name: [models for models in range(4) if not shortage(choice("attack", name), models)] for name in NAMES}
-    assert enough == {"correctness": [0, 1, 2, 3], "conf": [1, 2, 3], "rmia": [2, 3], "lira:variance=per-example": [3]}
-    assert shortage(choice("attack", "conf"), 0) == "conf needs at least 1 shadow model; 0 given"
+    any_number = [0, 1, 2, 3]
+    wanted = {"correctness": any_number, "conf": any_number, "nn": [1, 2, 3], "rmia": [2, 3]}
+    assert enough == wanted | {"lira:variance=per-example": [3]}
+    assert shortage(choice("attack", "nn"), 0) == "nn needs at least 1 shadow model; 0 given"
     assert shortage(choice("attack", "lira:mode=online"), 0, in_out=4) is None
 
 

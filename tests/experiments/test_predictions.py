@@ -70,17 +70,94 @@ def test_attacks_run_where_the_saved_rows_answer_all_that_they_ask(tmp_path):
     assert all("new questions" in row.note for row in rows.values() if row.value is None)
 
 
-def test_without_shadows_and_without_a_choice_what_needs_none_is_run(tmp_path, capsys):
+def test_without_shadows_and_without_a_choice_all_that_rank_are_run(tmp_path, capsys):
     np.savez(tmp_path / "p.npz", **table(0))
     bare = ["audit", "--predictions", str(tmp_path / "p.npz"), "--out", str(tmp_path / "run")]
     assert main([*bare, "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("with correctness\n")
+    assert capsys.readouterr().out.endswith("with conf, entropy, mentr, top1-conf, correctness\n")
     assert main(bare) == 0
-    assert {row.attack: row.value is not None for row in load_rows(tmp_path / "run") if row.metric == "auc"} == {
-        "correctness": True
-    }
-    assert main([*bare, "--attack", "conf"]) == 0
-    assert "conf: needs shadow models' predictions; give shadow_" in " ".join(capsys.readouterr().out.split())
+    rows = load_rows(tmp_path / "run")
+    assert all(row.value > 0.5 for row in rows if row.metric == "auc")
+    undecided = {row.attack: row.note for row in rows if row.metric == "balanced_accuracy" and row.value is None}
+    assert undecided.keys() == {"conf", "entropy", "mentr", "top1-conf"} and "threshold" in undecided["conf"]
+    assert main([*bare, "--attack", "nn"]) == 0
+    assert "nn: needs shadow models' predictions; add shadow_" in " ".join(capsys.readouterr().out.split())
     np.savez(tmp_path / "p.npz", **table(0), **{f"shadow_{name}": array for name, array in table(1).items()})
     assert main([*bare, "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("with conf, mentr\n")
+    assert capsys.readouterr().out.endswith("with nn, conf, entropy, mentr, top1-conf, correctness\n")
+
+
+def shadowed(models=8, rows=240, trained=True):
+    """Answers of a victim and of shadow models to the same rows: every model is surer of the rows it was trained on.
+
+    Rows differ in how hard they are by far more than in membership, so that only a comparison of models tells.
+    """
+    rng = np.random.default_rng(3)
+    labels, hardness = rng.integers(0, 3, rows), rng.normal(scale=3.0, size=rows)
+    inside = np.stack([rng.permutation(rows) < rows // 2 for _ in range(models + 1)])
+    inside[1:] = np.argsort(rng.random((models, rows)), 0) < models // 2 if trained else False
+    surer = np.where(inside, 2.0, 0.0) + hardness + rng.normal(scale=0.3, size=inside.shape)
+    logits = rng.normal(scale=0.1, size=(models + 1, rows, 3)) + np.eye(3)[labels] * surer[..., None]
+    answers = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    victim = {"probabilities": answers[0], "labels": labels, "membership": inside[0]}
+    return victim | {"shadow_probabilities": answers[1:], "shadow_membership": inside[1:]}
+
+
+def measured(folder, metric="auc"):
+    return {row.attack: row.value for row in load_rows(folder) if row.metric == metric}
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["online", "offline"])
+def test_many_shadow_models_on_the_same_rows_are_used(trained, tmp_path):
+    np.savez(tmp_path / "p.npz", **shadowed(trained=trained))
+    assert main(["audit", "--predictions", str(tmp_path / "p.npz"), "--out", str(tmp_path / "run")]) == 0
+    auc = measured(tmp_path / "run")
+    assert auc["lira"] > 0.95 and auc["rmia"] > auc["conf"] + 0.1  # hardness hides members from conf
+    notes = {row.attack: row.note for row in load_rows(tmp_path / "run") if row.metric == "auc"}
+    assert ("offline" in (notes["lira"] or "")) is not trained
+    assert (measured(tmp_path / "run", "balanced_accuracy")["lira"] is None) is not trained
+    assert ("nn" in auc) is trained
+
+
+def columns_of(arrays):
+    named = {f"p{k}": arrays["probabilities"][:, k] for k in range(3)}
+    named |= {"label": arrays["labels"], "membership": arrays["membership"].astype(int)}
+    for s, (answers, inside) in enumerate(
+        zip(arrays["shadow_probabilities"], arrays["shadow_membership"], strict=True)
+    ):
+        named |= {f"shadow{s}_p{k}": answers[:, k] for k in range(3)} | {f"shadow{s}_membership": inside.astype(int)}
+    return named | {"group": np.where(np.arange(len(arrays["labels"])) % 2, "even", "odd")}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_tables_with_shadows_give_the_same_rows_as_arrays(ending, tmp_path):
+    arrays = shadowed()
+    np.savez(tmp_path / "p.npz", **arrays)
+    named, file = columns_of(arrays), tmp_path / f"p.{ending}"
+    if ending == "csv":
+        lines = [",".join(map(str, row)) for row in zip(*(column.tolist() for column in named.values()), strict=True)]
+        file.write_text("\n".join([",".join(named), *lines]) + "\n")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(named), file)
+    for source in (tmp_path / "p.npz", file):
+        flags = ["--attack", "conf,lira", "--out", str(tmp_path / source.suffix)]
+        assert main(["audit", "--predictions", str(source), *flags]) == 0
+    assert measured(tmp_path / ".npz") == measured(tmp_path / f".{ending}")
+    lines = (tmp_path / f".{ending}" / "records.csv").read_text().splitlines()
+    assert len(lines) == 241 and ",odd," in lines[1] and "lira rank" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"shadow_membership": np.ones((8, 10))}, "must be (S, N, K) and (S, N)"),
+        ({"shadow_membership": np.full((8, 240), 2)}, "1 where the row trained the model"),
+        ({"shadow_probabilities": np.ones((8, 240, 3))}, "rows sum to one"),
+    ],
+)
+def test_shadows_that_do_not_fit_are_one_sentence(change, sentence, tmp_path, capsys):
+    np.savez(tmp_path / "p.npz", **(shadowed() | change))
+    assert audit(tmp_path / "p.npz", tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score, roc_curve
 
 from secateur.interfaces import Guesses
-from secateur.metrics.membership import auc, evaluate, roc, share, tpr_at_fpr
+from secateur.metrics.estimates import difference, paired_drop
+from secateur.metrics.membership import auc, auc_change, evaluate, roc, share, tpr_at_fpr
 
 
 def test_auc_by_hand_counts_a_tie_as_a_half():
@@ -75,3 +76,58 @@ def test_wilson_interval_by_hand():
     # 8 of 10: the published Wilson interval is (0.4902, 0.9433)
     estimate = share(torch.tensor([1] * 8 + [0] * 2))
     assert (estimate.value, round(estimate.low, 4), round(estimate.high, 4)) == (0.8, 0.4902, 0.9433)
+
+
+def test_the_paired_drop_by_hand():
+    # Ten rows: two hits are lost and none is won. With half a row in each cell b = 2.5, c = .5 and n = 12, so that
+    # (b - c) / n = .16667 and 1.959964 * sqrt(b + c - (b - c)^2 / n) / n = .26672.
+    before, after = torch.arange(10) < 8, torch.arange(10) < 6
+    drop = paired_drop(before, after)
+    assert drop[:3] == pytest.approx((0.2, 0.16667 - 0.26672, 0.16667 + 0.26672), abs=1e-4)
+    back = paired_drop(after, before)
+    assert back[:3] == pytest.approx((-0.2, -drop.high, -drop.low))
+    # One hit lost and one won: no drop, though the models disagree on two rows.
+    swapped = paired_drop(torch.tensor([True, False, True]), torch.tensor([False, True, True]))
+    assert swapped.value == 0 and swapped.low == -swapped.high < 0
+
+
+def test_pairing_narrows_the_drop_of_models_that_agree():
+    generator = torch.Generator().manual_seed(0)
+    before = torch.rand(1000, generator=generator) < 0.8
+    after = before & (torch.rand(1000, generator=generator) < 0.97)
+    paired, apart = paired_drop(before, after), difference(share(before), share(after))
+    assert paired.value == pytest.approx(apart.value)
+    assert paired.low > 0 and paired.high - paired.low < (apart.high - apart.low) / 2
+
+
+def scored(seed, rows=400):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, generator=generator), torch.arange(rows) < rows // 2
+
+
+def test_equal_scores_change_nothing_and_their_interval_is_empty(rng):
+    scores, member = scored(0)
+    for after in (scores, scores.double().exp()):  # the same ranking
+        assert auc_change(scores, after, member, rng)[:3] == (0.0, 0.0, 0.0)
+
+
+def test_a_known_change_of_the_auc(rng):
+    scores, member = scored(1)
+    tied, perfect = torch.zeros(400), member.float()
+    assert auc_change(tied, perfect, member, rng)[:3] == (0.5, 0.5, 0.5)
+    assert auc_change(perfect, tied, member, rng)[:3] == (-0.5, -0.5, -0.5)
+    shifted = scores + member
+    change = auc_change(scores, shifted, member, rng)
+    both = [float(auc(roc(side, member))) for side in (scores, shifted)]
+    assert change.value == pytest.approx(both[1] - both[0], abs=1e-12)
+    # From chance to the AUC of N(1, 1) against N(0, 1), Phi(1 / sqrt 2) = .7602: a change of .26.
+    assert change.low < 0.2602 < change.high
+
+
+def test_pairing_narrows_the_change_of_the_auc(rng):
+    noise, member = scored(2)
+    before, after = noise + member, noise + 1.1 * member
+    change = auc_change(before, after, member, rng)
+    sides = [evaluate(Guesses(side, None), member, torch.Generator().manual_seed(3))["auc"] for side in (before, after)]
+    apart = difference(sides[1], sides[0])
+    assert 0 < change.low < change.value < change.high < apart.high and apart.low < 0

@@ -1,10 +1,10 @@
-"""The verdict's sentences and its badge, from hand-made rows."""
+"""The verdict's sentences, from hand-made rows."""
 
-from audited import attack_rows, audit_rows, labels_of, model_rows
+from audited import attack_rows, labels_of, model_rows
 
 from secateur.report.summary import SummaryCell, summarise
 from secateur.report.table import format_measure, name_measure, order_measures
-from secateur.report.verdict import choose_badge, write_verdict
+from secateur.report.verdict import write_verdict
 
 
 def table(*models):
@@ -20,7 +20,6 @@ def test_the_sentences_say_most_least_and_the_best_that_stays_accurate():
     pruned = [("snip", "basic", 0.89, 0.70), ("snip", "ppb", 0.885, 0.65), ("snip", "adv", 0.7, 0.55)]
     found = table(("none", "basic", 0.90, 0.60), *pruned)
     assert write_verdict(found) == [
-        "An attack recognises members of 3 of the 3 pruned models better than by guessing.",
         "Before pruning, the strongest attack on the original reaches AUC 0.600 [0.570, 0.630] under conf, "
         "at a test accuracy of 90.0% [88.0, 92.0].",
         "snip 0.5 (basic) leaks most: AUC 0.700 [0.670, 0.730] under conf, at a test accuracy of 89.0% [87.0, 91.0].",
@@ -30,32 +29,15 @@ def test_the_sentences_say_most_least_and_the_best_that_stays_accurate():
     ]
 
 
-def test_an_interval_that_holds_guessing_is_no_leak():
-    found = table(("none", "basic", 0.9, 0.7), ("snip", "ppb", 0.9, 0.52))
-    assert (
-        write_verdict(found)[0] == "No attack was better than guessing on the pruned model; a stronger attack might be."
-    )
-    assert choose_badge(found).colour == "good"
-    assert choose_badge(table(("none", "basic", 0.9, 0.6))).colour == "doubtful"
-
-
-def test_limits_decide_the_badge_where_there_are_some():
-    found = summarise(audit_rows())
-    assert choose_badge(found, []).text == "PASS" and choose_badge(found, []).colour == "good"
-    assert choose_badge(found, ["auc: 0.7 is above 0.6"]).text == "FAIL"
-    assert choose_badge(found).text == "Members can be recognised"
-
-
 def test_without_attacks_it_says_so():
     found = summarise(model_rows(labels_of("snip", 0.5, "ppb"), 0, 0.9))
     assert write_verdict(found) == ["No attack was run: the leakage of these models is unknown."]
-    assert choose_badge(found).text == "No attack was run"
 
 
 def test_an_attack_that_could_not_run_does_not_count():
     labels = labels_of("snip", 0.5, "ppb", attack="samia")
     rows = [row for row in attack_rows(labels, 0, 0.6) if row.metric != "auc"]
-    assert choose_badge(summarise(rows)).text == "No attack was run"
+    assert write_verdict(summarise(rows)) == ["No attack was run: the leakage of these models is unknown."]
 
 
 def test_numbers_as_a_person_reads_them():

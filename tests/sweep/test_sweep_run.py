@@ -108,7 +108,7 @@ def test_a_piece_that_fails_is_named_and_the_others_go_on(tmp_path, here, capsys
     assert sweep(tmp_path, {"jobs": jobs}) == 1  # done, and a limit is passed
     assert here[3:] == ["wrong", "torn"]
     assert "secateur: wrong: " in (said := capsys.readouterr().err) and "is above the limit 0" in said
-    assert "is above the limit 0" in (tmp_path / "out" / "report.html").read_text()
+    assert "wrong: the original, basic: above the limit: AUC" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_where_no_piece_is_done_there_is_no_page(tmp_path, here):

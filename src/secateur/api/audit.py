@@ -22,11 +22,14 @@ from secateur.config import choice
 from secateur.config import defense_of_models as read_defense
 from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
-from secateur.experiments.audit import MembershipExposure, fit_attack
+from secateur.evaluation.records import ModelRecords
+from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, resemblance, validity_rows
 from secateur.experiments.context import check_installed, check_models, shortage
+from secateur.experiments.exposure import MembershipExposure, fit_attack
 from secateur.experiments.pipeline import build_fit
 from secateur.inference import answering
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
+from secateur.metrics.epsilon import LEVEL
 from secateur.models.create import check_labels, explain_failure
 from secateur.runs.folder import MemoryRun
 from secateur.runs.rows import Row
@@ -38,11 +41,15 @@ Model = nn.Module | BlackBox
 
 @dataclass(frozen=True)
 class Report(Printable):
-    """The rows and figures of an audit."""
+    """The rows and figures of an audit, and every example's scores.
+
+    An example's id in `records` counts the members, then the non-members, as they were given.
+    """
 
     kind = "audit"
     rows: list[Row]
     figures: list[dict[str, Any]]
+    records: ModelRecords
 
     def value(self, metric: str, attack: str | None = None) -> float | None:
         """Return the value of a metric, of an attack or of the model itself."""
@@ -76,12 +83,13 @@ def audit(
 ) -> Report:
     """Return a report of how much the model reveals about its members.
 
-    `shadows` are the attacker's models, each with its own members and non-members. Without them only the attacks that
-    need none run. With a `pruner` the model and the shadows are pruned first. Each is then fine-tuned on its own
+    `shadows` are the attacker's models, each with its own members and non-members. By default all attacks run that can
+    run with them. With a `pruner` the model and the shadows are pruned first. Each is then fine-tuned on its own
     members, with the defense named by `defense`. A tenth of its non-members says when to stop, and is left out of the
     audit.
     """
     sides = check_sides(model, members, nonmembers, shadows)
+    whole = sides[0].outside.size
     chosen = _attacks(attacks, len(shadows), labels_only=isinstance(model, BlackBox) and model.labels_only)
     if pruner is not None:
         check_installed([read_defense(defense)])
@@ -90,17 +98,34 @@ def audit(
     boxes = [box_of(side.model) for side in sides]
     box, (_, inside, outside) = boxes[0], sides[0]
     run, both = MemoryRun(), Batch(*(torch.cat(parts) for parts in zip(inside, outside, strict=True)))
-    exposure = MembershipExposure(run, seed, inside, outside, Candidates(both), lambda: box)
+    ids = torch.cat([torch.arange(inside.size), inside.size + torch.arange(whole)[whole - outside.size :]])
+    level = LEVEL / max(1, len(chosen))
+    exposure = MembershipExposure(run, seed, inside, outside, Candidates(both), lambda: box, name, ids, level)
     labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
     labels |= {"sparsity": sparsity if pruner else 0.0, "defense": defense if pruner else "given", "seed": seed}
     labels |= {"extra": {}}
     exposure.measure_accuracy(labels)
     if not box.labels_only:
-        exposure.measure_gaps(labels, box.predict(inside.inputs[:1]).shape[1])
+        classes = box.predict(inside.inputs[:1]).shape[1]
+        exposure.check_validity(labels, classes)
+        run.add(validity_rows(labels, _check_models(boxes, sides, classes, trained=pruner is None)))
+        exposure.measure_gaps(labels, classes)
     known = [Shadow(b, side.inside, side.outside) for b, side in zip(boxes[1:], sides[1:], strict=True)]
     for attack in chosen:
         exposure.measure_attack(labels | {"attack": str(attack)}, partial(fit_attack, attack, known, seed))
-    return Report(run.rows, run.figures)
+    return Report(run.rows, run.figures, exposure.record)
+
+
+def _check_models(boxes: Sequence[BlackBox], sides: Sequence[Side], classes: int, trained: bool) -> list[Validity]:
+    """Check that a model as the user trained it knows its members, and that the shadows resemble the model."""
+    accuracies = [
+        Accuracy(*(float((box.predict(x.inputs).argmax(1) == x.labels).double().mean()) for x in side[1:]))
+        for box, side in zip(boxes, sides, strict=True)
+    ]
+    victim, *shadows = accuracies
+    checks = [member_accuracy(victim.train, classes)] if trained else []
+    rows = [side.inside.size for side in sides[1:]]
+    return checks + ([resemblance(victim, shadows, rows)] if shadows else [])
 
 
 def check_sides(

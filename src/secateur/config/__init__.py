@@ -6,7 +6,7 @@ fields, so that both share one schema.
 
 from __future__ import annotations
 
-from secateur.config.audit import Audit, Limits, Protocol, Prune
+from secateur.config.audit import Audit, Protocol, Prune
 from secateur.config.base import Common, Fields, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, put, read
@@ -22,6 +22,7 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
+from secateur.config.policy import Limits, PolicyFile
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Fields",
     "Invert",
     "Limits",
+    "PolicyFile",
     "Protocol",
     "Prune",
     "Reproduce",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,8 +36,8 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
 
 
 def put(fields: dict[str, Any], path: str, value: Any) -> None:
-    """Set the field at `path`, which is `field` or `field.part`."""
-    *parents, last = path.split(".")
+    """Set the field at `path`, which is `field` or `field.part`; a dot between digits belongs to a name."""
+    *parents, last = re.split(r"(?<!\d)\.|\.(?!\d)", path)
     for parent in parents:
         fields = fields.setdefault(parent, {})
         if not isinstance(fields, dict):

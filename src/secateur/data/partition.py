@@ -160,10 +160,14 @@ def trained_split(n: int, members: int, shadows: int, rng: Generator) -> Split:
     """Return the split for a victim that is already trained: the first `members` rows are its members.
 
     A tenth of the other rows is for early stopping. The remainder is halved: non-members to attack, and the attacker's
-    data.
+    data. Without shadows all of it are non-members to attack.
     """
     outside = members + torch.randperm(n - members, generator=rng)
     tenth = len(outside) // 10
+    if not shadows:
+        if len(outside) < SMALLEST + 2:  # with fewer, no row is left for early stopping
+            raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {SMALLEST + 2}")
+        return Split(Part(torch.arange(members), outside[:tenth], outside[tenth:]), ())
     nonmembers, attacker_rows = outside[tenth:].tensor_split(2)
     if len(attacker_rows) < SMALLEST:
         raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {2 * SMALLEST + 4}")

@@ -1,84 +1,292 @@
-"""Limits on the leakage of pruned models, for an audit in a build pipeline."""
+"""Limits on leakage: what finished runs show, held against them.
+
+A limit is within, above or inconclusive. By default the upper end of the interval decides, so fewer rows never pass
+more easily. Silence never passes: a measure that is missing, or that the sample does not support, is inconclusive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal
 from xml.etree import ElementTree
 
+from secateur.catalogue import methods, name_of
+from secateur.config.policy import Limits
+from secateur.evaluation.validity import failures
+from secateur.metrics.estimates import average, holm, mean_of, p_above
+from secateur.metrics.membership import TOO_FEW, UNSUPPORTED, Estimate
 from secateur.runs.rows import Row
+
+Decider = Literal["high", "value", "low"]
+Attacker = Literal["shadows", "no-shadows"]
+LEVEL = 0.025  # one side of a 95 % interval
+SHARES = (0.0, 1.0)  # range of AUC, TPR, accuracies and shares
+NO_SHADOWS = "no attack with shadow models was run; give it shadows, or state `attacker: no-shadows` in the policy"
+UTILITY = ("accuracy_drop", "epsilon")  # measures of the model itself, without an attack
+BELOW_ZERO = ("advantage", "accuracy_drop", "auc_change")  # differences of shares
+UNBOUNDED = ("psnr", "epsilon")
+
+
+class Outcome(StrEnum):
+    """Answer to one limit, or to all of them."""
+
+    WITHIN = "within"
+    INCONCLUSIVE = "inconclusive"
+    ABOVE = "above"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Limits by measure, the end of the interval that decides, and the attacker that they are meant for."""
+
+    limits: Mapping[str, float]
+    decide: Decider = "high"
+    attacker: Attacker = "shadows"
+
+
+def policy_of(limits: Limits) -> Policy:
+    """Return the limits of a run file or policy file as a policy."""
+    return Policy(limits.by_measure(), limits.decide, limits.attacker)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measure of one model or defense under one attack, over all seeds."""
+
+    subject: str
+    measure: str
+    attack: str | None
+    estimate: Estimate | None  # None: it could not be measured, and `note` says why
+    trainings: int = 1
+    rows: int | None = None  # members and non-members that were asked about
+    note: str = ""
+
+    @property
+    def supported(self) -> bool:
+        """True if there are enough rows for the measure; of a score that ties it is then at least the value."""
+        return self.estimate is not None and not self.note.startswith(TOO_FEW)
+
+    @property
+    def exact(self) -> bool:
+        """True if the score is fine enough too, so that the measure may be shown to be within a limit."""
+        return self.estimate is not None and not self.note.startswith(UNSUPPORTED)
 
 
 @dataclass(frozen=True)
 class Check:
-    """Comparison of one limit with one measurement of a pruned model."""
+    """One limit for one model or defense, decided by the strongest attack for this measure."""
 
-    model: str
+    subject: str
     measure: str
-    value: float | None  # None: nothing was measured
-    low: float  # the interval's low end, which decides
     limit: float
+    outcome: Outcome
+    evidence: Evidence | None = None
+    reason: str = ""  # of an inconclusive outcome
 
     @property
     def passed(self) -> bool:
-        """True if the limit holds. It is broken if the interval lies above it, or if nothing was measured."""
-        return self.value is not None and self.low <= self.limit
+        """True if the evidence shows that the limit holds."""
+        return self.outcome is Outcome.WITHIN
 
     @property
     def sentence(self) -> str:
         """The check as a sentence."""
-        if self.value is None:
-            return f"{self.model}: {self.measure} was not measured, so the limit {self.limit:g} cannot be said to hold"
-        verb = "is within" if self.passed else "is above"
-        return (
-            f"{self.model}: {self.measure} {self.value:.3f} (at least {self.low:.3f}) {verb} the limit {self.limit:g}"
-        )
+        if self.evidence is None or self.evidence.estimate is None:
+            return f"{self.subject}: {self.measure} is inconclusive for the limit {self.limit:g}: {self.reason}"
+        value, low, high = (f"{end:.3f}" for end in self.evidence.estimate[:3])
+        under = f" under {self.evidence.attack}" if self.evidence.attack else ""
+        shown = f"{self.subject}: {self.measure} {value} [{low}, {high}]{under}"
+        if self.outcome is Outcome.INCONCLUSIVE:
+            return f"{shown} is inconclusive for the limit {self.limit:g}: {self.reason}"
+        return f"{shown} is {self.outcome} the limit {self.limit:g}"
 
 
-def check(rows: Sequence[Row], limits: Mapping[str, float]) -> list[Check]:
-    """Check every limit for every pruned model, attack and seed; for the originals if nothing was pruned.
+@dataclass
+class _Group:
+    """Rows of one measure of one subject under one attack, by seed."""
 
-    `accuracy_drop` is the original's test accuracy minus the pruned model's. Its low end is the original's low end
-    minus the pruned model's high end. A limit without a measurement fails.
+    values: dict[int, list[Estimate]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Add a row; one without a value leaves its note."""
+        if row.note:
+            self.notes.append(row.note)
+        if row.value is not None:
+            low, high = (row.value if end is None else end for end in (row.low, row.high))
+            self.values.setdefault(row.seed, []).append(Estimate(row.value, low, high))
+
+
+def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
+    """Hold every limit against every shipped model or defense: pruned models, or the originals if nothing was pruned.
+
+    A run whose validity checks fail passes no limit. Where only the low end decides, all comparisons together keep the
+    level by Holm's method.
     """
+    by_subject: dict[tuple[str, str], list[Evidence]] = {}
+    for item in collect(rows, policy.limits):
+        by_subject.setdefault((item.subject, item.measure), []).append(item)
+    shadowed = {row.attack for row in rows if row.attack and row.value is not None and uses_shadows(row.attack)}
+    invalid = failures(rows)
+    surpassed = _surpassed([item for items in by_subject.values() for item in items], policy.limits)
     checks = []
-    originals = {_original(row): row for row in rows if row.metric == "test_accuracy" and row.pruner == "none"}
-    only_originals = all(row.pruner == "none" for row in rows)
-    for row in rows:
-        if (row.pruner == "none" and not only_originals) or row.value is None:
-            continue
-        if row.metric in limits and row.attack is not None:
-            low = row.value if row.low is None else row.low
-            checks.append(Check(_name(row), row.metric, row.value, low, limits[row.metric]))
-        if row.metric == "test_accuracy" and "accuracy_drop" in limits and (before := originals.get(_original(row))):
-            drop = (before.value or 0.0) - row.value
-            low = (before.low if before.low is not None else before.value or 0.0) - (row.high or row.value)
-            checks.append(Check(_name(row), "accuracy_drop", drop, min(low, drop), limits["accuracy_drop"]))
-    measured = {check.measure for check in checks}
+    for (subject, measure), items in by_subject.items():
+        decided = _decide(subject, measure, items, policy, surpassed)
+        unaided = policy.attacker == "shadows" and not shadowed and _told(items)
+        reason = invalid[0] if invalid else NO_SHADOWS if unaided and measure not in UTILITY else ""
+        if decided.passed and reason:
+            decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=reason)
+        checks.append(decided)
+    measured = {decided.measure for decided in checks}
     return checks + [
-        Check("this audit", name, None, 0.0, limit) for name, limit in limits.items() if name not in measured
+        Check("this run", name, limit, Outcome.INCONCLUSIVE, reason="it was not measured")
+        for name, limit in policy.limits.items()
+        if name not in measured
     ]
 
 
+def outcome(checks: Iterable[Check]) -> Outcome:
+    """Return the answer to all limits: above if one is, else inconclusive if one is."""
+    outcomes = {decided.outcome for decided in checks}
+    return next((worst for worst in (Outcome.ABOVE, Outcome.INCONCLUSIVE) if worst in outcomes), Outcome.WITHIN)
+
+
+def collect(rows: Sequence[Row], measures: Iterable[str]) -> list[Evidence]:
+    """Return the evidence of the run's rows on these measures, by subject, measure, attack and the attacker's guess."""
+    wanted, only_originals = set(measures), all(row.pruner == "none" for row in rows if row.attack)
+    groups: dict[tuple[str, str, str | None, tuple[Any, ...]], _Group] = {}
+    asked: dict[str, int] = {}
+    for row in rows:
+        if row.pruner == "none" and "round" not in row.extra and not only_originals:
+            continue
+        if row.metric in ("members", "nonmembers") and row.attack is None and row.seed == rows[0].seed:
+            asked[_subject(row)] = asked.get(_subject(row), 0) + int(row.value or 0)
+        if row.metric in wanted and _sums_up(row) and (row.attack is not None or row.metric in UTILITY):
+            groups.setdefault((_subject(row), row.metric, row.attack, _attacker(row)), _Group()).add(row)
+    return [_evidence(*key[:3], group, asked.get(key[0])) for key, group in groups.items()]
+
+
+def uses_shadows(attack: str) -> bool:
+    """Return True if the attack's ranking comes from models that the attacker trained."""
+    entry = methods("attack").get(name_of(attack))
+    return entry is not None and entry.info["shadows"] in ("needed", "in-out or disjoint")
+
+
+def over_trainings(estimates: Sequence[Estimate], bounds: tuple[float, float] = SHARES) -> Estimate:
+    """Return the mean over trainings with an interval over trainings and rows, inside the measure's range.
+
+    It is Student's interval over the trainings, but never narrower than that of their rows alone.
+    """
+    if len(estimates) == 1:
+        return estimates[0]
+    trainings, rows = mean_of([estimate.value for estimate in estimates]), average(estimates)
+    low, high = min(trainings.low, rows.low), max(trainings.high, rows.high)
+    return Estimate(trainings.value, max(low, bounds[0]), min(high, bounds[1]))
+
+
 def junit(checks: Sequence[Check]) -> str:
-    """Return the checks as JUnit XML, which CI servers read."""
-    failures = sum(not result.passed for result in checks)
-    suite = ElementTree.Element("testsuite", name="secateur", tests=str(len(checks)), failures=str(failures))
-    for result in checks:
-        case = ElementTree.SubElement(suite, "testcase", classname=result.model, name=result.measure)
-        if not result.passed:
-            ElementTree.SubElement(case, "failure", message=result.sentence)
+    """Return the checks as JUnit XML, which CI servers read; an inconclusive check is an error."""
+    counts = {kind: sum(decided.outcome is kind for decided in checks) for kind in Outcome}
+    numbers = {"tests": len(checks), "failures": counts[Outcome.ABOVE], "errors": counts[Outcome.INCONCLUSIVE]}
+    suite = ElementTree.Element("testsuite", {"name": "secateur"} | {name: str(n) for name, n in numbers.items()})
+    for decided in checks:
+        case = ElementTree.SubElement(suite, "testcase", classname=decided.subject, name=decided.measure)
+        if not decided.passed:
+            tag = "failure" if decided.outcome is Outcome.ABOVE else "error"
+            ElementTree.SubElement(case, tag, message=decided.sentence)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _original(row: Row) -> tuple[object, ...]:
-    """Return the key of the original that a model was pruned from; network slimming trains its own original."""
-    return row.model, row.dataset, row.seed, row.extra.get("original")
+def _decide(subject: str, measure: str, items: Sequence[Evidence], policy: Policy, surpassed: set[int]) -> Check:
+    """Return the check of one measure by its strongest evidence."""
+    limit = policy.limits[measure]
+    supported, exact = [item for item in items if item.supported], [item for item in items if item.exact]
+    certain = [item for item in items if item.estimate is not None and item.estimate.low > limit]
+    if not supported and not certain:
+        reason = next((item.note for item in items if item.note), "it was not measured")
+        unsupported = next((item for item in items if item.estimate is not None), None)
+        return Check(subject, measure, limit, Outcome.INCONCLUSIVE, unsupported, reason)
+    strongest = max(supported or certain, key=_value)
+    if policy.decide == "low":
+        above = [item for item in items if id(item) in surpassed]
+    else:
+        above = certain + [item for item in supported if _value(item) > limit]
+    if above:
+        return Check(subject, measure, limit, Outcome.ABOVE, max(above, key=_value))
+    if not exact:
+        return Check(subject, measure, limit, Outcome.INCONCLUSIVE, strongest, strongest.note)
+    widest = max(exact, key=_high)
+    if policy.decide == "high" and _high(widest) > limit:
+        return Check(subject, measure, limit, Outcome.INCONCLUSIVE, widest, _advice(widest, limit))
+    return Check(subject, measure, limit, Outcome.WITHIN, widest if policy.decide == "high" else strongest)
 
 
-def _name(row: Row) -> str:
-    parts = [f"{row.pruner} {row.sparsity:g}", str(row.defense)]
-    if row.attack is not None:
-        parts.append(f"under {row.attack}")
-    return ", ".join([*parts, f"seed {row.seed}"])
+def _surpassed(items: Sequence[Evidence], limits: Mapping[str, float]) -> set[int]:
+    """Return ids of the evidence that lies above its limit, at one level for all comparisons (Holm)."""
+    known = [item for item in items if item.estimate is not None]
+    tests = [p_above(item.estimate, limits[item.measure]) for item in known if item.estimate is not None]
+    return {id(item) for item, adjusted in zip(known, holm(tests), strict=True) if adjusted <= LEVEL}
+
+
+def _advice(item: Evidence, limit: float) -> str:
+    """Return the number of rows whose interval would decide, if the value stays."""
+    assert item.estimate is not None
+    room, width = limit - item.estimate.value, item.estimate.high - item.estimate.value
+    if room <= 0:
+        return "the value lies at the limit"
+    more = (width / room) ** 2  # intervals narrow with the root of the number of rows
+    if item.rows is None:
+        return f"about {more:.2g} times the evidence would decide"
+    seeds = f" for each of {item.trainings} trainings" if item.trainings > 1 else ""
+    return f"about {math.ceil(more * item.rows):,} rows{seeds} would decide (now {item.rows:,})"
+
+
+def _evidence(subject: str, measure: str, attack: str | None, group: _Group, rows: int | None) -> Evidence:
+    """Return the rows of one measure as evidence: the mean over a seed's updates, then over the seeds."""
+    low, high = SHARES if measure not in UNBOUNDED else (-math.inf, math.inf)
+    bounds = (-1.0, 1.0) if measure in BELOW_ZERO else (low, high)
+    seeds = [over_trainings(values, bounds) for values in group.values.values()]
+    note = next((note for note in group.notes if note.startswith(UNSUPPORTED)), next(iter(group.notes), ""))
+    estimate = over_trainings(seeds, bounds) if seeds else None
+    return Evidence(subject, measure, attack, estimate, max(1, len(seeds)), rows, note)
+
+
+def _sums_up(row: Row) -> bool:
+    """Return True if a row is about a model or defense, not about one picture, target or trial of an attack."""
+    return row.extra.get("item") is None and row.extra.get("trial") is None and row.extra.get("target") is None
+
+
+def _told(items: Sequence[Evidence]) -> bool:
+    """Return True if the attacks are membership attacks."""
+    return any(item.attack is not None and name_of(item.attack) in methods("attack") for item in items)
+
+
+def _attacker(row: Row) -> tuple[Any, ...]:
+    """Return the attacker's knowledge of the compression: a weak attacker must not average a strong one away.
+
+    The recipe that an attacker selects for itself differs by seed, and tells no attackers apart.
+    """
+    protocol = row.extra.get("protocol")
+    guess = [] if protocol == "select" else [row.extra.get(f"attacker_{name}") for name in ("pruner", "sparsity")]
+    return row.adaptive, protocol, *guess
+
+
+def _subject(row: Row) -> str:
+    if row.sparsity is None and "target" in row.extra:
+        return f"defense {row.defense}"
+    if row.pruner == "given":
+        return "the model"
+    compressed = "the original" if row.pruner == "none" else f"{row.pruner} {row.sparsity or 0:g}"
+    return f"{compressed}, {row.defense}"
+
+
+def _value(item: Evidence) -> float:
+    return -math.inf if item.estimate is None else item.estimate.value
+
+
+def _high(item: Evidence) -> float:
+    return -math.inf if item.estimate is None else item.estimate.high

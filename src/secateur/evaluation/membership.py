@@ -12,6 +12,9 @@ from secateur.metrics.membership import evaluate, roc, roc_figure
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 
+BOUND = "lower bound on epsilon, for one record; delta 0"
+NO_THRESHOLD = "needs shadow models: without them the attack ranks examples, but has no threshold to decide by"
+
 
 def evaluate_guesses(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
     """Evaluate an attack's guesses; return plain values: measures with intervals, the ROC curve, the note."""
@@ -22,11 +25,20 @@ def evaluate_guesses(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str
 
 
 def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
-    """Return the result of `evaluate_guesses` as rows."""
+    """Return the result of `evaluate_guesses` as rows; a TPR of 0 only because the score ties has no value."""
     rows = []
     for name, estimate in result["estimates"].items():
         note = join_notes(estimate["note"], result["note"])
-        rows.append(Row(**labels, metric=name, **(estimate | {"note": note})))
+        tied = estimate["value"] == 0 and "by the score" in (estimate["note"] or "")
+        numbers = {"value": None, "low": None, "high": None} if tied else {}
+        rows.append(Row(**labels, metric=name, **(estimate | {"note": note} | numbers)))
+    if "balanced_accuracy" not in result["estimates"]:
+        rows.append(Row(**labels, metric="balanced_accuracy", value=None, note=NO_THRESHOLD))
+    for measure, group, (value, low, high), number in result.get("groups", ()):
+        note = join_notes(f"{group}, the worst of {number}", result["small_groups"])
+        rows.append(Row(**labels, metric=f"worst_group_{measure}", value=value, low=low, high=high, note=note))
+    if "epsilon" in result:
+        rows.append(Row(**labels, metric="measured_epsilon", value=result["epsilon"], note=BOUND))
     return rows
 
 

@@ -6,33 +6,44 @@ victim, `AuditEvaluation` all victims and attackers of one seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from secateur import tree
 from secateur.catalogue import Choice
 from secateur.config import Audit, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, trained_split, victim_shadow
-from secateur.evaluation.membership import attack_rows, cache_answers, evaluate_guesses, flat_labels
+from secateur.evaluation.membership import cache_answers
+from secateur.evaluation.records import ModelRecords, records_csv
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import SeedContext, check_audit
+from secateur.evaluation.validity import (
+    Accuracy,
+    Validity,
+    member_accuracy,
+    resemblance,
+    validity_rows,
+)
+from secateur.experiments.context import SeedContext, check_audit, shortage
+from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
 from secateur.experiments.pipeline import VICTIM, ModelFactory, ModelJob, guarantees, make, model_rows, state_of
 from secateur.experiments.predictions import planned
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
-from secateur.inference import answering
+from secateur.inference import answering, predict
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
-from secateur.metrics.gaps import portrait
-from secateur.metrics.membership import share
+from secateur.metrics.epsilon import LEVEL
+from secateur.metrics.estimates import paired_drop
+from secateur.metrics.membership import auc_change
 from secateur.runs.artifacts import Result
-from secateur.runs.folder import MemoryRun, Run, open_run
+from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
+IN_OUT = 8  # models that the attacker trains on the pool of a victim that was brought along
 NO_SHADOWS = "needs shadow models; give a `train:` recipe, so that the attacker's models can be trained"
 
 
@@ -51,9 +62,11 @@ def run_audit(config: Audit, out: Path) -> list[Row]:
             make_together(evaluations, matchups)
             for evaluation, matchup in zip(evaluations, matchups, strict=True):
                 evaluation.measure_model(matchup.victim)
+                evaluation.measure_shadows(matchup)
                 for attack in config.attack:
                     evaluation.measure_attack(matchup, attack)
                 evaluation.release()
+        run.write("records.csv", records_csv([record for evaluation in evaluations for record in evaluation.records]))
         rows = run.rows
     write_page([out])
     return rows
@@ -81,8 +94,17 @@ def plan(config: Audit) -> list[str]:
 
 
 def _with_possible_attacks(config: Audit) -> Audit:
-    """Choose attacks that need no shadow models if the model has no recipe and the user named no attacks."""
-    return config if config.trains_shadows else config.with_default_attacks("correctness", "blindmi")
+    """Choose the attacks and the attacker's models where the user did not.
+
+    Without a recipe no shadow can be trained, so attacks run that need none. For weights with a recipe the attacker
+    trains in-out models on the victim's own pool: disjoint shadows would have too few rows.
+    """
+    if not config.trains_shadows:
+        return config.with_default_attacks(*RANKING, "blindmi")
+    if config.weights is not None and not {"shadows", "in_out"} & config.model_fields_set:
+        config = config.model_copy(update={"shadows": 0, "in_out": IN_OUT})
+    able = [attack for attack in config.attack if shortage(attack, config.shadows, config.in_out) is None]
+    return config.model_copy(update={"attack": able}) if "attack" not in config.model_fields_set else config
 
 
 def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:
@@ -112,62 +134,6 @@ def make_together(evaluations: Sequence[AuditEvaluation], matchups: Sequence[Mat
         make(compression_jobs, compression)
 
 
-@dataclass(eq=False)
-class MembershipExposure:
-    """A model's leakage about its members, for one seed: its gaps, and the guesses of attacks.
-
-    The rows and figures go to a run, in a folder or in memory.
-    """
-
-    run: Run | MemoryRun
-    seed: int
-    members: Batch
-    nonmembers: Batch
-    candidates: Candidates  # the members, then the non-members
-    build_box: Callable[[], BlackBox]  # called when a stage must be computed
-
-    @cached_property
-    def box(self) -> BlackBox:
-        """The model."""
-        return self.build_box()
-
-    def measure_accuracy(self, labels: dict[str, Any]) -> None:
-        """Measure the accuracy on members and on non-members."""
-        for name, side in (("train_accuracy", self.members), ("test_accuracy", self.nonmembers)):
-            accuracy = share(self.box.predict(side.inputs).argmax(1) == side.labels)
-            self.run.add([Row(**labels, metric=name, **accuracy._asdict())])
-
-    def measure_gaps(self, labels: dict[str, Any], classes: int, key: str = "") -> None:
-        """Measure the gaps between answers for members and for non-members; `key` is the model's stage key."""
-
-        def compute() -> Result:
-            rng = derive(self.seed, "portrait")
-            gaps, figures = portrait(self.box, self.members, self.nonmembers, classes, rng)
-            return Result(data={"gaps": {name: gap._asdict() for name, gap in gaps.items()}, "figures": figures})
-
-        done = self.run.stage("portrait", {"model": key, "seed": self.seed}, compute).data
-        self.run.add(Row(**labels, metric=name, **gap) for name, gap in done["gaps"].items())
-        self.run.show(flat_labels(labels) | {"attack": None} | figure for figure in done["figures"])
-
-    def measure_attack(self, labels: dict[str, Any], fit: Callable[[], MembershipAttack], **depends: Any) -> None:
-        """Measure how well an attack tells members from non-members; the stage depends on `depends`."""
-
-        def compute() -> Result:
-            guesses = fit().score(self.box, self.candidates)
-            is_member = torch.arange(self.candidates.batch.size) < self.members.size
-            return Result(data=evaluate_guesses(guesses, is_member, self.seed))
-
-        done = self.run.stage("attack", depends | {"attack": labels["attack"], "seed": self.seed}, compute).data
-        self.run.add(attack_rows(labels, done))
-        self.run.show([flat_labels(labels) | done["figure"]])
-
-
-def fit_attack(attack: Choice, known: Sequence[Shadow] | InOut, seed: int) -> MembershipAttack:
-    """Return the attack, fitted to the attacker's models."""
-    fitted: MembershipAttack = attack.make().fit(known, derive(seed, "attack", str(attack)))
-    return fitted
-
-
 class AuditEvaluation:
     """The victims and attackers of one seed. An attack is fitted once to each attacker's models."""
 
@@ -177,6 +143,7 @@ class AuditEvaluation:
         self._exposure = lru_cache(maxsize=1)(self._expose)  # of the last victim, with its answers
         self._shadows = lru_cache(maxsize=1)(self._build_shadows)  # of the last attacker
         self._measured: set[Compression] = set()
+        self.records: list[ModelRecords] = []
 
     def release(self) -> None:
         """Release the data that attacks saw: the data of several seeds would fill the memory."""
@@ -200,15 +167,64 @@ class AuditEvaluation:
         labels = self._labels(victim.labels)
         sides = {"train_accuracy": exposure.members, "test_accuracy": exposure.nonmembers}
         context.run.add(model_rows(context, labels, model, sides))
+        self.records.append(exposure.record)
+        exposure.check_validity(labels, context.data.classes, context.data.key)
+        if self.config.weights is not None and victim.pruner is None:
+            accuracy = self._accuracy(VICTIM, victim, model).train
+            context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
         if victim.pruner is not None:
+            self._measure_drop(victim, labels)
             proved = guarantees(context, victim.defense, exposure.members.size)
             context.run.add(Row(**labels, metric="epsilon", value=e.epsilon, note=str(e)) for e in proved)
         exposure.measure_gaps(labels, context.data.classes, model.key)
 
+    def measure_shadows(self, matchup: Matchup) -> None:
+        """Check that the attacker's models resemble the victim, by their accuracy on their own rows and on others."""
+        roles = self.factory.shadows() or self.factory.shadows("in-out")
+        if not roles or matchup.attacker is None:
+            return
+        attacker, context = matchup.attacker, self.context
+        models = self.factory.models(attacker, roles) | {VICTIM: self._model(matchup.victim)}
+
+        def compute() -> Result:
+            accuracies = {
+                role: self._accuracy(role, attacker, model) for role, model in models.items() if role != VICTIM
+            }
+            victim = self._accuracy(VICTIM, matchup.victim, models[VICTIM])
+            rows = [len(self.factory.parts[role].train) for role in accuracies]
+            return Result(data={"check": list(resemblance(victim, list(accuracies.values()), rows))})
+
+        keys = {role: model.key for role, model in models.items()}
+        done = context.run.stage("shadows", {"models": keys, "seed": context.seed}, compute).data
+        context.run.add(validity_rows(self._labels(matchup.labels), [Validity(*done["check"])]))
+
+    def _accuracy(self, role: str, compression: Compression, model: Result) -> Accuracy:
+        part, net = self.factory.parts[role], self.factory.context_for(compression).net
+        state, shares = tree.to(state_of(model), self.context.device), []
+        for rows in (part.train, part.test):
+            batch = self.context.rows(rows)
+            shares.append(float((predict(net, state, batch.inputs).argmax(1) == batch.labels).double().mean()))
+        return Accuracy(*shares)
+
+    def _measure_drop(self, victim: Compression, labels: dict[str, Any]) -> None:
+        """Measure the loss of accuracy against the original, paired over the same rows."""
+        context, models = self.context, [self._model(victim), self._model(victim.original)]
+
+        def compute() -> Result:
+            nonmembers, hits = self._exposure(victim).nonmembers, []
+            for compression, model in zip((victim, victim.original), models, strict=True):
+                net, state = self.factory.context_for(compression).net, tree.to(state_of(model), context.device)
+                hits.append(predict(net, state, nonmembers.inputs).argmax(1) == nonmembers.labels)
+            return Result(data=paired_drop(hits[1], hits[0])._asdict())
+
+        depends = {"model": models[0].key, "original": models[1].key, "seed": context.seed}
+        done = context.run.stage("accuracy_drop", depends, compute).data
+        context.run.add([Row(**labels, metric="accuracy_drop", **done)])
+
     def measure_attack(self, matchup: Matchup, attack: Choice) -> None:
         """Measure how well one attack tells the victim's members from non-members."""
         labels = self._labels(matchup.labels) | {"attack": str(attack)}
-        if attack.method.info["shadows"] != "none" and not self.factory.shadows():
+        if shortage(attack, len(self.factory.shadows()), len(self.factory.shadows("in-out"))) is not None:
             self.context.run.add([Row(**labels, metric="auc", value=None, note=NO_SHADOWS)])
             return
         attacker = matchup.attacker or self._selected(attack)
@@ -217,7 +233,28 @@ class AuditEvaluation:
             labels["extra"] = labels["extra"] | recipe
         keys = {role: model.key for role, model in self._attackers_models(attacker, attack).items()}
         fit, key = partial(self._fitted, attacker, attack), self._model(matchup.victim).key
-        self._exposure(matchup.victim).measure_attack(labels, fit, victim=key, models=keys)
+        exposure = self._exposure(matchup.victim)
+        exposure.measure_attack(labels, fit, victim=key, models=keys)
+        if matchup.victim.pruner is not None and attacker == guess(self.config, matchup.victim):
+            self._measure_change(matchup.victim.original, exposure, labels, victim=key, models=keys)
+
+    def _measure_change(
+        self, original: Compression, exposure: MembershipExposure, labels: dict[str, Any], **depends: Any
+    ) -> None:
+        """Measure how pruning changed an attack's AUC, paired over the same rows."""
+        attack, run, seed = labels["attack"], self.context.run, self.context.seed
+        before = next(
+            (r.scores[attack] for r in self.records if r.model == original.title and attack in r.scores), None
+        )
+        if before is None:
+            return
+
+        def compute() -> Result:
+            after, rng = exposure.record.scores[attack], derive(seed, "change")
+            return Result(data=auc_change(before, after, exposure.is_member, rng)._asdict())
+
+        done = run.stage("auc_change", depends | {"attack": attack, "original": self._model(original).key}, compute)
+        run.add([Row(**labels, metric="auc_change", **done.data)])
 
     def _select(self, attack: Choice) -> Compression:
         """Return the recipe by which the attack does best on a held-out shadow that is pruned by every recipe."""
@@ -236,6 +273,7 @@ class AuditEvaluation:
             (target,) = self._build_shadows(other, (held_out,))
             sides = (target.members, target.nonmembers)
             inside, outside = (fitted.score(target.box, Candidates(side)).members for side in sides)
+            assert inside is not None and outside is not None  # this protocol has shadows to learn thresholds from
             scores.append((inside.double().mean() + (~outside).double().mean()) / 2)
         return float(torch.stack(scores).mean())
 
@@ -253,7 +291,7 @@ class AuditEvaluation:
     def _attackers_models(self, attacker: Compression, attack: Choice) -> dict[str, Result]:
         """Return in-out models for the attacks that can use them if there are some, else disjoint shadows."""
         needs = attack.method.info["shadows"]
-        online = needs == "in-out or disjoint" and self.config.in_out
+        online = self.config.in_out and (needs == "in-out or disjoint" or not self.factory.shadows())
         roles = [] if needs == "none" else self.factory.shadows("in-out" if online else "shadow")
         return self.factory.models(attacker, roles)
 
@@ -272,8 +310,10 @@ class AuditEvaluation:
         both, size = self.candidates.batch, self.factory.parts[VICTIM].train.numel()
         members, nonmembers = Batch(*(part[:size] for part in both)), Batch(*(part[size:] for part in both))
         run, seed = self.context.run, self.context.seed
-        box = partial(self._black_box, victim, self._model(victim))
-        return MembershipExposure(run, seed, members, nonmembers, self.candidates, box)
+        box, part = partial(self._black_box, victim, self._model(victim)), self.factory.parts[VICTIM]
+        title, ids = victim.title, torch.cat([part.train, part.test])
+        level = LEVEL / len(self.config.attack)
+        return MembershipExposure(run, seed, members, nonmembers, self.candidates, box, title, ids, level)
 
     def _black_box(self, compression: Compression, model: Result) -> BlackBox:
         net = self.factory.context_for(compression).net

@@ -115,9 +115,9 @@ def check_models(attack: Choice, shadows: int, in_out: int = 0, left: str = "") 
 
 def shortage(attack: Choice, shadows: int, in_out: int = 0) -> str | None:
     """Return why an attack cannot run with this many disjoint shadows and in-out models; None if it can."""
-    if attack.method.info["shadows"] == "none":
+    if attack.method.info["shadows"] in ("none", "for a threshold"):
         return None
     attacker = attack.make()
     if isinstance(attacker, CountsModels):
         return attacker.shortage(shadows, in_out)
-    return None if shadows else f"{attack.name} needs at least 1 shadow model; 0 given"
+    return None if shadows or in_out else f"{attack.name} needs at least 1 shadow model; 0 given"

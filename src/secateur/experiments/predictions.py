@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import Choice
-from secateur.config import Audit, dump
-from secateur.data.archives import read_npz
+from secateur.config import Audit, choice, dump
+from secateur.data.prediction_files import PredictionFile, Predictions, read_predictions
 from secateur.errors import WrongInput
-from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
-from secateur.inference import TOLERANCE
-from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, Shadow
+from secateur.evaluation.records import records_csv
+from secateur.evaluation.validity import labels as check_labels
+from secateur.evaluation.validity import member_accuracy, validity_rows
+from secateur.experiments.context import file_key, shortage
+from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
+from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.membership import share
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
-FIELDS = ("probabilities", "labels", "membership")
-NO_SHADOWS = "needs shadow models' predictions; give shadow_probabilities, shadow_labels and shadow_membership"
+STRONGER = ("lira", "rmia", "nn")  # attacks that need them; samia asks new questions
+NO_SHADOWS = "needs shadow models' predictions; add shadow_probabilities and shadow_membership to the file"
+NO_MEMBERS = "needs shadow models that were trained on some of the rows; none of these was"
 NO_MODEL = "asks the model new questions, which saved predictions cannot answer"
 
 
@@ -32,23 +37,25 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     """Attack the saved predictions of a file, into the folder `out`."""
     from secateur.report.page import write_page
 
-    victim, shadow, config = _opened(config, file)
+    attacker, seed = PredictionsAttacker(read_predictions(file)), config.seeds[0]
+    config, victim = attacker.configured(config), attacker.victim
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
-    labels |= {"defense": "given", "adaptive": False, "seed": config.seeds[0], "extra": {}}
-    with open_run(out, "audit", dump(config), seeds=config.seeds[:1]) as run:
-        hits = victim.probabilities.argmax(1) == victim.labels
-        for name, side in (("train_accuracy", victim.membership), ("test_accuracy", ~victim.membership)):
-            run.add([Row(**labels, metric=name, **share(hits[side])._asdict())])
+    labels |= {"defense": "given", "adaptive": False, "seed": seed, "extra": {}}
+    with open_run(out, "audit", dump(config), seeds=[seed]) as run:
+        level = LEVEL / max(1, len(config.attack))
+        members, nonmembers = (attacker.batch(victim.membership == truth) for truth in (True, False))
+        facts: dict[str, Any] = {"title": file.stem, "ids": attacker.ids, "level": level, "groups": victim.groups}
+        exposure = MembershipExposure(
+            run, seed, members, nonmembers, attacker.candidates, lambda: attacker.box, **facts
+        )
+        run.add(_model_rows(victim, labels))
         for attack in config.attack:
-            attack_labels = labels | {"attack": str(attack)}
+            named = labels | {"attack": str(attack)}
             try:
-                guesses = _guess(attack, victim, shadow, config.seeds[0])
+                exposure.measure_attack(named, partial(attacker.fit, attack, seed), file=file_key(file))
             except WrongInput as error:
-                run.add([Row(**attack_labels, metric="auc", value=None, note=error.message)])
-                continue
-            result = evaluate_guesses(guesses, victim.membership, config.seeds[0])
-            run.add(attack_rows(attack_labels, result))
-            run.show([flat_labels(attack_labels) | result["figure"]])
+                run.add([Row(**named, metric="auc", value=None, note=error.message)])
+        run.write("records.csv", records_csv([exposure.record]))
         rows = run.rows
     write_page([out])
     return rows
@@ -56,94 +63,104 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
 
 def planned(config: Audit, file: Path) -> list[str]:
     """Describe the audit of the file in lines; the file is read for that."""
-    names = ", ".join(map(str, _opened(config, file)[2].attack))
+    names = ", ".join(map(str, PredictionsAttacker(read_predictions(file)).configured(config).attack))
     return [f"attack the saved predictions {file} with {names}"]
 
 
-def _opened(config: Audit, file: Path) -> tuple[_Table, _Table | None, Audit]:
-    """Return the tables of the model and of a shadow model, if any, and the configuration with possible attacks."""
-    arrays = _read(file)
-    shadow = _table(arrays, "shadow_") if "shadow_probabilities" in arrays else None
-    return _table(arrays, ""), shadow, config if shadow else config.with_default_attacks("correctness")
+class PredictionsAttacker:
+    """An attacker who has a file of predictions. A row's input is a random mark, so an altered input is refused."""
 
+    def __init__(self, contents: PredictionFile) -> None:
+        self.ids = contents.victim.membership.sort(descending=True, stable=True).indices  # members first
+        self.contents = contents.take(self.ids)
+        self.victim = self.contents.victim
+        self._marks = _marks(len(self.victim.labels), "")
+        self.models = self._models()
 
-class _Table:
-    """Table of saved answers, one a row. A row's input is a random mark, so any altered input is a new question."""
-
-    def __init__(self, probabilities: Tensor, labels: Tensor, membership: Tensor, name: str) -> None:
-        self.probabilities, self.labels, self.membership = probabilities, labels, membership
-        self.marks = torch.rand(len(labels), 8, generator=derive(0, "marks", name))
-        self.rows = {mark: row for row, mark in enumerate(content(self.marks))}
+    def configured(self, config: Audit) -> Audit:
+        """Return the configuration with all attacks that the file can answer, unless the user chose attacks."""
+        if "attack" in config.model_fields_set:
+            return config
+        able = [attack for name in (*STRONGER, *RANKING) if self._reason(attack := choice("attack", name)) is None]
+        return config.model_copy(update={"attack": able})
 
     @property
     def box(self) -> BlackBox:
-        return BlackBox(self._answer)
+        """The victim's saved answers."""
+        return _box(self.victim.probabilities, self._marks)
 
-    def batch(self, rows: Tensor | None = None) -> Batch:
-        examples = Batch(self.marks, self.labels)
-        return examples if rows is None else examples.take(rows)
+    @property
+    def candidates(self) -> Candidates:
+        """All rows, members first."""
+        online = isinstance(self.models, InOut)
+        return Candidates(Batch(self._marks, self.victim.labels), torch.arange(len(self._marks)) if online else None)
 
-    def _answer(self, inputs: Tensor) -> Tensor:
-        asked = [self.rows.get(mark) for mark in content(inputs)]
-        if None in asked:
+    def batch(self, rows: Tensor) -> Batch:
+        """Return some of the rows."""
+        return Batch(self._marks, self.victim.labels).take(rows)
+
+    def fit(self, attack: Choice, seed: int) -> MembershipAttack:
+        """Return the attack, fitted to the shadow models of the file."""
+        if (reason := self._reason(attack)) is not None:
+            raise WrongInput("attack", reason)
+        learns = attack.method.info["shadows"] != "for a threshold" or self._has_members
+        return fit_attack(attack, self.models if learns else [], seed)
+
+    def _models(self) -> Sequence[Shadow] | InOut:
+        """Return the shadow models of the file: several over the victim's rows, or one with rows of its own."""
+        if self.contents.answers is not None and self.contents.trained_on is not None:
+            boxes = [_box(answers, self._marks) for answers in self.contents.answers]
+            return InOut(boxes, Batch(self._marks, self.victim.labels), self.contents.trained_on)
+        if self.contents.shadow is None:
+            return []
+        shadow = self.contents.shadow
+        marks = _marks(len(shadow.labels), "shadow_")
+        batch = Batch(marks, shadow.labels)
+        inside, outside = (batch.take(side) for side in (shadow.membership, ~shadow.membership))
+        return [Shadow(_box(shadow.probabilities, marks), inside, outside)]
+
+    @property
+    def _has_members(self) -> bool:
+        """True if some shadow model was trained on rows of the file."""
+        return not isinstance(self.models, InOut) or bool(self.models.membership.any())
+
+    def _reason(self, attack: Choice) -> str | None:
+        """Return why the file cannot answer an attack; None if it can."""
+        needs = attack.method.info["shadows"]
+        if needs in ("none", "for a threshold"):
+            return None
+        if isinstance(self.models, InOut):
+            if not self._has_members:
+                return None if needs == "in-out or disjoint" else NO_MEMBERS
+            return shortage(attack, 0, len(self.models.boxes)) if needs == "in-out or disjoint" else None
+        return NO_SHADOWS if not self.models else shortage(attack, len(self.models))
+
+
+def _model_rows(victim: Predictions, labels: dict[str, Any]) -> list[Row]:
+    """Return the rows of the model itself: accuracies, numbers of rows, and the checks that need no inputs."""
+    hits, classes = victim.probabilities.argmax(1) == victim.labels, victim.probabilities.shape[1]
+    sides = {"train_accuracy": victim.membership, "test_accuracy": ~victim.membership}
+    rows = [Row(**labels, metric=name, **share(hits[side])._asdict()) for name, side in sides.items()]
+    counts = {"members": victim.membership, "nonmembers": ~victim.membership}
+    rows += [Row(**labels, metric=name, value=float(side.sum())) for name, side in counts.items()]
+    members = Batch(victim.probabilities[victim.membership], victim.labels[victim.membership])
+    accuracy = float(hits[victim.membership].double().mean())
+    return rows + validity_rows(labels, [member_accuracy(accuracy, classes), check_labels(members, classes)])
+
+
+def _marks(rows: int, name: str) -> Tensor:
+    """Return random inputs (N, 8) that stand for rows whose inputs are not in the file."""
+    return torch.rand(rows, 8, generator=derive(0, "marks", name))
+
+
+def _box(probabilities: Tensor, marks: Tensor) -> BlackBox:
+    """Return the saved answers as a black box of marks."""
+    known = {mark: row for row, mark in enumerate(content(marks))}
+
+    def answer(inputs: Tensor) -> Tensor:
+        rows = [known.get(mark) for mark in content(inputs)]
+        if None in rows:
             raise WrongInput("attack", NO_MODEL)
-        return self.probabilities[torch.tensor(asked, dtype=torch.int64)]
+        return probabilities[torch.tensor(rows, dtype=torch.int64)]
 
-
-def _guess(attack: Choice, victim: _Table, shadow: _Table | None, seed: int) -> Guesses:
-    if attack.method.info["shadows"] != "none" and shadow is None:
-        raise WrongInput("attack", NO_SHADOWS)
-    shadows = []
-    if shadow is not None:
-        shadows = [Shadow(shadow.box, shadow.batch(shadow.membership), shadow.batch(~shadow.membership))]
-    fitted = attack.make().fit(shadows, derive(seed, "attack", str(attack)))
-    guesses: Guesses = fitted.score(victim.box, Candidates(victim.batch()))
-    return guesses
-
-
-def _read(file: Path) -> dict[str, np.ndarray]:
-    if file.suffix not in (".npz", ".csv"):
-        raise WrongInput("predictions", f"{file} is not allowed; give an .npz or a .csv file")
-    if not file.is_file():
-        raise WrongInput("predictions", f"{file} is not a file; give an .npz or a .csv file that exists")
-    return read_npz(file) if file.suffix == ".npz" else _read_csv(file)
-
-
-def _read_csv(file: Path) -> dict[str, np.ndarray]:
-    try:
-        with file.open(encoding="utf-8") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy warns about a file without rows
-            names = [name.strip() for name in stream.readline().split(",")]
-            table = np.loadtxt(stream, delimiter=",", ndmin=2)
-            table = table if table.size else table.reshape(0, len(names))
-    except (OSError, ValueError) as error:
-        raise WrongInput("predictions", f"{file} cannot be read as numbers under one line of names: {error}") from None
-    if names[-2:] != ["label", "membership"] or table.shape[1] != len(names):
-        raise WrongInput("predictions", f"{file} must have the columns p0, p1, ..., label, membership")
-    return {"probabilities": table[:, :-2], "labels": table[:, -2], "membership": table[:, -1]}
-
-
-def _table(arrays: dict[str, np.ndarray], prefix: str) -> _Table:
-    missing = [prefix + name for name in FIELDS if prefix + name not in arrays]
-    if missing:
-        held = ", ".join(arrays) or "nothing"
-        raise WrongInput("predictions", f"{', '.join(missing)} must be given; the file holds {held}")
-    probabilities, labels, membership = (_numbers(prefix + name, arrays[prefix + name]) for name in FIELDS)
-    if probabilities.ndim != 2 or labels.shape != membership.shape or labels.shape != probabilities.shape[:1]:
-        shapes = ", ".join(f"{name} {tuple(arrays[prefix + name].shape)}" for name in FIELDS)
-        raise WrongInput("predictions", f"the shapes do not fit: {shapes}; wanted (N, K), (N,) and (N,)")
-    if probabilities.numel() == 0:
-        raise WrongInput("predictions", f"{prefix}probabilities have no rows; give members and non-members")
-    if bool((probabilities < 0).any()) or float((probabilities.sum(1) - 1).abs().amax()) > TOLERANCE:
-        raise WrongInput("predictions", f"{prefix}probabilities must be numbers from 0 to 1 whose rows sum to one")
-    if not bool(torch.isin(labels, torch.arange(probabilities.shape[1])).all()):
-        raise WrongInput("predictions", f"{prefix}labels must be whole numbers from 0 to {probabilities.shape[1] - 1}")
-    if set(membership.tolist()) != {0, 1}:
-        raise WrongInput("predictions", f"{prefix}membership must name members (1) and non-members (0), both")
-    return _Table(probabilities, labels.long(), membership.bool(), prefix)
-
-
-def _numbers(name: str, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise WrongInput("predictions", f"{name} must hold finite numbers and nothing else")
-    return torch.from_numpy(array.astype(np.float64))
+    return BlackBox(answer)

@@ -11,7 +11,9 @@ from secateur.interfaces import Guesses
 from secateur.seeding import spawn
 
 FPRS = (0.1, 0.01, 0.001)
+UNSUPPORTED = "not supported"  # begins the note of a measure for which sample or score are too coarse
 Z = 1.959964  # of a normal 95 % interval
+TOO_FEW = f"{UNSUPPORTED} by the sample"
 AT_ONCE = 50  # bootstrap draws at a time; bounds the memory at CIFAR size
 POINTS = 200  # points of a plotted curve: enough for a screen
 
@@ -68,9 +70,11 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     """Return all measures of an attack with 95 % percentile intervals from bootstrap resampling.
 
     Members and non-members are resampled separately, because the sizes of the two sets are fixed by the experiment.
+    An attack without decisions has only the measures of its ranking: AUC and TPR at a fixed FPR.
     """
     device = guesses.scores.device
-    member, decided = is_member.bool().to(device), guesses.members.bool()
+    member, decides = is_member.bool().to(device), guesses.members is not None
+    decided = member if guesses.members is None else guesses.members.bool()
     level, count = _levels(guesses.scores.double())
     sides = [(level[member], decided[member]), (level[~member], ~decided[~member])]
     prior = float(member.double().mean())
@@ -79,7 +83,8 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     def measured(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         (inside, accepted), (outside, rejected) = drawn
         curve = _curve(_counts(inside, count), _counts(outside, count))
-        return _measures(curve, accepted.double().mean(-1), rejected.double().mean(-1), prior)
+        ranking = {"auc": auc(curve)} | {f"tpr_at_fpr_{fpr:g}": tpr_at_fpr(curve, fpr) for fpr in FPRS}
+        return (_decision_measures(accepted, rejected, prior) if decides else {}) | ranking
 
     exact = measured(sides)
     draws: list[dict[str, Tensor]] = []
@@ -88,11 +93,35 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64, device=device)
     table = torch.stack([torch.cat([draw[name] for draw in draws]) for name in exact])
     ends, values = torch.quantile(table, bounds, dim=1).T.tolist(), torch.stack([*exact.values()]).tolist()
-    outside = int((~member).sum())
+    curve, outside = roc(guesses.scores.double(), member), int((~member).sum())
     return {
-        name: Estimate(value, low, high, _unsupported(name, outside))
+        name: Estimate(value, low, high, _unsupported(name, curve, outside))
         for name, value, (low, high) in zip(exact, values, ends, strict=True)
     }
+
+
+def auc_change(before: Tensor, after: Tensor, is_member: Tensor, rng: Generator, resamples: int = 500) -> Estimate:
+    """Return the AUC of scores `after` less that of scores `before`, over the same rows, with a paired interval.
+
+    Both scores of a row are resampled together, so that rows which are hard for both models cancel.
+    """
+    member = is_member.bool().cpu()
+    levels = [_levels(scores.double().cpu()) for scores in (before, after)]
+    inside, outside = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
+
+    def measure(rows: tuple[Tensor, Tensor]) -> Tensor:
+        first, second = (
+            auc(_curve(_counts(level[rows[0]], count), _counts(level[rows[1]], count))) for level, count in levels
+        )
+        return second - first
+
+    draws = []
+    for start in range(0, resamples, AT_ONCE):
+        number = min(AT_ONCE, resamples - start)
+        drawn = [side[torch.randint(len(side), (number, len(side)), generator=rng)] for side in (inside, outside)]
+        draws.append(measure((drawn[0], drawn[1])))
+    low, high = torch.quantile(torch.cat(draws), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Estimate(float(measure((inside, outside))), low, high)
 
 
 def share(hits: Tensor) -> Estimate:
@@ -129,13 +158,13 @@ def _curve(positive: Tensor, negative: Tensor) -> RocCurve:
     return RocCurve(fpr=fp / fp[..., -1:], tpr=tp / tp[..., -1:])
 
 
-def _measures(curve: RocCurve, tpr: Tensor, tnr: Tensor, prior: float) -> dict[str, Tensor]:
+def _decision_measures(accepted: Tensor, rejected: Tensor, prior: float) -> dict[str, Tensor]:
+    """Return the measures of decisions: which members were accepted, which non-members rejected."""
+    tpr, tnr = accepted.double().mean(-1), rejected.double().mean(-1)
     return {
         "attack_accuracy": prior * tpr + (1 - prior) * tnr,
         "balanced_accuracy": (tpr + tnr) / 2,
         "advantage": tpr + tnr - 1,
-        "auc": auc(curve),
-        **{f"tpr_at_fpr_{fpr:g}": tpr_at_fpr(curve, fpr) for fpr in FPRS},
     }
 
 
@@ -146,10 +175,22 @@ def _resample(levels: Tensor, right: Tensor, number: int, rng: Generator) -> tup
     return levels[drawn], right[drawn]
 
 
-def _unsupported(name: str, nonmembers: int) -> str | None:
+def _unsupported(name: str, curve: RocCurve, nonmembers: int) -> str | None:
+    """Return a note if the sample or the score is too coarse for TPR at this FPR.
+
+    The score is too coarse if a tie of members and non-members lies across the FPR: only a share of the tied examples
+    could be accepted, and a threshold accepts all or none.
+    """
     if not name.startswith("tpr_at_fpr_"):
         return None
     fpr = float(name.removeprefix("tpr_at_fpr_"))
-    if fpr * nonmembers >= 1:
+    if fpr * nonmembers < 1:
+        return f"{TOO_FEW}: {nonmembers} non-members, at least {round(1 / fpr)} needed"
+    last = int((curve.fpr <= fpr + 1e-12).sum()) - 1
+    if last + 1 == len(curve.fpr):
         return None
-    return f"not supported by the sample: {nonmembers} non-members, at least {round(1 / fpr)} needed"
+    room = int((fpr - float(curve.fpr[last])) * nonmembers + 1e-6)  # non-members that may still be accepted
+    if room < 1 or curve.tpr[last + 1] == curve.tpr[last]:
+        return None
+    tied = round(float(curve.fpr[last + 1] - curve.fpr[last]) * nonmembers)
+    return f"{UNSUPPORTED} by the score: {tied} non-members tie with members at its threshold"

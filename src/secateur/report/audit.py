@@ -11,7 +11,7 @@ from typing import Any
 from secateur.report import plotting, summary, table
 from secateur.report.plotting import GREY, MEMBERS, OTHERS, PALETTE, SYMBOLS, Panel, Part, View, cycle, shorten
 from secateur.report.summary import Labels, Record, SummaryLine, attack_key, join_distinct, model_key, name_model
-from secateur.report.table import ATTACK, COST, MODEL, Column, ReportTable, format_measure
+from secateur.report.table import COST, MODEL, Column, ReportTable, format_measure
 from secateur.report.verdict import GUESSING
 from secateur.runs.rows import Row
 
@@ -19,6 +19,7 @@ QUANTITIES = ("confidence", "sensitivity", "accuracy")
 VISIBLE = 6  # curves drawn at first: the strongest attacks
 SIDES = (("members", "members", MEMBERS), ("nonmembers", "non-members", OTHERS))
 COMMON = (*summary.MODEL, "attack", "adaptive")  # labels that every audit has; others describe the attacker
+SHOWN = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "balanced_accuracy")  # of an attack; all are in its rows
 VARYING = ("run", "model", "dataset")  # labels that are columns only if the lines differ in them
 
 
@@ -85,7 +86,7 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
 
 def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) -> list[Column]:
     """Return the columns that name an attack and its model, with the labels `more`, then those of its measures."""
-    metrics = ["test_accuracy", *(name for name in ATTACK if any(name in line.cells for line in attacks))]
+    metrics = ["test_accuracy", *(name for name in SHOWN if any(name in line.cells for line in attacks))]
     return [
         Column("pruner", lambda line: line.labels["pruner"] if line.pruned else line.title),
         Column("sparsity", lambda line: f"{line.labels['sparsity'] or 0:g}", number=True),
@@ -95,6 +96,18 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
         table.label_column("attack"),
         *map(table.measure_column, metrics),
     ]
+
+
+def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the members that the strongest attack on each pruned model is surest of; the first seed is shown."""
+    records = [figure for figure in figures if figure["kind"] == "exposed"]
+    several, exposed = len(summary.group_by_setting(lines)) > 1, []
+    for line in summary.select_strongest(lines):
+        same = [x for x in records if all(x.get(name) == value for name, value in line.labels.items())]
+        if same and (line.pruned or not any(other.pruned for other in lines)):
+            title = f"{_name_view(line.labels, several)} under {line.labels['attack']}"
+            exposed.append((title, list(same[0]["records"])))
+    return exposed
 
 
 def draw_tradeoffs(lines: Sequence[SummaryLine]) -> list[View]:

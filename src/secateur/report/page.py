@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from secateur.config import Limits
 from secateur.errors import WrongInput
-from secateur.evaluation.limits import check
+from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
+from secateur.evaluation.validity import METRIC
 from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
+from secateur.report.headline import build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View
 from secateur.report.summary import Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
-from secateur.report.verdict import choose_badge, choose_update_badge, write_update_verdict, write_verdict
+from secateur.report.verdict import choose_update_badge, write_update_verdict, write_verdict
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row
@@ -43,7 +46,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     sources = load_sources(folders)
     if not any(source.rows or source.figures for source in sources):
         raise WrongInput("run", f"{', '.join(map(str, folders))}: there are no results yet; finish the run first")
-    write(out, render(sources, list_broken_limits(sources)).encode())
+    write(out, render(sources, check_limits(sources)).encode())
     return out
 
 
@@ -93,23 +96,20 @@ def _load_source(folder: Path, name: str) -> Source:
     return Source(name, rows, load_figures(folder), text, json.loads(marker.read_text(encoding="utf-8")))
 
 
-def list_broken_limits(sources: Sequence[Source]) -> list[str] | None:
-    """Return sentences about the limits of the runs' configurations that do not hold; None if no limit is set."""
+def check_limits(sources: Sequence[Source]) -> list[Check] | None:
+    """Hold the runs against the limits of their configurations; None if no limit is set."""
     import yaml
 
     checks = []
     for source in sources:
-        limits = (yaml.safe_load(source.config) or {}).get("limits") or {}
-        set_limits = {name: limit for name, limit in limits.items() if limit is not None}
-        checks += [(source.name, checked) for checked in check(source.rows, set_limits)]
-    if not checks:
-        return None
-    failed = [(name, checked.sentence) for name, checked in checks if not checked.passed]
-    return [sentence if len(sources) == 1 else f"{name}: {sentence}" for name, sentence in failed]
+        limits = Limits.model_validate((yaml.safe_load(source.config) or {}).get("limits") or {})
+        several = f"{source.name}: " if len(sources) > 1 else ""
+        checks += [replace(item, subject=several + item.subject) for item in check(source.rows, policy_of(limits))]
+    return checks or None
 
 
-def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> str:
-    """Return the page's HTML; `broken` holds a sentence for each broken limit, None if no limit is set."""
+def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> str:
+    """Return the page's HTML; `limits` are the checks of the runs' limits, None if no limit is set."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -129,8 +129,7 @@ def render(sources: Sequence[Source], broken: Sequence[str] | None = None) -> st
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
-        badge=choose_badge(values.pop("lines"), broken),
-        broken=broken or [],
+        headline=build_headline(values.pop("audited"), limits),
         tables=tables,
         notes={note: number for number, note in enumerate(notes, start=1)},
         views=views,
@@ -147,9 +146,10 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
     """Return the template's values about audited models."""
     others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
     audited = [row for row in rows if not any(is_other(row) for is_other in others)]
-    lines = summarise(audited)
+    lines = summarise(row for row in audited if row.metric != METRIC)
     return {
-        "lines": lines,
+        "audited": audited,
+        "exposed": audit.list_exposed(lines, figures),
         "facts": audit.list_facts(audited),
         "verdicts": [(name_setting(group[0].labels), write_verdict(group)) for group in group_by_setting(lines)],
         "tables": audit.build_tables(lines),

@@ -14,7 +14,18 @@ from secateur.runs.rows import Row
 
 NAMES = ("model", "dataset", "pruner", "sparsity", "defense", "adaptive", "attack")
 MODEL = ("run", "model", "dataset", "pruner", "sparsity", "defense", "original")  # other labels describe the attacker
-CONTENT = ("kind", "quantity", "fpr", "tpr", "edges", "members", "nonmembers", "member_mean", "nonmember_mean")
+CONTENT = (
+    "kind",
+    "quantity",
+    "fpr",
+    "tpr",
+    "edges",
+    "members",
+    "nonmembers",
+    "member_mean",
+    "nonmember_mean",
+    "records",
+)
 GRID = 120  # points of a mean curve
 Key = tuple[tuple[str, Any], ...]
 Labels = Mapping[str, Any]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from secateur.catalogue import split
 from secateur.config.methods import FEDERATED, UPDATES, federated
 from secateur.evaluation.submodel_advice import Advice, caution, from_rows
+from secateur.evaluation.validity import METRIC
 from secateur.metrics.membership import Estimate
 from secateur.report import federation, inversion, submodels
+from secateur.report.headline import build_headline
 from secateur.report.summary import SummaryCell, SummaryLine, group_by, group_by_setting, select_attacks, summarise
 from secateur.report.table import Column, build_table, format_measure, label_column, name_measure, to_rich
 from secateur.report.verdict import write_update_verdict, write_verdict
@@ -75,8 +77,8 @@ def _print_sentences(console: Console, sentences: Iterable[str | None]) -> None:
 
 def print_audit(rows: Sequence[Row]) -> None:
     """Print the attacks by model, then the verdict in sentences."""
-    console, lines = _open_console(), summarise(rows)
-    attacks = select_attacks(lines)
+    console, lines = _open_console(), summarise(row for row in rows if row.metric != METRIC)
+    attacks, headline = select_attacks(lines), build_headline(rows)
     columns = [
         Column("model", lambda line: "\n".join(split(line.title))),
         Column("defense", lambda line: "\n".join(split(str(line.labels["defense"])))),
@@ -86,6 +88,8 @@ def print_audit(rows: Sequence[Row]) -> None:
     console.print(to_rich(build_table("", attacks, columns), pad_edge=False, padding=(0, 1, 0, 0)))
     unmeasured = [line for line in attacks if line.value("auc") is None and line.cells["auc"].note]
     _print_sentences(console, (f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured))
+    console.print(f"{headline.badge.text}. {' '.join(headline.sentences)}")
+    _print_sentences(console, (sentence for holds, sentence in headline.checks if not holds))
     for group in group_by_setting(lines):
         for sentence in write_verdict(group):
             console.print(sentence)

@@ -22,24 +22,12 @@ class Badge:
     colour: str
 
 
-def choose_badge(table: Sequence[SummaryLine], broken: Sequence[str] | None = None) -> Badge:
-    """Return PASS or FAIL if there are limits, else the answer if any attack on a shipped model beats guessing."""
-    if broken is not None:
-        return Badge("FAIL", "bad") if broken else Badge("PASS", "good")
-    best = select_strongest(table)
-    if not best:
-        return Badge("No attack was run", "doubtful")
-    leaking = any(is_leaking(line) for line in _select_shipped(best))
-    return Badge("Members can be recognised", "doubtful") if leaking else Badge("No leak found", "good")
-
-
 def write_verdict(table: Sequence[SummaryLine]) -> list[str]:
-    """Return sentences about one setting: the leakage of the pruned models, and the model that leaks least."""
+    """Return sentences about one setting: the original, and the pruned models that leak most and least."""
     best = select_strongest(table)
     if not best:
         return ["No attack was run: the leakage of these models is unknown."]
-    shipped = _select_shipped(best)
-    sentences = [_describe_leaks(shipped)]
+    shipped, sentences = _select_shipped(best), []
     if any(line.pruned for line in best):
         for line in (original for original in best if not original.pruned):
             attack = f"the strongest attack on the {name_model(line.labels)}"
@@ -54,22 +42,6 @@ def write_verdict(table: Sequence[SummaryLine]) -> list[str]:
             f"{_name_model(choice)} leaks least: {_describe_leak(choice)}."
         )
     return sentences
-
-
-def is_leaking(line: SummaryLine) -> bool:
-    """Return True if an attack is better than guessing, by the low end of its interval."""
-    cell = line.cells["auc"]
-    low = cell.value if cell.low is None else cell.low
-    return low is not None and low > GUESSING
-
-
-def _describe_leaks(shipped: Sequence[SummaryLine]) -> str:
-    count, what = sum(map(is_leaking, shipped)), "pruned model" if shipped[0].labels["sparsity"] else "model"
-    total = f"the {len(shipped)} {what}s" if len(shipped) > 1 else f"the {what}"
-    if not count:
-        return f"No attack was better than guessing on {total}; a stronger attack might be."
-    of = f"{count} of {total}" if len(shipped) > 1 else total
-    return f"An attack recognises members of {of} better than by guessing."
 
 
 def _select_shipped(best: Sequence[SummaryLine]) -> list[SummaryLine]:

@@ -47,6 +47,14 @@ def load_rows(folder: Path | str) -> list[Row]:
     return _read_lines(folder / "results.jsonl", _load_groups(folder).expand)
 
 
+def load_finished(folder: Path | str) -> list[Row]:
+    """Return the rows of a run that ended; refuse one that was interrupted."""
+    rows, marker = load_rows(folder), _marker(Path(folder), "run") or {}
+    if not marker.get("finished"):
+        raise WrongInput("run", f"{folder} is not finished; start the run again to complete it")
+    return rows
+
+
 def _load_groups(folder: Path) -> Groups:
     """Return the groups of a run's rows; none where schema 1 wrote the folder."""
     return Groups(_read_lines(folder / "groups.jsonl", dict))

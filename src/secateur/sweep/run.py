@@ -200,7 +200,7 @@ def passed_limits(pieces: Sequence[Piece], folder: Path) -> list[str]:
     """Return a sentence for each limit that does not hold, with its piece."""
     sentences = []
     for piece in pieces:
-        bounds = piece.config.limits.by_measure() if isinstance(piece.config, Audit) else {}
-        checks = limits.check(load_rows(folder / piece.name), bounds) if bounds else []
+        policy = limits.policy_of(piece.config.limits) if isinstance(piece.config, Audit) else None
+        checks = limits.check(load_rows(folder / piece.name), policy) if policy else []
         sentences += [f"{piece.name}: {check.sentence}" for check in checks if not check.passed]
     return sentences

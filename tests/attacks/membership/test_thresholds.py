@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur.attacks.membership.thresholds import (
-    ThresholdAttack,
     best_threshold,
     class_thresholds,
     conf,
@@ -98,8 +97,7 @@ def test_the_result_says_which_classes_took_the_global_threshold():
         conf().fit([Shadow(box, members, Batch(torch.zeros(0, 1), zero[:0]))], torch.Generator())
 
 
-def test_no_shadows_and_no_fit_are_said_clearly():
-    with pytest.raises(WrongInput, match="at least one shadow"):
-        conf().fit([], torch.Generator())
-    with pytest.raises(WrongInput, match="fit it"):
-        ThresholdAttack(true_probability).score(table([[1.0]]), Candidates(Batch(torch.zeros(1, 1), torch.zeros(1))))
+def test_without_shadows_an_attack_ranks_and_does_not_decide():
+    box, batch = table([[0.9, 0.1], [0.4, 0.6]]), Batch(torch.arange(2.0)[:, None], torch.zeros(2).long())
+    guesses = conf().fit([], torch.Generator()).score(box, Candidates(batch))
+    assert guesses.members is None and guesses.scores.tolist() == pytest.approx([0.9, 0.4])

@@ -112,8 +112,7 @@ class Lira:
         if common:
             fixed = {truth: deviation(known.values, known.inside == truth, common) for truth in (True, False)}
         fitted = replace(self, references=known, fixed=fixed)
-        modes = ("offline",) if known.disjoint else ("online", "offline")
-        return replace(fitted, thresholds={mode: known.threshold(fitted._score_rule(mode)) for mode in modes})
+        return replace(fitted, thresholds=known.thresholds(fitted._score_rule))
 
     @property
     def least(self) -> Least:
@@ -131,7 +130,7 @@ class Lira:
         mode, note = self.references.mode_for("lira", self.mode, candidates)
         margins = self.references.ask(box, candidates.batch)
         scores = self._score_rule(mode)(margins, *self.references.of(candidates.batch, candidates.ids))
-        return Guesses(scores, scores >= self.thresholds[mode], note)
+        return Guesses(scores, scores >= self.thresholds[mode] if self.thresholds else None, note)
 
     def _score_rule(self, mode: str) -> ScoreRule:
         if mode == "online":

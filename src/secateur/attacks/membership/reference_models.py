@@ -35,6 +35,11 @@ class References:
         """Membership of the pool rows in the models, (M, N) bool, on the device of the values."""
         return self.models.membership.to(self.values.device)
 
+    @property
+    def out_only(self) -> bool:
+        """True if the models answered the candidates, and none was trained on any of them."""
+        return not self.disjoint and not bool(self.models.membership.any())
+
     def of(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the models' values for examples, (M, ..., n), and the membership of the examples, (M, n).
 
@@ -52,11 +57,18 @@ class References:
             _check_ids(candidates, self.models.pool.size)
         if mode == "offline":
             return "offline", None
-        if candidates.ids is not None and not self.disjoint:
+        if candidates.ids is not None and not self.disjoint and not self.out_only:
             return "online", None
         if mode == "online":
             raise WrongInput(f"attack {name}", "mode online needs in-out models over the candidates; use mode offline")
         return "offline", f"{name} ran offline: none of the attacker's models trained on the candidates"
+
+    def thresholds(self, rule_of: Callable[[str], ScoreRule]) -> dict[str, float]:
+        """Return the best threshold of each possible mode; none if the models have no members to learn it from."""
+        if self.out_only:
+            return {}
+        modes = ("offline",) if self.disjoint else ("online", "offline")
+        return {mode: self.threshold(rule_of(mode)) for mode in modes}
 
     def threshold(self, rule: ScoreRule) -> float:
         """Return the best threshold when each model in turn is the target and the others are its references."""
@@ -134,10 +146,12 @@ class Least:
 def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -> None:
     """Refuse fewer models than an attack needs.
 
-    With in-out models each example must be in, and out of, at least half of the number needed.
+    With in-out models each example must be in, and out of, at least half of the number needed. Models that are out of
+    all examples count as disjoint shadows.
     """
-    if not isinstance(shadows, InOut):
-        if missing := least.shortage(name, "offline", len(shadows), 0):
+    if not isinstance(shadows, InOut) or not bool(shadows.membership.any()):
+        number = len(shadows.boxes) if isinstance(shadows, InOut) else len(shadows)
+        if missing := least.shortage(name, "offline", number, 0):
             raise WrongInput("shadows", missing)
         return
     trained = shadows.membership.sum(0)

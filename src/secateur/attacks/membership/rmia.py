@@ -71,9 +71,7 @@ class Rmia:
         known = gather(shadows, self._ask, rng)
         out_rows = (~known.inside).any(0).nonzero().squeeze(1).cpu()
         drawn = torch.randperm(len(out_rows), generator=rng)[: self.population]
-        modes = ("offline",) if known.disjoint else ("online", "offline")
-        thresholds = {mode: known.threshold(self._score_rule(mode)) for mode in modes}
-        return replace(self, references=known, rows=out_rows[drawn], thresholds=thresholds)
+        return replace(self, references=known, rows=out_rows[drawn], thresholds=known.thresholds(self._score_rule))
 
     def shortage(self, shadows: int, in_out: int) -> str | None:
         """Return the reason why there are too few disjoint shadows or in-out models; None if there are enough."""
@@ -93,7 +91,7 @@ class Rmia:
         if len(shares) > 1 and bool((shares == shares[0]).all()):
             tied = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"
             note = tied if note is None else f"{note}; {tied}"
-        return Guesses(shares, ratios >= self.thresholds[mode], note)
+        return Guesses(shares, ratios >= self.thresholds[mode] if self.thresholds else None, note)
 
     def _population(self, box: BlackBox, population: Batch | None, mode: str) -> Tensor:
         """Return the ratios of the population.

@@ -25,7 +25,10 @@ FLOOR = 1e-30  # keeps log finite; needs double precision
 
 @dataclass(frozen=True)
 class ThresholdAttack:
-    """A feature of the prediction, compared with a threshold learnt from shadows."""
+    """A feature of the prediction, compared with a threshold learnt from shadows.
+
+    The feature alone ranks the examples, so AUC and TPR at a fixed FPR need no shadows; a decision does.
+    """
 
     feature: Feature
     per_class: bool = True  # a threshold for every class, or one for all
@@ -33,7 +36,9 @@ class ThresholdAttack:
     note: str | None = None
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
-        """Learn the thresholds from the shadows' members and non-members."""
+        """Learn the thresholds from the shadows' members and non-members; without shadows there are none."""
+        if not isinstance(shadows, InOut) and not shadows:
+            return replace(self, thresholds=None, note=None)
         values, labels, is_member, classes = shadow_features(shadows, self.feature)
         if not self.per_class:
             everyone = best_threshold(values[is_member], values[~is_member])
@@ -43,12 +48,10 @@ class ThresholdAttack:
         return replace(self, thresholds=thresholds, note=note)
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
-        """Rank by the feature, decide by the class's threshold."""
-        if self.thresholds is None:
-            raise WrongInput("attack", "fit it on shadow models first")
+        """Rank by the feature; decide by the class's threshold if there is one."""
         labels = candidates.batch.labels
         values = self.feature(probabilities(box, candidates.batch.inputs), labels)
-        return Guesses(values, values >= self.thresholds[labels], self.note)
+        return Guesses(values, None if self.thresholds is None else values >= self.thresholds[labels], self.note)
 
 
 def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -126,13 +129,13 @@ def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
     return float(values[torch.where(last_of_tie, gain, -torch.inf).argmax()])
 
 
-@method("attack", "conf", "samia_ppb", sees="probabilities", shadows="needed")
+@method("attack", "conf", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def conf() -> ThresholdAttack:
     """Member where the true label's probability reaches its class's threshold (samia_ppb 5.1, Conf)."""
     return ThresholdAttack(true_probability)
 
 
-@method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="needed")
+@method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def mentr() -> ThresholdAttack:
     """Member where the modified entropy is at most its class's threshold (samia_ppb 5.1, Mentr)."""
     return ThresholdAttack(negative_modified_entropy)
@@ -150,7 +153,7 @@ def negative_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     return (1 - p_true) * p_true.clamp_min(FLOOR).log() + others
 
 
-@method("attack", "xent", "samia_ppb", sees="probabilities", shadows="needed")
+@method("attack", "xent", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def xent() -> ThresholdAttack:
     """Member where the cross-entropy of the true label is at most its class's threshold (samia_ppb 5.1, Xent).
 
@@ -164,7 +167,7 @@ def negative_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     return true_probability(probabilities.double(), labels).clamp_min(FLOOR).log()
 
 
-@method("attack", "entropy", "samia_ppb", sees="probabilities", shadows="needed")
+@method("attack", "entropy", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def entropy() -> ThresholdAttack:
     """Member where the prediction's entropy is at most its class's threshold (the code of samia_ppb for Xent)."""
     return ThresholdAttack(negative_entropy)
@@ -179,7 +182,7 @@ def negative_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     return (p * p.clamp_min(FLOOR).log()).sum(1)
 
 
-@method("attack", "top1-conf", "samia_ppb", sees="probabilities", shadows="needed")
+@method("attack", "top1-conf", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def top1_conf(form: str = "paper") -> ThresholdAttack:
     """Member where the largest probability reaches one threshold for all classes (samia_ppb 5.1, Top1-Conf).
 

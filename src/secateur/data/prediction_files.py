@@ -1,0 +1,189 @@
+"""Files of saved predictions: probabilities, labels and membership, and those of shadow models.
+
+An .npz file holds `probabilities` (N, K), `labels` (N,) and `membership` (N,), and if known `groups` (N,). Shadow
+models come in one of two forms. With `shadow_probabilities` (S, N, K) and `shadow_membership` (S, N), S models answer
+the same N rows. With `shadow_probabilities` (M, K), `shadow_labels` (M,) and `shadow_membership` (M,), one model
+answers rows of its own. A .csv or .parquet file has the columns p0, p1, ..., label, membership, and if known group.
+Each shadow model of the same rows adds columns: the first shadow0_p0, shadow0_p1, ..., shadow0_membership.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secateur.data.archives import read_npz
+from secateur.errors import WrongInput, require
+from secateur.inference import TOLERANCE
+
+ENDINGS = (".npz", ".csv", ".parquet")
+FIELDS = ("probabilities", "labels", "membership")
+COLUMNS = "p0, p1, ..., label, membership"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Answers of one model to N rows, and the truth about them."""
+
+    probabilities: Tensor  # (N, K) float64
+    labels: Tensor  # (N,) int64
+    membership: Tensor  # (N,) bool
+    groups: tuple[str, ...] | None = None  # (N,)
+
+    def take(self, rows: Tensor) -> Predictions:
+        """Return some rows, in this order."""
+        groups = None if self.groups is None else tuple(self.groups[row] for row in rows.tolist())
+        return Predictions(self.probabilities[rows], self.labels[rows], self.membership[rows], groups)
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """Contents of a file: the victim's answers, and those of shadow models in one of two forms."""
+
+    victim: Predictions
+    shadow: Predictions | None = None  # one model with rows of its own
+    answers: Tensor | None = None  # (S, N, K): S models on the victim's rows
+    trained_on: Tensor | None = None  # (S, N) bool: the rows that each of them was trained on
+
+    def take(self, rows: Tensor) -> PredictionFile:
+        """Return some of the victim's rows, in this order."""
+        answers, trained_on = (None if part is None else part[:, rows] for part in (self.answers, self.trained_on))
+        return PredictionFile(self.victim.take(rows), self.shadow, answers, trained_on)
+
+
+def read_predictions(file: Path) -> PredictionFile:
+    """Read and check a file of saved predictions."""
+    if file.suffix not in ENDINGS:
+        raise WrongInput("predictions", f"{file} is not allowed; use {', '.join(ENDINGS)}")
+    if not file.is_file():
+        raise WrongInput("predictions", f"{file} is not a file; name one that exists")
+    readers: dict[str, Callable[[Path], dict[str, np.ndarray]]]
+    readers = {".npz": read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
+    arrays = readers[file.suffix](file)
+    victim = _predictions(arrays, "")
+    if "shadow_probabilities" not in arrays:
+        return PredictionFile(victim)
+    if arrays["shadow_probabilities"].ndim == 3:
+        return PredictionFile(victim, None, *_answers(arrays, victim))
+    return PredictionFile(victim, _predictions(arrays, "shadow_"))
+
+
+def _predictions(arrays: dict[str, np.ndarray], prefix: str) -> Predictions:
+    missing = [prefix + name for name in FIELDS if prefix + name not in arrays]
+    if missing:
+        held = ", ".join(arrays) or "nothing"
+        raise WrongInput("predictions", f"{', '.join(missing)} is missing; the file holds {held}")
+    probabilities, labels, membership = (_numbers(prefix + name, arrays[prefix + name]) for name in FIELDS)
+    if probabilities.ndim != 2 or labels.shape != membership.shape or labels.shape != probabilities.shape[:1]:
+        shapes = ", ".join(f"{name} {tuple(arrays[prefix + name].shape)}" for name in FIELDS)
+        raise WrongInput("predictions", f"the shapes do not fit: {shapes}; must be (N, K), (N,) and (N,)")
+    if probabilities.numel() == 0:
+        raise WrongInput("predictions", f"{prefix}probabilities have no rows; must be members and non-members")
+    _check_probabilities(f"{prefix}probabilities", probabilities)
+    if not bool(torch.isin(labels, torch.arange(probabilities.shape[1])).all()):
+        raise WrongInput("predictions", f"{prefix}labels must be whole numbers from 0 to {probabilities.shape[1] - 1}")
+    if set(membership.tolist()) != {0, 1}:
+        raise WrongInput("predictions", f"{prefix}membership must name members (1) and non-members (0), both")
+    groups = None if prefix else _groups(arrays, len(labels))
+    return Predictions(probabilities, labels.long(), membership.bool(), groups)
+
+
+def _answers(arrays: dict[str, np.ndarray], victim: Predictions) -> tuple[Tensor, Tensor]:
+    """Return answers (S, N, K) and membership (S, N) of shadow models on the victim's rows."""
+    if "shadow_membership" not in arrays:
+        raise WrongInput("predictions", "shadow_membership is missing; must be (S, N): the rows of each model")
+    answers, trained_on = (_numbers(name, arrays[name]) for name in ("shadow_probabilities", "shadow_membership"))
+    wanted = (len(answers), *victim.probabilities.shape)
+    if tuple(answers.shape) != wanted or tuple(trained_on.shape) != wanted[:2] or not len(answers):
+        shapes = f"shadow_probabilities {tuple(answers.shape)}, shadow_membership {tuple(trained_on.shape)}"
+        raise WrongInput("predictions", f"the shapes do not fit: {shapes}; must be (S, N, K) and (S, N)")
+    _check_probabilities("shadow_probabilities", answers)
+    if not set(trained_on.flatten().tolist()) <= {0, 1}:
+        raise WrongInput("predictions", "shadow_membership must be 1 where the row trained the model, else 0")
+    return answers, trained_on.bool()
+
+
+def _check_probabilities(name: str, probabilities: Tensor) -> None:
+    if bool((probabilities < 0).any()) or float((probabilities.sum(-1) - 1).abs().amax()) > TOLERANCE:
+        raise WrongInput("predictions", f"{name} must be numbers from 0 to 1 whose rows sum to one")
+
+
+def _groups(arrays: dict[str, np.ndarray], rows: int) -> tuple[str, ...] | None:
+    if "groups" not in arrays:
+        return None
+    if arrays["groups"].shape != (rows,):
+        raise WrongInput("predictions", f"groups have the shape {arrays['groups'].shape}; must be ({rows},)")
+    return tuple(str(group) for group in arrays["groups"].tolist())
+
+
+def _numbers(name: str, array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise WrongInput("predictions", f"{name} must hold finite numbers and nothing else")
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def _read_csv(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.reader(stream))
+    except (OSError, ValueError, csv.Error) as error:
+        raise WrongInput("predictions", f"{file} cannot be read as numbers under one line of names: {error}") from None
+    names = [name.strip() for name in rows[0]] if rows else []
+    if any(len(row) != len(names) for row in rows[1:]):
+        raise WrongInput("predictions", f"{file} has lines of different length; must have the columns {COLUMNS}")
+    return _from_columns(file, {name: np.array([row[i] for row in rows[1:]]) for i, name in enumerate(names)})
+
+
+def _read_parquet(file: Path) -> dict[str, np.ndarray]:
+    require("pyarrow", "parquet")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(file)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise WrongInput("predictions", f"{file} cannot be read as parquet: {error}") from None
+    return _from_columns(file, {name: table[name].to_numpy() for name in table.column_names})
+
+
+def _from_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays that a file's columns stand for."""
+    classes = _count(columns, r"p(\d+)")
+    if not classes or "label" not in columns or "membership" not in columns:
+        raise WrongInput("predictions", f"{file} must have the columns {COLUMNS}")
+    probabilities = [f"p{k}" for k in range(classes)]
+    arrays = {
+        "probabilities": _table(file, columns, probabilities),
+        "labels": _table(file, columns, ["label"])[:, 0],
+        "membership": _table(file, columns, ["membership"])[:, 0],
+    }
+    if "group" in columns:
+        arrays["groups"] = np.asarray(columns["group"]).astype(str)
+    if shadows := _count(columns, r"shadow(\d+)_p0"):
+        tables = [_table(file, columns, [f"shadow{s}_{name}" for name in probabilities]) for s in range(shadows)]
+        inside = [_table(file, columns, [f"shadow{s}_membership"])[:, 0] for s in range(shadows)]
+        arrays |= {"shadow_probabilities": np.stack(tables), "shadow_membership": np.stack(inside)}
+    return arrays
+
+
+def _count(columns: dict[str, Any], pattern: str) -> int:
+    """Return one more than the largest number in the columns' names."""
+    numbers = [int(match[1]) for name in columns if (match := re.fullmatch(pattern, name))]
+    return max(numbers, default=-1) + 1
+
+
+def _table(file: Path, columns: dict[str, Any], names: list[str]) -> np.ndarray:
+    if missing := [name for name in names if name not in columns]:
+        raise WrongInput("predictions", f"{file} has no column {missing[0]}; must have the columns {COLUMNS}")
+    try:
+        return np.stack([np.asarray(columns[name]).astype(np.float64) for name in names], 1)
+    except (TypeError, ValueError) as error:
+        raise WrongInput("predictions", f"{file} cannot be read as numbers under one line of names: {error}") from None

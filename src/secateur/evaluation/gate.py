@@ -1,0 +1,146 @@
+"""The gate of a release: finished runs held against a policy, and against the last release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from secateur.config.policy import PolicyFile
+from secateur.evaluation.limits import Check, Evidence, Outcome, check, collect, outcome, policy_of
+from secateur.metrics.estimates import difference
+from secateur.runs.rows import Row
+
+SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+LEVELS = {
+    Outcome.ABOVE: "error",
+    Outcome.INCONCLUSIVE: "warning",
+    Outcome.WITHIN: "none",
+}  # SARIF: what passes has no level
+SIGNS = {Outcome.ABOVE: "FAIL", Outcome.INCONCLUSIVE: "INCONCLUSIVE", Outcome.WITHIN: "within the limit"}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Decision on a release: every check, by the run that it is about."""
+
+    policy: PolicyFile
+    checks: Mapping[str, Sequence[Check]]  # by run
+    reasons: Sequence[str] = field(default_factory=list)  # why nothing can be decided
+
+    @property
+    def outcome(self) -> Outcome:
+        """The answer to all checks; above if one is, whatever else is missing."""
+        everything = outcome([item for checks in self.checks.values() for item in checks])
+        return Outcome.INCONCLUSIVE if self.reasons and everything is Outcome.WITHIN else everything
+
+    @property
+    def sentence(self) -> str:
+        """The decision in one sentence; it never says more than the evidence shows."""
+        total = sum(map(len, self.checks.values()))
+        if self.outcome is Outcome.ABOVE:
+            return "FAIL: what was measured is above a limit, or worse than the last release."
+        if self.outcome is Outcome.INCONCLUSIVE:
+            return "INCONCLUSIVE: the evidence does not show that the limits hold."
+        return f"WITHIN THE LIMITS: all {total} checks hold against the attackers that were run, at their strength."
+
+
+def decide(
+    runs: Mapping[str, Sequence[Row]],
+    policy: PolicyFile,
+    baseline: Sequence[Row] | None = None,
+    today: date | None = None,
+) -> Gate:
+    """Hold the rows of runs against a policy, and against the last release if there is one.
+
+    Args:
+        runs: rows by the name of their run.
+        policy: limits with their dates.
+        baseline: rows of the last release's run.
+        today: the day of the decision; a policy past its review decides nothing.
+    """
+    reasons = []
+    if today is not None and policy.review_by is not None and today > policy.review_by:
+        reasons.append(f"the policy was to be reviewed by {policy.review_by}")
+    rules = policy_of(policy.limits)
+    checks = {name: check(rows, rules) for name, rows in runs.items()}
+    if not rules.limits and baseline is None:
+        reasons.append("the policy has no limits")
+    if baseline is not None:
+        for name, rows in runs.items():
+            checks[name] = [*checks[name], *worse_than(rows, baseline, list(rules.limits) or ["auc"])]
+    return Gate(policy, checks, reasons)
+
+
+def worse_than(rows: Sequence[Row], baseline: Sequence[Row], measures: Sequence[str]) -> list[Check]:
+    """Return a check for every measure: the strongest attack now, less the strongest attack on the last release.
+
+    A release is worse if the interval of the difference lies above 0.
+    """
+    checks = []
+    for measure in measures:
+        now, before = (_strongest(collect(side, [measure])) for side in (rows, baseline))
+        name = f"{measure} since the last release"
+        if now is None or before is None or now.estimate is None or before.estimate is None:
+            side = "now" if now is None else "in the last release"
+            reason = f"it was not measured {side}"
+            checks.append(Check("this run", name, 0.0, Outcome.INCONCLUSIVE, reason=reason))
+            continue
+        change = difference(now.estimate, before.estimate)
+        evidence = Evidence(now.subject, name, now.attack, change)
+        worse = Outcome.ABOVE if change.low > 0 else Outcome.WITHIN
+        checks.append(Check(now.subject, name, 0.0, worse, evidence))
+    return checks
+
+
+def markdown(gate: Gate) -> str:
+    """Return a summary for a pull request."""
+    lines = [f"### Secateur: {gate.outcome.upper()}", "", gate.sentence, ""]
+    if gate.policy.set_by:
+        dates = [f"set by {gate.policy.set_by}"]
+        dates += [f"on {gate.policy.set_on}"] if gate.policy.set_on else []
+        dates += [f"review by {gate.policy.review_by}"] if gate.policy.review_by else []
+        lines += [f"Policy {gate.policy.name}: {', '.join(dates)}.", ""]
+    lines += [f"- {reason}" for reason in gate.reasons] + ([""] if gate.reasons else [])
+    lines += ["| run | model | measure | measured | limit | result |", "|---|---|---|---|---|---|"]
+    for name, checks in gate.checks.items():
+        for item in checks:
+            cells = [name, item.subject, item.measure, _measured(item), f"{item.limit:g}", SIGNS[item.outcome]]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    notes = [item.sentence for checks in gate.checks.values() for item in checks if not item.passed]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
+
+
+def sarif(gate: Gate, version: str) -> str:
+    """Return the checks as SARIF 2.1.0, which code hosts show beside a change."""
+    rules = dict.fromkeys(item.measure for checks in gate.checks.values() for item in checks)
+    results = [
+        {
+            "ruleId": item.measure,
+            "level": LEVELS[item.outcome],
+            "kind": "pass" if item.passed else "fail" if item.outcome is Outcome.ABOVE else "open",
+            "message": {"text": item.sentence},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": f"{name}/results.jsonl"}}}],
+        }
+        for name, checks in gate.checks.items()
+        for item in checks
+    ]
+    driver = {"name": "secateur", "version": version, "rules": [{"id": rule} for rule in rules]}
+    document: dict[str, Any] = {"$schema": SARIF, "version": "2.1.0"}
+    document["runs"] = [{"tool": {"driver": driver}, "results": results}]
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _strongest(items: Sequence[Evidence]) -> Evidence | None:
+    known = [item for item in items if item.estimate is not None and item.supported]
+    return max(known, key=lambda item: item.estimate.value if item.estimate else 0.0, default=None)
+
+
+def _measured(item: Check) -> str:
+    if item.evidence is None or item.evidence.estimate is None:
+        return "not measured"
+    value, low, high = item.evidence.estimate[:3]
+    under = f" ({item.evidence.attack})" if item.evidence.attack else ""
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]{under}"

@@ -1,0 +1,151 @@
+"""Exposure of single records: the score and rank of every example by every attack, and the most exposed groups."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from secateur.interfaces import Guesses
+from secateur.metrics.membership import Estimate, Z, evaluate
+
+SMALLEST_GROUP = 20  # members, and non-members, of a group that is measured
+GROUP_MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1")
+
+
+@dataclass(frozen=True)
+class ModelRecords:
+    """Examples that attacks asked one model about, and their scores."""
+
+    model: str  # its title: pruner, sparsity and defense
+    seed: int
+    ids: Tensor  # (N,) rows of the data set
+    labels: Tensor  # (N,)
+    is_member: Tensor  # (N,) bool, the truth
+    groups: Sequence[str] | None = None  # (N,) the user's own column
+    scores: dict[str, Tensor] = field(default_factory=dict)  # (N,) by attack, high = member
+
+
+class GroupExposure(NamedTuple):
+    """A measure of the group in which an attack does best."""
+
+    measure: str
+    group: str
+    estimate: Estimate
+    groups: int  # that were compared
+
+
+def ranks(scores: Tensor) -> Tensor:
+    """Return the rank of every score (N,), 1 for the highest; ties share the best rank.
+
+    Example:
+        >>> ranks(torch.tensor([0.2, 0.9, 0.9, 0.1])).tolist()
+        [3, 1, 1, 4]
+    """
+    ordered = scores.double().sort().values
+    return len(scores) - torch.searchsorted(ordered, scores.double(), side="right") + 1
+
+
+def nonmembers_above(scores: Tensor, is_member: Tensor) -> Tensor:
+    """Return for every example the share of non-members that score at least as high.
+
+    It is the false-positive rate at which this example is accused. A non-member counts itself.
+
+    Example:
+        >>> nonmembers_above(torch.tensor([0.9, 0.5, 0.7, 0.1]), torch.tensor([True, True, False, False])).tolist()
+        [0.0, 0.5, 0.5, 1.0]
+    """
+    outside = scores[~is_member].double().sort().values
+    below = torch.searchsorted(outside, scores.double(), side="left")
+    return (len(outside) - below).double() / max(1, len(outside))
+
+
+def records_csv(records: Sequence[ModelRecords]) -> str:
+    """Return records.csv: a line for every model and example, with score, rank and false-positive rate by attack."""
+    attacks = list(dict.fromkeys(name for part in records for name in part.scores))
+    head = ["model", "seed", "id", "label", "group", "member"]
+    head += [f"{name} {column}" for name in attacks for column in ("score", "rank", "nonmembers_above")]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(head)
+    for part in records:
+        writer.writerows(_lines(part, attacks))
+    return stream.getvalue()
+
+
+def most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[dict[str, Any]]:
+    """Return the members that an attack is surest of, surest first."""
+    scores = part.scores[attack]
+    above = nonmembers_above(scores, part.is_member)
+    inside = part.is_member.nonzero().squeeze(1)
+    order = inside[scores[inside].double().sort(descending=True, stable=True).indices][:count]
+    return [
+        {"id": int(part.ids[i]), "label": int(part.labels[i]), "score": float(scores[i]), "fpr": float(above[i])}
+        | ({} if part.groups is None else {"group": part.groups[i]})
+        for i in order.tolist()
+    ]
+
+
+def worst_groups(part: ModelRecords, attack: str, rng: Generator) -> tuple[list[GroupExposure], str]:
+    """Return the worst group of an attack by each measure, and a note on groups that are too small.
+
+    Groups are the classes, and the user's own. As many groups are compared, the interval of the worst is widened to
+    hold for all of them (Bonferroni).
+    """
+    measured, small = {}, 0
+    for name, rows in _groups(part).items():
+        truth = part.is_member[rows]
+        if min(int(truth.sum()), int((~truth).sum())) < SMALLEST_GROUP:
+            small += 1
+            continue
+        estimates = evaluate(Guesses(part.scores[attack][rows], None), truth, rng, resamples=200)
+        measured[name] = {key: estimates[key] for key in GROUP_MEASURES if estimates[key].note is None}
+    worst = [
+        GroupExposure(key, group, _widened(measured[group][key], len(measured)), len(measured))
+        for key in GROUP_MEASURES
+        if (group := _worst(measured, key)) is not None
+    ]
+    note = f"{small} groups have fewer than {SMALLEST_GROUP} members or non-members" if small else ""
+    return worst, note
+
+
+def _groups(part: ModelRecords) -> dict[str, Tensor]:
+    """Return the rows (n,) of every class and of every group of the user's own."""
+    groups = {f"class {label}": part.labels == label for label in sorted(set(part.labels.tolist()))}
+    for name in dict.fromkeys(part.groups or ()):
+        groups[f"group {name}"] = torch.tensor([group == name for group in part.groups or ()])
+    return {name: inside.nonzero().squeeze(1) for name, inside in groups.items()}
+
+
+def _worst(measured: Mapping[str, Mapping[str, Estimate]], key: str) -> str | None:
+    known = {group: estimates[key].value for group, estimates in measured.items() if key in estimates}
+    return max(known, key=lambda group: known[group], default=None)
+
+
+def _widened(estimate: Estimate, comparisons: int) -> Estimate:
+    from scipy.stats import norm
+
+    wider = float(norm.ppf(1 - 0.025 / max(1, comparisons))) / Z
+    low = estimate.value - wider * (estimate.value - estimate.low)
+    high = estimate.value + wider * (estimate.high - estimate.value)
+    return Estimate(estimate.value, max(0.0, low), min(1.0, high), estimate.note)
+
+
+def _lines(part: ModelRecords, attacks: Sequence[str]) -> Iterator[list[Any]]:
+    columns = []
+    for name in attacks:
+        if name in part.scores:
+            scores = part.scores[name].double().cpu()
+            above = nonmembers_above(scores, part.is_member)
+            columns += [scores.tolist(), ranks(scores).tolist(), above.tolist()]
+        else:
+            columns += [[""] * len(part.ids)] * 3
+    groups = part.groups or [""] * len(part.ids)
+    facts = zip(part.ids.tolist(), part.labels.tolist(), groups, part.is_member.int().tolist(), strict=True)
+    for fact, *numbers in zip(facts, *columns, strict=True):
+        yield [part.model, part.seed, *fact, *(f"{n:.6g}" if isinstance(n, float) else n for n in numbers)]

@@ -1,0 +1,158 @@
+"""Validity of an audit: checks of the data and the model, without which no verdict can be trusted.
+
+Each check is a row of the run with the metric `valid`: 1 where it holds, 0 where it does not, and a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from secateur.attacks.membership.reference_models import content
+from secateur.interfaces import Batch, Guesses
+from secateur.metrics.estimates import p_above
+from secateur.metrics.membership import Estimate, evaluate
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+
+METRIC = "valid"
+BLIND_LEVEL = 0.001  # chance of a false alarm of the blind baseline
+BLIND_ROWS = 2000  # of each side: enough for an AUC of .53 to be seen
+SIDE = 8  # pictures are averaged to at most 8 x 8 pixels for the blind baseline
+TREES = 50
+LEARNT = 0.3  # share of the way from chance to 1 that a trained model's members reach
+APART = 0.15  # difference in accuracy beyond which shadows do not resemble the victim
+
+
+class Validity(NamedTuple):
+    """One check: its name, the answer, and the answer as a sentence."""
+
+    name: str
+    holds: bool
+    sentence: str
+
+
+class Accuracy(NamedTuple):
+    """Accuracy of a model on the rows that it was trained on, and on others."""
+
+    train: float
+    test: float
+
+
+def check_rows(members: Batch, nonmembers: Batch, classes: int, seed: int) -> list[Validity]:
+    """Return the checks of the data: duplicates, a blind baseline, and labels that skip classes."""
+    return [duplicates(members, nonmembers), blind_baseline(members, nonmembers, seed), labels(members, classes)]
+
+
+def duplicates(members: Batch, nonmembers: Batch) -> Validity:
+    """Check that no example is a member and a non-member."""
+    inside, outside = set(content(members.inputs)), content(nonmembers.inputs)
+    shared = sum(key in inside for key in outside)
+    if not shared:
+        return Validity("duplicates", True, "no example is a member and a non-member")
+    return Validity("duplicates", False, f"{shared} of {len(outside)} non-members are members too; leave them out")
+
+
+def blind_baseline(members: Batch, nonmembers: Batch, seed: int) -> Validity:
+    """Check that members and non-members cannot be told apart without the model, by a forest on the inputs alone.
+
+    A shifted population, such as other years or another camera, would be taken for leakage of the model.
+    """
+    estimate = blind_auc(members, nonmembers, seed)
+    shown = f"AUC {estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    if p_above(estimate, 0.5) > BLIND_LEVEL:
+        return Validity("blind", True, f"a classifier that never asks the model is at chance: {shown}")
+    return Validity(
+        "blind",
+        False,
+        f"members and non-members differ by themselves: a classifier that never asks the model reaches {shown}; "
+        "draw both from the same population",
+    )
+
+
+def blind_auc(members: Batch, nonmembers: Batch, seed: int) -> Estimate:
+    """Return the AUC of a random forest on inputs and labels, by trees that did not see the example."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    rng = derive(seed, "blind")
+    sides = [_sample(side, rng) for side in (members, nonmembers)]
+    is_member = torch.cat([torch.ones(sides[0].size), torch.zeros(sides[1].size)]).bool()
+    features = np.concatenate([_features(side) for side in sides])
+    forest = RandomForestClassifier(
+        TREES, oob_score=True, min_samples_leaf=3, class_weight="balanced", random_state=seed, n_jobs=1
+    )
+    forest.fit(features, is_member.numpy())
+    scores = torch.from_numpy(np.nan_to_num(forest.oob_decision_function_[:, 1], nan=0.5))
+    return evaluate(Guesses(scores, None), is_member, rng)["auc"]
+
+
+def labels(members: Batch, classes: int) -> Validity:
+    """Check that every class of the model has members."""
+    missing = sorted(set(range(classes)) - set(members.labels.tolist()))
+    if not missing:
+        return Validity("labels", True, f"all {classes} classes have members")
+    listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return Validity("labels", False, f"no member has the label {listed}; labels must count the classes from 0")
+
+
+def member_accuracy(accuracy: float, classes: int) -> Validity:
+    """Check that a model that was brought along knows its members, which a wrong scaling of inputs prevents."""
+    chance = 1 / classes
+    if accuracy >= chance + LEARNT * (1 - chance):
+        return Validity("members", True, f"the model is right on {100 * accuracy:.1f} % of its members")
+    sentence = f"the model is right on {100 * accuracy:.1f} % of its members only; is the normalisation yours?"
+    return Validity("members", False, sentence)
+
+
+def resemblance(victim: Accuracy, shadows: Sequence[Accuracy], rows: Sequence[int]) -> Validity:
+    """Check that the shadow models are like the victim: as accurate on their own members, and on others.
+
+    Args:
+        victim: accuracy of the audited model.
+        shadows: accuracies of the attacker's models.
+        rows: number of rows that each of these was trained on.
+    """
+    train, test = (sum(side) / len(shadows) for side in zip(*shadows, strict=True))
+    numbers = f"{min(rows)} to {max(rows)}" if len(set(rows)) > 1 else f"{rows[0]}"
+    shown = (
+        f"{len(shadows)} shadow models, each trained on {numbers} rows: train {100 * train:.1f} %, test "
+        f"{100 * test:.1f} %; the victim: train {100 * victim.train:.1f} %, test {100 * victim.test:.1f} %"
+    )
+    if max(abs(train - victim.train), abs(test - victim.test)) <= APART:
+        return Validity("shadows", True, f"the shadows resemble the victim ({shown})")
+    return Validity("shadows", False, f"the shadows do not resemble the victim ({shown})")
+
+
+def validity_rows(labels: dict[str, Any], checks: Sequence[Validity]) -> list[Row]:
+    """Return checks as rows."""
+    named = [labels | {"extra": labels.get("extra", {}) | {"check": check.name}} for check in checks]
+    return [
+        Row(**row, metric=METRIC, value=float(check.holds), note=check.sentence)
+        for row, check in zip(named, checks, strict=True)
+    ]
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Return the sentences of the checks that do not hold."""
+    return list(dict.fromkeys(row.note or "" for row in rows if row.metric == METRIC and row.value == 0))
+
+
+def _sample(batch: Batch, rng: torch.Generator) -> Batch:
+    if batch.size <= BLIND_ROWS:
+        return batch
+    return batch.take(torch.randperm(batch.size, generator=rng)[:BLIND_ROWS].to(batch.labels.device))
+
+
+def _features(batch: Batch) -> np.ndarray:
+    """Return (N, D) inputs, pictures averaged to few pixels, and the label."""
+    inputs: Tensor = batch.inputs.detach().float().cpu()
+    if inputs.ndim == 4 and min(inputs.shape[2:]) > SIDE:
+        inputs = adaptive_avg_pool2d(inputs, SIDE)
+    label = batch.labels.cpu().float()[:, None]
+    table: np.ndarray = torch.cat([inputs.flatten(1), label], 1).numpy()
+    return table

@@ -1,0 +1,122 @@
+"""Exposure of one model: what attacks find out about its members, into a run in a folder or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.catalogue import Choice
+from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
+from secateur.evaluation.records import ModelRecords, most_exposed, worst_groups
+from secateur.evaluation.validity import Validity, check_rows, validity_rows
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
+from secateur.metrics.epsilon import LEVEL, epsilon_bound
+from secateur.metrics.gaps import portrait
+from secateur.metrics.membership import share
+from secateur.runs.artifacts import Result
+from secateur.runs.folder import MemoryRun, Run
+from secateur.runs.rows import Row
+from secateur.seeding import derive
+
+RANKING = ("conf", "entropy", "mentr", "top1-conf", "correctness")  # attacks that need no shadow models
+
+
+@dataclass(eq=False)
+class MembershipExposure:
+    """A model's leakage about its members, for one seed: its gaps, and the guesses of attacks.
+
+    The rows and figures go to a run, in a folder or in memory.
+    """
+
+    run: Run | MemoryRun
+    seed: int
+    members: Batch
+    nonmembers: Batch
+    candidates: Candidates  # the members, then the non-members
+    build_box: Callable[[], BlackBox]  # called when a stage must be computed
+    title: str = "the model"
+    ids: Tensor | None = None  # (N,) rows of the data set; None: rows of the candidates
+    level: float = LEVEL  # of each attack's bound on epsilon
+    groups: Sequence[str] | None = None  # (N,) the user's own column
+
+    @cached_property
+    def record(self) -> ModelRecords:
+        """The scores of all candidates by all attacks."""
+        batch = self.candidates.batch
+        ids = torch.arange(batch.size) if self.ids is None else self.ids
+        return ModelRecords(self.title, self.seed, ids, batch.labels.cpu(), self.is_member, self.groups)
+
+    @property
+    def is_member(self) -> Tensor:
+        """(N,) bool: the true membership of the candidates."""
+        return torch.arange(self.candidates.batch.size) < self.members.size
+
+    @cached_property
+    def box(self) -> BlackBox:
+        """The model."""
+        return self.build_box()
+
+    def measure_accuracy(self, labels: dict[str, Any]) -> None:
+        """Measure the accuracy on members and on non-members."""
+        for name, side in (("train_accuracy", self.members), ("test_accuracy", self.nonmembers)):
+            accuracy = share(self.box.predict(side.inputs).argmax(1) == side.labels)
+            self.run.add([Row(**labels, metric=name, **accuracy._asdict())])
+
+    def check_validity(self, labels: dict[str, Any], classes: int, key: str = "") -> None:
+        """Count the rows, and check them before any verdict; `key` is the key of the data."""
+
+        def compute() -> Result:
+            checks = check_rows(self.members, self.nonmembers, classes, self.seed)
+            return Result(data={"checks": [list(check) for check in checks]})
+
+        counts = {"members": self.members.size, "nonmembers": self.nonmembers.size}
+        self.run.add(Row(**labels, metric=name, value=float(count)) for name, count in counts.items())
+        done = self.run.stage("validity", {"data": key, "seed": self.seed, "rows": counts}, compute).data
+        self.run.add(validity_rows(labels, [Validity(*check) for check in done["checks"]]))
+
+    def measure_gaps(self, labels: dict[str, Any], classes: int, key: str = "") -> None:
+        """Measure the gaps between answers for members and for non-members; `key` is the model's stage key."""
+
+        def compute() -> Result:
+            rng = derive(self.seed, "portrait")
+            gaps, figures = portrait(self.box, self.members, self.nonmembers, classes, rng)
+            return Result(data={"gaps": {name: gap._asdict() for name, gap in gaps.items()}, "figures": figures})
+
+        done = self.run.stage("portrait", {"model": key, "seed": self.seed}, compute).data
+        self.run.add(Row(**labels, metric=name, **gap) for name, gap in done["gaps"].items())
+        self.run.show(flat_labels(labels) | {"attack": None} | figure for figure in done["figures"])
+
+    def measure_attack(self, labels: dict[str, Any], fit: Callable[[], MembershipAttack], **depends: Any) -> None:
+        """Measure how well an attack tells members from non-members; the stage depends on `depends`."""
+
+        def compute() -> Result:
+            guesses = fit().score(self.box, self.candidates)
+            scores = guesses.scores.detach().cpu()
+            self.record.scores[labels["attack"]] = scores
+            data = evaluate_guesses(guesses, self.is_member, self.seed)
+            return Result({"scores": scores}, data | self._exposure_of(labels["attack"], scores))
+
+        depends |= {"attack": labels["attack"], "seed": self.seed, "level": self.level}
+        done = self.run.stage("attack", depends, compute)
+        self.record.scores[labels["attack"]] = done.tensors["scores"]
+        self.run.add(attack_rows(labels, done.data))
+        exposed = {"kind": "exposed", "records": most_exposed(self.record, labels["attack"])}
+        self.run.show([flat_labels(labels) | done.data["figure"], flat_labels(labels) | exposed])
+
+    def _exposure_of(self, attack: str, scores: Tensor) -> dict[str, Any]:
+        """Return the worst groups of an attack, and the epsilon that it shows."""
+        worst, note = worst_groups(self.record, attack, derive(self.seed, "groups"))
+        bound = epsilon_bound(scores, self.is_member, derive(self.seed, "epsilon"), level=self.level)
+        groups = [[item.measure, item.group, list(item.estimate[:3]), item.groups] for item in worst]
+        return {"groups": groups, "small_groups": note, "epsilon": bound.value}
+
+
+def fit_attack(attack: Choice, known: Sequence[Shadow] | InOut, seed: int) -> MembershipAttack:
+    """Return the attack, fitted to the attacker's models."""
+    fitted: MembershipAttack = attack.make().fit(known, derive(seed, "attack", str(attack)))
+    return fitted

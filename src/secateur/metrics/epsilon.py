@@ -1,0 +1,119 @@
+"""Measured epsilon: lower bounds on the privacy loss of a training, shown by an attack.
+
+An (epsilon, delta)-private training has TPR <= e^epsilon FPR + delta at every threshold of every attack, and the same
+for non-members. So an attack that does better refutes a claimed epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+LEVEL = 0.05  # a bound is wrong at most this often
+
+
+class EpsilonBound(NamedTuple):
+    """Lower bound on epsilon at 95 % confidence, and the rates that it comes from."""
+
+    value: float  # 0: the attack shows nothing
+    tpr: float  # share of members (or of non-members, whichever are accused) beyond the threshold
+    fpr: float
+    rows: int  # rows of the half that tested the threshold
+
+    def refutes(self, claimed: float) -> bool:
+        """Return True if a training with the claimed epsilon would not leak as much."""
+        return self.value > claimed
+
+
+def epsilon_bound(
+    scores: Tensor, is_member: Tensor, rng: Generator, delta: float = 0.0, level: float = LEVEL
+) -> EpsilonBound:
+    """Return a lower bound on epsilon from an attack's scores (N,), high = member.
+
+    One random half of the rows chooses the threshold and the accused side, the other half tests it. Each of the two
+    rates has a one-sided Clopper-Pearson bound at half the level.
+    """
+    order = torch.randperm(len(scores), generator=rng)
+    halves = [order[: len(order) // 2], order[len(order) // 2 :]]
+    chosen, tested = ((scores[half].double().cpu().numpy(), is_member[half].cpu().numpy()) for half in halves)
+    best = {side: _best_threshold(*_accusing(*chosen, side), delta, level) for side in (1, -1)}
+    side = max(best, key=lambda accused: best[accused][0])
+    inside, outside = _accusing(*tested, side)
+    hits, alarms = int((inside >= best[side][1]).sum()), int((outside >= best[side][1]).sum())
+    bound = float(_bounds(np.array([hits]), len(inside), np.array([alarms]), len(outside), delta, level)[0])
+    return EpsilonBound(bound, hits / max(1, len(inside)), alarms / max(1, len(outside)), len(tested[0]))
+
+
+def one_run_bound(canaries: int, guesses: int, correct: int, delta: float = 0.0) -> float:
+    """Return a lower bound on epsilon from one training with canaries (Steinke et al. 2023, Theorem 5.2).
+
+    Each canary is trained on or not by a fair coin of its own; the attacker guesses for some of them.
+
+    Args:
+        canaries: number of canaries, m.
+        guesses: number of canaries for which the attacker guesses, r.
+        correct: number of correct guesses, v.
+        delta: delta of the claim.
+    """
+    if one_run_p_value(canaries, guesses, correct, 0.0, delta) > LEVEL:
+        return 0.0
+    low, high = 0.0, 1.0
+    while high < 64 and one_run_p_value(canaries, guesses, correct, high, delta) <= LEVEL:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if one_run_p_value(canaries, guesses, correct, middle, delta) <= LEVEL else (low, middle)
+        )
+    return low
+
+
+def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Return the largest chance of so many correct guesses under (epsilon, delta)-privacy (Theorem 5.2).
+
+    It is `P[B >= v] + 2 m delta max over i of P[v > B >= v - i] / i`. B is binomial over r guesses, each right with the
+    chance e^epsilon / (1 + e^epsilon).
+    """
+    from scipy.stats import binom
+
+    right = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(correct - 1, guesses, right))
+    if delta == 0 or correct == 0:
+        return min(1.0, tail)
+    steps = np.arange(1, correct + 1)
+    below = np.cumsum(binom.pmf(correct - steps, guesses, right))
+    return min(1.0, tail + 2 * canaries * delta * float((below / steps).max()))
+
+
+def _accusing(scores: np.ndarray, is_member: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores of the accused and of the others: members by high scores, or non-members by low ones."""
+    turned, accused = side * scores, is_member if side == 1 else ~is_member
+    return turned[accused], turned[~accused]
+
+
+def _best_threshold(inside: np.ndarray, outside: np.ndarray, delta: float, level: float) -> tuple[float, float]:
+    """Return the highest bound over all thresholds, and its threshold."""
+    if not len(inside) or not len(outside):
+        return 0.0, math.inf
+    thresholds = np.unique(np.concatenate([inside, outside]))
+    hits = len(inside) - np.searchsorted(np.sort(inside), thresholds)
+    alarms = len(outside) - np.searchsorted(np.sort(outside), thresholds)
+    bounds = _bounds(hits, len(inside), alarms, len(outside), delta, level)
+    best = int(bounds.argmax())
+    return float(bounds[best]), float(thresholds[best])
+
+
+def _bounds(hits: np.ndarray, inside: int, alarms: np.ndarray, outside: int, delta: float, level: float) -> np.ndarray:
+    """Return log((TPR - delta) / FPR) with a lower bound for TPR and an upper bound for FPR; at least 0."""
+    from scipy.stats import beta
+
+    if not inside or not outside:
+        return np.zeros(len(hits))
+    low = np.where(hits > 0, beta.ppf(level / 2, hits, inside - hits + 1), 0.0)
+    high = np.where(alarms < outside, beta.ppf(1 - level / 2, alarms + 1, outside - alarms), 1.0)
+    gain = np.maximum(low - delta, 1e-300) / high
+    return np.maximum(0.0, np.log(gain))

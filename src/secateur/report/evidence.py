@@ -1,0 +1,363 @@
+"""Evidence pack for a privacy officer: decision, worst attack, validity, and what was not tested, on a few pages.
+
+The pack is one record. JSON (docs/evidence.schema.json), Markdown, a model card's section, HTML and PDF are its forms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from secateur.catalogue import Method, methods, name_of
+from secateur.config import Limits, PolicyFile
+from secateur.errors import WrongInput, install_command
+from secateur.evaluation.gate import Gate, decide
+from secateur.evaluation.limits import Evidence, collect, uses_shadows
+from secateur.evaluation.validity import METRIC
+from secateur.runs.artifacts import version
+from secateur.runs.folder import load_figures, load_rows
+from secateur.runs.rows import Row
+
+FORMATS = ("html", "pdf", "md", "json", "model-card")
+MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
+TITLES = {"auc": "AUC", "tpr_at_fpr_0.01": "TPR at 1 % FPR", "tpr_at_fpr_0.001": "TPR at 0.1 % FPR"}
+HEAD = ["measure", "model", "attack", "value", "95 % interval", "covers"]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# Threats that no attack of this tool covers, in the words of NIST AI 100-2.
+UNCOVERED = (
+    "property inference: facts about the training population as a whole",
+    "model extraction",
+    "poisoning of the training data to make it leak more",
+    "white-box membership inference: attacks here only ask the model",
+)
+
+
+@dataclass(frozen=True)
+class MeasuredLeak:
+    """A measure of one model under its strongest attack, with the ends of its 95 % interval."""
+
+    measure: str
+    model: str
+    attack: str | None
+    value: float
+    low: float
+    high: float
+    covers: str  # what the interval covers: rows, or rows and trainings
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One limit of the policy and its answer."""
+
+    model: str
+    measure: str
+    limit: float
+    outcome: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """An attack in the words of NIST AI 100-2: goal, capability and knowledge, with its cost."""
+
+    name: str
+    goal: str
+    capability: str
+    knowledge: str
+    models: int  # that the attacker trained
+
+
+@dataclass(frozen=True)
+class ValidityCheck:
+    """A check of the audit's own validity."""
+
+    name: str
+    holds: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class EvidencePack:
+    """All that a privacy officer signs for."""
+
+    schema: int
+    created: str
+    outcome: str  # within, above, inconclusive, or undecided without a policy
+    sentence: str
+    policy: dict[str, Any] | None
+    checks: list[Decided]
+    subject: dict[str, Any]  # model and data with their hashes, and the rows that were asked about
+    worst: list[MeasuredLeak]
+    before: list[MeasuredLeak]  # the same measures of the model before compression
+    groups: list[MeasuredLeak]
+    adversaries: list[Adversary]
+    hours: float | None
+    validity: list[ValidityCheck]
+    not_tested: list[str]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | None = None) -> EvidencePack:
+    """Return the evidence of a finished audit, decided against a policy, or else against the run's own limits."""
+    rows = load_rows(folder)
+    config: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text()) or {}
+    marker: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    if policy is None and config.get("limits") and Limits.model_validate(config["limits"]).by_measure():
+        policy = PolicyFile(name="limits of the run file", limits=Limits.model_validate(config["limits"]))
+    gate = None if policy is None else decide({folder.name: rows}, policy, today=today)
+    items = collect(rows, MEASURES)
+    originals = collect([row for row in rows if row.pruner == "none"], MEASURES)
+    compressed = any(item.subject != "the original, basic" for item in items)
+    attacks = list(dict.fromkeys(row.attack for row in rows if row.attack and row.value is not None))
+    return EvidencePack(
+        schema=1,
+        created=(today or date.today()).isoformat(),
+        outcome="undecided" if gate is None else str(gate.outcome),
+        sentence="No policy was given, so nothing is decided." if gate is None else gate.sentence,
+        policy=None
+        if policy is None
+        else policy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"schema_version"}),
+        checks=[] if gate is None else _decided(gate),
+        subject=_subject(rows, config),
+        worst=_strongest(items),
+        before=_strongest(originals) if compressed else [],
+        groups=_strongest(collect(rows, ("worst_group_auc", "worst_group_tpr_at_fpr_0.01"))),
+        adversaries=[_adversary(attack, config) for attack in attacks],
+        hours=_hours(marker),
+        validity=_validity(rows),
+        not_tested=_not_tested(rows, attacks, config),
+        provenance={name: marker.get(name) for name in ("secateur", "python", "torch", "device", "started", "finished")}
+        | {"command": f"secateur audit {folder / 'config.yaml'}", "seeds": marker.get("seeds"), "tool": version()},
+    )
+
+
+def write_pack(folder: Path, formats: Sequence[str], policy: PolicyFile | None = None) -> list[Path]:
+    """Write the evidence of a run into its folder, in each of the formats; return the files."""
+    pack, written = build_pack(folder, policy), []
+    for name in formats:
+        if name not in FORMATS:
+            raise WrongInput("format", f"{name!r} is not known; allowed: {', '.join(FORMATS)}")
+        if name == "pdf":
+            page = render_html(pack, load_figures(folder))
+            written.append(_write_pdf(folder / "evidence.pdf", page))
+            continue
+        text = {
+            "html": lambda: render_html(pack, load_figures(folder)),
+            "md": lambda: render_markdown(pack),
+            "json": lambda: json.dumps(dataclasses.asdict(pack), indent=2) + "\n",
+            "model-card": lambda: render_model_card(pack),
+        }[name]()
+        path = folder / {"model-card": "model-card.md"}.get(name, f"evidence.{name}")
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def render_markdown(pack: EvidencePack) -> str:
+    """Return the pack as Markdown."""
+    lines = ["# Evidence of what this model leaks", "", f"**{pack.outcome.upper()}.** {pack.sentence}", ""]
+    if pack.policy:
+        lines += _table(["policy", ""], [[name, _plain(value)] for name, value in pack.policy.items()])
+    if pack.checks:
+        lines += _table(
+            ["model", "measure", "limit", "result"],
+            [[item.model, item.measure, f"{item.limit:g}", item.outcome] for item in pack.checks],
+        )
+    lines += ["## What was audited", ""]
+    lines += _table(["", ""], [[name, _plain(value)] for name, value in pack.subject.items()])
+    lines += ["## The strongest attack for each measure", "", *_table(HEAD, _measured(pack.worst))]
+    if pack.before:
+        lines += ["## Before compression", "", *_table(HEAD, _measured(pack.before))]
+    if pack.groups:
+        lines += ["## The most exposed group", "", *_table(HEAD, _measured(pack.groups))]
+    lines += ["## Attackers (NIST AI 100-2)", ""]
+    adversaries = [[a.name, a.goal, a.capability, a.knowledge, str(a.models)] for a in pack.adversaries]
+    lines += _table(["attack", "goal", "capability", "knowledge", "models trained"], adversaries)
+    lines += [f"All training and attacks took {pack.hours:.2g} hours.", ""] if pack.hours is not None else []
+    lines += ["## Validity of the audit", ""]
+    lines += [f"- {'holds' if item.holds else '**does not hold**'}: {item.sentence}" for item in pack.validity]
+    lines += ["", "## What was not tested", ""] + [f"- {sentence}" for sentence in pack.not_tested]
+    lines += ["", "## Provenance", ""]
+    lines += _table(["", ""], [[name, _plain(value)] for name, value in pack.provenance.items()])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_model_card(pack: EvidencePack) -> str:
+    """Return the section on privacy of a model card."""
+    lines = [
+        "## Privacy: membership leakage",
+        "",
+        f"{pack.sentence} Audited {pack.created} with Secateur {version()}.",
+        "",
+    ]
+    lines += _table(HEAD, _measured(pack.worst))
+    failed = [item.sentence for item in pack.validity if not item.holds]
+    lines += [f"- Validity: {sentence}" for sentence in failed]
+    lines += [f"- Not tested: {sentence}" for sentence in pack.not_tested]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> str:
+    """Return the pack as one page for a printer, with the ROC curves of the audited models as SVG."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("secateur", "report"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["plain"] = _plain
+    curves = [figure for figure in figures if figure.get("kind") == "roc" and figure.get("pruner") != "none"]
+    return environment.get_template("evidence.html.j2").render(
+        pack=pack,
+        head=HEAD,
+        worst=_measured(pack.worst),
+        before=_measured(pack.before),
+        groups=_measured(pack.groups),
+        curves=[(figure["attack"], _points(figure)) for figure in curves[:6]],
+    )
+
+
+def _decided(gate: Gate) -> list[Decided]:
+    checks = [check for items in gate.checks.values() for check in items]
+    return [Decided(c.subject, c.measure, c.limit, str(c.outcome), c.sentence) for c in checks]
+
+
+def _strongest(items: Sequence[Evidence]) -> list[MeasuredLeak]:
+    """Return each measure under the attack and on the model where it is highest."""
+    strongest = []
+    for measure in dict.fromkeys(item.measure for item in items):
+        known = [item for item in items if item.measure == measure and item.supported]
+        if known:
+            top = max(known, key=lambda item: item.estimate.value if item.estimate else 0.0)
+            assert top.estimate is not None
+            covers = f"rows and {top.trainings} trainings" if top.trainings > 1 else "rows of one training"
+            strongest.append(MeasuredLeak(measure, top.subject, top.attack, *top.estimate[:3], covers))
+    return strongest
+
+
+def _subject(rows: Sequence[Row], config: dict[str, Any]) -> dict[str, Any]:
+    """Return facts about model and data: names, hashes of files, and the numbers of rows."""
+    facts: dict[str, Any] = {"model": rows[0].model if rows else None, "data": rows[0].dataset if rows else None}
+    for name in ("weights", "data", "predictions"):
+        path = Path(str(config.get(name) or ""))
+        if config.get(name) and path.is_file():
+            facts[f"sha256 of {name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for name in ("members", "nonmembers"):
+        counts = [row.value for row in rows if row.metric == name and row.value is not None]
+        if counts:
+            facts[f"{name} asked about"] = int(counts[0])
+    if not config.get("predictions"):
+        facts["pruner"], facts["sparsity"] = config.get("pruner"), config.get("sparsity")
+    return {name: value for name, value in facts.items() if value not in (None, [], "")}
+
+
+def _adversary(attack: str, config: dict[str, Any]) -> Adversary:
+    """Return an attack in the words of NIST AI 100-2."""
+    entry: Method | None = methods("attack").get(name_of(attack))
+    sees = entry.info["sees"] if entry else "probabilities"
+    shadowed = uses_shadows(attack)
+    models = (config.get("shadows") or 0) + (config.get("in_out") or 0) if shadowed else 0
+    knowledge = "the record and its label; data of the same population, and the training recipe"
+    return Adversary(
+        attack,
+        "privacy compromise: membership inference",
+        f"query access to the model's {sees}",
+        knowledge if shadowed else "the record and its label",
+        models,
+    )
+
+
+def _validity(rows: Sequence[Row]) -> list[ValidityCheck]:
+    seen = {(row.extra.get("check", ""), row.note): row for row in rows if row.metric == METRIC}
+    return [ValidityCheck(name, row.value == 1, note or "") for (name, note), row in seen.items()]
+
+
+def _not_tested(rows: Sequence[Row], attacks: Sequence[str], config: dict[str, Any]) -> list[str]:
+    """Return what the audit leaves open, each with its reason."""
+    run = {name_of(attack) for attack in attacks}
+    missing = [name for name in methods("attack") if name not in run]
+    sentences = [f"attacks that were not run: {', '.join(missing)}"] if missing else []
+    refused = {f"{row.attack}: {row.note}" for row in rows if row.attack and row.metric == "auc" and row.value is None}
+    sentences += sorted(refused)
+    if not any(uses_shadows(attack) for attack in attacks):
+        sentences.append("attackers with shadow models, which are stronger: none was run")
+    if len({row.seed for row in rows}) == 1:
+        sentences.append("another training with the same recipe: all numbers are of one seed")
+    if not config.get("adaptive") and any(row.defense not in (None, "basic", "none", "given") for row in rows):
+        sentences.append("attackers whose shadow models use the defense too (adaptive)")
+    checked = {row.extra.get("check") for row in rows if row.metric == METRIC}
+    if "blind" not in checked:
+        sentences.append("whether members and non-members differ by themselves: the inputs were not there")
+    return [*sentences, *UNCOVERED]
+
+
+def _hours(marker: dict[str, Any]) -> float | None:
+    try:
+        start, end = (datetime.fromisoformat(marker[name]) for name in ("started", "finished"))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return (end - start).total_seconds() / 3600
+
+
+def _measured(items: Sequence[MeasuredLeak]) -> list[list[str]]:
+    return [
+        [
+            TITLES.get(item.measure, item.measure.replace("_", " ")),
+            item.model,
+            item.attack or "",
+            f"{item.value:.3f}",
+            f"{item.low:.3f} to {item.high:.3f}",
+            item.covers,
+        ]
+        for item in items
+    ]
+
+
+def _points(figure: dict[str, Any]) -> str:
+    """Return a ROC curve as points of an SVG polyline of 200 x 200."""
+    pairs = zip(figure["fpr"], figure["tpr"], strict=True)
+    return " ".join(f"{200 * fpr:.1f},{200 * (1 - tpr):.1f}" for fpr, tpr in pairs)
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *body)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:], ""]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _write_pdf(path: Path, page: str) -> Path:
+    """Print the page with a browser, or with WeasyPrint where there is none."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder) / "evidence.html", Path(folder) / "evidence.pdf"
+            source.write_text(page, encoding="utf-8")
+            command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+            command += [f"--user-data-dir={folder}/profile", f"--print-to-pdf={target}", source.as_uri()]
+            subprocess.run(command, capture_output=True, timeout=120, check=False)
+            if target.is_file():
+                path.write_bytes(target.read_bytes())
+                return path
+    try:
+        import weasyprint
+    except (ImportError, OSError):
+        advice = f"install Chromium, or: {install_command('pdf')}"
+        raise WrongInput("format", f"pdf needs a browser or WeasyPrint, and neither works here; {advice}") from None
+    weasyprint.HTML(string=page).write_pdf(path)
+    return path

@@ -1,0 +1,174 @@
+"""First screen of an audit: the answer, one sentence with a magnitude, three numbers, and what they rest on.
+
+The answer is that a model leaks, that it is within limits, or that the evidence is inconclusive. It is never "safe".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from secateur.evaluation.limits import LEVEL, Check, Evidence, Outcome, collect, outcome, uses_shadows
+from secateur.evaluation.validity import METRIC, failures
+from secateur.metrics.estimates import holm, p_above
+from secateur.report.summary import group_by
+from secateur.report.table import name_measure
+from secateur.report.verdict import GUESSING, Badge
+from secateur.runs.rows import Row
+
+MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
+STRONG_AUC, STRONG_TPR = 0.7, 0.1  # a leak that anyone would call large
+CROWD = 1000  # people of the sentence with a magnitude
+ANSWERS = {
+    Outcome.ABOVE: Badge("FAIL: above a limit", "bad"),
+    Outcome.INCONCLUSIVE: Badge("INCONCLUSIVE", "doubtful"),
+    Outcome.WITHIN: Badge("WITHIN THE LIMITS, against these attackers", "good"),
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The first screen."""
+
+    badge: Badge
+    sentences: list[str]
+    numbers: list[tuple[str, str, str]] = field(default_factory=list)  # measure, value with interval, attack and model
+    limits: list[str] = field(default_factory=list)  # one line a model whose limits are not shown to hold
+    checks: list[tuple[bool, str]] = field(default_factory=list)  # validity: holds, and a sentence
+
+
+def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> Headline:
+    """Return the first screen of an audit's rows; `limits` are the checks of its limits, None if there are none."""
+    shipped = [item for item in _collect(rows, MEASURES) if item.estimate is not None]
+    if not shipped:
+        return Headline(
+            Badge("INCONCLUSIVE: no attack was run", "doubtful"), ["Nothing is known of these models' leakage."]
+        )
+    originals = _collect([row for row in rows if row.pruner == "none"], MEASURES)
+    before = originals if any(item.subject not in {o.subject for o in originals} for item in shipped) else []
+    leaking = select_leaking(shipped)
+    badge = ANSWERS[outcome(limits)] if limits else _choose_badge(shipped, leaking, rows)
+    sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows), _describe_attacker(rows)]
+    numbers = [_format_number(item) for item in map(strongest, _split(shipped).values()) if item is not None]
+    checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
+    return Headline(
+        badge,
+        [sentence for sentence in sentences if sentence],
+        numbers,
+        _list_limits(limits or []),
+        [(holds, sentence) for sentence, holds in checks.items()],
+    )
+
+
+def select_leaking(items: Sequence[Evidence]) -> set[str]:
+    """Return the models on which an attack is better than guessing, at one level for all attacks and models (Holm)."""
+    known = [item for item in items if item.measure == "auc" and item.estimate is not None]
+    adjusted = holm([p_above(item.estimate, GUESSING) for item in known if item.estimate is not None])
+    return {item.subject for item, p in zip(known, adjusted, strict=True) if p <= LEVEL}
+
+
+def strongest(items: Sequence[Evidence]) -> Evidence | None:
+    """Return the evidence with the highest value that sample and score support."""
+    known = [item for item in items if item.supported and item.estimate is not None]
+    return max(known, key=lambda item: item.estimate.value if item.estimate else 0.0, default=None)
+
+
+def _collect(rows: Sequence[Row], measures: Sequence[str]) -> list[Evidence]:
+    """Return the evidence on these measures; on a page of several runs each run's models carry its name."""
+    runs = group_by(rows, lambda row: row.extra.get("run"))
+    return [
+        item if run is None else replace(item, subject=f"{run}: {item.subject}")
+        for run, same in runs.items()
+        for item in collect(same, measures)
+    ]
+
+
+def _split(items: Sequence[Evidence]) -> Mapping[str, list[Evidence]]:
+    return group_by(items, lambda item: item.measure)
+
+
+def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence[Row]) -> Badge:
+    """Return the answer without limits."""
+    if leaking:
+        tops = {measure: strongest(items) for measure, items in _split(shipped).items()}
+        auc, tpr = (top.estimate.value if (top := tops.get(m)) and top.estimate else 0.0 for m in MEASURES[:2])
+        large = auc >= STRONG_AUC or tpr >= STRONG_TPR
+        return Badge("LEAKS STRONGLY", "bad") if large else Badge("LEAKS", "bad")
+    if failures(rows) or not any(item.attack and uses_shadows(item.attack) for item in shipped):
+        return Badge("INCONCLUSIVE", "doubtful")
+    return Badge("NO LEAK SHOWN by these attackers", "doubtful")
+
+
+def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence], leaking: set[str]) -> str:
+    """Return the sentence that a board understands: how many members an attacker names, at what price."""
+    top = strongest(_split(shipped).get("tpr_at_fpr_0.01", []))
+    if not leaking:
+        return "No attack that was run was better than guessing; a stronger attack might be."
+    if top is None or top.estimate is None:
+        return "An attacker recognises members better than by guessing; the sample is too small for rare accusations."
+    named, price = round(CROWD * top.estimate.value), round(CROWD * 0.01)
+    text = f"Of {CROWD:,} members an attacker names {named}, with {price} false accusations among {CROWD:,} others"
+    original = strongest(_split(before).get("tpr_at_fpr_0.01", []))
+    if original is not None and original.estimate is not None:
+        text += f"; before pruning {round(CROWD * original.estimate.value)}"
+    return text + "."
+
+
+def _describe_change(rows: Sequence[Row]) -> str:
+    """Return whether pruning changed the strongest attack, paired over the same rows."""
+    changes = [item for item in _collect(rows, ["auc_change"]) if item.estimate is not None]
+    if not changes:
+        return ""
+    most = max(changes, key=lambda item: abs(item.estimate.value) if item.estimate else 0.0)
+    assert most.estimate is not None
+    value, low, high = most.estimate[:3]
+    verb = "raised" if low > 0 else "lowered" if high < 0 else "did not measurably change"
+    return (
+        f"Pruning {verb} the leakage: AUC {value:+.3f} [{low:+.3f}, {high:+.3f}] on {most.subject} under {most.attack}."
+    )
+
+
+def _describe_attacker(rows: Sequence[Row]) -> str:
+    """Return how many rows were asked about, how many trainings the numbers cover, and what the attacker had."""
+    counts = [
+        max((row.value or 0 for row in rows if row.metric == name), default=0) for name in ("members", "nonmembers")
+    ]
+    asked = f"{counts[0]:,.0f} members and {counts[1]:,.0f} non-members were asked about. " if all(counts) else ""
+    trainings = len({row.seed for row in rows})
+    covers = (
+        f"{trainings} trainings and their rows" if trainings > 1 else "the rows of one training; another may differ"
+    )
+    shadowed = any(row.attack and row.value is not None and uses_shadows(row.attack) for row in rows)
+    knows = "has shadow models of its own" if shadowed else "has no shadow models"
+    return f"{asked}The strongest attacker sees the model's answers and {knows}. Intervals cover {covers}."
+
+
+def _format_number(item: Evidence) -> tuple[str, str, str]:
+    assert item.estimate is not None
+    value, low, high = item.estimate[:3]
+    if item.measure == "auc":
+        text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    else:
+        text = f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    return name_measure(item.measure), text, f"{item.attack} on {item.subject}"
+
+
+def _list_limits(checks: Sequence[Check]) -> list[str]:
+    """Return one line a model: its limits that are passed first, else those that are inconclusive."""
+    lines = []
+    for subject, items in group_by(checks, lambda check: check.subject).items():
+        for kind, verb in ((Outcome.ABOVE, "above the limit"), (Outcome.INCONCLUSIVE, "inconclusive")):
+            decided = [item for item in items if item.outcome is kind]
+            if decided:
+                lines.append(f"{subject}: {verb}: " + "; ".join(map(_describe_check, decided)))
+                break
+    return lines
+
+
+def _describe_check(check: Check) -> str:
+    reason = f" ({check.reason})" if check.reason else ""
+    if check.evidence is None or check.evidence.estimate is None:
+        return f"{name_measure(check.measure)}, limit {check.limit:g}{reason}"
+    value, low, high = check.evidence.estimate[:3]
+    under = f" under {check.evidence.attack}" if check.evidence.attack else ""
+    return f"{name_measure(check.measure)} {value:.3f} [{low:.3f}, {high:.3f}]{under}, limit {check.limit:g}{reason}"

@@ -1,0 +1,61 @@
+import json
+from datetime import date
+
+import pytest
+
+from secateur.config import PolicyFile
+from secateur.evaluation.gate import decide, markdown, sarif, worse_than
+from secateur.evaluation.limits import Outcome
+from secateur.runs.rows import Row
+
+ABOVE, INCONCLUSIVE, WITHIN = Outcome.ABOVE, Outcome.INCONCLUSIVE, Outcome.WITHIN
+
+
+def auc(value, spread=0.02, **fields):
+    common = {"model": "m", "dataset": "d", "pruner": "snip", "sparsity": 0.7, "defense": "basic", "attack": "lira"}
+    row = {"seed": 0, "metric": "auc", "value": value, "low": value - spread, "high": value + spread}
+    return Row(**(common | row | fields))
+
+
+def policy(**fields):
+    return PolicyFile.model_validate({"limits": {"auc": 0.7}} | fields)
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(0.6, WITHIN), (0.69, INCONCLUSIVE), (0.8, ABOVE)])
+def test_the_gate_decides_by_the_policy(value, wanted):
+    gate = decide({"run": [auc(value)]}, policy())
+    assert gate.outcome is wanted and gate.sentence.startswith({"above": "FAIL"}.get(wanted, wanted.upper()[:6]))
+
+
+def test_worse_than_the_last_release_by_more_than_the_interval_fails():
+    # The difference of two intervals of +-.02 is +-.0283 wide.
+    assert worse_than([auc(0.65)], [auc(0.60)], ["auc"])[0].outcome is ABOVE
+    assert worse_than([auc(0.62)], [auc(0.60)], ["auc"])[0].outcome is WITHIN
+    gate = decide({"run": [auc(0.65)]}, policy(), baseline=[auc(0.60)])
+    assert gate.outcome is ABOVE and [item.outcome for item in gate.checks["run"]] == [WITHIN, ABOVE]
+    assert worse_than([auc(0.65)], [], ["auc"])[0].outcome is INCONCLUSIVE
+
+
+def test_the_strongest_attack_of_each_release_is_compared():
+    now = [auc(0.55, attack="conf"), auc(0.66)]
+    before = [auc(0.65, attack="conf"), auc(0.52)]
+    assert worse_than(now, before, ["auc"])[0].outcome is WITHIN
+
+
+def test_a_policy_past_its_review_or_without_limits_decides_nothing():
+    late = decide({"run": [auc(0.6)]}, policy(review_by="2026-01-01"), today=date(2026, 1, 2))
+    assert late.outcome is INCONCLUSIVE and "reviewed by 2026-01-01" in markdown(late)
+    assert decide({"run": [auc(0.9)]}, policy(review_by="2026-01-01"), today=date(2026, 1, 2)).outcome is ABOVE
+    empty = decide({"run": [auc(0.6)]}, policy(limits={}))
+    assert empty.outcome is INCONCLUSIVE and empty.reasons == ["the policy has no limits"]
+
+
+def test_the_summary_and_sarif_say_the_same():
+    gate = decide({"runs/a": [auc(0.8), auc(0.6, sparsity=0.5)]}, policy(set_by="Privacy office", set_on="2026-11-01"))
+    text = markdown(gate)
+    assert "### Secateur: ABOVE" in text and "| 0.800 [0.780, 0.820] (lira) | 0.7 | FAIL |" in text
+    assert "set by Privacy office, on 2026-11-01" in text
+    document = json.loads(sarif(gate, "0.2.0"))
+    results = document["runs"][0]["results"]
+    assert document["version"] == "2.1.0" and [result["level"] for result in results] == ["error", "none"]
+    assert results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "runs/a/results.jsonl"
