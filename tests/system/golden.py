@@ -60,7 +60,7 @@ RUNS = {
     "study-priprune": "reproduce priprune-fig8 --scale tiny",
     "study-mapp": f"reproduce mapp-table6 --scale tiny {SHORT}",
 }
-COMMANDS = ("audit", "invert", "federate", "prune", "reproduce", "sweep", "list", "report")
+COMMANDS = ("audit", "invert", "federate", "gate", "prune", "reproduce", "sweep", "list", "report")
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 ERRORS = (
     "audit --sparsity 1.5",
