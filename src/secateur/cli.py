@@ -155,6 +155,7 @@ def audit(
     ctx: typer.Context,
     out: Out = Path("runs/audit"),
     junit: Annotated[Path | None, typer.Option(help="JUnit file of the checked limits, for a CI server.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Folder that the audited models are written to.")] = None,
     dry_run: DryRun = False,
     json_: Json = False,
 ) -> None:
@@ -172,7 +173,7 @@ def audit(
         return
     _check_writable(junit)
     saved = settings.predictions
-    rows = run_audit(settings, out) if saved is None else run_predictions(settings, saved, out)
+    rows = run_audit(settings, out, export) if saved is None else run_predictions(settings, saved, out)
     _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
     _hold(rows, settings.limits, junit)
 

@@ -25,6 +25,20 @@ def predict(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | Non
     return logits(net, state, inputs, batch_size).softmax(1)
 
 
+def to_probabilities(outputs: Tensor) -> Tensor:
+    """Return (N, K) probabilities of a model's outputs: logits get a softmax, probabilities stay as they are.
+
+    Outputs are probabilities if all rows are non-negative and sum to one, which logits do not.
+
+    Example:
+        >>> to_probabilities(torch.tensor([[0.25, 0.75]])).tolist()
+        [[0.25, 0.75]]
+    """
+    if bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-4).all()):
+        return outputs
+    return outputs.softmax(1)
+
+
 def logits(net: nn.Module, state: Params, inputs: Tensor, batch_size: int | None = None) -> Tensor:
     """Return (N, K) outputs of `net` with the tensors of `state`."""
     return answering(net, state, inputs.device, batch_size)(inputs)

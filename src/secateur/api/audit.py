@@ -27,7 +27,7 @@ from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, re
 from secateur.experiments.context import check_installed, check_models, shortage
 from secateur.experiments.exposure import MembershipExposure, fit_attack
 from secateur.experiments.pipeline import build_fit
-from secateur.inference import answering
+from secateur.inference import answering, to_probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.models.create import check_labels, explain_failure
@@ -202,4 +202,4 @@ def box_of(model: Model) -> BlackBox:
     if isinstance(model, BlackBox):
         return model
     answer = answering(model, tree.state_of(model), device_of(model))
-    return cache_answers(lambda inputs: answer(in_precision(model, inputs)).softmax(1))
+    return cache_answers(lambda inputs: to_probabilities(answer(in_precision(model, inputs))))

@@ -6,6 +6,7 @@ victim, `AuditEvaluation` all victims and attackers of one seed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from secateur import tree
 from secateur.catalogue import Choice
-from secateur.config import Audit, dump
+from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, trained_split, victim_shadow
 from secateur.evaluation.membership import cache_answers
@@ -30,14 +31,25 @@ from secateur.evaluation.validity import (
 )
 from secateur.experiments.context import SeedContext, check_audit, shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
-from secateur.experiments.pipeline import VICTIM, ModelFactory, ModelJob, guarantees, make, model_rows, state_of
+from secateur.experiments.pipeline import (
+    VICTIM,
+    ModelFactory,
+    ModelJob,
+    guarantees,
+    make,
+    mask_of,
+    model_rows,
+    state_of,
+)
 from secateur.experiments.predictions import planned
+from secateur.experiments.prune import save
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
-from secateur.inference import answering, predict
+from secateur.inference import answering, predict, to_probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
+from secateur.models.create import check_untrained
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
@@ -47,13 +59,16 @@ IN_OUT = 8  # models that the attacker trains on the pool of a victim that was b
 NO_SHADOWS = "needs shadow models; give a `train:` recipe, so that the attacker's models can be trained"
 
 
-def run_audit(config: Audit, out: Path) -> list[Row]:
-    """Audit every pruner, sparsity and defense of the configuration, for every seed, into the folder `out`."""
+def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]:
+    """Audit every pruner, sparsity and defense of the configuration, for every seed, into the folder `out`.
+
+    The audited models go to the folder `export`, if there is one, as files of `secateur prune`.
+    """
     from secateur.report.page import write_page
 
     config = _with_possible_attacks(config)
     check_audit(config)
-    data, device = prepare(config)
+    data, device = _prepare(config)
     with open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds) as run:
         contexts = [SeedContext(run, config, data, device, seed) for seed in config.seeds]
         factories = [ModelFactory(context, parts_of(config, data, context.seed)) for context in contexts]
@@ -67,6 +82,9 @@ def run_audit(config: Audit, out: Path) -> list[Row]:
                     evaluation.measure_attack(matchup, attack)
                 evaluation.release()
         run.write("records.csv", records_csv([record for evaluation in evaluations for record in evaluation.records]))
+        if export is not None:
+            for evaluation in evaluations:
+                evaluation.export_models(export)
         rows = run.rows
     write_page([out])
     return rows
@@ -79,7 +97,7 @@ def plan(config: Audit) -> list[str]:
     config = _with_possible_attacks(config)
     names = ", ".join(map(str, config.attack))
     check_audit(config)
-    data, _ = prepare(config)
+    data, _ = _prepare(config)
     seed = config.seeds[0]
     parts_of(config, data, seed)
     matchups = list(list_matchups(config, seed))
@@ -91,6 +109,14 @@ def plan(config: Audit) -> list[str]:
     lines += [f"  {verb} {victim.title}, with {others}" for victim in victims if victim.pruner is None]
     lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
     return [*lines, f"  attack in {len(matchups)} match-ups ({config.protocol}), each with {names}"]
+
+
+def _prepare(config: Audit) -> tuple[Dataset, torch.device]:
+    """Return the data and the device; refuse a model that brings trained weights where it would be trained."""
+    data, device = prepare(config)
+    if config.weights is None:
+        check_untrained(config.model, data.input_shape, data.classes)
+    return data, device
 
 
 def _with_possible_attacks(config: Audit) -> Audit:
@@ -177,6 +203,19 @@ class AuditEvaluation:
             proved = guarantees(context, victim.defense, exposure.members.size)
             context.run.add(Row(**labels, metric="epsilon", value=e.epsilon, note=str(e)) for e in proved)
         exposure.measure_gaps(labels, context.data.classes, model.key)
+
+    def export_models(self, folder: Path) -> None:
+        """Write every audited model as a file that `secateur.load_pruned` reads."""
+        for victim in self._measured:
+            context, model = self.factory.context_for(victim), self._model(victim)
+            fields = {"model": self.config.model, "data": self.config.data, "seed": context.seed}
+            fields |= {"sparsity": victim.sparsity, "defense": str(victim.defense)}
+            fields |= {} if victim.pruner is None else {"pruner": str(victim.pruner)}
+            net = context.initial("structure")
+            net.load_state_dict(state_of(model))
+            name = re.sub(r"[^\w.]+", "-", f"{victim.title} seed {context.seed}").strip("-")
+            mask = {} if victim.pruner is None else mask_of(model)
+            save(folder / f"{name}.safetensors", net, mask, Prune.model_validate(fields), context.data)
 
     def measure_shadows(self, matchup: Matchup) -> None:
         """Check that the attacker's models resemble the victim, by their accuracy on their own rows and on others."""
@@ -318,7 +357,7 @@ class AuditEvaluation:
     def _black_box(self, compression: Compression, model: Result) -> BlackBox:
         net = self.factory.context_for(compression).net
         answer = answering(net, state_of(model), self.context.device)
-        return cache_answers(lambda inputs: answer(inputs).softmax(1))
+        return cache_answers(lambda inputs: to_probabilities(answer(inputs)))
 
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.config.model, "dataset": self.context.data.name, "seed": self.context.seed} | labels

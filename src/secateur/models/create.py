@@ -80,6 +80,20 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     return net
 
 
+def check_untrained(name: str, input_shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a user's function that returns trained weights: its parameters are equal for two seeds.
+
+    An audit would train these weights further, on a random split, and so would the attacker's models begin.
+    """
+    if ":" not in name:
+        return
+    states = [create(name, input_shape, classes, Generator().manual_seed(seed)).state_dict() for seed in (0, 1)]
+    weights = [[value for value in state.values() if value.ndim > 1] for state in states]
+    if weights[0] and all(map(torch.equal, *weights)):
+        problem = f"{name} returns equal weights for two seeds: they are trained already, or have a seed of their own"
+        raise WrongInput("model", f"{problem}; save trained weights and pass them by --weights")
+
+
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
     """Refuse a model without (2, classes) finite outputs for two random rows; the model stays unchanged."""
     first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
