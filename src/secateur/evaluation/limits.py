@@ -139,7 +139,7 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
         doubts = invalid + ([NO_SHADOWS] if unaided and measure not in UTILITY else [])
         if decided.outcome is Outcome.ABOVE:
             doubts = shifted if measure not in UTILITY else []  # a shift looks like a leak; other faults only hide one
-        if doubts:
+        if doubts and decided.outcome is not Outcome.INCONCLUSIVE:
             decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=doubts[0])
         checks.append(decided)
     return checks + _list_missing(checks, policy.limits)
@@ -296,7 +296,7 @@ def _attacker(row: Row) -> tuple[Any, ...]:
 
 
 def _subject(row: Row) -> str:
-    if row.sparsity is None and "target" in row.extra:
+    if row.pruner is None:
         return f"defense {row.defense}"
     if row.pruner == "given":
         return "the model"

@@ -44,9 +44,9 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
     """Return the first screen of an audit's rows; `limits` are the checks of its limits, None if there are none."""
     shipped = [item for item in _collect(rows, MEASURES) if item.estimate is not None]
     if not shipped:
-        return Headline(
-            Badge("INCONCLUSIVE: no attack was run", "doubtful"), ["Nothing is known of these models' leakage."]
-        )
+        badge = ANSWERS[outcome(limits)] if limits else Badge("INCONCLUSIVE: no attack was run", "doubtful")
+        sentences = [] if limits else ["Nothing is known of these models' leakage."]
+        return Headline(badge, sentences, limits=_list_limits(limits or []))
     originals = _collect([row for row in rows if row.pruner == "none"], MEASURES)
     before = originals if any(item.subject not in {o.subject for o in originals} for item in shipped) else []
     leaking = select_leaking(shipped)
