@@ -31,6 +31,7 @@ Config = Annotated[Path | None, typer.Option("--config", help="Run file (YAML). 
 Out = Annotated[Path, typer.Option(help="Folder of the run. Rerun the same command to resume.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check the input and print the plan, but run nothing.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the run file: field.part=value.")]
+Junit = Annotated[Path | None, typer.Option(help="JUnit file of the checked limits, for a CI server.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
 
 
@@ -154,7 +155,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 def audit(
     ctx: typer.Context,
     out: Out = Path("runs/audit"),
-    junit: Annotated[Path | None, typer.Option(help="JUnit file of the checked limits, for a CI server.")] = None,
+    junit: Junit = None,
     export: Annotated[Path | None, typer.Option(help="Folder that the audited models are written to.")] = None,
     dry_run: DryRun = False,
     json_: Json = False,
@@ -179,7 +180,13 @@ def audit(
 
 
 @run_command()
-def invert(ctx: typer.Context, out: Out = Path("runs/invert"), dry_run: DryRun = False, json_: Json = False) -> None:
+def invert(
+    ctx: typer.Context,
+    out: Out = Path("runs/invert"),
+    junit: Junit = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+) -> None:
     """Reconstruct training pictures from a client's update: how much does one update leak?
 
     FILE.yaml is a run file; flags override its fields.
@@ -191,12 +198,19 @@ def invert(ctx: typer.Context, out: Out = Path("runs/invert"), dry_run: DryRun =
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
-    _print(run_invert(settings, out), json_, print_inversion, f"the page: {out / 'report.html'}")
+    _check_writable(junit)
+    rows = run_invert(settings, out)
+    _print(rows, json_, print_inversion, f"the page: {out / 'report.html'}")
+    _hold(rows, settings.limits, junit)
 
 
 @run_command()
 def federate(
-    ctx: typer.Context, out: Out = Path("runs/federate"), dry_run: DryRun = False, json_: Json = False
+    ctx: typer.Context,
+    out: Out = Path("runs/federate"),
+    junit: Junit = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
 ) -> None:
     """Train a pruned federation, and attack its clients' updates from inside.
 
@@ -209,7 +223,10 @@ def federate(
     if dry_run:
         typer.echo("\n".join(plan(settings)))
         return
-    _print(run_federate(settings, out), json_, print_federation, f"the page: {out / 'report.html'}")
+    _check_writable(junit)
+    rows = run_federate(settings, out)
+    _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
+    _hold(rows, settings.limits, junit)
 
 
 @command()

@@ -155,3 +155,40 @@ def test_many_comparisons_keep_one_level_where_the_low_end_decides():
 def test_holm_and_p_values_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06]) and holm([]) == []
     assert p_above(Estimate(0.6, 0.5, 0.7), 0.5) == pytest.approx(0.025, abs=1e-4)
+
+
+def test_a_limit_that_one_model_lacks_is_inconclusive_for_that_model():
+    proved = row(metric="epsilon", value=3.0, attack=None, defense="dp-sgd")
+    rows = [auc(0.5, 0.48, 0.52), auc(0.5, 0.48, 0.52, defense="dp-sgd"), proved]
+    checks = check(rows, Policy({"auc": 0.6, "epsilon": 5}))
+    assert {(c.subject, c.measure): c.outcome for c in checks if c.measure == "epsilon"} == {
+        ("snip 0.7, dp-sgd", "epsilon"): WITHIN,
+        ("snip 0.7, basic", "epsilon"): INCONCLUSIVE,
+    }
+
+
+def test_the_same_rows_asked_again_do_not_narrow_the_interval():
+    (once,), (often,) = (decided([auc(0.7, 0.6, 0.8)] * number) for number in (1, 40))
+    assert often.evidence.estimate[:3] == pytest.approx(once.evidence.estimate[:3], abs=1e-9)
+    assert once.outcome is often.outcome is INCONCLUSIVE
+
+
+def test_a_leak_of_members_that_differ_by_themselves_is_inconclusive():
+    failed = row(metric="valid", value=0.0, attack=None, note="members differ", extra={"check": "blind"})
+    (only,) = decided([auc(0.9, 0.88, 0.92), failed])
+    assert only.outcome is INCONCLUSIVE and "differ" in only.reason
+    shadows = row(metric="valid", value=0.0, attack=None, note="shadows differ", extra={"check": "shadows"})
+    assert outcome(decided([auc(0.9, 0.88, 0.92), shadows])) is ABOVE  # weak shadows can only hide a leak
+    assert outcome(decided([auc(0.6, 0.58, 0.62), shadows])) is INCONCLUSIVE
+
+
+def test_originals_of_different_training_are_kept_apart():
+    rows = [auc(0.9, 0.88, 0.92, pruner="none"), auc(0.6, 0.58, 0.62, pruner="none", extra={"original": "slimming"})]
+    assert [c.subject for c in decided(rows)] == ["the original, basic", "the original (slimming), basic"]
+
+
+def test_few_trainings_have_heavier_tails():
+    # One half-width above the bound is p = .025 by both; two are p = .006 by Student's (2 degrees), 4e-5 by a normal.
+    assert p_above(Estimate(0.6, 0.5, 0.7), 0.5, freedom=2) == pytest.approx(0.025, abs=1e-4)
+    assert p_above(Estimate(0.6, 0.5, 0.7), 0.4, freedom=2) == pytest.approx(0.0066, abs=1e-3)
+    assert p_above(Estimate(0.6, 0.5, 0.7), 0.4) == pytest.approx(4.4e-5, abs=1e-5)

@@ -72,3 +72,13 @@ def test_the_exported_models_are_those_that_were_audited(tmp_path):
     data = load("digits")
     assert bool(predict(net, state_of(net), data.inputs[:5]).isfinite().all())
     assert {row.pruner for row in load_rows(tmp_path / "run")} == {"none", "l1-unstructured"}
+
+
+def test_select_without_shadows_is_one_sentence(own_models, tmp_path, capsys):
+    from own_models_of_audit import trained
+    from safetensors.torch import save_file
+
+    save_file(trained().state_dict(), tmp_path / "w.safetensors")
+    given = ["--model", f"{own_models}:fresh", "--weights", str(tmp_path / "w.safetensors"), "--protocol", "select"]
+    assert main(["audit", *given, "--out", str(tmp_path / "run")]) == 2
+    assert "select needs shadow models" in capsys.readouterr().err

@@ -142,3 +142,18 @@ def test_leaking_models_by_name():
 
     rows = [*LEAK, measured("auc", 0.5, model=("snip", 0.9, "ppb"))]
     assert select_leaking(collect(rows, ["auc"])) == {"snip 0.5, ppb"}
+
+
+def test_a_leak_that_only_rare_accusations_show_is_one():
+    few = [measured("auc", 0.505), measured("tpr_at_fpr_0.01", 0.09, 0.02), measured("tpr_at_fpr_0.001", 0.08, 0.02)]
+    assert build_headline(few).badge.text == "LEAKS" and "names 90" in build_headline(few).sentences[0]
+    chance = [measured("auc", 0.505), measured("tpr_at_fpr_0.01", 0.025, 0.012)]
+    assert build_headline(chance).badge.text == "NO LEAK SHOWN by these attackers"
+
+
+def test_members_that_differ_by_themselves_put_a_leak_in_doubt():
+    failed = replace(valid(False, "members and non-members differ by themselves"), extra={"check": "blind"})
+    headline = build_headline([*LEAK, failed])
+    assert headline.badge.text == "INCONCLUSIVE" and any(
+        "may not be the model's doing" in s for s in headline.sentences
+    )

@@ -16,6 +16,7 @@ from secateur.config import base
 from secateur.config.base import Common, Fields, field, flag
 from secateur.config.messages import Allowed, yaml_value
 from secateur.config.methods import set_parameters
+from secateur.config.policy import Limits
 from secateur.errors import WrongInput, check_whole
 
 SUBMODEL_DEFAULTS: dict[str, Any] = {  # mapp_fl's setting (Section 5.2)
@@ -133,6 +134,7 @@ class FederationFields(Common):
     generator_width: base.Count = field(64, "Width of this generator.")
     images: bool = flag(True, base.IMAGES)
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
+    limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
 
 
 class SubmodelFields(FederationFields):

@@ -11,6 +11,7 @@ from secateur.catalogue import Choice
 from secateur.config import base
 from secateur.config.base import Common, field, flag
 from secateur.config.methods import set_parameters
+from secateur.config.policy import Limits
 from secateur.errors import WrongInput
 
 
@@ -42,6 +43,7 @@ class Invert(Common):
     images: bool = flag(True, base.IMAGES)
     together: base.Count | None = field(None, "Targets attacked at once; null: all on a GPU, else 10.")
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
+    limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
 
     @property
     def attacks(self) -> list[Choice]:

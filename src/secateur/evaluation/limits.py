@@ -1,7 +1,8 @@
 """Limits on leakage: what finished runs show, held against them.
 
-A limit is within, above or inconclusive. By default the upper end of the interval decides, so fewer rows never pass
-more easily. Silence never passes: a measure that is missing, or that the sample does not support, is inconclusive.
+A limit is within, above or inconclusive. By default a value beyond it is above. The upper end of the interval must lie
+within it, so that fewer rows never pass more easily. Silence never passes: a measure that is missing, or that the
+sample does not support, is inconclusive.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 from secateur.catalogue import methods, name_of
 from secateur.config.policy import Limits
 from secateur.evaluation.validity import failures
-from secateur.metrics.estimates import average, holm, mean_of, p_above
+from secateur.metrics.estimates import average, average_on_same, holm, mean_of, p_above
 from secateur.metrics.membership import TOO_FEW, UNSUPPORTED, Estimate
 from secateur.runs.rows import Row
 
@@ -129,29 +130,40 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
     by_subject: dict[tuple[str, str], list[Evidence]] = {}
     for item in collect(rows, policy.limits):
         by_subject.setdefault((item.subject, item.measure), []).append(item)
-    shadowed = {row.attack for row in rows if row.attack and row.value is not None and uses_shadows(row.attack)}
-    invalid = failures(rows)
+    invalid, shifted = failures(rows), failures(rows, "blind")
     surpassed = _surpassed([item for items in by_subject.values() for item in items], policy.limits)
     checks = []
     for (subject, measure), items in by_subject.items():
         decided = _decide(subject, measure, items, policy, surpassed)
-        unaided = policy.attacker == "shadows" and not shadowed and _told(items)
-        reason = invalid[0] if invalid else NO_SHADOWS if unaided and measure not in UTILITY else ""
-        if decided.passed and reason:
-            decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=reason)
+        unaided = policy.attacker == "shadows" and _lack_shadows(items)
+        doubts = invalid + ([NO_SHADOWS] if unaided and measure not in UTILITY else [])
+        if decided.outcome is Outcome.ABOVE:
+            doubts = shifted if measure not in UTILITY else []  # a shift looks like a leak; other faults only hide one
+        if doubts and decided.outcome is not Outcome.INCONCLUSIVE:
+            decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=doubts[0])
         checks.append(decided)
-    measured = {decided.measure for decided in checks}
-    return checks + [
-        Check("this run", name, limit, Outcome.INCONCLUSIVE, reason="it was not measured")
-        for name, limit in policy.limits.items()
-        if name not in measured
-    ]
+    return checks + _list_missing(checks, policy.limits)
 
 
 def outcome(checks: Iterable[Check]) -> Outcome:
     """Return the answer to all limits: above if one is, else inconclusive if one is."""
     outcomes = {decided.outcome for decided in checks}
     return next((worst for worst in (Outcome.ABOVE, Outcome.INCONCLUSIVE) if worst in outcomes), Outcome.WITHIN)
+
+
+def _list_missing(checks: Sequence[Check], limits: Mapping[str, float]) -> list[Check]:
+    """Return an inconclusive check for every limit that was not measured on a model, or on any."""
+    known = {(decided.subject, decided.measure) for decided in checks}
+    missing = []
+    for name, limit in limits.items():
+        anywhere = any(measure == name for _, measure in known)
+        subjects = dict.fromkeys(subject for subject, _ in known) if anywhere else ["this run"]
+        missing += [
+            Check(subject, name, limit, Outcome.INCONCLUSIVE, reason="it was not measured")
+            for subject in subjects
+            if (subject, name) not in known
+        ]
+    return missing
 
 
 def collect(rows: Sequence[Row], measures: Iterable[str]) -> list[Evidence]:
@@ -219,16 +231,22 @@ def _decide(subject: str, measure: str, items: Sequence[Evidence], policy: Polic
         return Check(subject, measure, limit, Outcome.ABOVE, max(above, key=_value))
     if not exact:
         return Check(subject, measure, limit, Outcome.INCONCLUSIVE, strongest, strongest.note)
-    widest = max(exact, key=_high)
+    widest = max(supported, key=_high)
     if policy.decide == "high" and _high(widest) > limit:
         return Check(subject, measure, limit, Outcome.INCONCLUSIVE, widest, _advice(widest, limit))
     return Check(subject, measure, limit, Outcome.WITHIN, widest if policy.decide == "high" else strongest)
 
 
+def p_value(item: Evidence, bound: float) -> float:
+    """Return the p-value of `value <= bound`; over several trainings by Student's distribution."""
+    assert item.estimate is not None
+    return p_above(item.estimate, bound, item.trainings - 1)
+
+
 def _surpassed(items: Sequence[Evidence], limits: Mapping[str, float]) -> set[int]:
     """Return ids of the evidence that lies above its limit, at one level for all comparisons (Holm)."""
     known = [item for item in items if item.estimate is not None]
-    tests = [p_above(item.estimate, limits[item.measure]) for item in known if item.estimate is not None]
+    tests = [p_value(item, limits[item.measure]) for item in known]
     return {id(item) for item, adjusted in zip(known, holm(tests), strict=True) if adjusted <= LEVEL}
 
 
@@ -249,7 +267,7 @@ def _evidence(subject: str, measure: str, attack: str | None, group: _Group, row
     """Return the rows of one measure as evidence: the mean over a seed's updates, then over the seeds."""
     low, high = SHARES if measure not in UNBOUNDED else (-math.inf, math.inf)
     bounds = (-1.0, 1.0) if measure in BELOW_ZERO else (low, high)
-    seeds = [over_trainings(values, bounds) for values in group.values.values()]
+    seeds = [average_on_same(values) for values in group.values.values()]  # one training's rows are asked again
     note = next((note for note in group.notes if note.startswith(UNSUPPORTED)), next(iter(group.notes), ""))
     estimate = over_trainings(seeds, bounds) if seeds else None
     return Evidence(subject, measure, attack, estimate, max(1, len(seeds)), rows, note)
@@ -260,9 +278,11 @@ def _sums_up(row: Row) -> bool:
     return row.extra.get("item") is None and row.extra.get("trial") is None and row.extra.get("target") is None
 
 
-def _told(items: Sequence[Evidence]) -> bool:
-    """Return True if the attacks are membership attacks."""
-    return any(item.attack is not None and name_of(item.attack) in methods("attack") for item in items)
+def _lack_shadows(items: Sequence[Evidence]) -> bool:
+    """Return True if there are membership attacks, and none that measured this used shadow models."""
+    attacks = [item.attack for item in items if item.attack and item.estimate is not None]
+    membership = [attack for attack in attacks if name_of(attack) in methods("attack")]
+    return bool(membership) and not any(map(uses_shadows, membership))
 
 
 def _attacker(row: Row) -> tuple[Any, ...]:
@@ -276,11 +296,12 @@ def _attacker(row: Row) -> tuple[Any, ...]:
 
 
 def _subject(row: Row) -> str:
-    if row.sparsity is None and "target" in row.extra:
+    if row.pruner is None:
         return f"defense {row.defense}"
     if row.pruner == "given":
         return "the model"
-    compressed = "the original" if row.pruner == "none" else f"{row.pruner} {row.sparsity or 0:g}"
+    trained = f" ({row.extra['original']})" if row.extra.get("original") else ""
+    compressed = f"the original{trained}" if row.pruner == "none" else f"{row.pruner} {row.sparsity or 0:g}"
     return f"{compressed}, {row.defense}"
 
 

@@ -91,8 +91,8 @@ def most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[dict[
     ]
 
 
-def worst_groups(part: ModelRecords, attack: str, rng: Generator) -> tuple[list[GroupExposure], str]:
-    """Return the worst group of an attack by each measure, and a note on groups that are too small.
+def worst_groups(part: ModelRecords, scores: Tensor, rng: Generator) -> tuple[list[GroupExposure], str]:
+    """Return the worst group by each measure of these scores (N,), and a note on groups that are too small.
 
     Groups are the classes, and the user's own. As many groups are compared, the interval of the worst is widened to
     hold for all of them (Bonferroni).
@@ -103,7 +103,7 @@ def worst_groups(part: ModelRecords, attack: str, rng: Generator) -> tuple[list[
         if min(int(truth.sum()), int((~truth).sum())) < SMALLEST_GROUP:
             small += 1
             continue
-        estimates = evaluate(Guesses(part.scores[attack][rows], None), truth, rng, resamples=200)
+        estimates = evaluate(Guesses(scores[rows], None), truth, rng, resamples=200)
         measured[name] = {key: estimates[key] for key in GROUP_MEASURES if estimates[key].note is None}
     worst = [
         GroupExposure(key, group, _widened(measured[group][key], len(measured)), len(measured))

@@ -30,7 +30,7 @@ from secateur.evaluation.validity import (
     validity_rows,
 )
 from secateur.experiments.context import SeedContext, check_audit, shortage
-from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
+from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack, name_attacker
 from secateur.experiments.pipeline import (
     VICTIM,
     ModelFactory,
@@ -169,7 +169,12 @@ class AuditEvaluation:
         self._exposure = lru_cache(maxsize=1)(self._expose)  # of the last victim, with its answers
         self._shadows = lru_cache(maxsize=1)(self._build_shadows)  # of the last attacker
         self._measured: set[Compression] = set()
-        self.records: list[ModelRecords] = []
+        self._records: dict[Compression, ModelRecords] = {}
+
+    @property
+    def records(self) -> list[ModelRecords]:
+        """The scores of all candidates, of each victim."""
+        return list(self._records.values())
 
     def release(self) -> None:
         """Release the data that attacks saw: the data of several seeds would fill the memory."""
@@ -193,7 +198,6 @@ class AuditEvaluation:
         labels = self._labels(victim.labels)
         sides = {"train_accuracy": exposure.members, "test_accuracy": exposure.nonmembers}
         context.run.add(model_rows(context, labels, model, sides))
-        self.records.append(exposure.record)
         exposure.check_validity(labels, context.data.classes, context.data.key)
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
@@ -220,8 +224,8 @@ class AuditEvaluation:
     def measure_shadows(self, matchup: Matchup) -> None:
         """Check that the attacker's models resemble the victim, by their accuracy on their own rows and on others."""
         roles = self.factory.shadows() or self.factory.shadows("in-out")
-        if not roles or matchup.attacker is None:
-            return
+        if not roles or matchup.attacker is None or self.config.protocol != "known":
+            return  # elsewhere the attacker guesses the compression, and may guess wrong
         attacker, context = matchup.attacker, self.context
         models = self.factory.models(attacker, roles) | {VICTIM: self._model(matchup.victim)}
 
@@ -281,7 +285,7 @@ class AuditEvaluation:
         self, original: Compression, exposure: MembershipExposure, labels: dict[str, Any], **depends: Any
     ) -> None:
         """Measure how pruning changed an attack's AUC, paired over the same rows."""
-        attack, run, seed = labels["attack"], self.context.run, self.context.seed
+        attack, run, seed = name_attacker(labels), self.context.run, self.context.seed
         before = next(
             (r.scores[attack] for r in self.records if r.model == original.title and attack in r.scores), None
         )
@@ -352,7 +356,9 @@ class AuditEvaluation:
         box, part = partial(self._black_box, victim, self._model(victim)), self.factory.parts[VICTIM]
         title, ids = victim.title, torch.cat([part.train, part.test])
         level = LEVEL / len(self.config.attack)
-        return MembershipExposure(run, seed, members, nonmembers, self.candidates, box, title, ids, level)
+        exposure = MembershipExposure(run, seed, members, nonmembers, self.candidates, box, title, ids, level)
+        exposure.record = self._records.setdefault(victim, exposure.record)  # several attackers ask about one victim
+        return exposure
 
     def _black_box(self, compression: Compression, model: Result) -> BlackBox:
         net = self.factory.context_for(compression).net

@@ -100,6 +100,8 @@ def check_audit(config: Audit) -> None:
     """Refuse an audit that lacks a package, or has fewer shadow models than one of its attacks needs."""
     check_installed(config.defense, config.way)
     if not config.trains_shadows:
+        if config.protocol == "select":
+            raise WrongInput("protocol", "select needs shadow models; set a `train:` recipe for them")
         return  # attacks that need shadows are left out, and their rows say so
     for attack in config.attack:
         check_models(attack, config.shadows, config.in_out)

@@ -97,23 +97,30 @@ class MembershipExposure:
         def compute() -> Result:
             guesses = fit().score(self.box, self.candidates)
             scores = guesses.scores.detach().cpu()
-            self.record.scores[labels["attack"]] = scores
             data = evaluate_guesses(guesses, self.is_member, self.seed)
-            return Result({"scores": scores}, data | self._exposure_of(labels["attack"], scores))
+            return Result({"scores": scores}, data | self._measure_exposure(scores))
 
         depends |= {"attack": labels["attack"], "seed": self.seed, "level": self.level}
         done = self.run.stage("attack", depends, compute)
-        self.record.scores[labels["attack"]] = done.tensors["scores"]
+        self.record.scores[name_attacker(labels)] = done.tensors["scores"]
         self.run.add(attack_rows(labels, done.data))
-        exposed = {"kind": "exposed", "records": most_exposed(self.record, labels["attack"])}
+        exposed = {"kind": "exposed", "records": most_exposed(self.record, name_attacker(labels))}
         self.run.show([flat_labels(labels) | done.data["figure"], flat_labels(labels) | exposed])
 
-    def _exposure_of(self, attack: str, scores: Tensor) -> dict[str, Any]:
-        """Return the worst groups of an attack, and the epsilon that it shows."""
-        worst, note = worst_groups(self.record, attack, derive(self.seed, "groups"))
+    def _measure_exposure(self, scores: Tensor) -> dict[str, Any]:
+        """Return the worst groups of an attack with these scores, and the epsilon that it shows."""
+        worst, note = worst_groups(self.record, scores, derive(self.seed, "groups"))
         bound = epsilon_bound(scores, self.is_member, derive(self.seed, "epsilon"), level=self.level)
         groups = [[item.measure, item.group, list(item.estimate[:3]), item.groups] for item in worst]
         return {"groups": groups, "small_groups": note, "epsilon": bound.value}
+
+
+def name_attacker(labels: dict[str, Any]) -> str:
+    """Name an attack, with the compression that its attacker guesses if there is a guess."""
+    extra = labels["extra"]
+    if "attacker_pruner" not in extra:
+        return str(labels["attack"])
+    return f"{labels['attack']} guessing {extra['attacker_pruner']} {extra['attacker_sparsity']:g}"
 
 
 def fit_attack(attack: Choice, known: Sequence[Shadow] | InOut, seed: int) -> MembershipAttack:

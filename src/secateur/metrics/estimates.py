@@ -137,17 +137,23 @@ def paired_drop(before: Tensor, after: Tensor) -> Estimate:
     return Estimate((lost - won) / n, gap - radius, gap + radius)
 
 
-def p_above(estimate: Estimate, bound: float) -> float:
-    """Return the one-sided p-value of `value <= bound`, by the lower half of the interval as a normal deviation.
+def p_above(estimate: Estimate, bound: float, freedom: int = 0) -> float:
+    """Return the one-sided p-value of `value <= bound`, by the lower half of its 95 % interval.
+
+    The interval is a normal one, or with degrees of freedom Student's.
 
     Example:
         >>> round(p_above(Estimate(0.6, 0.5, 0.7), 0.5), 3), p_above(Estimate(0.6, 0.6, 0.6), 0.5)
         (0.025, 0.0)
     """
-    deviation = (estimate.value - estimate.low) / Z
-    if deviation <= 0:
+    radius = estimate.value - estimate.low
+    if radius <= 0:
         return 0.0 if estimate.value > bound else 1.0
-    return 0.5 * math.erfc((estimate.value - bound) / deviation / math.sqrt(2))
+    if freedom:
+        from scipy.stats import t
+
+        return float(t.sf((estimate.value - bound) / radius * t.ppf(0.975, freedom), freedom))
+    return 0.5 * math.erfc((estimate.value - bound) / radius * Z / math.sqrt(2))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from secateur.evaluation.limits import LEVEL, Check, Evidence, Outcome, collect, outcome, uses_shadows
+from secateur.evaluation.limits import LEVEL, Check, Evidence, Outcome, collect, outcome, p_value, uses_shadows
 from secateur.evaluation.validity import METRIC, failures
-from secateur.metrics.estimates import holm, p_above
+from secateur.metrics.estimates import holm
 from secateur.report.summary import group_by
 from secateur.report.table import name_measure
 from secateur.report.verdict import GUESSING, Badge
 from secateur.runs.rows import Row
 
-MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
+# Above these an attack is better than guessing. A guess has a TPR that equals the FPR; three times that is asked for,
+# because bootstrap intervals of so few accusations are too narrow.
+GUESSES = {"auc": GUESSING, "tpr_at_fpr_0.01": 0.03, "tpr_at_fpr_0.001": 0.003}
+MEASURES = tuple(GUESSES)
 STRONG_AUC, STRONG_TPR = 0.7, 0.1  # a leak that anyone would call large
 CROWD = 1000  # people of the sentence with a magnitude
 ANSWERS = {
@@ -41,14 +44,16 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
     """Return the first screen of an audit's rows; `limits` are the checks of its limits, None if there are none."""
     shipped = [item for item in _collect(rows, MEASURES) if item.estimate is not None]
     if not shipped:
-        return Headline(
-            Badge("INCONCLUSIVE: no attack was run", "doubtful"), ["Nothing is known of these models' leakage."]
-        )
+        badge = ANSWERS[outcome(limits)] if limits else Badge("INCONCLUSIVE: no attack was run", "doubtful")
+        sentences = [] if limits else ["Nothing is known of these models' leakage."]
+        return Headline(badge, sentences, limits=_list_limits(limits or []))
     originals = _collect([row for row in rows if row.pruner == "none"], MEASURES)
     before = originals if any(item.subject not in {o.subject for o in originals} for item in shipped) else []
     leaking = select_leaking(shipped)
     badge = ANSWERS[outcome(limits)] if limits else _choose_badge(shipped, leaking, rows)
-    sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows), _describe_attacker(rows)]
+    top = strongest(_split(shipped).get("auc", []))
+    sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows, top)]
+    sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
     numbers = [_format_number(item) for item in map(strongest, _split(shipped).values()) if item is not None]
     checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
     return Headline(
@@ -61,9 +66,9 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
 
 
 def select_leaking(items: Sequence[Evidence]) -> set[str]:
-    """Return the models on which an attack is better than guessing, at one level for all attacks and models (Holm)."""
-    known = [item for item in items if item.measure == "auc" and item.estimate is not None]
-    adjusted = holm([p_above(item.estimate, GUESSING) for item in known if item.estimate is not None])
+    """Return the models on which an attack is better than guessing, at one level for all comparisons (Holm)."""
+    known = [item for item in items if item.supported]
+    adjusted = holm([p_value(item, GUESSES[item.measure]) for item in known])
     return {item.subject for item, p in zip(known, adjusted, strict=True) if p <= LEVEL}
 
 
@@ -88,8 +93,8 @@ def _split(items: Sequence[Evidence]) -> Mapping[str, list[Evidence]]:
 
 
 def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence[Row]) -> Badge:
-    """Return the answer without limits."""
-    if leaking:
+    """Return the answer without limits; of members that differ by themselves no leak can be told."""
+    if leaking and not failures(rows, "blind"):
         tops = {measure: strongest(items) for measure, items in _split(shipped).items()}
         auc, tpr = (top.estimate.value if (top := tops.get(m)) and top.estimate else 0.0 for m in MEASURES[:2])
         large = auc >= STRONG_AUC or tpr >= STRONG_TPR
@@ -101,9 +106,9 @@ def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence
 
 def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence], leaking: set[str]) -> str:
     """Return the sentence that a board understands: how many members an attacker names, at what price."""
-    top = strongest(_split(shipped).get("tpr_at_fpr_0.01", []))
+    top = strongest([item for item in _split(shipped).get("tpr_at_fpr_0.01", []) if item.subject in leaking])
     if not leaking:
-        return "No attack that was run was better than guessing; a stronger attack might be."
+        return "No attack that was run was shown to be better than guessing; a stronger attack might be."
     if top is None or top.estimate is None:
         return "An attacker recognises members better than by guessing; the sample is too small for rare accusations."
     named, price = round(CROWD * top.estimate.value), round(CROWD * 0.01)
@@ -114,13 +119,19 @@ def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence],
     return text + "."
 
 
-def _describe_change(rows: Sequence[Row]) -> str:
+def _describe_doubt(rows: Sequence[Row], leaking: set[str]) -> str:
+    """Return that a leak is in doubt, if members and non-members differ by themselves."""
+    return (
+        "This may not be the model's doing: the blind check below fails." if leaking and failures(rows, "blind") else ""
+    )
+
+
+def _describe_change(rows: Sequence[Row], top: Evidence | None) -> str:
     """Return whether pruning changed the strongest attack, paired over the same rows."""
     changes = [item for item in _collect(rows, ["auc_change"]) if item.estimate is not None]
-    if not changes:
+    most = next((x for x in changes if top and (x.subject, x.attack) == (top.subject, top.attack)), None)
+    if most is None or most.estimate is None:
         return ""
-    most = max(changes, key=lambda item: abs(item.estimate.value) if item.estimate else 0.0)
-    assert most.estimate is not None
     value, low, high = most.estimate[:3]
     verb = "raised" if low > 0 else "lowered" if high < 0 else "did not measurably change"
     return (
@@ -128,7 +139,7 @@ def _describe_change(rows: Sequence[Row]) -> str:
     )
 
 
-def _describe_attacker(rows: Sequence[Row]) -> str:
+def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
     """Return how many rows were asked about, how many trainings the numbers cover, and what the attacker had."""
     counts = [
         max((row.value or 0 for row in rows if row.metric == name), default=0) for name in ("members", "nonmembers")
@@ -138,7 +149,7 @@ def _describe_attacker(rows: Sequence[Row]) -> str:
     covers = (
         f"{trainings} trainings and their rows" if trainings > 1 else "the rows of one training; another may differ"
     )
-    shadowed = any(row.attack and row.value is not None and uses_shadows(row.attack) for row in rows)
+    shadowed = top is not None and top.attack is not None and uses_shadows(top.attack)
     knows = "has shadow models of its own" if shadowed else "has no shadow models"
     return f"{asked}The strongest attacker sees the model's answers and {knows}. Intervals cover {covers}."
 

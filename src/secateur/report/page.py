@@ -130,6 +130,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
         headline=build_headline(values.pop("audited"), limits),
+        limited=limits is not None,
         tables=tables,
         notes={note: number for number, note in enumerate(notes, start=1)},
         views=views,
