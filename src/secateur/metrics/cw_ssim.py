@@ -46,8 +46,8 @@ def cw_ssim(truth: Tensor, guess: Tensor) -> CwSsim:
     a scale, then over scales. The published index sums over a window of one orientation instead. DGP's tables fit this
     global form: unlike windowed SSIM, noise scores about 0.23 against a natural picture of 32x32 pixels.
 
-    Fewer than five scales are used if a band would be smaller than one coefficient: five from 17 pixels a side, three at
-    8. The result holds the number of scales.
+    Fewer than five scales are used if a band would be smaller than one coefficient: five from 17 pixels a side, three
+    at 8. The result holds the number of scales.
 
     Example:
         >>> picture = torch.linspace(0, 1, 64).view(1, 1, 8, 8)
