@@ -25,6 +25,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from secateur.gpu.determinism import is_deterministic
 from secateur.gpu.precision import tf32
 
 log = logging.getLogger(__name__)
@@ -215,11 +216,11 @@ def _own_workspaces() -> Iterator[None]:
 
 @contextmanager
 def cudnn_times() -> Iterator[None]:
-    """Let cuDNN time its algorithms at a shape's first call and take the fastest, inside only."""
+    """Let cuDNN time its algorithms at a shape's first call and take the fastest, inside only; never if deterministic."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark
     try:
-        cudnn.benchmark = True
+        cudnn.benchmark = not is_deterministic()
         yield
     finally:
         cudnn.benchmark = before

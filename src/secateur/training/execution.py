@@ -9,7 +9,8 @@ clones, which BatchNorm updates in place. Random numbers are among the tensors.
 | stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured too.       |
 | eager      | sequential without a graph, for models that cannot be captured.                         |
 | ray        | whole jobs distributed over a Ray cluster (`map_many`).                                 |
-| auto       | sequential on a CPU; on a GPU the fastest of the first three, timed (`choose`).         |
+| auto       | sequential on a CPU; on a GPU the fastest of the first three, timed (`choose`). Inside    |
+|            | `deterministic` nothing is timed: the first that can be captured.                       |
 
 Stacked and sequential are equal in float64 to 1e-9 over an epoch, in float32 to 1e-5 relative after one step.
 """
@@ -28,6 +29,7 @@ from torch.optim import Optimizer
 
 from secateur import tree
 from secateur.errors import unknown
+from secateur.gpu.determinism import deterministic, is_deterministic
 from secateur.gpu.graphs import WARMUPS, Branches, Captured
 from secateur.interfaces import Mask, Params
 from secateur.training.ray import connected
@@ -144,7 +146,10 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, inputs: Sequence[Tensors]) -> str:
-    """Return the way for `auto`: sequential on a CPU; on a GPU the fastest, timed on clones over captured steps."""
+    """Return the way for `auto`: sequential on a CPU; on a GPU the fastest, timed on clones over captured steps.
+
+    Inside `deterministic` it is the first that can be captured, because times differ from run to run.
+    """
     if next(iter(lanes[0].params.values())).device.type != "cuda":
         return "sequential"
     seconds: dict[str, float] = {}
@@ -153,6 +158,8 @@ def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser
             seconds[way] = _seconds(Lanes(objective, lanes, optimiser, way), inputs)
         except RuntimeError:  # cannot be captured or stacked, or does not fit
             torch.cuda.empty_cache()
+        if seconds and is_deterministic():
+            break
     return min(seconds, key=lambda way: seconds[way]) if seconds else "eager"
 
 
@@ -179,9 +186,9 @@ def map_many(
         yield from ((index, function(item)) for index, item in enumerate(items))
         return
     with connected() as ray:
-        job: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_on_one_thread)
-        shared = ray.put(function)
-        running = {job.remote(shared, item): index for index, item in enumerate(items)}
+        job: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_run_as_here)
+        shared, exact = ray.put(function), is_deterministic()
+        running = {job.remote(shared, exact, item): index for index, item in enumerate(items)}
         while running:
             for done in ray.wait(list(running))[0]:
                 index = running.pop(done)
@@ -192,6 +199,8 @@ def map_many(
                 yield index, result
 
 
-def _on_one_thread(function: Callable[[Item], Result], item: Item) -> Result:
+def _run_as_here(function: Callable[[Item], Result], exact: bool, item: Item) -> Result:
+    """Run a job in a worker on one thread, deterministic if the process that sent it is."""
     torch.set_num_threads(1)
-    return function(item)
+    with deterministic(exact):
+        return function(item)
