@@ -75,8 +75,8 @@ def run(name: str, device: str, way: str, exact: bool, size: int, epochs: int) -
     if done.returncode:
         return {"fault": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no output"}
     row: Row = json.loads(done.stdout.strip().splitlines()[-1])
-    warned = sorted({line.split(" does not have")[0].split()[-1] for line in done.stderr.splitlines() if NO_FORM in line})
-    return row | {"without": warned}
+    warnings = [line for line in done.stderr.splitlines() if NO_FORM in line]
+    return row | {"without": sorted({line.split(f" {NO_FORM}")[0].split()[-1] for line in warnings})}
 
 
 def compare(name: str, device: str, way: str, repeats: int, size: int, epochs: int) -> Row:

@@ -36,6 +36,7 @@ class Audit(Common):
     shadows: base.FromZero = flag(5, "Number of the attacker's shadow models.")
     in_out: base.FromZero = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
+    deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)
     limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
 
     @property
@@ -80,3 +81,4 @@ class Prune(Common):
     defense: base.OneDefense = flag("basic", "Defense (secateur list defenses).")
     remove: bool = flag(False, "Remove dead channels from the layers.")
     seed: base.FromZero = flag(0, "Seed of all random draws.")
+    deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)

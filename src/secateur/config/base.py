@@ -83,6 +83,8 @@ MODEL = "Model: a name (secateur list models) or module:function."
 IMAGES = "Show training pictures on the page, and save them in the folder."
 NUMBER_OF_SEEDS = "Number of seeds (0, 1, ...), or a list of seeds such as 3,4."
 ITERATIONS = "Iterations of every attack. By default those of its paper."
+DETERMINISTIC = False  # default of audits: True if it costs less than 20 % on a GPU (benchmarks/deterministic.py)
+REPEATABLE = "One seed gives equal results bit for bit on a GPU, at some cost; on a CPU it always does."
 LABELS = "inferred, or oracle: the attacker knows the labels."
 
 
@@ -143,6 +145,7 @@ class Common(Fields):
     finetune: Training = field(Training, "Fine-tuning after pruning.")
     device: Device = flag("auto", f"{DEVICES}.")
     threads: Count = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
+    deterministic: bool = field(False, REPEATABLE)
     way: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
 
     def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:

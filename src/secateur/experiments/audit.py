@@ -44,6 +44,7 @@ from secateur.experiments.pipeline import (
 from secateur.experiments.predictions import planned
 from secateur.experiments.prune import save
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
+from secateur.gpu.determinism import deterministic
 from secateur.inference import answering, predict, to_probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL
@@ -69,7 +70,8 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
     config = _with_possible_attacks(config)
     check_audit(config)
     data, device = _prepare(config)
-    with open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds) as run:
+    opened = open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds)
+    with deterministic(config.deterministic), opened as run:
         contexts = [SeedContext(run, config, data, device, seed) for seed in config.seeds]
         factories = [ModelFactory(context, parts_of(config, data, context.seed)) for context in contexts]
         evaluations = [AuditEvaluation(config, factory) for factory in factories]

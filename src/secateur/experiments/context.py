@@ -20,6 +20,7 @@ from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Audit, Common
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.errors import WrongInput, require
+from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, CountsModels
 from secateur.models.create import create
 from secateur.runs.folder import Run
@@ -53,7 +54,7 @@ class SeedContext:
         """The values that the key of every stage depends on."""
         common = {name: getattr(self.config, name) for name in ("model", "threads", "way")}
         common |= {"scratch": None if self.scratch is None else str(self.scratch), "structure": self.structure_key}
-        return common | {"data": self.data.key, "device": self.device.type, "seed": self.seed}
+        return common | {"data": self.data.key, "device": device_key(self.device), "seed": self.seed}
 
     @cached_property
     def structure_key(self) -> str:

@@ -45,6 +45,7 @@ from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.networks import narrowed, static
 from secateur.federated.submodels.structure import Structure
 from secateur.federated.traffic import Measure, check_spending
+from secateur.gpu.determinism import deterministic
 from secateur.gpu.memory import let_go
 from secateur.progress import progress
 from secateur.report import page_afterwards
@@ -71,7 +72,8 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
     check_federate(config, data, device)
     for text in cautions(config, data):
         log.warning("%s", text)
-    with page_afterwards(out), open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds) as run:
+    opened = open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds)
+    with page_afterwards(out), deterministic(config.deterministic), opened as run:
         experiment = FederateExperiment(config, run, data, device, link)
         for seeds, method, defense in experiment.jobs():
             experiment.measure(seeds, method, defense)

@@ -30,6 +30,7 @@ from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.membership_attacks import Asking
+from secateur.gpu.determinism import device_key
 from secateur.interfaces import Knowledge
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.runs.folder import Run
@@ -66,7 +67,7 @@ def _knowledge(config: Federate, run: Run, watched: ObservedFederation) -> Knowl
     if not any(map(needs_generator, config.attacks)):
         return known
     public, seed = torch.arange(data.train_size, len(data.inputs)), watched.seed
-    depends = {"data": data.key, "rows": fingerprint(public), "device": device.type, "threads": config.threads}
+    depends = {"data": data.key, "rows": fingerprint(public), "device": device_key(device), "threads": config.threads}
     depends |= {"seed": seed, "steps": config.generator_steps, "width": config.generator_width}
     generator = stored(run, depends, known, data.batch.take(public), device)
     return replace(known, generator=generator.requires_grad_(False))

@@ -48,6 +48,7 @@ from secateur.experiments.invert_targets import (
     with_trained,
     with_untrained,
 )
+from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Batch, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
@@ -65,7 +66,8 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     """Attack every target with every attack, under every defense, for every seed, into the folder `out`."""
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
-    with page_afterwards(out), open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds) as run:
+    opened = open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds)
+    with page_afterwards(out), deterministic(config.deterministic), opened as run:
         for seed in config.seeds:
             context = SeedContext(run, config, data, device, seed)
             defenses = [with_searched_policies(defense, config, context) for defense in config.defense]

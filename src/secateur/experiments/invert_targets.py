@@ -24,6 +24,7 @@ from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch,
 from secateur.errors import WrongInput
 from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, read_update, scale, transform_of
 from secateur.experiments.context import SeedContext, file_key
+from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
 from secateur.models.create import create, load_weights
 from secateur.progress import progress
@@ -215,7 +216,7 @@ def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
 def generator_settings(config: Invert, context: SeedContext) -> dict[str, Any]:
     """Return the settings that the generator's training depends on."""
     rows = fingerprint(public_rows(config, context.data, context.seed))
-    depends = {"data": context.data.key, "rows": rows, "device": context.device.type, "threads": config.threads}
+    depends = {"data": context.data.key, "rows": rows, "device": device_key(context.device), "threads": config.threads}
     return depends | {"seed": context.seed, "steps": config.generator_steps, "width": config.generator_width}
 
 

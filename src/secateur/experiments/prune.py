@@ -17,6 +17,7 @@ from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
 from secateur.experiments.threat_models import Compression
+from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights, read_tensors
 from secateur.pruning.removal import remove
@@ -35,7 +36,9 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     check_installed([config.defense], config.way)
     data, device = prepare(config)
     part = public_split(data, config.seed)
-    with open_run(out.with_suffix(".run"), "prune", dump(config), device=str(device), seeds=[config.seed]) as run:
+    folder = out.with_suffix(".run")
+    opened = open_run(folder, "prune", dump(config), device=str(device), seeds=[config.seed])
+    with deterministic(config.deterministic), opened as run:
         context = SeedContext(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
         job = ModelJob(context, VICTIM, part)
         if config.remove:

@@ -26,6 +26,7 @@ from secateur.data.dataset import Dataset, fingerprint
 from secateur.errors import WrongInput
 from secateur.federated.spec import RoundsSpec
 from secateur.federated.traffic import Round
+from secateur.gpu.determinism import device_key
 from secateur.interfaces import Params
 from secateur.runs.artifacts import NoSpace, Result, decode, explained, key_of, save
 from secateur.runs.folder import Run
@@ -140,7 +141,7 @@ def training_key(
         "shares": fingerprint(*shares),
         "sizes": [len(rows) for rows in shares],
         "seed": seed,
-        "device": device.type,
+        "device": device_key(device),
     }
 
 

@@ -41,3 +41,8 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
 def is_deterministic() -> bool:
     """Return True inside `deterministic`."""
     return torch.are_deterministic_algorithms_enabled()
+
+
+def device_key(device: torch.device) -> str:
+    """Return the device as a stage's key names it: results of a GPU depend on the mode too."""
+    return f"{device.type}, deterministic" if device.type == "cuda" and is_deterministic() else device.type

@@ -216,7 +216,10 @@ def _own_workspaces() -> Iterator[None]:
 
 @contextmanager
 def cudnn_times() -> Iterator[None]:
-    """Let cuDNN time its algorithms at a shape's first call and take the fastest, inside only; never if deterministic."""
+    """Let cuDNN time its algorithms at a shape's first call and take the fastest, inside only.
+
+    Inside `deterministic` it times none, as the fastest differs from run to run.
+    """
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark
     try:

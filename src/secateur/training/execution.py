@@ -61,7 +61,7 @@ class Lanes:
             raise unknown("way", way, ("sequential", "stacked", "eager"))
         self._stacked = way == "stacked"
         self._groups = [_stack(lanes)] if self._stacked else [Lane(*map(tree.clone, lane)) for lane in lanes]
-        device = next(iter(self._groups[0].params.values())).device
+        device = _device(self._groups)
         graphs = way != "eager" and device.type == "cuda"
         step = _LaneStep(vmap(objective) if self._stacked else objective, self._groups, optimiser, graphs)
         self._step = Captured(partial(_run_quietly, step), device, required=True) if graphs else step
@@ -150,7 +150,7 @@ def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser
 
     Inside `deterministic` it is the first that can be captured, because times differ from run to run.
     """
-    if next(iter(lanes[0].params.values())).device.type != "cuda":
+    if _device(lanes).type != "cuda":
         return "sequential"
     seconds: dict[str, float] = {}
     for way in ("sequential", "stacked") if len(lanes) > 1 else ("sequential",):
@@ -161,6 +161,10 @@ def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser
         if seconds and is_deterministic():
             break
     return min(seconds, key=lambda way: seconds[way]) if seconds else "eager"
+
+
+def _device(lanes: Sequence[Lane]) -> torch.device:
+    return next(iter(lanes[0].params.values())).device
 
 
 def _seconds(lanes: Lanes, inputs: Sequence[Tensors], steps: int = 5) -> float:
