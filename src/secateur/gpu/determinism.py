@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -27,7 +28,8 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
         yield
         return
     os.environ.setdefault(*WORKSPACES)
-    memory, cudnn = torch.utils.deterministic, torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    cudnn = torch.backends.cudnn
     before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory, cudnn.benchmark
     torch.use_deterministic_algorithms(True, warn_only=True)  # an error would end a run after hours
     memory.fill_uninitialized_memory = cudnn.benchmark = False  # filling new memory only helps to find faults
