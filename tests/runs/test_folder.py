@@ -198,7 +198,7 @@ def test_another_configuration_keeps_artifacts_but_not_rows(tmp_path):
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     with open_run(tmp_path, "audit", {}):
         pass
-    for left in (".run.json.tmp", ".results.jsonl.tmp", "artifacts/.train-00.safetensors.tmp"):
+    for left in (".run.json.0f.tmp", ".results.jsonl.0f.tmp", "artifacts/.train-00.safetensors.tmp"):
         (tmp_path / left).write_bytes(b"torn")
     with open_run(tmp_path, "audit", {}):
         assert not [p for p in tmp_path.rglob("*") if p.name.endswith(".tmp")]
@@ -206,7 +206,7 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path):
 
 def test_a_run_killed_before_its_first_file_goes_on(tmp_path):
     (tmp_path / ".lock").write_text("123")
-    (tmp_path / ".run.json.tmp").write_text('{"sche')
+    (tmp_path / ".run.json.0f.tmp").write_text('{"sche')
     with open_run(tmp_path, "audit", {}) as run:
         run.add([ROW])
     assert load_rows(tmp_path) == [ROW]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from secateur.config.audit import Audit, Protocol, Prune
 from secateur.config.base import Common, Fields, Training, flags_of
 from secateur.config.federate import Federate
-from secateur.config.files import dump, put, read
+from secateur.config.files import dump, parse_fields, put, read, read_limits
 from secateur.config.invert import Invert
 from secateur.config.methods import (
     FEDERATED,
@@ -50,6 +50,8 @@ __all__ = [
     "dump",
     "flags_of",
     "inversion",
+    "parse_fields",
     "put",
     "read",
+    "read_limits",
 ]

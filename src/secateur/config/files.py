@@ -11,7 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from secateur.config.base import Common, Fields
-from secateur.config.messages import explain, yaml_value
+from secateur.config.messages import explain, load_yaml, yaml_value
+from secateur.config.policy import Limits
 from secateur.errors import WrongInput
 
 C = TypeVar("C", bound=Fields)
@@ -61,13 +62,30 @@ def dump(config: Common) -> dict[str, Any]:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        fields = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise WrongInput("config", f"{file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WrongInput("config", f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise WrongInput("config", f"{file} is not YAML: {error}") from None
+    return parse_fields("config", text, str(file))
+
+
+def parse_fields(field: str, text: str, name: str = "config.yaml") -> dict[str, Any]:
+    """Return the fields of a YAML text, unchecked; `field` and `name` are named in the error."""
+    try:
+        fields = load_yaml(text)
+    except yaml.YAMLError as error:
+        raise WrongInput(field, f"{name} is not YAML: {' '.join(str(error).split())}") from None
     if fields is None:
         return {}
     if not isinstance(fields, dict):
-        raise WrongInput("config", f"{file} must hold fields and values, not a {type(fields).__name__}")
+        raise WrongInput(field, f"{name} must hold fields and values, not a {type(fields).__name__}")
     return fields
+
+
+def read_limits(text: str) -> Limits:
+    """Return the limits of the text of a run file."""
+    try:
+        return Limits.model_validate(parse_fields("run", text).get("limits") or {})
+    except ValidationError as error:
+        raise explain(error, prefix="limits", kind=Limits) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -13,6 +14,11 @@ from pydantic.fields import FieldInfo
 from secateur.errors import WrongInput, allowed_numbers, allowed_wholes, unknown
 
 LIMITS = ("ge", "gt", "le", "lt")
+DEPTH = 20  # levels of a run file
+SIZE = 2**20  # characters of a run file
+VALUES = 100_000  # of a run file, aliases written out
+_SHORT = reprlib.Repr()  # Python 3.11 takes no arguments here
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 SIMPLE = {bool: "must be true or false", str: "must be a word", Path: "must be a path", dict: "must be fields"}
 
 
@@ -22,12 +28,67 @@ class Allowed(NamedTuple):
     words: str
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader of YAML that may come from somebody else: bounded in depth and in values, no repeated key.
+
+    A few hundred bytes of nested aliases stand for gigabytes. A repeated key would silently hide the first one.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}  # by node: its values, those behind aliases counted each time
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise yaml.YAMLError(f"more than {DEPTH} levels are not allowed")
+        is_alias = self.check_event(yaml.AliasEvent)
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if not is_alias:
+            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for pair in pairs for part in (pair if isinstance(pair, tuple) else (pair,))]
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(part)] for part in parts)
+        elif id(node) not in self._sizes:
+            raise yaml.YAMLError("an alias to its own value is not allowed")
+        if self._sizes[id(node)] > VALUES:
+            raise yaml.YAMLError(f"more than {VALUES} values are not allowed")
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.YAMLError(f"{twice!r} is there twice")
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """Return the content of a YAML text; raise yaml.YAMLError for any that cannot be read safely.
+
+    Example:
+        >>> load_yaml("sparsity: [.5, .7]")
+        {'sparsity': [0.5, 0.7]}
+    """
+    if len(text) > SIZE:
+        raise yaml.YAMLError(f"more than {SIZE} characters are not allowed")
+    try:
+        return yaml.load(text, _Loader)
+    except (ValueError, TypeError, AttributeError) as error:  # of values such as 2001-13-45 and !!int abc
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from None
+
+
 def yaml_value(field: str, text: str) -> Any:
     """Return the value of a text as YAML; `field` is named in the error."""
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except yaml.YAMLError:
-        raise WrongInput(field, f"{text!r} is not readable; write a number, a word or a YAML list") from None
+        raise WrongInput(field, f"{shorten(text)} is not readable; write a number, a word or a YAML list") from None
+
+
+def shorten(value: Any) -> str:
+    """Return a value as Python writes it, at most a line of it."""
+    return _SHORT.repr(value)
 
 
 def explain(error: ValidationError, prefix: str = "", kind: Any = None) -> WrongInput:
@@ -46,7 +107,7 @@ def explain(error: ValidationError, prefix: str = "", kind: Any = None) -> Wrong
         known = [f.alias or name for name, f in inner.model_fields.items()] if _is_model(inner) else []
         return WrongInput(".".join([field, extra] if field else [extra]), unknown("field", extra, known).message)
     wanted = allowed(inner) or first["msg"][:1].lower() + first["msg"][1:]
-    problem = "is missing" if first["type"] == "missing" else f"{first['input']!r} is not allowed"
+    problem = "is missing" if first["type"] == "missing" else f"{shorten(first['input'])} is not allowed"
     return WrongInput(field, f"{problem}; {wanted}")
 
 

@@ -17,16 +17,14 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from secateur.catalogue import Method, methods, name_of
-from secateur.config import Limits, PolicyFile
+from secateur.config import PolicyFile, parse_fields, read_limits
 from secateur.errors import WrongInput, install_command
 from secateur.evaluation.gate import Gate, decide
 from secateur.evaluation.limits import Evidence, collect, uses_shadows
 from secateur.evaluation.validity import METRIC
-from secateur.runs.artifacts import version
-from secateur.runs.folder import load_figures, load_rows
+from secateur.runs.artifacts import version, write
+from secateur.runs.folder import load_config, load_figures, load_marker, load_rows
 from secateur.runs.rows import Row
 
 FORMATS = ("html", "pdf", "md", "json", "model-card")
@@ -111,10 +109,10 @@ class EvidencePack:
 def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | None = None) -> EvidencePack:
     """Return the evidence of a finished audit, decided against a policy, or else against the run's own limits."""
     rows = load_rows(folder)
-    config: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text()) or {}
-    marker: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    if policy is None and config.get("limits") and Limits.model_validate(config["limits"]).by_measure():
-        policy = PolicyFile(name="limits of the run file", limits=Limits.model_validate(config["limits"]))
+    text, marker = load_config(folder), load_marker(folder)
+    config, limits = parse_fields("run", text), read_limits(text)
+    if policy is None and limits.by_measure():
+        policy = PolicyFile(name="limits of the run file", limits=limits)
     gate = None if policy is None else decide({folder.name: rows}, policy, today=today)
     items = collect(rows, MEASURES)
     originals = collect([row for row in rows if row.pruner == "none"], MEASURES)
@@ -159,7 +157,7 @@ def write_pack(folder: Path, formats: Sequence[str], policy: PolicyFile | None =
             "model-card": lambda: render_model_card(pack),
         }[name]()
         path = folder / {"model-card": "model-card.md"}.get(name, f"evidence.{name}")
-        path.write_text(text, encoding="utf-8")
+        write(path, text.encode())
         written.append(path)
     return written
 
@@ -352,7 +350,7 @@ def _write_pdf(path: Path, page: str) -> Path:
             command += [f"--user-data-dir={folder}/profile", f"--print-to-pdf={target}", source.as_uri()]
             subprocess.run(command, capture_output=True, timeout=120, check=False)
             if target.is_file():
-                path.write_bytes(target.read_bytes())
+                write(path, target.read_bytes())
                 return path
     try:
         import weasyprint

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from secateur.config import Limits
+from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
@@ -20,7 +20,7 @@ from secateur.report.plotting import View
 from secateur.report.summary import Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
 from secateur.report.verdict import choose_update_badge, write_update_verdict, write_verdict
 from secateur.runs.artifacts import SCHEMA, write
-from secateur.runs.folder import load_figures, load_rows
+from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
 
 
@@ -46,7 +46,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     sources = load_sources(folders)
     if not any(source.rows or source.figures for source in sources):
         raise WrongInput("run", f"{', '.join(map(str, folders))}: there are no results yet; finish the run first")
-    write(out, render(sources, check_limits(sources)).encode())
+    has_pictures = any(figure.get("png") for source in sources for figure in source.figures)
+    write(out, render(sources, check_limits(sources)).encode(), private=has_pictures)
     return out
 
 
@@ -57,6 +58,7 @@ def load_sources(folders: Sequence[Path]) -> list[Source]:
         names = [str(folder) for folder in folders]
     sources = []
     for folder, name in zip(folders, names, strict=True):
+        check_plain(folder, "run")
         if (folder / "pieces.jsonl").exists():
             prefix = "" if len(folders) == 1 else f"{name}: "
             sources += [replace(source, name=prefix + source.name) for source in _load_sweep(folder)]
@@ -67,7 +69,7 @@ def load_sources(folders: Sequence[Path]) -> list[Source]:
 
 def _load_sweep(folder: Path) -> list[Source]:
     """Load the runs of a sweep, the seeds of each together; missing pieces come last."""
-    pieces = [json.loads(line) for line in (folder / "pieces.jsonl").read_text(encoding="utf-8").splitlines()]
+    pieces = read_lines(folder / "pieces.jsonl", _read_piece)
     runs = group_by((piece for piece in pieces if piece["state"] == "done"), lambda piece: piece["run"])
     sources = [
         _join_seeds([_load_source(folder / "pieces" / piece["name"], run) for piece in same])
@@ -80,29 +82,34 @@ def _load_sweep(folder: Path) -> list[Source]:
     return sources
 
 
+def _read_piece(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of pieces.jsonl; refuse a name that leads out of the sweep's folder."""
+    piece = {name: line[name] for name in ("name", "run", "state", "said")}
+    if not all(isinstance(piece[name], str) for name in ("name", "run", "state")):
+        raise ValueError("a name must be text")
+    if piece["name"] in ("", ".", "..") or Path(piece["name"]).name != piece["name"]:
+        raise ValueError("a piece lies in the sweep's own folder")
+    return piece
+
+
 def _join_seeds(sources: Sequence[Source]) -> Source:
     """Return runs that differ in their seeds alone as one."""
     rows = [row for source in sources for row in source.rows]
     figures = [figure for source in sources for figure in source.figures]
-    seeds = [seed for source in sources for seed in source.environment["seeds"]]
+    seeds = [seed for source in sources for seed in source.environment.get("seeds", [])]
     return replace(sources[0], rows=rows, figures=figures, environment={**sources[0].environment, "seeds": seeds})
 
 
 def _load_source(folder: Path, name: str) -> Source:
     """Load the run in a folder."""
-    config, marker = folder / "config.yaml", folder / "run.json"
-    rows = load_rows(folder)
-    text = config.read_text(encoding="utf-8") if config.exists() else ""
-    return Source(name, rows, load_figures(folder), text, json.loads(marker.read_text(encoding="utf-8")))
+    return Source(name, load_rows(folder), load_figures(folder), load_config(folder), load_marker(folder))
 
 
 def check_limits(sources: Sequence[Source]) -> list[Check] | None:
     """Hold the runs against the limits of their configurations; None if no limit is set."""
-    import yaml
-
     checks = []
     for source in sources:
-        limits = Limits.model_validate((yaml.safe_load(source.config) or {}).get("limits") or {})
+        limits = read_limits(source.config)
         several = f"{source.name}: " if len(sources) > 1 else ""
         checks += [replace(item, subject=several + item.subject) for item in check(source.rows, policy_of(limits))]
     return checks or None

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,16 +140,20 @@ def _checksum_span(content: bytes) -> tuple[int, int]:
     return start, start + len(_ZEROS)
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file, completely or not at all, whatever happens meanwhile."""
-    _write_by(path, lambda file: file.write(content))
+def write(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a file, completely or not at all, whatever happens meanwhile.
+
+    Only the user can read a `private` file. A link under the file's name is replaced, never followed.
+    """
+    _write_by(path, lambda file: file.write(content), private)
 
 
-def _write_by(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+def _write_by(path: Path, fill: Callable[[BinaryIO], object], private: bool = False) -> None:
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")  # a name that nobody can prepare
     with explained(path):
         try:
-            with temporary.open("wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())

@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,34 +40,68 @@ log = logging.getLogger(__name__)
 def load_rows(folder: Path | str) -> list[Row]:
     """Return the rows of a run, finished or not."""
     folder = Path(folder)
+    load_marker(folder)
+    return read_lines(folder / "results.jsonl", _load_groups(folder).expand)
+
+
+def load_marker(folder: Path | str) -> dict[str, Any]:
+    """Return the content of a run's run.json; refuse any other folder."""
+    folder = Path(folder)
     try:
-        if _marker(folder, "run") is None:
-            raise WrongInput("run", f"{folder} is not the folder of a run; use one that has a run.json")
+        check_plain(folder, "run")
+        marker = _marker(folder, "run")
     except OSError as error:
         raise WrongInput("run", f"{folder} cannot be read ({error.strerror})") from error
-    return _read_lines(folder / "results.jsonl", _load_groups(folder).expand)
+    if marker is None:
+        raise WrongInput("run", f"{folder} is not the folder of a run; use one that has a run.json")
+    return marker
+
+
+def load_config(folder: Path | str) -> str:
+    """Return the text of a run's config.yaml; empty if there is none."""
+    path = Path(folder) / "config.yaml"
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongInput("run", f"{path} cannot be read ({error}); rerun the command") from error
+
+
+def check_plain(folder: Path, field: str) -> None:
+    """Refuse a run folder that holds a link, a device or a pipe: the folder may come from somebody else.
+
+    The folder itself may be behind a link, as the user named it. Nothing that a run writes is a link.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            try:
+                mode = os.lstat(os.path.join(parent, name)).st_mode
+            except FileNotFoundError:  # of a run that is writing at this moment
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                path = os.path.relpath(os.path.join(parent, name), folder)
+                problem = f"{folder} holds {path!r}, which is a link or no plain file"
+                raise WrongInput(field, f"{problem}; a run folder has none: remove it, or do not use this folder")
 
 
 def load_finished(folder: Path | str) -> list[Row]:
     """Return the rows of a run that ended; refuse one that was interrupted."""
-    rows, marker = load_rows(folder), _marker(Path(folder), "run") or {}
-    if not marker.get("finished"):
+    if not load_marker(folder).get("finished"):
         raise WrongInput("run", f"{folder} is not finished; start the run again to complete it")
-    return rows
+    return load_rows(folder)
 
 
 def _load_groups(folder: Path) -> Groups:
     """Return the groups of a run's rows; none where schema 1 wrote the folder."""
-    return Groups(_read_lines(folder / "groups.jsonl", dict))
+    return Groups(read_lines(folder / "groups.jsonl", dict))
 
 
 def load_figures(folder: Path | str) -> list[dict[str, Any]]:
     """Return the curves, histograms and pictures of a run, also those of a stage that was interrupted."""
     paths = (Path(folder) / "figures.jsonl", *sorted(Path(folder).glob("unfinished/*.jsonl")))
-    return [figure for path in paths for figure in _read_lines(path, dict)]
+    return [figure for path in paths for figure in read_lines(path, dict)]
 
 
-def _read_lines(path: Path, read: Callable[[Any], T]) -> list[T]:
+def read_lines(path: Path, read: Callable[[Any], T]) -> list[T]:
     """Return the lines of a JSONL file, each as `read` returns it; none if there is no file."""
     results = []
     try:
@@ -250,9 +285,9 @@ def _renew_config(run: Run, config: Mapping[str, Any]) -> None:
 @contextmanager
 def _locked(folder: Path, kind: str) -> Iterator[None]:
     with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a run holds models and pictures of the training data
         _check_ours(folder, kind)  # before a lock is written into a folder of other files
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,6 +296,8 @@ def _locked(folder: Path, kind: str) -> Iterator[None]:
             problem = f"{folder} is in use by another run (process {owner})"
             raise WrongInput("out", f"{problem}; use another folder") from None
         with explained(folder):
+            if os.fstat(lock).st_nlink != 1:
+                raise WrongInput("out", f"{folder}/.lock has a second name; remove it, or use another folder")
             os.ftruncate(lock, 0)
             os.write(lock, str(os.getpid()).encode())
             _check_ours(folder, kind)  # another run may have come and gone since
@@ -273,19 +310,22 @@ def _locked(folder: Path, kind: str) -> Iterator[None]:
 def _check_ours(folder: Path, kind: str) -> None:
     marker = _marker(folder, "out")
     if marker is None:
-        if {path.name for path in folder.iterdir()} - {".lock", ".run.json.tmp"}:
+        if any(path.name != ".lock" and not path.match(".run.json.*.tmp") for path in folder.iterdir()):
             raise WrongInput("out", f"{folder} is not empty and not the folder of a run; use a new or an empty folder")
     elif marker.get("kind") != kind:
         raise WrongInput("out", f"{folder} holds a run of kind {marker.get('kind')}, not {kind}; use another folder")
+    check_plain(folder, "out")
 
 
 def _marker(folder: Path, field: str) -> dict[str, Any] | None:
     """Return the content of run.json, or None if there is none of Secateur."""
     try:
         marker = json.loads((folder / "run.json").read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     if not isinstance(marker, dict) or "secateur" not in marker or not isinstance(marker.get("schema"), int):
+        return None
+    if not isinstance(marker.get("seeds", []), list):
         return None
     if marker["schema"] > SCHEMA:
         raise WrongInput(field, f"{folder} was written by Secateur {marker['secateur']}, which is newer; upgrade first")
