@@ -279,7 +279,8 @@ def prune(
     from secateur.report.terminal import print_measures
 
     settings: Prune = ctx.obj
-    _print(run_prune(settings, out), json_, print_measures, f"the model: {out}")
+    model = f"the model: {out}" + ("; not the one that an audit attacks" if settings.rows == "all" else "")
+    _print(run_prune(settings, out), json_, print_measures, model)
 
 
 @run_command()

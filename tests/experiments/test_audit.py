@@ -104,7 +104,8 @@ def trained(tmp_path_factory):
     inputs, labels = data.inputs[order].numpy(), data.labels[order].numpy()
     np.savez(folder / "own.npz", inputs=inputs, labels=labels, train_size=600)
     out = folder / "model.safetensors"
-    assert main(["prune", "--data", str(folder / "own.npz"), "--sparsity", "0", "--out", str(out), *TINY]) == 0
+    flags = ["--data", str(folder / "own.npz"), "--rows", "all", "--sparsity", "0", "--out", str(out)]
+    assert main(["prune", *flags, *TINY]) == 0
     return folder
 
 

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -65,7 +66,8 @@ def test_a_net_without_convolutions_says_what_was_counted(tmp_path, capsys):
 
 def test_given_weights_are_pruned_and_fine_tuned(masked, tmp_path, capsys):
     again = tmp_path / "again.safetensors"
-    assert prune(again, "--weights", masked, "--pruner", "l1-unstructured", "--sparsity", ".9", "--json") == 0
+    flags = ["--weights", masked, "--rows", "all", "--pruner", "l1-unstructured", "--sparsity", ".9"]
+    assert prune(again, *flags, "--json") == 0
     rows = {row["metric"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert rows["nonzero_parameters"] < 0.2 * rows["parameters_masked"]
     assert accuracy(load_pruned(again), load("digits")) > 0.3
@@ -108,11 +110,11 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("flags", [["--pruner", "l1-unstructured"], ["--pruner", "l1-structured", "--remove"]])
-def test_tied_weights_are_written_and_read(tmp_path, monkeypatch, flags, capsys):
+def test_tied_weights_are_written_and_read(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tied_net.py").write_text(TIED)
     out = tmp_path / "tied.safetensors"
-    assert prune(out, "--model", "tied_net:Tied", "--sparsity", ".5", *flags, "--json") == 0, capsys.readouterr().err
+    assert prune(out, "--model", "tied_net:Tied", "--sparsity", ".5", "--rows", "all", *flags, "--json") == 0
     net, data = load_pruned(out), load("digits")
     assert accuracy(net, data) > 0.3
     if "--remove" in flags:
@@ -135,8 +137,40 @@ def test_what_can_be_removed_is_not_refused(pruner, tmp_path):
 
 
 def test_data_too_small_to_test_on_is_one_sentence(tmp_path, capsys):
-    assert prune(tmp_path / "m.safetensors", "--set", "examples=5") == 2
-    said = capsys.readouterr().err
-    assert "data: 5 rows of digits are too few" in said and said.count("\n") == 1
-    assert not (tmp_path / "m.run").exists()
-    assert prune(tmp_path / "m.safetensors", "--set", "examples=10", "--model", "mlp") == 0
+    for flags, problem in (([], "cannot be split for a victim"), (["--rows", "all"], "of digits are too few")):
+        assert prune(tmp_path / "m.safetensors", "--set", "examples=5", *flags) == 2
+        said = capsys.readouterr().err
+        assert f"data: 5 rows {problem}" in said and said.count("\n") == 1
+        assert not (tmp_path / "m.run").exists()
+    assert prune(tmp_path / "m.safetensors", "--set", "examples=10", "--model", "mlp", "--rows", "all") == 0
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory):
+    """Digits as a user's file: the first 300 are the members of a model that was trained elsewhere."""
+    data, folder = load("digits"), tmp_path_factory.mktemp("own")
+    np.savez(folder / "own.npz", inputs=data.inputs[:600].numpy(), labels=data.labels[:600].numpy(), train_size=300)
+    assert prune(folder / "elsewhere.safetensors", "--pruner", "l1-structured", "--set", "examples=600") == 0
+    return ["--data", folder / "own.npz", "--weights", folder / "elsewhere.safetensors"]
+
+
+@pytest.mark.parametrize("case", ["trained", "given", "ppb", "adv", "slimming"])
+def test_the_pruned_model_is_bit_for_bit_the_audited_one(case, own_data, tmp_path):
+    given = own_data if case == "given" else ["--set", "examples=400"]
+    pruner = ["--pruner", "slimming" if case == "slimming" else "l1-unstructured", "--sparsity", ".5"]
+    defense = ["--defense", case] if case in ("ppb", "adv") else []
+    same = [*map(str, given), *pruner, *defense]
+    assert prune(tmp_path / "pruned.safetensors", *same, "--set", "seed=3") == 0
+    audit = ["audit", *TINY, *same, "--seeds", "3,", "--attack", "conf", "--shadows", "1", "--out", str(tmp_path / "r")]
+    assert main([*audit, "--export", str(tmp_path / "audited")]) == 0
+    (audited,) = (tmp_path / "audited").glob(f"{pruner[1]}*.safetensors")
+    assert audited.read_bytes() == (tmp_path / "pruned.safetensors").read_bytes()
+
+
+def test_a_model_of_all_rows_says_that_no_audit_attacks_it(tmp_path, capsys):
+    for rows, note in (("audited", False), ("all", True)):
+        out = tmp_path / f"{rows}.safetensors"
+        assert prune(out, "--rows", rows, "--set", "examples=200", "--model", "mlp") == 0
+        assert ("not the one that an audit attacks" in capsys.readouterr().out) is note
+    weights = [load_pruned(tmp_path / f"{rows}.safetensors").state_dict() for rows in ("audited", "all")]
+    assert not all(map(torch.equal, *(state.values() for state in weights)))

@@ -79,6 +79,9 @@ class Prune(Common):
     pruner: base.OnePruner = flag("l1-unstructured", "Pruner (secateur list pruners).")
     sparsity: base.Share = flag(0.7, "Share to remove, in [0, 1).")
     defense: base.OneDefense = flag("basic", "Defense (secateur list defenses).")
+    rows: Literal["audited", "all"] = flag(
+        "audited", "Rows of the training: audited, as in secateur audit, or all; no audit attacks a model of all rows."
+    )
     remove: bool = flag(False, "Remove dead channels from the layers.")
     seed: base.FromZero = flag(0, "Seed of all random draws.")
     deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)

@@ -18,7 +18,7 @@ from secateur import tree
 from secateur.catalogue import Choice
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
-from secateur.data.partition import Part, in_out, trained_split, victim_shadow
+from secateur.data.partition import Part, in_out
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, records_csv
 from secateur.evaluation.setup import prepare
@@ -29,7 +29,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.context import SeedContext, check_audit, shortage
+from secateur.experiments.context import SeedContext, check_audit, shortage, split_rows
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack, name_attacker
 from secateur.experiments.pipeline import (
     VICTIM,
@@ -137,11 +137,7 @@ def _with_possible_attacks(config: Audit) -> Audit:
 
 def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:
     """Return by role the rows that each model is and is not trained on."""
-    rng, rows = derive(seed, "split"), len(data.inputs)
-    if config.weights is None:
-        split = victim_shadow(rows, config.shadows, rng)
-    else:  # the victim's members are known; without a recipe no shadow can be trained
-        split = trained_split(rows, data.train_size, config.shadows if config.trains_shadows else 0, rng)
+    split = split_rows(config, data, config.shadows if config.trains_shadows else 0, seed)
     parts = {VICTIM: split.victim} | {f"shadow-{i}": part for i, part in enumerate(split.shadows)}
     pool = torch.cat([split.victim.train, split.victim.test])
     if config.in_out:
@@ -214,9 +210,9 @@ class AuditEvaluation:
         """Write every audited model as a file that `secateur.load_pruned` reads."""
         for victim in self._measured:
             context, model = self.factory.context_for(victim), self._model(victim)
-            fields = {"model": self.config.model, "data": self.config.data, "seed": context.seed}
-            fields |= {"sparsity": victim.sparsity, "defense": str(victim.defense)}
-            fields |= {} if victim.pruner is None else {"pruner": str(victim.pruner)}
+            fields = {name: value for name, value in dump(self.config).items() if name in Prune.model_fields}
+            fields |= {"sparsity": victim.sparsity, "defense": str(victim.defense), "seed": context.seed}
+            fields["pruner"] = str(victim.pruner or victim.term or Prune().pruner)
             net = context.initial("structure")
             net.load_state_dict(state_of(model))
             name = re.sub(r"[^\w.]+", "-", f"{victim.title} seed {context.seed}").strip("-")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Audit, Common
 from secateur.data.dataset import Dataset, fingerprint
+from secateur.data.partition import Split, trained_split, victim_shadow
 from secateur.errors import WrongInput, require
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, CountsModels
@@ -75,6 +76,17 @@ class SeedContext:
     def rows(self, indices: Tensor) -> Batch:
         """Return these examples on the device."""
         return self.data.batch.take(indices).to(self.device)
+
+
+def split_rows(config: Common, data: Dataset, shadows: int, seed: int) -> Split:
+    """Split the rows among the victim and the shadows. The victim's training does not depend on the shadows' number.
+
+    The members of a victim that is already trained are the train part of the data.
+    """
+    rng, rows = derive(seed, "split"), len(data.inputs)
+    if config.weights is None:
+        return victim_shadow(rows, shadows, rng)
+    return trained_split(rows, data.train_size, shadows, rng)
 
 
 def file_key(path: Path) -> str:

@@ -14,9 +14,9 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import Part
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import SeedContext, check_installed
+from secateur.experiments.context import SeedContext, check_installed, split_rows
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
-from secateur.experiments.threat_models import Compression
+from secateur.experiments.threat_models import pruned
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights, read_tensors
@@ -30,12 +30,15 @@ SCHEMA = 1
 
 
 def run_prune(config: Prune, out: Path) -> list[Row]:
-    """Train (or load weights), prune, fine-tune and write `out`; the stages are stored beside it."""
+    """Train (or load weights), prune, fine-tune and write `out`; the stages are stored beside it.
+
+    By default it is the model that `secateur audit` attacks with these settings: equal rows, seed and stopping.
+    """
     if out.suffix != ".safetensors":
         raise WrongInput("out", f"{out} is not allowed; use a file that ends in .safetensors")
     check_installed([config.defense], config.way)
     data, device = prepare(config)
-    part = public_split(data, config.seed)
+    part = public_split(data, config.seed) if config.rows == "all" else audited_part(config, data)
     folder = out.with_suffix(".run")
     opened = open_run(folder, "prune", dump(config), device=str(device), seeds=[config.seed])
     with deterministic(config.deterministic), opened as run:
@@ -43,17 +46,24 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         job = ModelJob(context, VICTIM, part)
         if config.remove:
             check_removable(job, config)
-        compression = Compression(config.pruner, config.sparsity, config.defense, term=config.pruner)
-        (pruned,) = make([job], compression)
+        (model,) = make([job], pruned(config.pruner, config.sparsity, config.defense))
         labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
         labels |= {"sparsity": config.sparsity, "defense": str(config.defense), "seed": config.seed}
-        run.add(model_rows(context, labels, pruned, {"test_accuracy": context.rows(part.test)}))
+        run.add(model_rows(context, labels, model, {"test_accuracy": context.rows(part.test)}))
         net = context.initial("structure")
-        net.load_state_dict(state_of(pruned))
+        net.load_state_dict(state_of(model))
         if config.remove:
-            net = remove(net, mask_of(pruned), data.input_shape)
-        save(out, net, mask_of(pruned), config, data)
+            net = remove(net, mask_of(model), data.input_shape)
+        save(out, net, mask_of(model), config, data)
     return run.rows
+
+
+def audited_part(config: Prune, data: Dataset) -> Part:
+    """Return the rows of the victim of `secateur audit`, which draws the attacker's rows from the same data."""
+    try:
+        return split_rows(config, data, shadows=0, seed=config.seed).victim
+    except WrongInput as error:
+        raise WrongInput(error.field, f"{error.message}; or train on all rows by --rows all") from None
 
 
 def public_split(data: Dataset, seed: int) -> Part:
