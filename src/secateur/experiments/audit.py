@@ -212,7 +212,8 @@ class AuditEvaluation:
             context, model = self.factory.context_for(victim), self._model(victim)
             fields = {name: value for name, value in dump(self.config).items() if name in Prune.model_fields}
             fields |= {"sparsity": victim.sparsity, "defense": str(victim.defense), "seed": context.seed}
-            fields["pruner"] = str(victim.pruner or victim.term or Prune().pruner)
+            pruner = victim.pruner or victim.term  # slimming trains its originals too
+            fields["pruner"] = "l1-unstructured" if pruner is None else str(pruner)
             net = context.initial("structure")
             net.load_state_dict(state_of(model))
             name = re.sub(r"[^\w.]+", "-", f"{victim.title} seed {context.seed}").strip("-")
