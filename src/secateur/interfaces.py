@@ -51,6 +51,15 @@ class Pruner(Protocol):
 
 
 @runtime_checkable
+class ChecksModel(Protocol):
+    """Pruner that cannot take every network, and says so before any training."""
+
+    def check(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
+        """Raise WrongInput, with what can be used instead, if the network cannot be compressed."""
+        ...
+
+
+@runtime_checkable
 class TrainsWithPenalty(Protocol):
     """Pruner whose original model is trained with an additional loss term (network slimming)."""
 

@@ -33,6 +33,7 @@ COUNTS = {
     "mapp-cnn-32": 391_946,
     "mapp-cnn-64": 1_558_026,
     "digits-cnn": 25_978,
+    "mobilenet-v2-small": 99_962,
 }
 FLAT = {  # the width of what the head reads, as the papers' parameter counts fix it
     "conv-1": 1800,
@@ -63,7 +64,7 @@ SMALLEST = {
     "mapp-cnn-8": 8,
     "digits-cnn": 4,
 }
-ANY_SIDE = ("conv-1", "lenet-zhu", "cnn6", "resnet18", "resnet18-pool", "resnet18-w16")
+ANY_SIDE = ("conv-1", "lenet-zhu", "cnn6", "resnet18", "resnet18-pool", "resnet18-w16", "mobilenet-v2-small")
 
 
 def on_meta(name, input_shape, classes=7, rows=2):
@@ -147,6 +148,7 @@ def test_no_module_is_used_in_two_places(name):
         ("cnn6", (1, 28, 28)),
         ("lenet-zhu", (1, 28, 28)),
         ("digits-cnn", (3, 32, 32)),
+        ("mobilenet-v2-small", (1, 8, 8)),
     ],
 )
 def test_other_inputs(name, input_shape):

@@ -110,7 +110,8 @@ class Sliced(nn.Module):
         (Functional(lambda x: x.mean(1)), "mean"),
         (Functional(lambda x: x.mean()), "mean"),
         (Functional(lambda x: x.chunk(2, 1)[0]), "chunk"),
-        (Functional(lambda x: x, nn.Conv2d(4, 4, 3, groups=4)), r"Conv2d \(layer\) is a grouped or depthwise"),
+        (Functional(lambda x: x, nn.Conv2d(4, 4, 3, groups=2)), r"Conv2d \(layer\) is a grouped .* torch-pruning"),
+        (Functional(lambda x: x, nn.Conv2d(4, 8, 3, groups=4)), r"Conv2d \(layer\) is a grouped .* torch-pruning"),
         (Functional(lambda x: x, nn.GroupNorm(2, 4)), r"GroupNorm \(layer\)"),
         (Functional(lambda x: x, nn.Linear(6, 6)), r"Linear \(layer\) reads more than rows"),
         (Functional(lambda x: x if x.sum() > 0 else -x), "traced"),
@@ -136,3 +137,14 @@ def test_the_net_is_left_as_it_was():
     before = {name: value.clone() for name, value in net.state_dict().items()}
     analyse(net, IMAGE)
     assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_depthwise_filter_is_in_the_group_of_the_channel_that_it_reads():
+    net = nn.Sequential(nn.Conv2d(4, 6, 1), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 2, 1))
+    channels = analyse(net, (4, 6, 6))
+    expanded, filtered = channels.makes["0"], channels.makes["1"]
+    assert torch.equal(channels.group[expanded], channels.group[filtered])
+    assert not set(channels.group[expanded].tolist()) & set(channels.group[channels.makes["2"]].tolist())
+    dead = torch.zeros(len(channels.group), dtype=torch.bool)
+    dead[expanded[2]] = True
+    assert channels.spread(dead)[filtered].tolist() == [False, False, True, False, False, False]

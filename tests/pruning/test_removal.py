@@ -18,8 +18,8 @@ from secateur.tree import count, params_of
 
 SHAPES = {"resnet18": (3, 32, 32), "vgg16-bn": (3, 32, 32), "densenet121": (3, 32, 32)}
 SHAPES |= {"digits-cnn": (1, 8, 8), "resnet18-w16": (3, 16, 16), "mapp-cnn-8": (3, 16, 16), "vgg-4": (3, 16, 16)}
-SHAPES |= {"mlp": (50,)}
-NORMED = ("digits-cnn", "resnet18-w16", "mapp-cnn-8")
+SHAPES |= {"mlp": (50,), "mobilenet-v2-small": (1, 8, 8)}
+NORMED = ("digits-cnn", "resnet18-w16", "mapp-cnn-8", "mobilenet-v2-small")
 SMALL = [(name, norm) for name in (*NORMED, "vgg-4", "mlp") for norm in ("l1-structured", "l2-structured")]
 
 
@@ -96,6 +96,20 @@ def test_coupled_removes_every_chosen_channel():
     _, small = check_removal(made(Residual), L1Structured(groups="coupled"), 0.5, (3, 6, 6))
     assert (small.stem.out_channels, small.conv1.out_channels, small.conv2.out_channels) == (3, 6, 3)
     assert small.norm0.running_mean.shape == (3,) and small.head.weight.shape == (4, 3)
+
+
+def test_a_depthwise_filter_goes_with_the_channel_that_it_reads(rng):
+    net = made(lambda: nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 4, 1)))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([5.0, 1, 4, 3, 2, 6]).view(6, 1, 1, 1).expand(6, 3, 1, 1))
+    net.append(nn.Flatten()).append(nn.Linear(64, 2))
+    mask = L1Structured()(net, rows_of((3, 6, 6)), 0.5, rng)
+    assert mask["0.weight"].flatten(1).all(1).tolist() == [True, False, True, False, False, True]
+    assert torch.equal(mask["1.weight"].flatten(1).all(1), mask["0.weight"].flatten(1).all(1))
+    assert torch.equal(mask["1.bias"], mask["0.bias"])
+    small = remove(net, mask, (3, 6, 6))
+    assert (small[1].groups, small[1].in_channels, small[1].out_channels, small[1].weight.shape[0]) == (3, 3, 3, 3)
+    assert torch.equal(small[1].weight, net[1].weight[[0, 2, 5]])
 
 
 def test_the_net_is_left_as_it_was():

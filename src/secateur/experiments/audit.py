@@ -29,7 +29,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.context import SeedContext, check_audit, shortage, split_rows
+from secateur.experiments.context import SeedContext, check_audit, check_pruners, shortage, split_rows
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack, name_attacker
 from secateur.experiments.pipeline import (
     VICTIM,
@@ -114,8 +114,12 @@ def plan(config: Audit) -> list[str]:
 
 
 def _prepare(config: Audit) -> tuple[Dataset, torch.device]:
-    """Return the data and the device; refuse a model that brings trained weights where it would be trained."""
+    """Return the data and the device; refuse a model that brings trained weights where it would be trained.
+
+    A pruner that cannot take the network is refused too.
+    """
     data, device = prepare(config)
+    check_pruners(config.pruner, config, data)
     if config.weights is None:
         check_untrained(config.model, data.input_shape, data.classes)
     return data, device

@@ -22,7 +22,7 @@ from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.partition import Split, trained_split, victim_shadow
 from secateur.errors import WrongInput, require
 from secateur.gpu.determinism import device_key
-from secateur.interfaces import Batch, CountsModels
+from secateur.interfaces import Batch, ChecksModel, CountsModels
 from secateur.models.create import create
 from secateur.runs.folder import Run
 from secateur.seeding import derive
@@ -120,6 +120,15 @@ def check_audit(config: Audit) -> None:
         check_models(attack, config.shadows, config.in_out)
         if config.protocol == "select":
             check_models(attack, config.shadows - 1, left="the adversary keeps one shadow to try its recipes on: ")
+
+
+def check_pruners(pruners: Iterable[Choice], config: Common, data: Dataset) -> None:
+    """Refuse, before any training, a pruner that cannot take the network."""
+    checking = [pruner for pruner in (choice.make() for choice in pruners) if isinstance(pruner, ChecksModel)]
+    if checking:
+        net = create(config.model, data.input_shape, data.classes, derive(0, "initialise", "structure"))
+        for pruner in checking:
+            pruner.check(net, data.input_shape)
 
 
 def check_models(attack: Choice, shadows: int, in_out: int = 0, left: str = "") -> None:

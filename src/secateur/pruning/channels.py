@@ -1,8 +1,9 @@
 """Channel analysis: the channels of a network that can only be removed together, from its traced graph.
 
 Every output channel of a Conv or Linear is an atom, and so is every input channel of the network. A BatchNorm and an
-addition give new atoms, so that a channel before and after them is distinct. A concatenation puts atoms side by side,
-and all other operations pass them on. Atoms that can only be removed together are one group.
+addition give new atoms, so that a channel before and after them is distinct. A depthwise convolution does so too: its
+filter and the channel that it reads are one group. A concatenation puts atoms side by side, and all other operations
+pass them on. Atoms that can only be removed together are one group.
 
 The constants list the known layers and functions, by their effect on a channel that is zero.
 """
@@ -55,6 +56,15 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Depthwise:
+    """Depthwise convolution: the atoms that it reads, and those that its filters make of them, one by one."""
+
+    name: str
+    reads: Tensor
+    gives: Tensor
+
+
+@dataclass(frozen=True)
 class Sum:
     """Addition of two values: zero only where both are."""
 
@@ -69,7 +79,7 @@ class Channels:
 
     makes: dict[str, Tensor]  # Conv or Linear -> the atoms that it makes
     reads: dict[str, Tensor]  # Conv or Linear -> the atom of each of its input features
-    steps: list[Norm | Sum]  # in the order of the graph
+    steps: list[Norm | Depthwise | Sum]  # in the order of the graph
     group: Tensor  # (atoms,) int64: equal for atoms that can only be removed together
     fixed: Tensor  # (atoms,) bool: an input or an output of the network, which stays
     raw: Tensor  # (atoms,) bool: read by something other than a BatchNorm
@@ -87,10 +97,13 @@ class Channels:
         return ~missing[self.group]
 
     def spread(self, dead: Tensor) -> Tensor:
-        """Return (atoms,) bool: the atoms that are zero if `dead` are and every BatchNorm that reads one gives zero."""
+        """Return (atoms,) bool: the atoms that are zero if `dead` are.
+
+        A BatchNorm and a depthwise convolution that read one are taken to give zero: their masks follow.
+        """
         dead = dead.clone()
         for step in self.steps:
-            dead[step.gives] |= dead[step.reads] if isinstance(step, Norm) else dead[step.left] & dead[step.right]
+            dead[step.gives] |= dead[step.left] & dead[step.right] if isinstance(step, Sum) else dead[step.reads]
         return dead
 
 
@@ -136,7 +149,7 @@ class _Walk:
     called: set[str] = field(default_factory=set)
     makes: dict[str, Atoms] = field(default_factory=dict)
     reads: dict[str, Atoms] = field(default_factory=dict)
-    steps: list[Norm | Sum] = field(default_factory=list)
+    steps: list[Norm | Depthwise | Sum] = field(default_factory=list)
     fixed: set[int] = field(default_factory=set)
     raw: set[int] = field(default_factory=set)
     shifts: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -184,19 +197,21 @@ class _Walk:
         self.called.add(name)
         if isinstance(layer, NORMS):
             return self.norm(name, layer, source)
-        if isinstance(layer, CONVS) and layer.groups > 1:
-            raise unknown_operation(name_of(node), "is a grouped or depthwise convolution")
+        if isinstance(layer, CONVS) and layer.groups > 1 and not is_depthwise(layer):
+            raise unknown_operation(name_of(node), "is a grouped convolution")
         if isinstance(layer, nn.Linear) and len(shape_of(node)) != 2:
             raise unknown_operation(name_of(node), "reads more than rows of features")
         self.reads[name] = source
         self.raw.update(source)
         self.makes[name] = self.new(shape_of(node)[1])
+        if is_depthwise(layer):
+            self.follow(source, self.makes[name])
+            self.steps.append(Depthwise(name, torch.tensor(source), torch.tensor(self.makes[name])))
         return self.makes[name]
 
     def norm(self, name: str, layer: nn.Module, source: Atoms) -> Atoms:
         gives = self.new(len(source))
-        for before, after in zip(source, gives, strict=True):
-            self.unite(before, after)
+        self.follow(source, gives)
         self.steps.append(Norm(name, torch.tensor(source), torch.tensor(gives)))
         if layer.weight is None:  # without gamma and beta it subtracts a mean that nothing can mask
             self.shifts.append((f"BatchNorm without gamma and beta ({name})", torch.tensor(source)))
@@ -250,8 +265,18 @@ class _Walk:
             self.parent[atom] = atom = self.parent[self.parent[atom]]
         return atom
 
+    def follow(self, source: Atoms, gives: Atoms) -> None:
+        """Join every atom with the one that a layer makes of it."""
+        for before, after in zip(source, gives, strict=True):
+            self.unite(before, after)
+
     def unite(self, one: int, other: int) -> None:
         self.parent[self.find(other)] = self.find(one)
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Return True if a layer is a convolution with one filter for each input channel."""
+    return isinstance(layer, CONVS) and 1 < layer.groups == layer.in_channels == layer.out_channels
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -311,4 +336,4 @@ def _layer_name(node: fx.Node) -> str:
 
 def unknown_operation(name: str, why: str = "is not known to the channel analysis") -> WrongInput:
     """Return the error for an operation that the analysis cannot follow."""
-    return WrongInput("model", f"{name} {why}; prune with l1-unstructured or with mask conv-only instead")
+    return WrongInput("model", f"{name} {why}; prune with torch-pruning, with l1-unstructured or with mask conv-only")

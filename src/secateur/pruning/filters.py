@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.channels import CONVS, Channels, analyse
+from secateur.pruning.channels import CONVS, Channels, analyse, is_depthwise
 from secateur.pruning.masks import Scope, one_of, prune_lowest
 
 Groups = Literal["per-conv", "coupled"]
@@ -28,7 +28,8 @@ Form = Literal["full", "conv-only"]  # of a mask
 class L1Structured:
     """Drops the filters of least L1 norm, conv by conv (L1 structured; Li et al. 2017, in samia_ppb).
 
-    On a net without convolutions the filters are the output rows of every Linear but the last.
+    On a net without convolutions the filters are the output rows of every Linear but the last. A depthwise filter goes
+    with the channel that it reads.
     `groups`: "per-conv" chooses in every layer by itself, as in the paper; "coupled" chooses all channels that a
     shortcut joins as one.
     `mask`: "full" covers the filter, its bias and every BatchNorm gamma and beta that reads it. "conv-only" covers the
@@ -40,17 +41,28 @@ class L1Structured:
     groups: Groups = "per-conv"
     mask: Form = "full"
 
+    def check(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
+        """Refuse a network without filters, or one that the channel analysis cannot follow where it is needed."""
+        filter_layers(net)
+        if not self._needs_no_graph:
+            analyse(net, input_shape)
+
+    @property
+    def _needs_no_graph(self) -> bool:
+        return (self.groups, self.mask) == ("per-conv", "conv-only")  # any module will do
+
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""
         check_channels(self, sparsity)
         norms = filter_norms(net, self.order)
-        if (self.groups, self.mask) == ("per-conv", "conv-only"):  # needs no graph, so any module will do
+        if self._needs_no_graph:
             return filter_mask(net, prune_lowest(norms, sparsity, self.scope), bias=False)
         channels = analyse(net, tuple(batch.inputs.shape[1:]))
         if self.groups == "coupled":
             rows = _choose_coupled(channels, norms, sparsity, self.order, self.scope)
         else:
-            rows = prune_lowest(norms, sparsity, self.scope)
+            chosen = {name: norm for name, norm in norms.items() if not is_depthwise(net.get_submodule(name))}
+            rows = prune_lowest(chosen, sparsity, self.scope)
         dead = torch.zeros(len(channels.group), dtype=torch.bool)
         for name, kept in rows.items():
             dead[channels.makes[name]] = ~kept

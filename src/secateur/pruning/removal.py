@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask
 from secateur.metrics.cost import Cost, cost
-from secateur.pruning.channels import CONVS, Channels, Norm, analyse
+from secateur.pruning.channels import CONVS, Channels, Depthwise, Sum, analyse, is_depthwise
 from secateur.pruning.masks import LAYERS
 from secateur.tree import apply_mask
 
@@ -36,7 +36,11 @@ def remove(net: nn.Module, mask: Mask, input_shape: tuple[int, ...]) -> nn.Modul
     conv-only cannot be removed and raise WrongInput.
     """
     masked = apply_mask(copy.deepcopy(net), mask)
-    channels = analyse(masked, input_shape)
+    try:
+        channels = analyse(masked, input_shape)
+    except WrongInput as error:  # its advice is for pruning
+        problem = f"{error.message.partition(';')[0]}, so no channel can be removed"
+        raise WrongInput(error.field, f"{problem}; leave it masked, or prune with torch-pruning") from error
     gone = channels.everywhere(dead_atoms(masked, mask, channels) & ~channels.fixed)
     small = copy.deepcopy(masked)
     for name, atoms in channels.makes.items():
@@ -53,8 +57,12 @@ def dead_atoms(net: nn.Module, mask: Mask, channels: Channels) -> Tensor:
     for name, atoms in channels.makes.items():
         dead[atoms] = _dead_rows(net.get_submodule(name), name, mask)
     for step in channels.steps:
-        if not isinstance(step, Norm):
+        if isinstance(step, Sum):
             dead[step.gives] = dead[step.left] & dead[step.right]
+        elif isinstance(step, Depthwise):
+            if net.get_submodule(step.name).bias is not None and (dead[step.reads] & ~dead[step.gives]).any():
+                raise _conv_only(f"the bias of {step.name} still speaks where its channel is masked")
+            dead[step.gives] |= dead[step.reads]
         elif isinstance(net.get_submodule(step.name).weight, Tensor):
             closed = _dropped(mask, f"{step.name}.weight", len(step.gives))
             closed &= _dropped(mask, f"{step.name}.bias", len(step.gives))
@@ -94,8 +102,11 @@ def shrink_layer(net: nn.Module, name: str, outputs: Tensor, inputs: Tensor) -> 
     layer = net.get_submodule(name)
     if not outputs.any() or not inputs.any():
         raise WrongInput("mask", f"would leave the layer {name} without channels; keep at least one")
-    _slice(layer, "weight", outputs, inputs)
+    depthwise = is_depthwise(layer)
+    _slice(layer, "weight", outputs, None if depthwise else inputs)
     _slice(layer, "bias", outputs)
+    if depthwise:
+        layer.groups = int(outputs.sum())  # type: ignore[assignment]
     unit = "features" if isinstance(layer, nn.Linear) else "channels"
     setattr(layer, f"out_{unit}", int(outputs.sum()))
     setattr(layer, f"in_{unit}", int(inputs.sum()))

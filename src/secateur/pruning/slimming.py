@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from secateur.catalogue import method
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.channels import NORMS, Channels, Norm, analyse
+from secateur.pruning.channels import NORMS, Channels, Depthwise, Sum, analyse
 from secateur.pruning.filters import Form, Groups, channel_mask, check_channels, coupled_layers
 from secateur.pruning.masks import prune_lowest, warn_of_floor
 
@@ -36,6 +36,12 @@ class Slimming:
         if not names:
             raise _no_gamma()
         return lambda params: self.l1 * torch.stack([params[name].abs().sum() for name in names]).sum()
+
+    def check(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
+        """Refuse a network without gammas, or one that the channel analysis cannot follow."""
+        if not any(_has_gamma(module) for module in net.modules()):
+            raise _no_gamma()
+        analyse(net, input_shape)
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""
@@ -70,6 +76,7 @@ def _per_conv(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
     is_read = channels.raw.clone()
     for norm in channels.norms.values():
         is_read[norm.reads[~dead[norm.gives]]] = True
+    follows = {step.name: step.reads for step in channels.steps if isinstance(step, Depthwise)}
     for name, atoms in channels.makes.items():
         if not is_read[atoms].any() and (readers := _readers(channels, gammas, atoms)):
             floored.append(name)
@@ -77,7 +84,7 @@ def _per_conv(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
             norm = channels.norms[norm_name]
             dead[norm.gives[position]] = False
             is_read[norm.reads[position]] = True
-        dead[atoms] = ~is_read[atoms]
+        dead[atoms] = ~is_read[atoms] | dead[follows[name]] if name in follows else ~is_read[atoms]
     warn_of_floor(floored)
     return dead
 
@@ -90,8 +97,11 @@ def _dead_atoms(channels: Channels, gammas: Params, kept: Mask) -> tuple[Tensor,
     dead = torch.zeros(len(channels.group), dtype=torch.bool)
     floored = []
     for step in channels.steps:
-        if not isinstance(step, Norm):
+        if isinstance(step, Sum):
             dead[step.gives] = dead[step.left] & dead[step.right]
+            continue
+        if isinstance(step, Depthwise):
+            dead[step.gives] = dead[step.reads]
             continue
         arrives = ~dead[step.reads]
         alive = kept.get(step.name, arrives) & arrives

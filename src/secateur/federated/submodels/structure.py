@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from secateur.errors import WrongInput, check_number
 from secateur.federated.submodels.rules import Rule, RuleContext
 from secateur.interfaces import Params
-from secateur.pruning.channels import Channels, analyse
+from secateur.pruning.channels import Channels, Depthwise, analyse
 
 REMEMBERED = 256  # cuts in each of the two caches of a Structure
 Key = TypeVar("Key")
@@ -184,9 +184,13 @@ class Structure:
 def analysed(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
     """Return the network's channels; refuse, with the layer's name, a network that cannot be followed."""
     try:
-        return analyse(net, input_shape)
+        channels = analyse(net, input_shape)
     except WrongInput as error:
         raise WrongInput("model", f"cannot be cut to sub-models: {error.message.partition(';')[0]}") from error
+    for step in channels.steps:
+        if isinstance(step, Depthwise):
+            raise WrongInput("model", f"cannot be cut to sub-models: {step.name} is a depthwise convolution")
+    return channels
 
 
 def _slots(channels: Channels) -> tuple[list[Slot], Tensor]:
