@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from secateur.api.invert import Inversion, invert
     from secateur.errors import WrongInput
     from secateur.experiments.prune import load_pruned
+    from secateur.models.wrap import wrap
 
-__all__ = ["Federated", "Inversion", "Report", "WrongInput", "audit", "federate", "invert", "load_pruned"]
+__all__ = ["Federated", "Inversion", "Report", "WrongInput", "audit", "federate", "invert", "load_pruned", "wrap"]
 _MODULES = {
     "Federated": "api.federate",
     "Inversion": "api.invert",
@@ -21,6 +22,7 @@ _MODULES = {
     "federate": "api.federate",
     "invert": "api.invert",
     "load_pruned": "experiments.prune",
+    "wrap": "models.wrap",
 }
 
 

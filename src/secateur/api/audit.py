@@ -1,4 +1,4 @@
-"""`secateur.audit(...)`: the membership audit of any nn.Module and tensors, from Python.
+"""`secateur.audit(...)`: the membership audit of any model that can be asked, from Python.
 
 Models and examples that do not fit together are refused in one sentence before any work begins.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur import tree
-from secateur.api.shared import Examples, Printable, device_of, in_precision, read_batch
+from secateur.api.shared import Examples, Printable, read_batch
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import Choice, methods
 from secateur.config import choice
@@ -23,20 +22,22 @@ from secateur.config import defense_of_models as read_defense
 from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords
-from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, resemblance, validity_rows
+from secateur.evaluation.validity import Accuracy, Validity, resemblance, validity_rows
+from secateur.experiments.black_box import BoxAudit, needs_no_shadows, sparsity_rows
 from secateur.experiments.context import check_installed, check_models, shortage
-from secateur.experiments.exposure import MembershipExposure, fit_attack
 from secateur.experiments.pipeline import build_fit
-from secateur.inference import answering, to_probabilities
-from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
-from secateur.metrics.epsilon import LEVEL
+from secateur.interfaces import Batch, BlackBox, Shadow
 from secateur.models.create import check_labels, explain_failure
+from secateur.models.sparsity import overall_sparsity
+from secateur.models.wrap import Wrapped, check_repeatable, in_precision, wrap
 from secateur.runs.folder import MemoryRun
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 
-Model = nn.Module | BlackBox
+Model = Any  # whatever `secateur.wrap` takes
+MOVES = ("samia", "label-only")  # attacks that move inputs by a little, which tokens cannot be
+ROWS = 256  # by whose answers a model is checked, and logits are told from probabilities
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,14 @@ class Side(NamedTuple):
     """A model, the examples that it was trained on (inside), and others (outside)."""
 
     model: Model
+    box: BlackBox
     inside: Batch
     outside: Batch
+
+    @property
+    def net(self) -> nn.Module | None:
+        """The network of the model, without masks; None if there is none."""
+        return self.box.net if isinstance(self.box, Wrapped) else None
 
 
 def audit(
@@ -73,7 +80,8 @@ def audit(
     nonmembers: Examples,
     *,
     shadows: Sequence[tuple[Model, Examples, Examples]] = (),
-    attacks: Sequence[str] | None = None,
+    before: Model | None = None,
+    attacks: Sequence[str] | str | None = None,
     pruner: str | None = None,
     sparsity: float = 0.7,
     defense: str = "basic",
@@ -83,57 +91,68 @@ def audit(
 ) -> Report:
     """Return a report of how much the model reveals about its members.
 
-    `shadows` are the attacker's models, each with its own members and non-members. By default all attacks run that can
-    run with them. With a `pruner` the model and the shadows are pruned first. Each is then fine-tuned on its own
-    members, with the defense named by `defense`. A tenth of its non-members says when to stop, and is left out of the
-    audit.
+    A model is anything that `secateur.wrap` takes. `shadows` are the attacker's models, each with its own members and
+    non-members. By default all attacks run that can run with them. `before` is the same model before a compression
+    made elsewhere: it is attacked too, and the report has the paired change of each attack that needs no shadows. With
+    a `pruner` the model and the shadows are pruned first. Each is then fine-tuned on its own members, with the defense
+    named by `defense`. A tenth of its non-members says when to stop, and is left out of the audit.
     """
+    if before is not None and pruner is not None:
+        raise WrongInput("before", "is for a model that is compressed already; leave out the pruner")
     sides = check_sides(model, members, nonmembers, shadows)
     whole = sides[0].outside.size
-    chosen = _attacks(attacks, len(shadows), labels_only=isinstance(model, BlackBox) and model.labels_only)
+    labels_only = sides[0].box.labels_only
+    chosen = _attacks([attacks] if isinstance(attacks, str) else attacks, sides)
+    original = None if before is None else _read_before(before, sides[0])
     if pruner is not None:
         check_installed([read_defense(defense)])
         method = choice("pruner", pruner)
         sides = [_pruned(side, method, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
-    boxes = [box_of(side.model) for side in sides]
-    box, (_, inside, outside) = boxes[0], sides[0]
-    run, both = MemoryRun(), Batch(*(torch.cat(parts) for parts in zip(inside, outside, strict=True)))
+    inside, outside = sides[0].inside, sides[0].outside
     ids = torch.cat([torch.arange(inside.size), inside.size + torch.arange(whole)[whole - outside.size :]])
-    level = LEVEL / max(1, len(chosen))
-    exposure = MembershipExposure(run, seed, inside, outside, Candidates(both), lambda: box, name, ids, level)
+    known = [Shadow(side.box, side.inside, side.outside) for side in sides[1:]]
+    work = BoxAudit(MemoryRun(), seed, inside, outside, chosen, known, ids)
+    net, net_before = sides[0].net, None if original is None else original.net
     labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
-    labels |= {"sparsity": sparsity if pruner else 0.0, "defense": defense if pruner else "given", "seed": seed}
-    labels |= {"extra": {}}
-    exposure.measure_accuracy(labels)
-    if not box.labels_only:
-        classes = box.predict(inside.inputs[:1]).shape[1]
-        exposure.check_validity(labels, classes)
-        run.add(validity_rows(labels, _check_models(boxes, sides, classes, trained=pruner is None)))
-        exposure.measure_gaps(labels, classes)
-    known = [Shadow(b, side.inside, side.outside) for b, side in zip(boxes[1:], sides[1:], strict=True)]
-    for attack in chosen:
-        exposure.measure_attack(labels | {"attack": str(attack)}, partial(fit_attack, attack, known, seed))
-    return Report(run.rows, run.figures, exposure.record)
+    share = sparsity if pruner else overall_sparsity(net, net_before) if net else 0.0
+    labels |= {"sparsity": share, "defense": defense if pruner else "given", "seed": seed, "extra": {}}
+    exposure = work.measure(sides[0].box, labels, name, trained=pruner is None)
+    work.run.add([] if pruner else sparsity_rows(labels, net, net_before))
+    if known and not labels_only:
+        work.run.add(validity_rows(labels, [_check_shadows(sides)]))
+    if original is not None:
+        alone = replace(work, attacks=[attack for attack in chosen if needs_no_shadows(attack)])
+        unpruned = labels | {"pruner": "none", "sparsity": 0.0, "defense": "none"}
+        work.compare(alone.measure(original.box, unpruned, f"{name} before"), exposure, labels)
+    return Report(work.run.rows, work.run.figures, exposure.record)
 
 
-def _check_models(boxes: Sequence[BlackBox], sides: Sequence[Side], classes: int, trained: bool) -> list[Validity]:
-    """Check that a model as the user trained it knows its members, and that the shadows resemble the model."""
-    accuracies = [
-        Accuracy(*(float((box.predict(x.inputs).argmax(1) == x.labels).double().mean()) for x in side[1:]))
-        for box, side in zip(boxes, sides, strict=True)
+def _read_before(model: Model, side: Side) -> Side:
+    """Return the model before its compression, with the same examples; refuse one of other classes."""
+    original = _side(model, side.inside, side.outside)
+    rows = side.inside.inputs[:1]
+    _check_answers(original, "before")
+    classes = [one.box.predict(rows).shape[1] for one in (original, side)]
+    if classes[0] != classes[1]:
+        raise WrongInput("before", f"it answers with {classes[0]} classes, and the model with {classes[1]}")
+    return original
+
+
+def _check_shadows(sides: Sequence[Side]) -> Validity:
+    """Check that the shadows resemble the model."""
+    victim, *shadows = [
+        Accuracy(*(float((side.box.predict(x.inputs).argmax(1) == x.labels).double().mean()) for x in side[2:]))
+        for side in sides
     ]
-    victim, *shadows = accuracies
-    checks = [member_accuracy(victim.train, classes)] if trained else []
-    rows = [side.inside.size for side in sides[1:]]
-    return checks + ([resemblance(victim, shadows, rows)] if shadows else [])
+    return resemblance(victim, shadows, [side.inside.size for side in sides[1:]])
 
 
 def check_sides(
     model: Model, members: Examples, nonmembers: Examples, shadows: Sequence[tuple[Model, Examples, Examples]]
 ) -> list[Side]:
     """Return the victim, then the shadows; refuse models that do not fit their examples, and shared examples."""
-    victim = Side(model, read_batch("members", members), read_batch("nonmembers", nonmembers))
-    others = [Side(one, read_batch("shadows", a), read_batch("shadows", b)) for one, a, b in shadows]
+    victim = _side(model, read_batch("members", members), read_batch("nonmembers", nonmembers))
+    others = [_side(one, read_batch("shadows", a), read_batch("shadows", b)) for one, a, b in shadows]
     known = _distinct_contents("nonmembers", victim)
     for shadow in others:
         if shared := len(known & _distinct_contents("shadows", shadow)):
@@ -145,29 +164,34 @@ def check_sides(
 
 def _distinct_contents(field: str, side: Side) -> set[bytes]:
     """Return the contents of all examples of a side; refuse examples that are members and non-members."""
-    members, nonmembers = (set(content(batch.inputs.float())) for batch in (side.inside, side.outside))
+    members, nonmembers = (set(content(_comparable(batch.inputs))) for batch in (side.inside, side.outside))
     if both := len(members & nonmembers):
         raise WrongInput(field, f"{both} examples are members too; the two sets must not share examples")
     return members | nonmembers
 
 
+def _comparable(inputs: Tensor) -> Tensor:
+    """Return inputs in one precision; whole numbers stay, as large ones would become equal."""
+    return inputs.float() if inputs.is_floating_point() else inputs
+
+
 def _check_answers(side: Side, field: str) -> None:
     """Refuse a model that does not answer each example with a row of classes, or whose labels are none of them."""
-    rows = side.inside.inputs[:2]
-    with explain_failure(field or "model", rows.shape[1:]):
-        answers = box_of(side.model).predict(rows)
-    if answers.ndim != 2 or len(answers) != len(rows):
-        shape = f"answers {tuple(answers.shape)} for {len(rows)} examples"
-        raise WrongInput(field or "model", f"{shape}; it must return one row of classes for each")
+    rows = side.inside.inputs[:ROWS]
+    with explain_failure(field or "model", rows):
+        answers = check_repeatable(field or "model", side.box, rows)
     for batch, name in ((side.inside, "members"), (side.outside, "nonmembers")):
         check_labels(field or name, batch.labels, answers.shape[1])
 
 
-def _attacks(names: Sequence[str] | None, shadows: int, labels_only: bool) -> list[Choice]:
+def _attacks(names: Sequence[str] | None, sides: Sequence[Side]) -> list[Choice]:
     """Return the named attacks, refused where shadows are too few; by default all attacks that can run."""
+    shadows, only_labels = len(sides) - 1, sides[0].box.labels_only
     chosen = [choice("attack", name) for name in (methods("attack") if names is None else names)]
     if names is None:
-        able = [attack for attack in chosen if not labels_only or attack.method.info["sees"] == "labels"]
+        able = [attack for attack in chosen if not only_labels or attack.method.info["sees"] == "labels"]
+        if not sides[0].inside.inputs.is_floating_point():
+            able = [attack for attack in able if attack.name not in MOVES]
         return [attack for attack in able if shortage(attack, shadows) is None]
     for attack in chosen:
         check_models(attack, shadows)
@@ -178,8 +202,8 @@ def _pruned(
     side: Side, method: Choice, sparsity: float, defense: str, recipe: Recipe | None, seed: int, index: int
 ) -> Side:
     """Return the side with a pruned and fine-tuned copy of the model, without the non-members that stopped it."""
-    model, inside, outside = side
-    if not isinstance(model, nn.Module):
+    model, inside, outside = side.net, side.inside, side.outside
+    if model is None:
         raise WrongInput("model", "only an nn.Module can be pruned; use one, or no pruner")
     if outside.size < 2:
         raise WrongInput("nonmembers", "one example cannot both stop the fine-tuning and be attacked; use at least two")
@@ -194,12 +218,11 @@ def _pruned(
     ((_, fitted),) = fit(model, [task])
     twin = copy.deepcopy(model)
     twin.load_state_dict(fitted.state)
-    return Side(twin, inside, outside.take(order[tenth:]))
+    return _side(twin, inside, outside.take(order[tenth:]))
 
 
-def box_of(model: Model) -> BlackBox:
-    """Return the model as a black box of class probabilities; inputs are converted to the precision of its weights."""
-    if isinstance(model, BlackBox):
-        return model
-    answer = answering(model, tree.state_of(model), device_of(model))
-    return cache_answers(lambda inputs: to_probabilities(answer(in_precision(model, inputs))))
+def _side(model: Model, inside: Batch, outside: Batch) -> Side:
+    """Return a side whose black box caches the model's answers."""
+    box = wrap(model)
+    cached = box if box is model else replace(box, predict=cache_answers(box.predict).predict)
+    return Side(model, cached, inside, outside)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
-from secateur.api.shared import Examples, Printable, device_of, in_precision, read_batch
+from secateur.api.shared import Examples, Printable, read_batch
 from secateur.attacks.inversion.problem import structure
 from secateur.catalogue import Defense
 from secateur.config import defense_of_updates, inversion
@@ -36,6 +36,7 @@ from secateur.experiments.invert import UpdateExposure, chance_of
 from secateur.experiments.invert_targets import with_policies_for_model
 from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, Weights
 from secateur.models.create import check_labels, explain_failure
+from secateur.models.wrap import device_of, in_precision
 from secateur.runs.folder import MemoryRun
 from secateur.runs.rows import Row
 from secateur.seeding import derive
@@ -202,7 +203,7 @@ def check_pixels(inputs: Tensor, mean: Tensor, std: Tensor) -> None:
 
 def count_classes(model: nn.Module, inputs: Tensor, targets: Sequence[Target]) -> int:
     """Return the number of the model's classes; refuse labels that are none of them."""
-    with explain_failure("model", inputs.shape[1:]), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with explain_failure("model", inputs), torch.no_grad(), torch.random.fork_rng(devices=[]):
         answers = structure(model, "eval")(torch.zeros_like(inputs[:1]))
     if answers.ndim != 2:
         raise WrongInput("model", f"answers {tuple(answers.shape)} for one example; it must return one row of classes")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
@@ -47,14 +46,3 @@ def read_batch(field: str, examples: Examples) -> Batch:
     if labels.is_floating_point():
         raise WrongInput(field, f"labels are {labels.dtype}; use whole numbers, the classes from 0")
     return Batch(inputs, labels.long())
-
-
-def in_precision(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Convert inputs to the precision of the model's weights; whole numbers, such as tokens, stay as they are."""
-    dtypes = (value.dtype for value in model.parameters() if value.is_floating_point())
-    return inputs.to(next(dtypes, inputs.dtype)) if inputs.is_floating_point() else inputs
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model's weights."""
-    return next((value.device for value in model.parameters()), torch.device("cpu"))

@@ -369,4 +369,6 @@ class AuditEvaluation:
         return cache_answers(lambda inputs: to_probabilities(answer(inputs)))
 
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self.config.model, "dataset": self.context.data.name, "seed": self.context.seed} | labels
+        whole = {"model": self.config.model, "dataset": self.context.data.name, "seed": self.context.seed} | labels
+        trained_elsewhere = self.config.weights is not None and labels["pruner"] == "none"
+        return whole | {"defense": "none"} if trained_elsewhere else whole

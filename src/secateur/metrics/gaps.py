@@ -37,7 +37,7 @@ def portrait(
     labels = [members.labels, nonmembers.labels]
     inside, outside = (behaviour(box, side, rng) for side in (members, nonmembers))
     overall = {name: gap.overall for name, gap in gaps_between([inside, outside], labels).items()}
-    figures = [histogram(name, inside[name], outside[name]) for name in ("confidence", "sensitivity")]
+    figures = [histogram(name, inside[name], outside[name]) for name in inside if name != "accuracy"]
     for name in inside:
         figures.append(by_class(name, (inside[name], labels[0]), (outside[name], labels[1]), classes))
     return overall, figures
@@ -53,14 +53,16 @@ def gaps(box: BlackBox, members: Batch, nonmembers: Batch, rng: Generator) -> di
 
 
 def behaviour(box: BlackBox, batch: Batch, rng: Generator) -> dict[str, Tensor]:
-    """Return (N,) confidence and sensitivity of the true class, and True if the prediction is right."""
+    """Return (N,) confidence and sensitivity of the true class, and True if the prediction is right.
+
+    Whole numbers, such as tokens, have no sensitivity: they cannot be moved by a little.
+    """
     answers = probabilities(box, batch.inputs)
-    moved = sensitivity(box, batch.inputs, rng, answers=answers)
-    return {
-        "confidence": true_probability(answers, batch.labels),
-        "sensitivity": true_probability(moved, batch.labels),
-        "accuracy": answers.argmax(1) == batch.labels,
-    }
+    values = {"confidence": true_probability(answers, batch.labels)}
+    if batch.inputs.is_floating_point():
+        moved = sensitivity(box, batch.inputs, rng, answers=answers)
+        values["sensitivity"] = true_probability(moved, batch.labels)
+    return values | {"accuracy": answers.argmax(1) == batch.labels}
 
 
 @torch.no_grad()
@@ -79,6 +81,8 @@ def sensitivity(
     for all examples, so that an example's value depends neither on the other examples nor on their order. The
     directions are the same numbers in float32 and in float64. `answers` are f(x), where they are known already.
     """
+    if not inputs.is_floating_point():
+        raise WrongInput("attack", f"moves inputs by a little, which {inputs.dtype} cannot be; use one that only asks")
     device = inputs.device
     noise = spawn(rng, device)
 
@@ -101,14 +105,11 @@ def gaps_between(sides: list[dict[str, Tensor]], labels: list[Tensor]) -> dict[s
     if min(part.numel() for part in labels) < 2:
         raise WrongInput("data", "a gap needs at least two members and two non-members")
     by_name = {name: _gap([side[name] for side in sides], labels) for name in sides[0]}
-    sensitive = by_name["sensitivity"]
-    size = Gap(absolute(sensitive.overall), {label: absolute(gap) for label, gap in sensitive.classes.items()})
-    return {
-        "confidence_gap": by_name["confidence"],
-        "sensitivity_gap": sensitive,
-        "sensitivity_gap_size": size,
-        "generalisation_gap": by_name["accuracy"],
-    }
+    measured = {"confidence_gap": by_name["confidence"]}
+    if (sensitive := by_name.get("sensitivity")) is not None:
+        size = Gap(absolute(sensitive.overall), {label: absolute(gap) for label, gap in sensitive.classes.items()})
+        measured |= {"sensitivity_gap": sensitive, "sensitivity_gap_size": size}
+    return measured | {"generalisation_gap": by_name["accuracy"]}
 
 
 def _gap(values: list[Tensor], labels: list[Tensor]) -> Gap:

@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from secateur.catalogue import T, find, method, users_own
-from secateur.errors import WrongInput
+from secateur.errors import NotFinite, WrongInput
+from secateur.models.sparsity import fold_masks
 
 
 def model(name: str, paper: str) -> Callable[[T], T]:
@@ -77,7 +78,7 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
             raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
-    return net
+    return fold_masks(net)
 
 
 def check_untrained(name: str, input_shape: tuple[int, ...], classes: int) -> None:
@@ -100,7 +101,7 @@ def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
     rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
     modes = [(module, module.training) for module in net.modules()]
     try:
-        with explain_failure("model", input_shape), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with explain_failure("model", rows), torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = net.eval()(rows)
     finally:
         for module, training in modes:
@@ -113,15 +114,19 @@ def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
 
 
 @contextmanager
-def explain_failure(field: str, input_shape: Iterable[int]) -> Iterator[None]:
-    """Turn whatever a user's model raises on inputs of this shape into one WrongInput."""
+def explain_failure(field: str, rows: Tensor) -> Iterator[None]:
+    """Turn whatever a user's model raises on these rows into one WrongInput."""
     try:
         yield
-    except WrongInput:
-        raise
+    except NotFinite as error:
+        raise WrongInput(field, error.message) from error
+    except WrongInput as error:
+        raise WrongInput(field, error.message) if error.field == "model" else error from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise WrongInput(field, f"must accept inputs of the shape {tuple(input_shape)}; it raised {reason}") from error
+        wanted = f"must accept inputs of the shape {tuple(rows.shape[1:])}"
+        hint = "" if rows.is_floating_point() else f", and of the type {rows.dtype}"
+        raise WrongInput(field, f"{wanted}{hint}; it raised {reason}") from error
 
 
 def check_labels(field: str, labels: Tensor, classes: int) -> None:

@@ -1,0 +1,253 @@
+"""`secateur.wrap(...)`: any model that was brought, as the black box that attacks query.
+
+The answers become probabilities of classes, whatever the model returns: logits, probabilities, log-probabilities, one
+number for two classes, an object or a mapping with `logits`, or a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur import tree
+from secateur.errors import NotFinite, WrongInput
+from secateur.gpu.precision import full_precision
+from secateur.inference import TOLERANCE, answering
+from secateur.interfaces import BlackBox
+from secateur.models.sparsity import copy_module, fold_masks
+
+OUTPUTS = ("auto", "logits", "probabilities")
+NAMED = ("logits", "probabilities", "scores", "output")  # entries of a mapping or an object that hold the answer
+ROWS = 256  # asked at once
+REPEATS = 1e-4  # difference of two answers for one input that rounding explains
+
+Outputs = Literal["auto", "logits", "probabilities"]
+Answer = Callable[[Any], Any]  # a part of the inputs -> whatever the model returns
+
+
+@dataclass(frozen=True)
+class Wrapped(BlackBox):
+    """A model that was brought, as a black box."""
+
+    kind: str = "function"
+    net: nn.Module | None = field(default=None, repr=False)  # without masks: a copy, or the user's own module
+
+
+def wrap(model: Any, *, outputs: Outputs = "auto", classes: int | None = None) -> BlackBox:
+    """Return a model as the black box that attacks query: inputs to (N, K) probabilities.
+
+    Args:
+        model: an nn.Module (also scripted, quantised, or masked by torch.nn.utils.prune), a program of torch.export, a
+            scikit-learn classifier, a function of inputs, or a BlackBox, which is returned unchanged.
+        outputs: `logits` or `probabilities`; `auto` recognises them by the first answers. The softmax of
+            log-probabilities gives the probabilities, so they count as logits. A single number is for class 1 of two.
+        classes: the number of classes; another one is refused.
+
+    Example:
+        >>> wrap(nn.Identity()).predict(torch.zeros(1, 2)).tolist()
+        [[0.5, 0.5]]
+    """
+    if isinstance(model, BlackBox):
+        return model
+    if outputs not in OUTPUTS:
+        raise WrongInput("outputs", f"{outputs!r} is not known; allowed: {', '.join(OUTPUTS)}")
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
+        return Wrapped(_reading(_plain(model), outputs, classes), kind="torch.export program")
+    if isinstance(model, nn.Module):
+        net = fold_masks(model)
+        return Wrapped(_reading(_module(net), outputs, classes), kind=type(model).__name__, net=net)
+    if hasattr(model, "predict") and hasattr(model, "classes_"):
+        return _estimator(model, classes)
+    if callable(model):
+        return Wrapped(_reading(_parts(model), outputs, classes))
+    kinds = "an nn.Module, a torch.export program, a scikit-learn classifier, a function or a BlackBox"
+    raise WrongInput("model", f"{type(model).__name__} cannot be asked; use {kinds}")
+
+
+# Answers of modules ------------------------------------------------------------------------------------------------
+def _module(net: nn.Module) -> Answer:
+    """Return a module as a function: its pure form, or where that fails the module itself.
+
+    Quantised and scripted modules, and modules with structured outputs, have no pure form.
+    """
+    chosen: list[Answer] = []
+
+    def answer(inputs: Tensor) -> Any:
+        if not chosen:
+            try:
+                pure = _pure(net)
+                pure(inputs[:1])
+            except NotFinite:
+                raise
+            except Exception:  # whatever it is, the module itself answers, or raises what the user shall read
+                chosen.append(_plain(net))
+            else:
+                chosen.append(pure)
+        return chosen[0](inputs)
+
+    return answer
+
+
+def _pure(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    answer, device = answering(net, tree.state_of(net), device_of(net)), device_of(net)
+    return lambda inputs: answer(in_precision(net, inputs).to(device))
+
+
+def _plain(net: nn.Module) -> Answer:
+    """Return a module as a function of inputs, part by part, in eval mode."""
+    with suppress(Exception):  # some scripted and quantised modules cannot be copied; then the user's own is asked
+        net = copy_module(net)
+    with suppress(NotImplementedError):  # a program of torch.export was traced in one mode
+        net.eval()
+    device = device_of(net)
+
+    @torch.no_grad()
+    def answer(part: Tensor) -> Any:
+        with full_precision(device):
+            return net(in_precision(net, part).to(device))
+
+    return _parts(answer)
+
+
+def _parts(answer: Answer) -> Answer:
+    """Return a function that is called for few rows at once."""
+    return lambda inputs: torch.cat([read_outputs(answer(part)) for part in torch.split(inputs, ROWS)])
+
+
+def in_precision(net: nn.Module, inputs: Tensor) -> Tensor:
+    """Convert inputs to the precision of the model's weights; whole numbers, such as tokens, stay as they are."""
+    dtypes = (value.dtype for value in net.parameters() if value.is_floating_point())
+    return inputs.to(next(dtypes, inputs.dtype)) if inputs.is_floating_point() else inputs
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """Return the device of the model's weights."""
+    return next((value.device for value in net.parameters()), torch.device("cpu"))
+
+
+def _estimator(model: Any, classes: int | None) -> BlackBox:
+    """Return a scikit-learn classifier; its classes must be whole numbers, which place its columns."""
+    labels = np.asarray(model.classes_)
+    if labels.dtype.kind not in "iub" or labels.ndim != 1 or labels.min() < 0:
+        raise WrongInput("model", f"its classes are {labels.dtype}; train it on whole numbers, the classes from 0")
+    places = torch.from_numpy(labels.astype(np.int64))
+    columns = int(places.max()) + 1
+    method = next((name for name in ("predict_proba", "decision_function") if hasattr(model, name)), "predict")
+
+    def answer(part: Tensor) -> Tensor:
+        values = torch.from_numpy(np.asarray(getattr(model, method)(part.flatten(1).cpu().numpy())))
+        if method == "predict":
+            return nn.functional.one_hot(values.long(), columns).float()
+        if method == "predict_proba":
+            spread = torch.zeros(len(values), columns, dtype=values.dtype)
+            return spread.index_copy_(1, places, values)
+        return values
+
+    outputs: Outputs = "logits" if method == "decision_function" else "probabilities"
+    only_labels = method == "predict"
+    predict = _reading(_parts(answer), outputs, classes)
+    return Wrapped(predict, labels_only=only_labels, kind=type(model).__name__)
+
+
+# Answers as probabilities ------------------------------------------------------------------------------------------
+def read_outputs(answer: Any) -> Tensor:
+    """Return the tensor of an answer: the answer, its entry `logits`, or the first tensor of a tuple.
+
+    Example:
+        >>> read_outputs({"loss": None, "logits": torch.zeros(1, 2)}).tolist()
+        [[0.0, 0.0]]
+    """
+    if isinstance(answer, Tensor):
+        return answer
+    if isinstance(answer, np.ndarray):
+        return torch.from_numpy(answer)
+    for name in NAMED:
+        value = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
+        if isinstance(value, (Tensor, np.ndarray)):
+            return read_outputs(value)
+    if isinstance(answer, Sequence):
+        for value in answer:
+            if isinstance(value, (Tensor, np.ndarray)):
+                return read_outputs(value)
+    wanted = f"a tensor, a tuple of tensors, or an object with {' or '.join(NAMED[:2])}"
+    raise WrongInput("model", f"it returned {type(answer).__name__}; it must return {wanted}")
+
+
+def _reading(answer: Answer, outputs: Outputs, classes: int | None) -> Callable[[Tensor], Tensor]:
+    """Return the model as a function to (N, K) probabilities; the kind of its outputs is recognised once."""
+    kinds: list[str] = []
+
+    def predict(inputs: Tensor) -> Tensor:
+        values = _as_table(answer(inputs), len(inputs)).to(inputs.device)
+        if not kinds:
+            kinds.append(recognise_outputs(values) if outputs == "auto" else outputs)
+        result = _probabilities(values, kinds[0])
+        if classes is not None and result.shape[1] != classes:
+            raise WrongInput("model", f"it answers with {result.shape[1]} classes; the data has {classes}")
+        return result
+
+    return predict
+
+
+def _as_table(answers: Tensor, rows: int) -> Tensor:
+    """Return finite floating-point answers (N, K); refuse others."""
+    answers = answers.detach()
+    if answers.ndim == 1 and len(answers) == rows:
+        answers = answers[:, None]
+    if answers.ndim != 2 or len(answers) != rows or not answers.shape[1]:
+        shape = f"answers {tuple(answers.shape)} for {rows} examples"
+        raise WrongInput("model", f"{shape}; it must return one row of classes for each")
+    if not answers.is_floating_point():
+        raise WrongInput("model", f"it returns {answers.dtype}; it must return logits or probabilities")
+    if not bool(answers.isfinite().all()):
+        if bool(answers.isnan().any()) or bool((answers == torch.inf).any()):
+            raise NotFinite
+        answers = answers.clamp_min(torch.finfo(answers.dtype).min)  # the logarithm of a probability of zero
+    return answers if answers.dtype in (torch.float32, torch.float64) else answers.float()
+
+
+def recognise_outputs(answers: Tensor) -> str:
+    """Return `probabilities` if all answers can be ones, else `logits`.
+
+    Rows of probabilities are not negative and sum to one. A single column of probabilities is from 0 to 1.
+
+    Example:
+        >>> recognise_outputs(torch.tensor([[0.25, 0.75]])), recognise_outputs(torch.tensor([[-1.0, 3.0]]))
+        ('probabilities', 'logits')
+    """
+    return "probabilities" if _can_be_probabilities(answers) else "logits"
+
+
+def _can_be_probabilities(answers: Tensor) -> bool:
+    if bool((answers < 0).any()):
+        return False
+    if answers.shape[1] == 1:
+        return bool((answers <= 1).all())
+    return bool(((answers.sum(1) - 1).abs() <= TOLERANCE).all())
+
+
+def _probabilities(answers: Tensor, kind: str) -> Tensor:
+    if kind == "probabilities":
+        if not _can_be_probabilities(answers):
+            problem = "it returns some rows that are no probabilities"
+            raise WrongInput("model", f"{problem}; say what it returns: secateur.wrap(model, outputs='logits')")
+        return torch.cat([1 - answers, answers], 1) if answers.shape[1] == 1 else answers
+    if answers.shape[1] == 1:
+        return torch.cat([-answers, answers], 1).sigmoid()
+    return answers.softmax(1)
+
+
+def check_repeatable(field_: str, box: BlackBox, inputs: Tensor) -> Tensor:
+    """Return the answers for some rows; refuse a model that answers the same rows otherwise when asked again."""
+    first, second = box.predict(inputs), box.predict(inputs.clone())
+    if first.shape != second.shape or bool(((first - second).abs() > REPEATS).any()):
+        cause = "is a dropout left on (use training=self.training), or noise drawn?"
+        raise WrongInput(field_, f"it answers the same input differently when asked again; {cause}")
+    return first
